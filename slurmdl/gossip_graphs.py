@@ -238,7 +238,7 @@ class ZoneAware(Graph):
         if intra_zone and inter_zone:
             every, near, far = self.INTER_ZONE_EVERY, cycle(intra_zone), cycle(inter_zone)
             blocks = math.lcm(len(intra_zone) // math.gcd(len(intra_zone), every - 1), len(inter_zone))
-            self._rounds = tuple(next(far if turn == every - 1 else near) for _ in range(blocks) for turn in range(every))
+            self._rounds = tuple(next(near if turn % every else far) for turn in range(1, blocks * every + 1))
         else:
             self._rounds = tuple(intra_zone or inter_zone) or self._rounds
 

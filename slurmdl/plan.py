@@ -35,12 +35,12 @@ COMM_PATTERNS = {
 
 
 def default_pattern(strategy: str, multiple_zones: bool) -> str:
-    """Default communication pattern; hierarchical for allreduce between known zones, which sends less between them."""
+    """Default pattern; hierarchical for allreduce between known zones, which sends less between them."""
     return "hierarchical" if strategy == "allreduce" and multiple_zones else COMM_PATTERNS[strategy][0]
 
 
 def group_ranks(ranks: Sequence[int], labels: Sequence[str]) -> list[list[int]]:
-    """Group ranks by label, e.g. zone or node, in order of first occurrence; entry i of `labels` belongs to rank i."""
+    """Group ranks by label, e.g. zone or node, in order of first occurrence; `labels` has an entry per rank."""
     groups: dict[str, list[int]] = {}
     for rank in ranks:
         groups.setdefault(labels[rank], []).append(rank)

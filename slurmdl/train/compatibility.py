@@ -61,7 +61,7 @@ COMBINATIONS = (
                 {"--compression": "the MPI library's allreduce sums fp32"},
                 load_balance_modes=_SYNCHRONOUS_LOAD_BALANCE),
     Combination(_GOSSIP, _RANDOMIZED, TRIGGER_NAMES, _WHOLE_MODEL,
-                {"--compression": "random partners keep no estimates of each other, so only whole models can be sent"},
+                {"--compression": "random partners keep no estimates of each other; only whole models can be sent"},
                 shared_memory=None),
     Combination(_GOSSIP, ("one-peer-exponential",), ("period",), COMPRESSION_NAMES,
                 {"--trigger": "a rank that sends to one rank and receives from another cannot agree on an exchange "
@@ -113,7 +113,8 @@ def check_compatibility(config: StrategyConfig) -> None:
             (config.quasi_global_momentum, "--quasi-global-momentum", config.strategy in _GOSSIP,
              "gossip, adaptive-gossip"),
             (config.max_staleness, "--max-staleness", config.strategy == "ps", "strategy ps"),
-            (config.period, "--period", config.trigger_name == "period" and config.strategy not in ("allreduce", "ps"),
+            (config.period, "--period",
+             config.trigger_name == "period" and config.strategy not in ("allreduce", "ps"),
              "gossip, adaptive-gossip, local-sgd and trigger period"),
             (config.drift_threshold is not None, "--drift-threshold", *drift_only),
             (config.comm_budget is not None, "--comm-budget", *drift_only),

@@ -81,7 +81,7 @@ class MeteredP2P:
 
         Returns
         -------
-        For each chunk to receive, in order, the index in `receives`, the slice and the request; and the send requests.
+        For each chunk to receive, in order, the index in `receives`, slice and request; and the send requests.
         """
         recv_chunks = [(index, chunk, self.transport.irecv(peer, array[chunk], tag))
                        for index, (peer, array) in enumerate(receives) for chunk in self._chunk_slices(peer, array)]

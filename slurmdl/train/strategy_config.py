@@ -92,8 +92,8 @@ class StrategyConfig:
                                f"compression of messages: {', '.join(COMPRESSION_NAMES)}")
     trigger: str | None = _option(
         _choice_parser(*TRIGGER_NAMES), None, "NAME",
-        "when to exchange: every --period steps, or when the model has drifted by --drift-threshold (default: period; "
-        "with adaptive-gossip, --drift-threshold or --comm-budget: drift)")
+        "when to exchange: every --period steps, or when the model has drifted by --drift-threshold (default: "
+        "period; with adaptive-gossip, --drift-threshold or --comm-budget: drift)")
     period: int | None = _option(int_parser(1), None, "STEPS", "steps between exchanges (default: 1; local-sgd: 32)")
     drift_threshold: float | None = _option(
         float_parser(0, float("inf")), None, "X",
@@ -101,7 +101,7 @@ class StrategyConfig:
         "learning rate (default: 0.05)")
     comm_budget: float | None = _option(
         float_parser(0, 1, percent=True), None, "SHARE",
-        "bytes as a share of the bytes of fp32 gossip at every step, e.g. 1%%; sets the drift threshold automatically")
+        "bytes as a share of the bytes of fp32 gossip at every step, e.g. 1%%; sets the drift threshold")
     trigger_warmup: int | None = _option(
         int_parser(0), None, "STEPS",
         "drift: exchange in each of the first STEPS steps (default: 30; with --comm-budget as many as it pays for)",
@@ -130,8 +130,8 @@ class StrategyConfig:
     @property
     def trigger_name(self) -> str:
         """The trigger asked for, else the one implied by the other fields; one of TRIGGER_NAMES."""
-        drifts = self.strategy == "adaptive-gossip" or self.drift_threshold is not None or self.comm_budget is not None
-        return self.trigger or ("drift" if drifts else "period")
+        implies_drift = self.strategy == "adaptive-gossip" or (self.drift_threshold, self.comm_budget) != (None, None)
+        return self.trigger or ("drift" if implies_drift else "period")
 
     @property
     def exchange_period(self) -> int:

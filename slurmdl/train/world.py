@@ -186,8 +186,8 @@ def init_mpi(environ: Mapping[str, str] = os.environ) -> Transport:
         atexit.register(finalize_mpi)
         wait_until_ready(MPI)
     if MPI.COMM_WORLD.Get_size() == 1 and tasks > 1:
-        raise InvalidRunError(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; use "
-                              "`slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` lists the plugins), or if "
+        raise InvalidRunError(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; "
+                              "use `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` lists the plugins), or if "
                               "Slurm has no suitable PMI, `slurmdl srun --launcher=mpirun`")
     if MPI.COMM_WORLD.Get_size() == 1 and torchrun_world_size(environ) > 1:
         raise _launcher_error(environ)
@@ -266,8 +266,8 @@ def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[
     for rank, (_, _, options) in enumerate(tasks):
         for name, value in options.items():
             if value != first[name]:
-                raise InvalidOptionsError(f"rank {rank} has {option_name(name)} {value} but rank 0 has {first[name]}: "
-                                          "all ranks need the same options")
+                raise InvalidOptionsError(f"rank {rank} has {option_name(name)} {value} but rank 0 has "
+                                          f"{first[name]}: all ranks need the same options")
     nodes = tuple(node for node, _, _ in tasks)
     plan = transport.broadcast(_usable_plan(nodes, environ) if transport.rank == 0 else None)
     if plan:

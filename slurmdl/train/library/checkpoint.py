@@ -164,7 +164,7 @@ class CheckpointDir:
                         {name: RankFile(name, *entry) for name, entry in content["rank_files"].items()})
 
     def read_rank_file(self, manifest: Manifest, name: str) -> Any:
-        """Read a rank file and check it; raise CorruptCheckpointError if it is missing or corrupt. Tensors on the host."""
+        """Read a rank file, with tensors on the host; raise CorruptCheckpointError if it is missing or corrupt."""
         import torch
 
         expected, path = manifest.rank_files[name], os.path.join(self.path_of(manifest.number), f"{name}.pt")

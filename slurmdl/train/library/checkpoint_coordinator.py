@@ -1,7 +1,7 @@
 """Signals that stop a run, and the agreement of ranks on a common checkpoint, without messages in normal operation.
 
-A signalled rank sends a request to the first worker, which queries all workers. Each replies with the step that it has
-just completed, or will have completed next if it is within one, and promises to start no further step before it
+A signaled rank sends a request to the first worker, which queries all workers. Each replies with the step that it
+has just completed, or will have completed next if it is within one, and promises to start no further step before it
 receives the maximum of the replies: the step at which all can stop. Ranks that wait for each other reply while they
 wait, so this cannot deadlock. Workers without a common step stop when they receive the result.
 """

@@ -117,13 +117,14 @@ class CheckpointRestorer:
         transport, directory, nodes = self._world.transport, self._checkpoint_dir, self._world.nodes
         probe, fault = transport.broadcast(directory.create_probe() if transport.rank == 0 else None)
         if not fault and not directory.sees_probe(probe):
-            fault = f"rank {transport.rank} on {nodes[transport.rank]} cannot see or write files of rank 0 on {nodes[0]}"
+            fault = f"rank {transport.rank} on {nodes[transport.rank]} cannot see or write files of rank 0 on " \
+                    f"{nodes[0]}"
         faults = list(filter(None, transport.allgather(fault)))
         if transport.rank == 0 and probe:
             os.unlink(probe)
         if faults:
-            raise InvalidRunError(f"--checkpoint-dir {directory.path}: {faults[0]}; expected a writable directory that "
-                                  "all ranks share")
+            raise InvalidRunError(f"--checkpoint-dir {directory.path}: {faults[0]}; expected a writable directory "
+                                  "that all ranks share")
 
     def _open_manifest(self, number: int) -> tuple[Manifest | None, str]:
         """Manifest of a checkpoint, or None and the reason."""
@@ -138,8 +139,8 @@ class CheckpointRestorer:
         for name in (*self._run_identity, *(saved.keys() - self._run_identity.keys())):
             current, previous = self._run_identity.get(name, "nothing"), saved.get(name, "nothing")
             if current != previous:
-                raise InvalidRunError(f"--checkpoint-dir {path}: written with {name} {previous}, this run has {current}; "
-                                      "use the same, or a new directory")
+                raise InvalidRunError(f"--checkpoint-dir {path}: written with {name} {previous}, this run has "
+                                      f"{current}; use the same, or a new directory")
         layout, reason = rank_layout(self._world), _not_resizable_reason(self._world)
         if dict(manifest.rank_layout) != layout and reason:
             raise InvalidRunError(
@@ -169,8 +170,10 @@ class CheckpointRestorer:
         if loaded.all_workers:
             weights = [content["strategy"]["model_weight"] for content in loaded.all_workers]
             shares = [weight / sum(weights) for weight in weights]
-            replica.parameters[:] = _weighted_mean([content["model"] for content in loaded.all_workers], shares).numpy()
-            optimizer.load_state_dict(_weighted_mean([content["optimizer"] for content in loaded.all_workers], shares))
+            mean = {key: _weighted_mean([content[key] for content in loaded.all_workers], shares)
+                    for key in ("model", "optimizer")}
+            replica.parameters[:] = mean["model"].numpy()
+            optimizer.load_state_dict(mean["optimizer"])
         else:
             # if all models are equal, only the first worker has saved them
             content = loaded.own_or_first if loaded.own_or_first["model"] is not None else loaded.first_worker

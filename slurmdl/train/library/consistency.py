@@ -56,7 +56,8 @@ def check_same_on_ranks(world: World, items: Sequence[tuple[str, str]]) -> None:
     lists = world.transport.allgather(list(items))
     for rank, own in enumerate(lists):
         for index in range(max(len(own), len(lists[0]))):
-            first, other = (" ".join(entries[index]) if index < len(entries) else "nothing" for entries in (lists[0], own))
+            first, other = (" ".join(entries[index]) if index < len(entries) else "nothing"
+                            for entries in (lists[0], own))
             if first != other:
                 raise InvalidRunError(f"rank {rank} on {world.nodes[rank]} has {other} where rank 0 has {first}: "
                                       "all ranks need the same model, optimizer and data")

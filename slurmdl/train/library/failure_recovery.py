@@ -27,7 +27,7 @@ class FailureRecovery:
 
     Parameters
     ----------
-    has_checkpoints : whether the run writes checkpoints; then all ranks end after a failure, and the job is restarted.
+    has_checkpoints : whether the run writes checkpoints; then all ranks end after a failure, and the job restarts.
 
     Attributes
     ----------
@@ -153,8 +153,8 @@ class FailureRecovery:
                  f"{self._first_step + 1}")
 
     def _unrecoverable(self, ranks: Sequence[int], step: int, reason: str) -> RankFailedError:
-        return RankFailedError(ranks, f"{self._format_ranks(ranks)} failed in step {step}; all ranks end, since {reason}",
-                               self._has_checkpoints)
+        message = f"{self._format_ranks(ranks)} failed in step {step}; all ranks end, since {reason}"
+        return RankFailedError(ranks, message, self._has_checkpoints)
 
     def _format_ranks(self, ranks: Sequence[int]) -> str:
         return ", ".join(f"rank {rank} on {self._world.nodes[rank]}" for rank in ranks) or "a rank"

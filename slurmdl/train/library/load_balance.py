@@ -161,8 +161,8 @@ def even_rounds(worker_count: int) -> Callable[[int, int], BalanceRound]:
 class GuidedScheduler:
     """Grants the samples of each epoch to asynchronous workers on request.
 
-    Each worker makes as many steps as its speed permits. Grants become smaller toward the end of the run, and a worker
-    that would finish last gets none, so all workers finish at about the same time.
+    Each worker makes as many steps as its speed permits. Grants become smaller toward the end of the run, and a
+    worker that would finish last gets none, so all workers finish at about the same time.
 
     Parameters
     ----------
@@ -283,8 +283,8 @@ class DynamicSampler(SliceSampler):
             weights = () if self._by_steps else tuple(size / batch_size for size in sizes)
             for number in range(steps):
                 begin, end = (start + (stop - start) * each // steps for each in (number, number + 1))
-                global_step = global_step_at(self._global_batches, epoch, end)
-                yield BatchSlice(begin, end, end, range(global_step, global_step), (end - begin) / batch_size, weights)
+                step = global_step_at(self._global_batches, epoch, end)
+                yield BatchSlice(begin, end, end, range(step, step), (end - begin) / batch_size, weights)
 
     def exhausted(self, until: int) -> bool:
         return self._exhausted
@@ -404,8 +404,8 @@ class WorkAssignment:
                                    lambda: self.global_step)
         comm_thread, workers, p2p = self._comm_thread, world.ranks_with_role("worker"), self._p2p
         if comm_thread is None or self._recovery is None or self._balancer or self._dynamic_sampler:
-            raise TrainError(f"--load-balance {config.load_balance}: requires one run.loader() for all samples, after "
-                             "run.wrap()")
+            raise TrainError(f"--load-balance {config.load_balance}: requires one run.loader() for all samples, "
+                             "after run.wrap()")
         if config.asynchronous:
             self._dynamic_sampler = DynamicSampler(p2p, comm_thread, workers, global_batches, by_steps,
                                                    lambda: self._throughput.value)

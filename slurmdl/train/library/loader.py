@@ -87,7 +87,7 @@ class Loader:
     def state_dict(self) -> dict[str, int]:
         """Position: the epoch, and its `cursor`, the number of its samples assigned to all workers so far.
 
-        With --load-balance local-steps it is exact right after an exchange, and with --async on the first worker only.
+        With --load-balance local-steps it is exact after an exchange, and with --async on the first worker only.
         """
         return dict(zip(("epoch", "cursor"), self._position, strict=True))
 

@@ -12,7 +12,7 @@ from slurmdl.train.library.replica import Replica
 
 
 class QuasiGlobalMomentum:
-    """Replaces the momentum of SGD by a momentum of the mixed model's path, so that non-IID data do not separate models.
+    """Replaces the momentum of SGD by that of the mixed model's path, so that non-IID data do not separate models.
 
     With x the model, g its gradient, eta and beta the optimizer's learning rate and momentum, step t is
 

@@ -24,8 +24,8 @@ class ReplicaCheck:
     """One rank's part in the comparisons.
 
     Replicas are compared if each worker's own optimizer applies the mean of all gradients: every `every` steps, after
-    the steps 1, 2, 4, 8, ... below that, and at the end of the run. The batches of the first steps are compared unless
-    `run.loader` provides them; with other strategies only at the end of the run.
+    the steps 1, 2, 4, 8, ... below that, and at the end of the run. The batches of the first steps are compared
+    unless `run.loader` provides them; with other strategies only at the end of the run.
 
     Parameters
     ----------
@@ -103,11 +103,12 @@ class ReplicaCheck:
                 self._expects_equal = False
                 if self._world.is_main:
                     warn(f"train: step {self._step}: the replicas are not bitwise equal, and are not compared any "
-                         f"more: rank {rank} on {nodes[rank]} has {numerics}, rank 0 {first_numerics}, which may round "
-                         "differently")
+                         f"more: rank {rank} on {nodes[rank]} has {numerics}, rank 0 {first_numerics}, which may "
+                         "round differently")
                 return
         for index, name in enumerate(replica.names):
-            others = [rank for rank, (_, checksums) in enumerate(results) if checksums[index] != first_checksums[index]]
+            others = [rank for rank, (_, checksums) in enumerate(results)
+                      if checksums[index] != first_checksums[index]]
             if others:
                 listed = ", ".join(f"rank {rank} on {nodes[rank]}" for rank in others[:_MAX_LISTED_RANKS])
                 more = f" and {len(others) - _MAX_LISTED_RANKS} more" if len(others) > _MAX_LISTED_RANKS else ""
@@ -133,16 +134,17 @@ class ReplicaCheck:
 
         def before_step(optimizer: Any, arguments: Any, kwargs: Any) -> None:
             # virtual ranks are threads of one process
-            if optimizer is ctx.optimizer or self._warned_of_optimizer or threading.current_thread() is not self._thread:
+            if optimizer is ctx.optimizer or self._warned_of_optimizer \
+                    or threading.current_thread() is not self._thread:
                 return
             others = [tensor for group in optimizer.param_groups for tensor in group["params"]
                       if id(tensor) not in ctx.replica.trained_ids]
             if others:
                 self._warned_of_optimizer = True
                 if world.is_main:
-                    warn(f"train: {type(optimizer).__name__} trains {len(others)} parameters outside run.wrap(), which "
-                         "diverge between ranks; valid: one model that holds all (torch.nn.ModuleList), and one "
-                         "optimizer of its parameters")
+                    warn(f"train: {type(optimizer).__name__} trains {len(others)} parameters outside run.wrap(), "
+                         "which diverge between ranks; valid: one model that holds all (torch.nn.ModuleList), and "
+                         "one optimizer of its parameters")
         return register_optimizer_step_pre_hook(before_step)
 
 

@@ -46,8 +46,8 @@ class Run:
     replica: Replica
     recovery: FailureRecovery
 
-    def __init__(self, world: World, seed: int, backward_passes: int, check_every: int, trace_dir: str, plot_file: str,
-                 checkpoints: CheckpointOptions | None, owns_process: bool) -> None:
+    def __init__(self, world: World, seed: int, backward_passes: int, check_every: int, trace_dir: str,
+                 plot_file: str, checkpoints: CheckpointOptions | None, owns_process: bool) -> None:
         if world.config.load_balance != "off" and backward_passes > 1:
             raise TrainError(f"--load-balance {world.config.load_balance}: not valid with backward_passes_per_step="
                              f"{backward_passes}; valid: backward_passes_per_step=1, or --load-balance off")
@@ -109,7 +109,7 @@ class Run:
 
     @property
     def global_step(self) -> int:
-        """Mean number of steps of the workers, for LR schedules; differs from `step` with --load-balance local-steps."""
+        """Mean number of steps of the workers, for LR schedules; not `step` with --load-balance local-steps."""
         return self._work_assignment.global_step
 
     def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -182,8 +182,9 @@ class Run:
     def _strategy_context(self, ctx: RunContext) -> StrategyContext:
         world, replica, optimizer = ctx.world, ctx.replica, ctx.optimizer
         return StrategyContext(
-            ctx.p2p, ctx.comm_thread, world.ranks_with_role("worker"), world.ranks_with_role("ps"), replica.parameters,
-            replica.gradients, replica.sizes, world.config, self.seed, world.nodes, world.zones, world.costs,
+            ctx.p2p, ctx.comm_thread, world.ranks_with_role("worker"), world.ranks_with_role("ps"),
+            replica.parameters, replica.gradients, replica.sizes,
+            world.config, self.seed, world.nodes, world.zones, world.costs,
             lambda: float(optimizer.param_groups[0]["lr"]),
             lambda part: shard_optimizer.make_shard_optimizer(optimizer, replica, part),
             lambda: shard_optimizer.hyperparameters(optimizer), shard_optimizer.lr_indices(optimizer),
@@ -346,7 +347,7 @@ class Run:
         return summary_header(self._ctx, self.recovery, self.seed) | summarize(reports, world.roles)
 
     def close(self) -> None:
-        """Finish the run and print its summary to stderr of the first alive rank; called at exit of the script, too."""
+        """Finish the run and print its summary to stderr of the first alive rank; called at exit, too."""
         if self.state.closed or not self._ctx:
             return
         self.finish()
@@ -367,5 +368,5 @@ class Run:
 
     def _fail_if_others_continue(self) -> None:
         consistency.fail_if_others_continue(self.world, lambda peer: (
-            f"rank {peer} continues, but this one has ended after {self.step} steps: every worker needs the same number "
-            "of steps (run.loader provides them)"))
+            f"rank {peer} continues, but this one has ended after {self.step} steps: every worker needs the same "
+            "number of steps (run.loader provides them)"))

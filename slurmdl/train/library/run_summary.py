@@ -22,9 +22,11 @@ def summary_header(ctx: RunContext, recovery: FailureRecovery, seed: int) -> dic
     gap = None
     if world.comm_pattern in GRAPHS:
         members = node_leaders(workers, world.nodes, world.zones) if world.config.shared_memory else workers
-        gap = spectral_gap(world.comm_pattern, GossipGroup([world.zones[rank] for rank in members], seed, world.costs))
+        group = GossipGroup([world.zones[rank] for rank in members], seed, world.costs)
+        gap = spectral_gap(world.comm_pattern, group)
     return {"strategy": world.strategy, "comm_pattern": world.comm_pattern, "spectral_gap": gap,
-            "world_size": len(world.nodes), "num_workers": len(workers), "num_servers": len(world.nodes) - len(workers),
-            "num_nodes": len(set(world.nodes)), "num_zones": len(set(world.zones) - {""}), "rank_map": rank_map,
+            "world_size": len(world.nodes), "num_workers": len(workers),
+            "num_servers": len(world.nodes) - len(workers), "num_nodes": len(set(world.nodes)),
+            "num_zones": len(set(world.zones) - {""}), "rank_map": rank_map,
             "parameters": ctx.replica.parameters.size, "ps_locality": recovery.strategy.ps_locality, "seed": seed,
             "failed_ranks": recovery.failed_ranks}

@@ -119,8 +119,8 @@ def make_shard_optimizer(optimizer: Any, replica: Replica, part: slice) -> Torch
               for index, group in enumerate(optimizer.param_groups)]
     accepted = inspect.signature(kind).parameters
     try:
-        shard_optimizer = kind(groups, **{key: _HOST_OVERRIDES.get(key, value) for key, value in optimizer.defaults.items()
-                               if key in accepted})
+        shard_optimizer = kind(groups, **{key: _HOST_OVERRIDES.get(key, value)
+                                          for key, value in optimizer.defaults.items() if key in accepted})
     except (TypeError, ValueError) as error:
         raise TrainError(f"--strategy ps: {kind.__name__} cannot be built for a shard: {error}") from error
     return TorchShardOptimizer(shard_optimizer, [piece for group in slices for piece in group or [slice(0, 0)]])

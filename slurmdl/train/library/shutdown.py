@@ -50,7 +50,8 @@ def report_failure(error: BaseException) -> int:
         return report_error(error) if is_rank_zero() else error.exit_status
     mpi = _initialized_mpi()
     job_ending = False
-    text = str(error) if isinstance(error, SlurmdlError) else f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
+    text = str(error) if isinstance(error, SlurmdlError) else \
+        f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
     if mpi and isinstance(error, RankFailedError):
         # the first surviving rank reports and aborts all; another one if it does not within the grace period
         if _lower_rank_alive(mpi):

@@ -49,7 +49,8 @@ class StepHooks:
         self._drift_estimator = DriftEstimator(replica.parameters, replica.sizes) if measure_drift else None
         self._gradient_tracker = GradientTracker(
             replica, state, backward_passes, recovery.strategy.overlaps_backward,
-            BackwardCallbacks(lambda: self.timer.enter("backward"), self._on_gradients_ready, self._on_backward_complete))
+            BackwardCallbacks(lambda: self.timer.enter("backward"), self._on_gradients_ready,
+                              self._on_backward_complete))
         self._group_count = len(ctx.optimizer.param_groups)
         #: whether the current step leaves the model unchanged, because gradients have overflowed
         self._skips_update = False
@@ -151,8 +152,8 @@ class StepHooks:
         ctx, step = self._ctx, self._state.step
 
         def failure(gradient: str) -> TrainError:
-            return TrainError(f"step {step + 1}: {gradient} has infinite or NaN entries; valid: a smaller learning rate, "
-                              "or torch.amp.GradScaler with float16")
+            return TrainError(f"step {step + 1}: {gradient} has infinite or NaN entries; valid: a smaller learning "
+                              "rate, or torch.amp.GradScaler with float16")
 
         def check() -> None:
             culprit = ctx.replica.recorded_nonfinite_parameter()
