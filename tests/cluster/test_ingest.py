@@ -1,4 +1,4 @@
-"""Who may send samples to the collector of a real cluster, where munge runs on every host."""
+"""Authentication of senders of samples on a real cluster with munge on every host."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def site(new_sandbox):
 
 @contextmanager
 def collector(site, *options: str) -> Iterator[Path]:
-    """`slurmdl links ingest` on the login host, as root; the directory in which it publishes."""
+    """Run `slurmdl links ingest` on the login host as root; yield its directory."""
     place = site.directory("collector")
     child = subprocess.Popen(
         site.box.command(["sh", "-c", f'echo $$ >{place}/pid; exec "$@"', "sh", "slurmdl", "links", "ingest",
@@ -48,16 +48,16 @@ def collector(site, *options: str) -> Iterator[Path]:
     try:
         told = child.stderr.readline()
         assert "listening on port 6840" in told, told
-        (place / "told").write_text(told)
+        (place / "stderr").write_text(told)
         yield place
     finally:
         site.run(["sh", "-c", f"kill $(cat {place}/pid)"], as_root=True)
-        (place / "told").write_text((place / "told").read_text() + child.stderr.read())
+        (place / "stderr").write_text((place / "stderr").read_text() + child.stderr.read())
         child.wait(30)
 
 
 def written(site, name: str = "n1", **figures: float) -> Path:
-    """A file of one sample in a directory of the ordinary user's."""
+    """Write a file with one sample in a directory of the ordinary user."""
     path = site.directory("samples") / "1.jsonl"
     path.write_text(format_sample_lines(
         [LinkSample("node", name, time.time(), "probe", **(figures or {"throughput": 1e8}))]))
@@ -66,7 +66,7 @@ def written(site, name: str = "n1", **figures: float) -> Path:
 
 
 def sent(site, path: Path, **where: object) -> str:
-    """The answer to a file that is sent as it stands."""
+    """Answer of the collector to the raw contents of a file."""
     done = site.run(["python3", "-c", SEND, str(path)], **where)
     done.check_returncode()
     return done.stdout
@@ -79,56 +79,57 @@ def signed(site, path: Path, **who: object) -> Path:
 
 
 def collected(site, spool: Path, **who: object) -> subprocess.CompletedProcess[str]:
-    """What `links counters` makes of what waits in a spool."""
+    """Send a spool with `links counters`."""
     return site.run(["slurmdl", "links", "counters", "--strict", "--collector=login:6840", f"--spool-dir={spool}",
                      f"--state-dir={spool}"], host="n1", **who)
 
 
-def test_with_munge_only_trusted_users_are_believed(site):
+def test_munge_accepts_trusted_users_only(site):
     user = site.run(["id", "-u"]).stdout.strip()
     with collector(site) as place:
         mine, roots = written(site), written(site)
         refused = collected(site, mine.parent)
         assert refused.returncode == 69 and f"user {user} is not trusted" in refused.stderr, refused.stderr
-        assert mine.exists()  # it may be sent again
+        assert mine.exists()  # kept for the next attempt
         done = collected(site, roots.parent, as_root=True)
         assert done.returncode == 0, done.stderr
         assert not roots.exists()
-    assert "senders need a munge credential of user 0" in (place / "told").read_text()
-    assert f"user {user} is not trusted" in (place / "told").read_text()
+    assert "senders need a munge credential of user 0" in (place / "stderr").read_text()
+    assert f"user {user} is not trusted" in (place / "stderr").read_text()
     assert list(json.loads((place / "scores.json").read_text())["nodes"]) == ["n1"]
     with collector(site, f"--users={user}"):
         assert collected(site, mine.parent).returncode == 0
 
 
-def test_with_munge_nothing_else_is_believed(site):
-    """Neither a port that only root can take, nor a credential that was stolen, changed, shown before or made up."""
+def test_munge_rejects_ports_and_invalid_credentials(site):
+    """A privileged port, and stolen, modified, replayed and forged credentials are rejected."""
     plain = written(site)
     stolen = signed(site, plain, as_root=True)
     credential, _, samples = stolen.read_bytes().partition(b"\n")
     with collector(site) as place:
-        assert "shows no munge credential" in sent(site, plain, host="n1")
+        assert "no munge credential" in sent(site, plain, host="n1")
         other = plain.with_suffix(".other")
         other.write_bytes(credential + b"\n" + samples.replace(b"1e8", b"1.0").replace(b"100000000.0", b"1.0"))
-        assert "the credential is not of these samples" in sent(site, other, host="n1")
-        # each host takes a credential once, whatever came with it
+        assert "the credential is for other samples" in sent(site, other, host="n1")
+        # each host accepts a credential once, whatever its samples
         assert "eplayed" in sent(site, stolen, host="n1")
         other.write_bytes(b"MUNGE:AwQDAAB:\n" + samples)
         assert "munge: " in sent(site, other, host="n1")
         other.write_bytes(b"MUNGE:" + b"A" * 10**5 + b":\n" + samples)
-        assert "shows no munge credential" in sent(site, other, host="n1")
-        low = "import socket; from slurmdl.links import munge, sender; munge._LIBRARY = 'libnone.so'; " \
-              "from slurmdl.links.samples import LinkSample; import time; " \
-              "sender.send_samples(('login', 6840), [LinkSample('node', 'n2', time.time(), 'probe', 1e8)], '/run/spool')"
+        assert "no munge credential" in sent(site, other, host="n1")
+        low = "import time; from slurmdl.links import munge, sender; munge._LIBRARY = 'libnone.so'; " \
+              "from slurmdl.links.samples import LinkSample; " \
+              "sample = LinkSample('node', 'n2', time.time(), 'probe', 1e8); " \
+              "sender.send_samples(('login', 6840), [sample], '/run/spool')"
         done = site.run(["python3", "-c", low], host="n2", as_root=True)
-        assert "shows no munge credential" in done.stderr
+        assert "no munge credential" in done.stderr
         assert sent(site, signed(site, plain, as_root=True), host="n2") == "stored 1\n"
     assert list(json.loads((place / "scores.json").read_text())["nodes"]) == ["n1"]
-    assert len((place / "told").read_text().splitlines()) <= 10
+    assert len((place / "stderr").read_text().splitlines()) <= 10
 
 
-def test_a_probe_is_believed_if_its_user_is(site):
-    """What an ordinary user has measured decides for nobody else, until the admin names that user."""
+def test_probe_file_is_accepted_from_trusted_users_only(site):
+    """Measurements of an ordinary user do not affect others unless the admin trusts the user."""
     user, place = site.run(["id", "-un"]).stdout.strip(), site.directory("probe")
     site.run(["slurmdl", "links", "probe", "--nodes=n[1-2]", "--budget=2s", f"--output={place}/probe.jsonl"],
              directory=place).check_returncode()
@@ -142,16 +143,16 @@ def test_a_probe_is_believed_if_its_user_is(site):
     assert set(json.loads((place / "scores.json").read_text())["nodes"]) == {"n1", "n2"}
 
 
-def test_without_munge_the_port_decides(new_sandbox):
+def test_without_munge_the_source_port_decides(new_sandbox):
     site = new_sandbox(nodes=2, zones=1)
     site.run(["sh", "-c", "kill $(cat /run/munge/munged.pid)"], as_root=True).check_returncode()
     with collector(site) as place:
         mine, roots = written(site), written(site, "n2")
         refused = collected(site, mine.parent)
         assert refused.returncode == 69 and "is not privileged" in refused.stderr, refused.stderr
-        done = collected(site, roots.parent, as_root=True)  # with a credential, which nobody asks for
+        done = collected(site, roots.parent, as_root=True)  # with a credential, which is not required
         assert done.returncode == 0, done.stderr
-    assert "senders need a port below 1024" in (place / "told").read_text()
+    assert "senders need a port below 1024" in (place / "stderr").read_text()
     assert list(json.loads((place / "scores.json").read_text())["nodes"]) == ["n2"]
     done = site.run(["slurmdl", "links", "ingest", "--listen=:6840", "--auth=munge",
                      f"--database={place}/samples.db"], as_root=True)

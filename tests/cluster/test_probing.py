@@ -1,4 +1,4 @@
-"""Links that are known to be bad, on a real cluster: what probes, counters and the service make of them."""
+"""Known bad links on a real cluster, measured by probes, counters and the agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def samples(text: str) -> dict[str, LinkSample]:
 
 @pytest.fixture(scope="module")
 def shaped(_shared_cluster):
-    """The common cluster with one slow, one late and one lossy link, made as it was again in the end."""
+    """The common cluster with one slow, one distant and one lossy link; restored afterwards."""
     changes = {"n3": {"rate": 1e8}, "n5": {"delay": 2e-3}, "n6": {"loss": 0.05}}
     for node, change in changes.items():
         _shared_cluster.shape_link(node, **change)
@@ -34,7 +34,7 @@ def shaped(_shared_cluster):
         _shared_cluster.shape_link(node, rate=1e9, delay=0.0, loss=0.0)
 
 
-def test_a_probe_finds_which_link_is_slow_late_and_lossy(shaped):
+def test_probe_finds_the_slow_the_distant_and_the_lossy_link(shaped):
     done = shaped.run(["slurmdl", "links", "probe", "--all", "--budget=15s", "--output", "-"], timeout=90)
     assert done.returncode == 0, done.stderr
     found = samples(done.stdout)
@@ -46,13 +46,13 @@ def test_a_probe_finds_which_link_is_slow_late_and_lossy(shaped):
     assert 0.03 < lossy.loss < 0.07
     assert min(sample.throughput for sample in clean) > 2 * slow.throughput
     assert max(sample.loss for sample in clean) < 0.01
-    # a late peer may share an even number of ways with one that the machine held up for a moment
+    # the host may delay one of the few peers of a node
     assert sorted(sample.rtt for sample in clean)[-2] < late.rtt / 3
     assert found["inter_leaf zoneA|zoneB"].throughput < 1.3 * 50e6 / 8
 
 
-def test_a_job_is_mapped_by_its_own_probe(shaped):
-    """The server, whose link carries most, leaves the slow first node; without --dl-probe nobody knows of it."""
+def test_probe_of_a_job_changes_its_rank_map(shaped):
+    """The server, whose link carries the most, moves off the slow first node."""
     script = "#!/bin/sh\n#SBATCH -N3 --ntasks-per-node=1 -w n3,n5,n7\nslurmdl srun --dl-strategy=ps --dl-ps=1 " \
              "--dl-rank0=any {probe} sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
     place = {}
@@ -65,12 +65,12 @@ def test_a_job_is_mapped_by_its_own_probe(shaped):
     assert place["--dl-probe=2"] in ("n5", "n7")
 
 
-def test_a_job_that_asked_for_more_drops_what_its_own_probe_found_and_tells(shaped):
-    """One probe serves both: which node goes, and how the ranks lie on the others."""
+def test_overallocated_job_drops_the_node_that_its_probe_found(shaped):
+    """One probe decides both which node is dropped and the rank map of the others."""
     script = shaped.script("slurmdl srun --dl-probe=2 --dl-explain --dl-model-bytes=100M sh -c "
                            "'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n")
-    job = shaped.submit(["slurmdl", "sbatch", "--dl-node-binding=late", "--dl-link-scores=off", "-N3", "-x", "n2,n4,n6,n8",
-                         "--output=out-%j", str(script)], directory=script.parent)
+    job = shaped.submit(["slurmdl", "sbatch", "--dl-node-binding=late", "--dl-link-scores=off", "-N3",
+                         "-x", "n2,n4,n6,n8", "--output=out-%j", str(script)], directory=script.parent)
     text = shaped.output(job)
     assert set(ranks(text)) == {"n1", "n5", "n7"}, text
     told = own_lines(text)
@@ -78,9 +78,9 @@ def test_a_job_that_asked_for_more_drops_what_its_own_probe_found_and_tells(shap
     assert any(line.startswith("slurmdl: n5 used") and ": slowdown " in line for line in told), text
 
 
-def test_another_user_on_the_leaders_node_changes_no_figure(cluster):
-    """He takes the ports that follow from the job's id, joins with what he hears there under the names of others, and
-    opens connections to whatever listens for the probe, silent ones and such that send a byte now and then."""
+def test_attacker_on_the_leader_node_changes_no_result(cluster):
+    """Another user binds the ports that follow from the job id, replays received messages under the names of other
+    nodes, and opens idle and slow connections to all listeners of the probe."""
     attack = cluster.directory() / "attack.py"
     attack.write_text(ATTACK)
     config = cluster.run(["scontrol", "show", "config"]).stdout
@@ -92,7 +92,7 @@ def test_another_user_on_the_leaders_node_changes_no_figure(cluster):
     try:
         assert attacker.stdout.readline() == "ready\n"
         done = cluster.run(["slurmdl", "links", "probe", "--nodes=n1,n2,n4,n7,n8", "--budget=10s", "--output", "-"],
-                           timeout=90)  # the others may have been shaped
+                           timeout=90)  # the other nodes may still be shaped
     finally:
         told, _ = attacker.communicate("", timeout=30)
     attacked, *heard = told.splitlines()
@@ -107,8 +107,8 @@ def test_another_user_on_the_leaders_node_changes_no_figure(cluster):
         done.stderr
 
 
-def test_the_secret_of_a_probe_stays_with_its_own_tasks(cluster):
-    """It is on no command line, Slurm does not show it, and the job's own tasks do not have it."""
+def test_secret_of_a_probe_is_visible_to_its_tasks_only(cluster):
+    """Not in command lines, Slurm's output or the environment of the job's tasks."""
     script = cluster.script(
         "#!/bin/sh\n#SBATCH -N2 --ntasks-per-node=1\n"
         "slurmdl srun --dl-probe=2 sh -c 'env; sleep 1' > env-$SLURM_JOB_ID &\n"
@@ -120,8 +120,8 @@ def test_the_secret_of_a_probe_stays_with_its_own_tasks(cluster):
     assert "PROBE_SECRET" not in text
 
 
-def test_nodes_that_do_not_answer_cost_their_own_pairs_only(new_cluster):
-    """A task that hangs, and then a node that loses its power, both in the middle of a probe."""
+def test_unresponsive_nodes_lose_their_own_pairs_only(new_cluster):
+    """During a probe one task hangs and one node loses power."""
     cluster = new_cluster(nodes=6, zones=1)
     probe = subprocess.Popen(
         cluster.box.command(["slurmdl", "links", "probe", "--nodes=n[1-6]", "--budget=12s", "--output", "-"],
@@ -139,14 +139,14 @@ def test_nodes_that_do_not_answer_cost_their_own_pairs_only(new_cluster):
 
 
 def task_on(cluster, node: str) -> int:
-    """Process id of the probe's task on a node, once it is there."""
+    """Wait for the probe's task on a node; return its process id."""
     inside = os.stat(f"/proc/{cluster.box.pids[node]}/ns/pid").st_ino
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and os.stat(entry / "ns/pid").st_ino == inside \
-                        and b"-m\0slurmdl.network.probe.task" in (entry / "cmdline").read_bytes():
+                        and b"-m\0slurmdl.links.probe.tcp_task" in (entry / "cmdline").read_bytes():
                     return int(entry.name)
             except OSError:
                 continue
@@ -154,11 +154,8 @@ def task_on(cluster, node: str) -> int:
     raise AssertionError(f"no task on {node}")
 
 
-def test_a_busy_cluster_is_covered(new_cluster):
-    """Of 20 nodes jobs hold 19: every one gets a score, and `show` says so.
-
-    In one zone from the services on its nodes, in the other from counters: of what the nodes sent each other.
-    """
+def test_all_nodes_of_a_busy_cluster_get_scores(new_cluster):
+    """Jobs hold 19 of 20 nodes. One zone is measured by agents, the other by counters."""
     cluster = new_cluster(nodes=20)
     cluster.shape_link("n04", loss=0.05)
     counted, served = cluster.topology.nodes[0::2], cluster.topology.nodes[1::2]
@@ -183,7 +180,7 @@ def test_a_busy_cluster_is_covered(new_cluster):
             time.sleep(0.5)
     finally:
         for service in services:
-            service.kill()  # the way into the host; the service ends with the cluster
+            service.kill()  # nsenter only; the agent ends with the cluster
     published, history = cluster.shared / "scores.json", cluster.shared / "samples.db"
     cluster.run(["slurmdl", "links", "ingest", f"--spool-dir={spool}", f"--database={history}",
                  f"--snapshot={published}"], as_root=True).check_returncode()
@@ -196,13 +193,13 @@ def test_a_busy_cluster_is_covered(new_cluster):
 
 
 def with_loss(spool: Path) -> set[str]:
-    """Nodes of which a sample in the spool tells the loss."""
+    """Nodes with a loss in the samples of a spool."""
     return {sample.name for path in spool.glob("*.jsonl") for sample in samples(path.read_text()).values()
             if sample.loss is not None}
 
 
-def test_counters_are_silent_and_tell_of_retransmissions(shaped):
-    """As a HealthCheckProgram runs it: root, no terminal; n6 loses one packet in twenty."""
+def test_counters_are_silent_and_report_retransmissions(shaped):
+    """Run like a HealthCheckProgram: as root without a terminal. n6 loses 5 % of its packets."""
     state = shaped.directory("state")
     collect = ["slurmdl", "links", "counters", f"--state-dir={state}", "--node-name=n6"]
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What scores do to jobs on a real cluster: they decide, or they cost nothing but a line."""
+"""Effect of link scores on jobs of a real cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOW, LOSSY = LinkScore(1.25e8, 4e-5), LinkScore(1.25e9, 4e-5, 0.02)
 
 
 def scores_file(cluster, *bad: str, age: float = 0.0, kind: LinkScore = SLOW) -> Path:
-    """Scores of all nodes, some of them bad, in a file of the user's own."""
+    """Write scores of all nodes, some of them bad, to a file of the user."""
     nodes = {f"n{i}": LinkScore(1.25e9, 4e-5) for i in range(1, 9)}
     text = LinkScores({**nodes, **dict.fromkeys(bad, kind)}, time=time.time() - age, tolerance=0.25).to_text()
     path = cluster.directory("scores") / "scores.json"
@@ -22,7 +22,7 @@ def scores_file(cluster, *bad: str, age: float = 0.0, kind: LinkScore = SLOW) ->
     return path
 
 
-def test_a_job_gets_clean_nodes_while_there_are_enough(cluster):
+def test_job_gets_healthy_nodes_if_there_are_enough(cluster):
     script, file = cluster.script(MAPPED), scores_file(cluster, "n1", "n4", kind=LOSSY)
     job = cluster.submit(["slurmdl", "sbatch", "-N3", "--dl-node-binding=nodelist", f"--dl-link-scores={file}",
                           str(script)],
@@ -31,27 +31,27 @@ def test_a_job_gets_clean_nodes_while_there_are_enough(cluster):
     assert nodes in ({"n3", "n5", "n7"}, {"n2", "n6", "n8"})
 
 
-def test_a_degraded_node_is_used_when_the_others_are_not_enough(cluster):
+def test_degraded_node_is_used_if_others_do_not_suffice(cluster):
     occupy(cluster, "n2", "n4", "n6", "n8")
     script, file = cluster.script(MAPPED), scores_file(cluster, "n1")
-    words = ["slurmdl", "sbatch", "--dl-node-binding=nodelist", f"--dl-link-scores={file}"]
-    three = cluster.submit([*words, "-N3", str(script)], directory=script.parent)
+    args = ["slurmdl", "sbatch", "--dl-node-binding=nodelist", f"--dl-link-scores={file}"]
+    three = cluster.submit([*args, "-N3", str(script)], directory=script.parent)
     assert set(ranks(cluster.output(three))) == {"n3", "n5", "n7"}
-    four = cluster.submit([*words, "-N4", str(script)], directory=script.parent)
+    four = cluster.submit([*args, "-N4", str(script)], directory=script.parent)
     assert set(ranks(cluster.output(four))) == {"n1", "n3", "n5", "n7"}
 
 
-def test_the_explanation_says_which_scores_mattered(cluster):
+def test_explanation_lists_the_decisive_scores(cluster):
     file = scores_file(cluster, "n1", age=60)
-    words = ["slurmdl", "place", "-N3", f"--dl-link-scores={file}", "--dl-zone=zoneA"]
-    told = cluster.run(words)
-    assert told.returncode == 0, told.stderr
-    assert "n1  left out: " in told.stdout and "1 min old" in told.stdout
-    found = json.loads(cluster.run([*words, "--json"]).stdout)
-    assert (found["scores"][0]["name"], found["scores"][0]["verdict"]) == ("n1", "left out")
+    args = ["slurmdl", "place", "-N3", f"--dl-link-scores={file}", "--dl-zone=zoneA"]
+    done = cluster.run(args)
+    assert done.returncode == 0, done.stderr
+    assert "n1  left out: " in done.stdout and "1 min old" in done.stdout
+    explanation = json.loads(cluster.run([*args, "--json"]).stdout)
+    assert (explanation["scores"][0]["name"], explanation["scores"][0]["verdict"]) == ("n1", "left out")
 
 
-def test_scores_that_cannot_be_used_leave_the_topology_and_one_line(cluster):
+def test_unusable_scores_give_one_warning_and_topology_placement(cluster):
     script = cluster.script(MAPPED)
     stale = scores_file(cluster, "n1", age=10_000)
     broken, forged = scores_file(cluster, "n1"), scores_file(cluster, "n1")
@@ -63,25 +63,25 @@ def test_scores_that_cannot_be_used_leave_the_topology_and_one_line(cluster):
         assert done.returncode == 0 and "choice     none" not in done.stdout
         assert len(own_lines(done.stderr)) == 1 and why in done.stderr
         assert done.stderr.endswith("the topology alone decides\n")
-    words = ["slurmdl", "sbatch", "--parsable", "-N3", "--dl-link-scores=http://127.0.0.1:9"]
-    strict = cluster.run([*words, "--dl-strict", str(script)], directory=script.parent)
+    args = ["slurmdl", "sbatch", "--parsable", "-N3", "--dl-link-scores=http://127.0.0.1:9"]
+    strict = cluster.run([*args, "--dl-strict", str(script)], directory=script.parent)
     assert strict.returncode == 65 and "refused" in strict.stderr and not strict.stdout
-    done = cluster.run([*words, str(script)], directory=script.parent)
+    done = cluster.run([*args, str(script)], directory=script.parent)
     assert done.returncode == 0 and len(own_lines(done.stderr)) == 1 and "refused" in done.stderr
     nodes = ranks(cluster.output(int(done.stdout)))
     assert len(nodes) == 3 and len({int(node[1:]) % 2 for node in nodes}) == 1
 
 
-def test_what_another_user_wrote_is_not_read(cluster):
+def test_scores_of_another_user_are_ignored(cluster):
     file = scores_file(cluster, "n1")
     cluster.run(["chown", "64001", str(file)], as_root=True).check_returncode()
-    told = cluster.run(["slurmdl", "place", "-N3", f"--dl-link-scores={file}"])
-    assert told.returncode == 0 and "left out" not in told.stdout
-    assert "user 64001 owns it" in told.stderr and told.stderr.count("\n") == 1
+    done = cluster.run(["slurmdl", "place", "-N3", f"--dl-link-scores={file}"])
+    assert done.returncode == 0 and "left out" not in done.stdout
+    assert "user 64001 owns it" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_the_map_of_a_step_follows_the_scores(cluster):
-    """A parameter server does not stand on a node with a bad link, also where the nodes were given."""
+def test_rank_map_of_a_step_follows_the_scores(cluster):
+    """A parameter server is not placed on a node with a bad link, even if the nodes are given."""
     file = scores_file(cluster, "n1", "n5")
     script = cluster.script("slurmdl srun --dl-strategy=ps --dl-ps=1 --dl-rank0=any sh -c "
                             "'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n")
