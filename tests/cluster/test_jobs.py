@@ -13,14 +13,14 @@ from jobs import MAPPED, occupy, own_lines, ranks, zone, zone_changes
 SHOW = 'for i; do echo "arg <$i>"; done\necho "mark $SLURMDL_SUBMISSION"\n'
 
 
-def blank(text: str) -> str:
-    """Text without the numbers of jobs and the times that differ from one submission to the next."""
+def normalize(text: str) -> str:
+    """Replace job IDs and times, which differ between submissions."""
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", "TIME", text)
     return re.sub(r"\b\d+\b", "N", text)
 
 
-def others(stderr: str) -> list[str]:
-    return [blank(line) for line in stderr.splitlines() if not line.startswith("slurmdl:")]
+def slurm_lines(stderr: str) -> list[str]:
+    return [normalize(line) for line in stderr.splitlines() if not line.startswith("slurmdl:")]
 
 
 FORMS = {
@@ -53,33 +53,33 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_answers_as_sbatch_does(cluster, form):
+def test_every_form_behaves_as_sbatch(cluster, form):
     argv, stdin = FORMS[form]
     script = cluster.script(SHOW)
-    words = [word.format(script=script) if word == "{script}" else word for word in argv]
-    plain = cluster.run(["sbatch", *words], stdin=stdin, directory=script.parent)
-    ours = cluster.run(["slurmdl", "sbatch", *words], stdin=stdin, directory=script.parent)
-    assert ours.returncode == plain.returncode
-    assert blank(ours.stdout) == blank(plain.stdout)
-    assert others(ours.stderr) == others(plain.stderr)
-    if {"-Q", "--quiet"} & set(words):
-        assert not own_lines(ours.stderr)
+    args = [word.format(script=script) if word == "{script}" else word for word in argv]
+    plain = cluster.run(["sbatch", *args], stdin=stdin, directory=script.parent)
+    mapped = cluster.run(["slurmdl", "sbatch", *args], stdin=stdin, directory=script.parent)
+    assert mapped.returncode == plain.returncode
+    assert normalize(mapped.stdout) == normalize(plain.stdout)
+    assert slurm_lines(mapped.stderr) == slurm_lines(plain.stderr)
+    if {"-Q", "--quiet"} & set(args):
+        assert not own_lines(mapped.stderr)
 
 
-def test_dlsbatch_is_the_same_program(cluster):
+def test_dlsbatch_is_slurmdl_sbatch(cluster):
     script = cluster.script(SHOW)
     done = cluster.run(["dlsbatch", "--parsable", "-N2", str(script), "x  y"], directory=script.parent)
     assert done.returncode == 0
     assert "arg <x  y>" in cluster.output(int(done.stdout))
 
 
-def test_the_script_runs_as_written(cluster):
+def test_script_runs_as_written(cluster):
     script = cluster.script("#SBATCH -J named\n#DL --dl-strategy=gossip\ncat $0; echo $SLURM_JOB_NAME; pwd\n")
     job = cluster.submit(["slurmdl", "sbatch", "-N2", str(script)], directory=script.parent)
     assert cluster.output(job) == script.read_text() + f"named\n{script.parent}\n"
 
 
-def test_ranks_of_a_zone_stand_together(cluster):
+def test_ranks_of_a_zone_are_consecutive(cluster):
     script = cluster.script(MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "-N6", "--ntasks-per-node=2", str(script)], directory=script.parent)
     nodes = ranks(cluster.output(job))
@@ -87,8 +87,8 @@ def test_ranks_of_a_zone_stand_together(cluster):
     assert zone_changes(nodes) == 1
 
 
-def test_the_zone_that_fits_is_preferred(cluster):
-    """Three nodes are free in zoneB only."""
+def test_fitting_zone_is_preferred(cluster):
+    """Only zoneB has three free nodes."""
     occupy(cluster, "n1", "n3", "n5")
     script = cluster.script(MAPPED)
     done = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", "-N3", str(script)])
@@ -97,26 +97,26 @@ def test_the_zone_that_fits_is_preferred(cluster):
     assert {zone(node) for node in ranks(cluster.output(job))} == {"zoneB"}
 
 
-def test_the_users_constraint_is_kept_in_the_preference(new_cluster):
+def test_preference_keeps_the_users_constraint(new_cluster):
     cluster = new_cluster(features={"": "any", "n2": "big", "n4": "big", "n1": "big"})
     script = cluster.script(MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "-N2", "-C", "big", str(script)], directory=script.parent)
     assert sorted(ranks(cluster.output(job))) == ["n2", "n4"]
 
 
-def test_a_full_zone_costs_no_start(cluster):
-    """No zone has room for five: the job starts at once on both, as plain sbatch's would."""
+def test_full_zone_does_not_delay_the_start(cluster):
+    """No zone has five free nodes: the job starts at once in both zones, as with plain sbatch."""
     occupy(cluster, "n1", "n2", "n3")
     script = cluster.script(MAPPED)
-    begin = time.monotonic()
+    start_time = time.monotonic()
     job = cluster.submit(["slurmdl", "sbatch", "-N5", str(script)], directory=script.parent)
     nodes = ranks(cluster.output(job))
     assert sorted(nodes) == ["n4", "n5", "n6", "n7", "n8"]
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - start_time < 20
     assert zone_changes(nodes) == 1
 
 
-def test_a_job_for_which_nothing_is_free_waits_as_with_sbatch(cluster):
+def test_job_without_free_nodes_waits_as_with_sbatch(cluster):
     first = cluster.submit(["sbatch", "-N8", "--exclusive", "--wrap", "sleep 2"])
     script = cluster.script(MAPPED)
     done = cluster.run(["slurmdl", "sbatch", "-N4", "--parsable", str(script)], directory=script.parent)
@@ -125,7 +125,7 @@ def test_a_job_for_which_nothing_is_free_waits_as_with_sbatch(cluster):
     assert len(ranks(cluster.output(int(done.stdout)))) == 4
 
 
-def test_a_drained_node_is_not_chosen(cluster):
+def test_drained_node_is_not_chosen(cluster):
     cluster.run(["scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test"], as_root=True)
     try:
         script = cluster.script(MAPPED)
@@ -137,21 +137,21 @@ def test_a_drained_node_is_not_chosen(cluster):
         cluster.run(["scontrol", "update", "NodeName=n2", "State=RESUME"], as_root=True)
 
 
-def test_parameter_servers_get_their_role(cluster):
+def test_tasks_get_the_parameter_server_role(cluster):
     script = cluster.script("#DL --dl-strategy=ps --dl-ps=2\n" + MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "-N6", str(script)], directory=script.parent)
     roles = sorted(line.split()[1::2] for line in cluster.output(job).splitlines())
     assert [role for _, role in roles] == ["ps"] * 2 + ["worker"] * 4
 
 
-def test_the_command_line_of_the_submission_wins_in_the_job_too(cluster):
+def test_command_line_has_precedence_in_the_job(cluster):
     script = cluster.script("#DL --dl-ps=1\n" + MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "--dl-strategy=ps", "-N4", str(script)], directory=script.parent,
                          env={"SLURMDL_OPT_STRATEGY": "gossip"})
     assert cluster.output(job).count(" ps") == 1
 
 
-def test_array_tasks_are_each_mapped_and_not_pinned(cluster):
+def test_array_tasks_are_mapped_but_not_bound(cluster):
     script = cluster.script("echo task $SLURM_ARRAY_TASK_ID\n" + MAPPED)
     done = cluster.run(["slurmdl", "sbatch", "--parsable", "--array=1-2", "-N4", "-o", "task-%a.log", str(script)],
                        directory=script.parent)
@@ -167,7 +167,7 @@ def test_array_tasks_are_each_mapped_and_not_pinned(cluster):
         assert zone_changes(nodes) <= 1
 
 
-def test_a_heterogeneous_job_passes_through(cluster):
+def test_heterogeneous_job_passes_through(cluster):
     script = cluster.script("env | grep ^SLURM_JOB_NUM_NODES_HET\nsrun hostname\n")
     done = cluster.run(["slurmdl", "sbatch", "--parsable", "-N1", ":", "-N2", str(script)], directory=script.parent)
     assert done.returncode == 0
@@ -175,7 +175,7 @@ def test_a_heterogeneous_job_passes_through(cluster):
 
 
 @pytest.mark.parametrize("export", ["NONE", "NIL", "ALL", "HOME,PATH", "FOO=bar", "ALL,FOO=bar"])
-def test_the_choice_reaches_the_job_whatever_is_exported(cluster, export):
+def test_record_reaches_the_job_with_any_export(cluster, export):
     script = cluster.script("#DL --dl-strategy=ps --dl-ps=1\nPATH=$1:$PATH\nenv | grep -c ^FOO=\n" + MAPPED)
     path = cluster.run(["sh", "-c", "dirname $(command -v slurmdl)"]).stdout.strip()
     job = cluster.submit(["slurmdl", "sbatch", f"--export={export}", "-N4", str(script), path],
@@ -185,7 +185,7 @@ def test_the_choice_reaches_the_job_whatever_is_exported(cluster, export):
     assert text.count(" ps") == 1
 
 
-def test_a_submission_from_inside_a_job_decides_anew(cluster):
+def test_submission_inside_a_job_decides_by_itself(cluster):
     inner = cluster.script('echo "inner $SLURMDL_SUBMISSION"\nslurmdl srun sh -c \'echo role $SLURMDL_ROLE\'\n')
     outer = cluster.script(
         "#DL --dl-strategy=ps --dl-ps=1\n"
@@ -200,7 +200,7 @@ def test_a_submission_from_inside_a_job_decides_anew(cluster):
 
 
 @pytest.mark.parametrize("option", ["--dl-strategi=ps", "--dl-place=near", "--dl-ps=many", "--dl-nothing"])
-def test_a_wrong_option_of_ours_submits_nothing(cluster, option):
+def test_invalid_dl_option_submits_nothing(cluster, option):
     done = cluster.run(["slurmdl", "sbatch", option, "--wrap", "hostname"])
     assert done.returncode == 64
     assert done.stdout == ""
@@ -209,21 +209,21 @@ def test_a_wrong_option_of_ours_submits_nothing(cluster, option):
     assert cluster.run(["squeue", "-h"]).stdout == ""
 
 
-def test_the_controller_is_stopped(new_cluster):
+def test_stopped_controller_gives_the_errors_of_sbatch(new_cluster):
     cluster = new_cluster(slurm_conf_lines=("MessageTimeout=3",))
     script = cluster.script(SHOW)
     cluster.stop_daemon("login")
     plain = cluster.run(["sbatch", "-N2", str(script)])
-    ours = cluster.run(["slurmdl", "sbatch", "-N2", str(script)])
-    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
-    assert others(ours.stderr) == others(plain.stderr)
-    assert any("submitted as written" in line for line in own_lines(ours.stderr))
+    mapped = cluster.run(["slurmdl", "sbatch", "-N2", str(script)])
+    assert (mapped.returncode, mapped.stdout) == (plain.returncode, plain.stdout)
+    assert slurm_lines(mapped.stderr) == slurm_lines(plain.stderr)
+    assert any("submitted as written" in line for line in own_lines(mapped.stderr))
     strict = cluster.run(["slurmdl", "sbatch", "--dl-strict", "-N2", str(script)])
     assert strict.returncode == 69
     assert len(strict.stderr.splitlines()) == 1
 
 
-def test_a_hanging_controller_costs_five_seconds_and_no_job(cluster):
+def test_hanging_controller_delays_the_submission_by_five_seconds(cluster):
     script = cluster.script(SHOW)
     cluster.freeze_daemon("login", True)
     thaw = threading.Timer(11, cluster.freeze_daemon, ("login", False))
@@ -242,7 +242,7 @@ def test_a_hanging_controller_costs_five_seconds_and_no_job(cluster):
     ("SchedulerParameters=disable_job_shrink",),
     ("TopologyPlugin=topology/none",),
 ])
-def test_a_site_that_hides_or_forbids(new_cluster, settings):
+def test_job_runs_with_restrictive_site_settings(new_cluster, settings):
     cluster = new_cluster(slurm_conf_lines=settings)
     script = cluster.script(MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)], directory=script.parent)
@@ -251,51 +251,51 @@ def test_a_site_that_hides_or_forbids(new_cluster, settings):
     assert len(ranks((script.parent / f"slurm-{job}.out").read_text())) == 4
 
 
-@pytest.mark.parametrize(("damage", "complaint"), [
+@pytest.mark.parametrize(("damage", "fact"), [
     ("echo 'SwitchName=x Nodez=n1' >> topology.conf", "topology.conf:4"),
-    ("rm topology.conf", ""),  # a login node without the file asks the controller
+    ("rm topology.conf", ""),  # without the file the login node queries the controller
 ])
-def test_a_damaged_or_missing_topology_file(new_cluster, damage, complaint):
+def test_damaged_or_missing_topology_file_does_not_prevent_the_job(new_cluster, damage, fact):
     cluster = new_cluster()
     cluster.run(["sh", "-c", f"cd /etc/slurm && {damage}"], as_root=True).check_returncode()
     script = cluster.script(MAPPED)
     done = cluster.run(["slurmdl", "sbatch", "--parsable", "-N3", str(script)], directory=script.parent)
     assert done.returncode == 0
-    assert [complaint in line for line in own_lines(done.stderr)] == ([True] if complaint else [])
+    assert [fact in line for line in own_lines(done.stderr)] == ([True] if fact else [])
     nodes = ranks(cluster.output(int(done.stdout)))
     assert len(nodes) == 3
-    if complaint:
+    if fact:
         strict = cluster.run(["slurmdl", "sbatch", "--dl-strict", "-N3", str(script)])
         assert strict.returncode == 65
         assert "Nodez" in strict.stderr
         assert len(strict.stderr.splitlines()) == 1
 
 
-def test_place_explains_the_same_choice_that_is_submitted(cluster):
-    # of three free nodes, the zone that they fill is best; else equal zones are drawn anew by each submission
+def test_place_makes_the_choice_of_sbatch(cluster):
+    # the zone with exactly three free nodes is best; among equal zones each submission would draw again
     script = cluster.script("#SBATCH -N3 -x n2\n" + MAPPED)
-    told = json.loads(cluster.run(["slurmdl", "place", "--json", str(script)]).stdout)
+    output = json.loads(cluster.run(["slurmdl", "place", "--json", str(script)]).stdout)
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
     nodes = ranks(cluster.output(job))
-    assert {zone(node) for node in nodes} == set(told["placement"]["nodes_per_zone"])
+    assert {zone(node) for node in nodes} == set(output["placement"]["nodes_per_zone"])
     assert "zone" in cluster.run(["slurmdl", "place", "--explain", str(script)]).stdout
 
 
-def test_predictions_say_on_what_they_rest(cluster):
-    """place, sbatch and srun, in the line of the prediction or of its table; a sandbox's uplinks have 50 Mbit/s."""
-    rests = "(model 400 MB, links 10 Gbit/s (default), uplinks 50 Mbit/s)"
+def test_predictions_state_their_assumptions(cluster):
+    """place, sbatch and srun print them with the prediction; a sandbox's uplinks have 50 Mbit/s."""
+    assumptions = "(model 400 MB, links 10 Gbit/s (default), uplinks 50 Mbit/s)"
     script = cluster.script("#SBATCH -N3 --ntasks-per-node=1\n#DL --dl-model-bytes=400M\n"
                             "slurmdl srun --dl-explain true")
     placed = cluster.run(["slurmdl", "place", str(script)]).stdout
-    assert f"considered {rests}\n" in placed
-    assert f"cost of one iteration on these nodes, by order of the ranks {rests}\n" in placed
-    assert rests in cluster.run(["slurmdl", "sbatch", "--dl-dry-run", "--dl-explain", str(script)]).stderr
-    told = cluster.output(cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent))
-    assert re.search(re.escape(f"an iteration of allreduce {rests}: ") + r"[0-9.]+ [kMG]?B across zones, 1.6 GB "
-                     r"across nodes, [0-9.]+ m?s, busiest: ", told), told
+    assert f"considered {assumptions}\n" in placed
+    assert f"cost of one iteration on these nodes, by order of the ranks {assumptions}\n" in placed
+    assert assumptions in cluster.run(["slurmdl", "sbatch", "--dl-dry-run", "--dl-explain", str(script)]).stderr
+    output = cluster.output(cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent))
+    assert re.search(re.escape(f"an iteration of allreduce {assumptions}: ") + r"[0-9.]+ [kMG]?B across zones, 1.6 GB "
+                     r"across nodes, [0-9.]+ m?s, busiest: ", output), output
 
 
-def test_no_slurm_and_no_python_traceback(cluster):
+def test_missing_sbatch_is_one_message(cluster):
     slurmdl = cluster.run(["sh", "-c", "command -v slurmdl"]).stdout.strip()
     done = cluster.run(["env", "PATH=/nowhere", slurmdl, "sbatch", "--wrap", "x"])
     assert done.returncode == 69
@@ -305,7 +305,7 @@ def test_no_slurm_and_no_python_traceback(cluster):
 
 @pytest.mark.parametrize("text", ["plan_dir: 2024-13-01", "[" * 2000, "options: {zone: nowhere}",
                                   "link_defaults: {node_bandwidth: \0}"])
-def test_whatever_the_configuration_holds_the_job_is_submitted(cluster, text):
+def test_broken_configuration_does_not_prevent_the_job(cluster, text):
     script = cluster.script(f"#SBATCH -N2\n{MAPPED}")
     config = script.parent / "slurmdl"
     config.mkdir()
@@ -318,7 +318,7 @@ def test_whatever_the_configuration_holds_the_job_is_submitted(cluster, text):
     assert len(ranks(cluster.output(int(done.stdout)))) == 2
 
 
-def test_a_list_of_zones_longer_than_a_variable_can_be(cluster):
+def test_zone_list_longer_than_a_variable_is_submitted(cluster):
     zones = ",".join(["zoneA", "zoneB"] * 30_000)
     script = cluster.script(f"#SBATCH -N2\n#DL --dl-strategy=ps --dl-zone={zones}\n{MAPPED}")
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
@@ -326,7 +326,7 @@ def test_a_list_of_zones_longer_than_a_variable_can_be(cluster):
     assert len(ranks(text)) == 2 and " ps" in text, text
 
 
-def test_directives_beyond_what_is_read(cluster):
+def test_directives_beyond_the_read_limit_are_ignored(cluster):
     script = cluster.script("#SBATCH -N2\n" + "#DL --dl-ps=1\n" * 80_000 + MAPPED)
     done = cluster.run(["slurmdl", "sbatch", "--parsable", str(script)], directory=script.parent)
     assert done.returncode == 0, done.stderr

@@ -1,11 +1,11 @@
-"""A user's own traffic on a real Slurm: the file reaches the job, and what is wrong with it costs no start."""
+"""Traffic matrices of a user on a real Slurm: the file reaches the job; a wrong file does not prevent it."""
 
 from __future__ import annotations
 
 import pytest
 from jobs import rows
 
-#: ranks 0, 2, 4, 6 talk to one another, and so do 1, 3, 5, 7
+#: ranks 0, 2, 4, 6 communicate, and ranks 1, 3, 5, 7
 PAIRED = "\n".join(",".join("9e6" if i != j and (i - j) % 2 == 0 else "0" for j in range(8)) for i in range(8))
 
 PROGRAM = "slurmdl srun -n 8 sh -c 'echo $SLURM_PROCID $SLURMDL_ZONE'"
@@ -15,43 +15,43 @@ def zones(text: str) -> list[str]:
     return [row[1] for row in rows(text)]
 
 
-def test_ranks_that_talk_get_one_zone(cluster):
-    """The file is named relative to where the job is submitted; the job starts in another directory."""
+def test_communicating_ranks_get_one_zone(cluster):
+    """The path is relative to the directory of the submission; the job starts in another directory."""
     directory = cluster.directory()
     cluster.run(["sh", "-c", f"echo '{PAIRED}' > traffic.csv; mkdir elsewhere"], directory=directory)
     script = cluster.script(PROGRAM)
-    words = ["slurmdl", "sbatch", "-N8", "-D", "elsewhere", "--output", f"{directory}/slurm-%j.out"]
-    plain, mapped = (zones(cluster.output(cluster.submit([*words, *more, str(script)], directory=directory)))
+    args = ["slurmdl", "sbatch", "-N8", "-D", "elsewhere", "--output", f"{directory}/slurm-%j.out"]
+    plain, mapped = (zones(cluster.output(cluster.submit([*args, *more, str(script)], directory=directory)))
                      for more in ([], ["--dl-comm-pattern=traffic.csv"]))
     assert len(set(plain[:4])) == len(set(plain[4:])) == 1, "a ring"
     assert len(set(mapped[::2])) == len(set(mapped[1::2])) == 1 and mapped[0] != mapped[1]
 
 
-def test_gossip_on_the_base_graph(cluster):
+def test_base_graph_crosses_zones_at_one_distance(cluster):
     script = cluster.script(f"{PROGRAM} 2>&1")
-    found = zones(cluster.output(cluster.submit(
+    rank_zones = zones(cluster.output(cluster.submit(
         ["slurmdl", "sbatch", "-N8", "--dl-strategy=gossip", "--dl-comm-pattern=base-2", str(script)])))
-    bits = [bit for bit in (1, 2, 4) if any(found[rank] != found[rank ^ bit] for rank in range(8))]
+    bits = [bit for bit in (1, 2, 4) if any(rank_zones[rank] != rank_zones[rank ^ bit] for rank in range(8))]
     assert len(bits) == 1, "one of the three distances crosses the zones"
 
 
-@pytest.mark.parametrize(("text", "complaint"), [
+@pytest.mark.parametrize(("text", "fact"), [
     ("0,1\n1,0", "a matrix of 2 x 2, but there are 8 ranks"), ("0,1,2\n1,0,2", "is not square"),
     ("0,x\n1,0", "no row of"), ("0,nan\n1,0", "is nan")])
-def test_a_wrong_file_costs_no_start(cluster, text, complaint):
+def test_wrong_file_does_not_prevent_the_job(cluster, text, fact):
     directory = cluster.directory()
     cluster.run(["sh", "-c", f"echo '{text}' > traffic.csv"], directory=directory)
     script = cluster.script("srun hostname")
-    words = ["slurmdl", "sbatch", "-N8", "--dl-comm-pattern=traffic.csv"]
-    done = cluster.run([*words, str(script)], directory=directory)
+    args = ["slurmdl", "sbatch", "-N8", "--dl-comm-pattern=traffic.csv"]
+    done = cluster.run([*args, str(script)], directory=directory)
     first, *others = done.stderr.splitlines()
     assert done.returncode == 0 and done.stdout.startswith("Submitted batch job ")
     # a file of other ranks is fine, but not for this job
-    outcome = "Slurm chooses the nodes" if "ranks" in complaint else "submitted as written"
-    assert first.startswith(f"slurmdl: {outcome}: ") and complaint in first and "traffic.csv" in first
+    outcome = "Slurm chooses the nodes" if "ranks" in fact else "submitted as written"
+    assert first.startswith(f"slurmdl: {outcome}: ") and fact in first and "traffic.csv" in first
     assert all("ranks will not be mapped" in line for line in others)
-    strict = cluster.run([*words, "--dl-strict", str(script)], directory=directory)
+    strict = cluster.run([*args, "--dl-strict", str(script)], directory=directory)
     assert (strict.stdout, strict.stderr.count("\n")) == ("", 1)
-    assert strict.returncode == (75 if "ranks" in complaint else 65) and complaint in strict.stderr
-    shown = cluster.run(["slurmdl", "place", *words[2:]], directory=directory)
-    assert complaint in shown.stdout + shown.stderr and "Traceback" not in shown.stderr
+    assert strict.returncode == (75 if "ranks" in fact else 65) and fact in strict.stderr
+    shown = cluster.run(["slurmdl", "place", *args[2:]], directory=directory)
+    assert fact in shown.stdout + shown.stderr and "Traceback" not in shown.stderr

@@ -1,4 +1,4 @@
-"""Steps of `slurmdl srun` beside those of plain srun: variables, MPI programs without a map, tasks that fail."""
+"""Steps of `slurmdl srun` compared with plain srun: variables, unmapped MPI programs, failing tasks."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ STEPS = {
     "-N 6 --ntasks-per-node=2": ["", "-n 12", "--ntasks-per-node=2"],
     "-n 6 -c 2": ["", "-c 2", "-n 6 --mpi=none"],
 }
-#: each step twice by plain srun, which shows what differs from step to step, and once by slurmdl
+#: each step runs twice by plain srun, which shows differences between any two steps, and once by slurmdl
 KINDS = ("srun", "srun", "slurmdl srun")
 
 
-def listed() -> set[str]:
-    """The variables that docs/reference.md says differ."""
+def documented_variables() -> set[str]:
+    """The variables that docs/reference.md lists as different."""
     table = REFERENCE.read_text().partition("### Differences from plain srun")[2].partition("\n| option |")[0]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
 
-def variables(folder: Path) -> dict[str, dict[str, str]]:
-    """Node and number of a task on it -> its variables."""
+def variables(directory: Path) -> dict[str, dict[str, str]]:
+    """Node and local rank of a task -> its variables."""
     return {file.name: dict(pair.split("=", 1) for pair in file.read_text().split("\0") if pair)
-            for file in folder.iterdir()}
+            for file in directory.iterdir()}
 
 
-def differences(one: dict[str, dict[str, str]], other: dict[str, dict[str, str]]) -> set[str]:
-    assert one.keys() == other.keys()
-    return {name for task in one for name in one[task].keys() | other[task].keys()
-            if one[task].get(name) != other[task].get(name)}
+def differences(left: dict[str, dict[str, str]], right: dict[str, dict[str, str]]) -> set[str]:
+    assert left.keys() == right.keys()
+    return {name for task in left for name in left[task].keys() | right[task].keys()
+            if left[task].get(name) != right[task].get(name)}
 
 
-def test_variables_are_plain_sruns_but_for_those_that_are_listed(cluster):
-    noise, found = set(), {}
+def test_variables_differ_from_plain_srun_as_documented(cluster):
+    noise, differing = set(), {}
     for job, options in STEPS.items():
         directory = cluster.directory()
         lines = []
@@ -54,15 +54,15 @@ def test_variables_are_plain_sruns_but_for_those_that_are_listed(cluster):
         script = cluster.script("\n".join(lines))
         cluster.output(cluster.submit(["sbatch", *job.split(), str(script)], directory=directory), timeout=120)
         for number, option in enumerate(options):
-            plain, again, ours = (variables(directory / f"{number}.{kind}") for kind in range(len(KINDS)))
+            plain, again, mapped = (variables(directory / f"{number}.{kind}") for kind in range(len(KINDS)))
             noise |= differences(plain, again)
-            found[job, option] = differences(plain, ours)
-    names = listed()
-    for each, different in found.items():
-        unlisted = {name for name in different - noise if not any(fnmatch(name, known) for known in names)}
-        assert not unlisted, each
-    seen = set().union(*found.values())
-    assert {known for known in names if not any(fnmatch(name, known) for name in seen)} == set(), "listed in vain"
+            differing[job, option] = differences(plain, mapped)
+    documented = documented_variables()
+    for step, names in differing.items():
+        unlisted = {name for name in names - noise if not any(fnmatch(name, known) for known in documented)}
+        assert not unlisted, step
+    observed = set().union(*differing.values())
+    assert {known for known in documented if not any(fnmatch(name, known) for name in observed)} == set(), "listed but equal"
 
 
 def ranks(size: int) -> Counter[str]:
@@ -75,7 +75,7 @@ def lines(text: str) -> Counter[str]:
 
 @pytest.fixture
 def mpi(cluster):
-    """A cluster whose srun starts MPI programs, and the folder of one."""
+    """A cluster whose srun starts MPI programs, and the directory of an MPI program."""
     if cluster.launcher:
         pytest.skip("Slurm has no PMIx here")
     directory = cluster.directory()
@@ -83,7 +83,7 @@ def mpi(cluster):
     return cluster, directory
 
 
-def test_an_mpi_program_runs_where_its_step_is_not_mapped(mpi):
+def test_mpi_program_runs_in_an_unmapped_step(mpi):
     cluster, directory = mpi
     program = "python plain_mpi.py"
     (directory / "slurmdl").mkdir()
@@ -98,12 +98,12 @@ XDG_CONFIG_HOME=$PWD slurmdl srun -n 4 {program} > configuration 2> configuratio
 """)
     cluster.output(cluster.submit(["sbatch", "-N", "4", "--exclusive", str(script)], directory=directory), 120)
     for name, size in (("first", 2), ("second", 2), ("overcommit", 4), ("servers", 4), ("configuration", 4)):
-        said = (directory / f"{name}.err").read_text()
-        assert said.count("the step runs in srun's own order") == 1, (name, said)
-        assert lines((directory / name).read_text()) == ranks(size), (name, said)
+        stderr = (directory / f"{name}.err").read_text()
+        assert stderr.count("the step runs in srun's own order") == 1, (name, stderr)
+        assert lines((directory / name).read_text()) == ranks(size), (name, stderr)
 
 
-def test_an_mpi_program_runs_in_a_heterogeneous_job(mpi):
+def test_mpi_program_runs_in_a_heterogeneous_job(mpi):
     cluster, directory = mpi
     script = cluster.script("slurmdl srun --het-group=0,1 python plain_mpi.py > out 2> err\n")
     cluster.wait(cluster.submit(["sbatch", "-n", "2", ":", "-n", "2", str(script)], directory=directory))
@@ -112,13 +112,13 @@ def test_an_mpi_program_runs_in_a_heterogeneous_job(mpi):
 
 
 @pytest.mark.parametrize(("end", "status"), [("exit 3", "3"), ("kill -9 $$", "137")])
-def test_tasks_go_on_where_one_fails(cluster, end, status):
-    """As under plain srun, whatever MPI is in PATH: not every program is an MPI program."""
+def test_tasks_continue_when_one_fails(cluster, end, status):
+    """As with plain srun, whatever MPI is in PATH."""
     task = f"[ $SLURM_PROCID = 1 ] && {end}; sleep 2; echo task $SLURM_PROCID goes on"
-    found = []
+    differing = []
     for command in ("srun", "slurmdl srun"):
         script = cluster.script(f"{command} -n 4 sh -c '{task}' 2> /dev/null; echo status $?")
         text = cluster.output(cluster.submit(["sbatch", "-N", "4", str(script)]))
-        found.append(sorted(text.splitlines()))
-    assert found[0] == found[1]
-    assert found[0] == [f"status {status}", *(f"task {rank} goes on" for rank in (0, 2, 3))]
+        differing.append(sorted(text.splitlines()))
+    assert differing[0] == differing[1]
+    assert differing[0] == [f"status {status}", *(f"task {rank} goes on" for rank in (0, 2, 3))]

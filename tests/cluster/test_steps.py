@@ -1,4 +1,4 @@
-"""Steps on a real Slurm: tasks per node and CPUs per task are plain srun's, and only the order differs."""
+"""Mapped steps on a real Slurm: tasks per node and CPUs per task are those of plain srun; only the order differs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from itertools import pairwise
 import pytest
 from jobs import own_lines, release, rows
 
-#: what a task tells of itself: its rank, its node, the CPUs that it may use, and what it was told of them
+#: prints rank, node, usable CPUs and SLURM_CPUS_PER_TASK of a task
 TASK = 'echo "$SLURM_PROCID $(hostname) $(nproc) ${SLURM_CPUS_PER_TASK:-none}"'
 
-#: options of the job -> options of steps that are mapped, and of steps that run as srun orders them
+#: options of the job -> options of mapped steps, options of unmapped steps
 STEPS: dict[str, tuple[list[str], list[str]]] = {
     "-N 8 --exclusive": (
         ["", "-n 8", "-n 9", "-n 16", "-N 8 -n 13", "--ntasks-per-node=1", "--ntasks-per-node=2", "-N 8 -c 1",
@@ -26,96 +26,96 @@ STEPS: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-#: until no step is left: one that still clears up keeps Slurm from its nodes, which is then free to choose others
+#: waits until no step is left: a completing step still occupies its nodes, and Slurm could choose others
 ALONE = "while squeue -h -s -j $SLURM_JOB_ID -o %i | grep -q '[.][0-9]'; do sleep 0.05; done"
 
 
-def both(options: Sequence[str]) -> str:
-    """A job script that runs each step plain and mapped, and prints what both gave."""
+def comparison_script(options: Sequence[str]) -> str:
+    """A job script that runs each step plain and mapped."""
     lines = []
     for number, option in enumerate(options):
         for kind in ("srun", "slurmdl srun"):
-            words = option.replace(" : ", f" sh -c '{TASK}' : ")
+            step_options = option.replace(" : ", f" sh -c '{TASK}' : ")
             lines += [ALONE, f"echo '@ {number} {kind}'",
-                      f"{kind} {words} sh -c '{TASK}' 2>&1 | sed 's/^ *[0-9]*: //'"]
+                      f"{kind} {step_options} sh -c '{TASK}' 2>&1 | sed 's/^ *[0-9]*: //'"]
     return "\n".join(lines)
 
 
-def results(text: str) -> dict[tuple[int, str], tuple[list[list[str]], str]]:
-    """(number, program) -> what the tasks told, by rank; and all other lines."""
-    found = {}
+def parse_results(text: str) -> dict[tuple[int, str], tuple[list[list[str]], str]]:
+    """(number, program) -> output of the tasks by rank, and slurmdl's lines."""
+    results = {}
     for part in text.split("@ ")[1:]:
         head, _, body = part.partition("\n")
         number, _, kind = head.partition(" ")
-        told = [line.split() for line in body.splitlines()]
-        tasks = sorted((row for row in told if len(row) == 4 and row[0].isdigit()), key=lambda row: int(row[0]))
-        found[int(number), kind] = tasks, "\n".join(line for line in body.splitlines() if "slurmdl:" in line)
-    return found
+        fields = [line.split() for line in body.splitlines()]
+        tasks = sorted((row for row in fields if len(row) == 4 and row[0].isdigit()), key=lambda row: int(row[0]))
+        results[int(number), kind] = tasks, "\n".join(line for line in body.splitlines() if "slurmdl:" in line)
+    return results
 
 
-def zones_in_turn(cluster, nodes: Sequence[str]) -> bool:
-    """Whether the ranks of each zone stand together."""
+def has_consecutive_zones(cluster, nodes: Sequence[str]) -> bool:
+    """Whether the ranks of each zone are consecutive."""
     zones = [cluster.topology.leaf_of(node) for node in nodes]
     return sum(a != b for a, b in pairwise(zones)) == len(set(zones)) - 1
 
 
-def told(tasks: Sequence[Sequence[str]]) -> dict[str, list[list[str]]]:
-    """Node -> what its tasks told of their CPUs."""
-    found: dict[str, list[list[str]]] = {}
+def cpus_by_node(tasks: Sequence[Sequence[str]]) -> dict[str, list[list[str]]]:
+    """Node -> CPUs of its tasks."""
+    results: dict[str, list[list[str]]] = {}
     for _, node, *cpus in tasks:
-        found[node] = sorted([*found.get(node, []), cpus])
-    return found
+        results[node] = sorted([*results.get(node, []), cpus])
+    return results
 
 
 @pytest.mark.parametrize("job", STEPS)
-def test_layout_is_plain_sruns(cluster, job):
+def test_layout_is_that_of_plain_srun(cluster, job):
     mapped, unmapped = STEPS[job]
-    script = cluster.script(both(mapped + unmapped))
-    found = results(cluster.output(cluster.submit(["sbatch", *job.split(), str(script)]), timeout=120))
-    # newer ones begin with another node in each step, 24.11 takes the job's -c for a step's, and 26.05 counts -r in
-    # zone order where it fills node after node
-    newer = release(cluster) > (22, 5)
-    refused = 0
+    script = cluster.script(comparison_script(mapped + unmapped))
+    results = parse_results(cluster.output(cluster.submit(["sbatch", *job.split(), str(script)]), timeout=120))
+    # newer releases start each step at another node, 24.11 applies the job's -c to steps, and 26.05 counts -r in zone
+    # order when it fills node after node
+    is_newer = release(cluster) > (22, 5)
+    unmapped_count = 0
     for number, options in enumerate(mapped + unmapped):
-        plain, _ = found[number, "srun"]
-        ours, said = found[number, "slurmdl srun"]
-        if newer:
-            assert sorted(told(ours).values()) == sorted(told(plain).values()), options
+        plain, _ = results[number, "srun"]
+        mapped_tasks, messages = results[number, "slurmdl srun"]
+        if is_newer:
+            assert sorted(cpus_by_node(mapped_tasks).values()) == sorted(cpus_by_node(plain).values()), options
         else:
-            assert told(ours) == told(plain), options
-        if number < len(mapped) and (plain or not newer):
-            assert "-r" in options or told(ours).keys() == told(plain).keys(), options
-            assert ours, options
-            assert said == "", (options, said)
-            assert zones_in_turn(cluster, [row[1] for row in ours]), options
+            assert cpus_by_node(mapped_tasks) == cpus_by_node(plain), options
+        if number < len(mapped) and (plain or not is_newer):
+            assert "-r" in options or cpus_by_node(mapped_tasks).keys() == cpus_by_node(plain).keys(), options
+            assert mapped_tasks, options
+            assert messages == "", (options, messages)
+            assert has_consecutive_zones(cluster, [row[1] for row in mapped_tasks]), options
         else:
-            assert "the step runs in srun's own order" in said and said.count("\n") == 0, (options, said)
-            refused += number < len(mapped)
-    assert refused <= int(newer)
+            assert "the step runs in srun's own order" in messages and messages.count("\n") == 0, (options, messages)
+            unmapped_count += number < len(mapped)
+    assert unmapped_count <= int(is_newer)
 
 
-def test_gpus_per_task(new_cluster):
+def test_layout_with_gpus_is_that_of_plain_srun(new_cluster):
     cluster = new_cluster(nodes=4, gres="gpu:2")
     options = ["--gpus-per-task=1 -n 8", "--gpus-per-task=1", "--gres=gpu:1 -n 4"]
-    script = cluster.script(both(options))
+    script = cluster.script(comparison_script(options))
     job = cluster.submit(["sbatch", "-N", "4", "--gres=gpu:2", "--ntasks-per-node=2", str(script)])
-    found = results(cluster.output(job))
+    results = parse_results(cluster.output(job))
     for number, option in enumerate(options):
-        plain, ours = found[number, "srun"][0], found[number, "slurmdl srun"][0]
-        assert ours and Counter(row[1] for row in ours) == Counter(row[1] for row in plain), option
-        assert zones_in_turn(cluster, [row[1] for row in ours]), option
+        plain, mapped_tasks = results[number, "srun"][0], results[number, "slurmdl srun"][0]
+        assert mapped_tasks and Counter(row[1] for row in mapped_tasks) == Counter(row[1] for row in plain), option
+        assert has_consecutive_zones(cluster, [row[1] for row in mapped_tasks]), option
 
 
-def test_inside_salloc(cluster):
-    for words in ("slurmdl srun", "srun"):
-        done = cluster.run(["salloc", "-N", "8", "sh", "-c", f"{words} sh -c '{TASK}'"])
-        told = sorted((line.split() for line in done.stdout.splitlines()), key=lambda row: int(row[0]))
-        assert sorted(row[1] for row in told) == [f"n{i}" for i in range(1, 9)], done.stderr
-        assert zones_in_turn(cluster, [row[1] for row in told]) == (words == "slurmdl srun")
+def test_srun_in_salloc_is_mapped(cluster):
+    for command in ("slurmdl srun", "srun"):
+        done = cluster.run(["salloc", "-N", "8", "sh", "-c", f"{command} sh -c '{TASK}'"])
+        task_rows = sorted((line.split() for line in done.stdout.splitlines()), key=lambda row: int(row[0]))
+        assert sorted(row[1] for row in task_rows) == [f"n{i}" for i in range(1, 9)], done.stderr
+        assert has_consecutive_zones(cluster, [row[1] for row in task_rows]) == (command == "slurmdl srun")
 
 
-def test_two_steps_at_once(cluster):
-    """Each on its own half by -r; and two that share every node. All run, and none waits for the other."""
+def test_concurrent_steps_run_at_the_same_time(cluster):
+    """Two steps on their halves by -r, then two steps on all nodes: all run at the same time."""
     script = cluster.script(f"""
 slurmdl srun -r 0 -N 4 -n 4 sh -c 'sleep 2; {TASK}' > a & slurmdl srun -r 4 -N 4 -n 4 sh -c 'sleep 2; {TASK}' > b &
 wait; cat a; echo; cat b; echo
@@ -125,7 +125,7 @@ wait; cat c; echo; cat d
     directory = cluster.directory()
     job = cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)], directory=directory)
     text = cluster.output(job)
-    # whoever finds the other's step already there says that it is not mapped
+    # the later step may report that it is not mapped
     for line in own_lines(text):
         text = text.replace(f"{line}\n", "")
     nodes = [sorted(line.split()[1] for line in group.splitlines()) for group in text.strip().split("\n\n")]
@@ -133,27 +133,27 @@ wait; cat c; echo; cat d
     assert nodes == [everywhere[:4], everywhere[4:], everywhere, everywhere]
 
 
-def test_tasks_find_their_variables(cluster):
+def test_task_variables(cluster):
     script = cluster.script("""
 slurmdl srun --dl-ps=2 -n 10 sh -c 'echo $SLURM_PROCID $(hostname) $SLURM_LOCALID $SLURMDL_ROLE $SLURMDL_ROLE_RANK \\
     $SLURMDL_ZONE $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $SLURM_JOB_NAME'
 """)
     text = cluster.output(cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)]))
-    told = rows(text)
-    assert [int(row[0]) for row in told] == list(range(10))
-    counts = Counter(row[1] for row in told)
-    seen: Counter[str] = Counter()
-    for rank, row in enumerate(told):
+    task_rows = rows(text)
+    assert [int(row[0]) for row in task_rows] == list(range(10))
+    counts = Counter(row[1] for row in task_rows)
+    counted: Counter[str] = Counter()
+    for rank, row in enumerate(task_rows):
         _, node, local_id, role, role_rank, zone, global_rank, size, local_rank, local_size, master, port, name = row
         assert (role, int(role_rank)) == (("ps", rank) if rank < 2 else ("worker", rank - 2))
         assert zone == cluster.topology.leaf_of(node)
         assert (int(global_rank), int(size)) == (rank, 10)
-        assert local_id == local_rank and int(local_rank) == seen[node] and int(local_size) == counts[node]
-        assert master == told[0][1] and 10_000 <= int(port) < 32_768 and name == "job.sh"
-        seen[node] += 1
+        assert local_id == local_rank and int(local_rank) == counted[node] and int(local_size) == counts[node]
+        assert master == task_rows[0][1] and 10_000 <= int(port) < 32_768 and name == "job.sh"
+        counted[node] += 1
 
 
-def test_the_users_variables_stay(cluster):
+def test_variables_of_the_user_are_kept(cluster):
     script = cluster.script("""#!/bin/bash
 export RANK=mine MASTER_PORT=1234
 f() { echo "function of the shell"; }
@@ -164,7 +164,7 @@ slurmdl srun -n 8 bash -c 'echo $RANK $MASTER_PORT $WORLD_SIZE; f; env | grep -c
     assert Counter(lines) == {"mine 1234 8": 8, "function of the shell": 8, "0": 8}
 
 
-def test_arguments_status_and_output_are_sruns(cluster):
+def test_arguments_status_and_output_are_those_of_srun(cluster):
     script = cluster.script("""
 slurmdl srun -n 8 -o said-%x-%t python3 -c 'import sys; print(sys.argv[1:])' 'a  b' "it's" '$(ls) *' '' "two
 lines"
@@ -178,12 +178,12 @@ done
 """)
     directory = cluster.directory()
     text = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)], directory=directory))
-    said, *statuses = text.splitlines()
-    assert said == repr(["a  b", "it's", "$(ls) *", "", "two\nlines"])
+    output, *statuses = text.splitlines()
+    assert output == repr(["a  b", "it's", "$(ls) *", "", "two\nlines"])
     assert statuses[:4] == statuses[4:] == ["12", "137", "2", "13"]
 
 
-def test_multi_prog(cluster):
+def test_multi_prog_is_mapped(cluster):
     script = cluster.script(f"""
 cat > programs <<'END'
 # one rank apart from the others
@@ -195,23 +195,23 @@ END
 slurmdl srun -n 8 --multi-prog programs
 """)
     text = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)], directory=cluster.directory()))
-    told = rows(text)
-    assert [int(row[0]) for row in told] == list(range(8)), text
-    assert zones_in_turn(cluster, [row[1] for row in told])
+    task_rows = rows(text)
+    assert [int(row[0]) for row in task_rows] == list(range(8)), text
+    assert has_consecutive_zones(cluster, [row[1] for row in task_rows])
 
 
-def test_mpirun(cluster):
+def test_mpirun_is_mapped(cluster):
     program = "echo $OMPI_COMM_WORLD_RANK $(hostname) $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $SLURMDL_ROLE"
     script = cluster.script(f"slurmdl srun --launcher=mpirun --dl-ps=1 -n 10 sh -c '{program}'")
     text = cluster.output(cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)]))
-    told = rows(text)
-    assert [(row[0], row[2], row[3]) for row in told] == [(str(i), str(i), "10") for i in range(10)]
-    assert Counter(Counter(row[1] for row in told).values()) == {1: 6, 2: 2}
-    assert [row[6] for row in told] == ["ps"] + ["worker"] * 9
-    assert zones_in_turn(cluster, [row[1] for row in told[1:]])
+    task_rows = rows(text)
+    assert [(row[0], row[2], row[3]) for row in task_rows] == [(str(i), str(i), "10") for i in range(10)]
+    assert Counter(Counter(row[1] for row in task_rows).values()) == {1: 6, 2: 2}
+    assert [row[6] for row in task_rows] == ["ps"] + ["worker"] * 9
+    assert has_consecutive_zones(cluster, [row[1] for row in task_rows[1:]])
 
 
-#: what env:// of PyTorch and its like do: rank 0 listens, all others look for it at MASTER_ADDR
+#: like env:// of PyTorch: rank 0 listens, the others connect to MASTER_ADDR
 MEET = """
 import os, socket, time
 address, rank = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), int(os.environ["SLURM_PROCID"])
@@ -236,27 +236,26 @@ print(rank, socket.gethostname())
 """
 
 
-@pytest.mark.parametrize("words", ["", "--dl-strategy=adaptive-gossip", "--dl-ps=2", "-r 1 -N 4 -n 4"])
-def test_ranks_meet_at_the_first_node_of_the_job(cluster, words):
-    """The first node, n2, is in the zone that comes second."""
+@pytest.mark.parametrize("options", ["", "--dl-strategy=adaptive-gossip", "--dl-ps=2", "-r 1 -N 4 -n 4"])
+def test_ranks_connect_to_the_first_node_of_the_job(cluster, options):
+    """The first node, n2, is in the second zone."""
     script = cluster.script(f"""
 cat > meet.py <<'END'
 {MEET}
 END
-first={2 if '-r' in words else 1}
+first={2 if '-r' in options else 1}
 export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | sed -n ${{first}}p) MASTER_PORT=29500
-slurmdl srun {words} python3 meet.py
+slurmdl srun {options} python3 meet.py
 """)
     job = cluster.submit(["sbatch", "-w", "n[2-7]", "-N", "6", str(script)], directory=cluster.directory())
     text = cluster.output(job)
     nodes = mapped_nodes(text)
-    assert nodes[0] == ("n3" if "-r" in words else "n2") and len(nodes) == (4 if "-r" in words else 6)
+    assert nodes[0] == ("n3" if "-r" in options else "n2") and len(nodes) == (4 if "-r" in options else 6)
     assert own_lines(text) == []
 
 
-def test_rank_0_and_the_users_master_address(cluster):
-    """One line where it is another node of the job; every printed map begins on the first node."""
-    said = "MASTER_ADDR=n4 is another node than that of rank 0, which is n2"
+def test_conflicting_master_addr_is_a_warning(cluster):
+    """A warning if it is another node of the job; every printed map begins on the first node."""
     script = cluster.script("""
 for MASTER_ADDR in n4 n4.cluster n2 n1 10.0.0.4; do
     export MASTER_ADDR; slurmdl srun --dl-dry-run true 2>&1 >/dev/null
@@ -268,18 +267,20 @@ slurmdl srun --print-rank-map=slurm-hostfile --dl-rank0=any | head -n 1
 """)
     text = cluster.output(cluster.submit(["sbatch", "-w", "n[2-7]", "-N", "6", str(script)]))
     lines, _, printed = text.partition("@\n")
-    assert own_lines(lines) == [f"slurmdl: {said}", f"slurmdl: {said.replace('n4', 'n4.cluster')}"]
+    warnings = own_lines(lines)
+    assert [warning.split()[1] for warning in warnings] == ["MASTER_ADDR=n4:", "MASTER_ADDR=n4.cluster:"]
+    assert all(warning.endswith(" n2") for warning in warnings)
     hosts, machines, torchrun, free = printed.splitlines()
     assert (hosts, machines, torchrun.split()[0], free) == ("n2", "n2:1", "n2", "n3")
     assert "--node_rank=0" in torchrun and "--master_addr=n2" in torchrun
 
 
-def test_outside_a_job(cluster):
+def test_srun_outside_a_job_is_a_usage_error(cluster):
     done = cluster.run(["slurmdl", "srun", "hostname"])
     assert (done.returncode, done.stdout) == (64, "") and done.stderr.count("\n") == 1 and "job" in done.stderr
 
 
-def test_strict(cluster):
+def test_strict_fails_for_an_unmapped_step(cluster):
     script = cluster.script("slurmdl srun --dl-strict -N 3 hostname 2>&1; echo $?")
     lines = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)])).splitlines()
     assert len(lines) == 2 and "Slurm chooses" in lines[0] and lines[1] == "75"
@@ -301,7 +302,7 @@ grep ^slurmdl: complaint
     assert complaint.startswith("slurmdl: SLURMDL_SUBMISSION is malformed")
 
 
-def test_a_hanging_controller_delays_the_step_by_seconds_only(cluster):
+def test_hanging_controller_delays_the_step_by_seconds(cluster):
     directory = cluster.directory()
     script = cluster.script("""
 touch ready; while [ ! -e go ]; do sleep 0.1; done
@@ -324,15 +325,15 @@ while [ -e go ]; do sleep 0.1; done
         cluster.freeze_daemon("login", False)
         cluster.run(["rm", "-f", "go"], directory=directory)
     lines = cluster.output(job).splitlines()
-    said = [line for line in lines if line.startswith("slurmdl: scontrol: no answer")]
-    assert len(said) == 2 and "the step runs in srun's own order" in said[0] and "69" in lines
+    messages = [line for line in lines if line.startswith("slurmdl: scontrol: no answer")]
+    assert len(messages) == 2 and "the step runs in srun's own order" in messages[0] and "69" in lines
     start, end = (int(line) for line in lines if line.isdigit() and len(line) > 9)
     assert any(re.fullmatch("srun (--mpi=\\w+ )?-n 8 hostname", line) for line in lines)
     assert 4 <= end - start <= 8
 
 
-def test_a_cluster_without_zones(new_cluster):
-    """Roles and variables are there all the same; the order is that of the names."""
+def test_cluster_without_zones_sets_roles_and_variables(new_cluster):
+    """Roles and variables are set; the order is that of the names."""
     cluster = new_cluster(nodes=2, slurm_conf_lines=("TopologyPlugin=topology/none",))
     script = cluster.script("""
 slurmdl srun --dl-ps=1 sh -c 'echo $SLURM_PROCID $(hostname) $SLURMDL_ROLE' 2> complaint | sort
@@ -348,17 +349,17 @@ slurmdl srun -Q --dl-ps=1 true 2>&1; slurmdl srun --dl-strict hostname 2>&1; ech
 
 def mapped_nodes(text: str) -> list[str]:
     """The node of each rank, from lines `RANK NODE` in any order."""
-    told = rows(text)
-    assert [int(row[0]) for row in told] == list(range(len(told)))
-    return [row[1] for row in told]
+    task_rows = rows(text)
+    assert [int(row[0]) for row in task_rows] == list(range(len(task_rows)))
+    return [row[1] for row in task_rows]
 
 
-def test_printed_maps_start_every_rank_on_its_node(cluster):
-    """The map of a step, and what srun and Open MPI make of the printed files; torchrun's options, by its rule."""
+def test_printed_maps_put_every_rank_on_its_node(cluster):
+    """Compare the map of a step with srun and Open MPI using the printed files, and with torchrun's rule."""
     task = "sh -c 'echo $SLURM_PROCID $(hostname)'"
     mpi_task = "sh -c 'echo $OMPI_COMM_WORLD_RANK $(hostname)'"
     forms = ("slurm-hostfile", "openmpi-rankfile", "openmpi-seq", "intel-machinefile")
-    # a rank file with a dash in its name is none to Open MPI 5
+    # Open MPI 5 rejects a rank file with a dash in its name
     script = cluster.script(f"""
 options='--dl-ps=2 -n 10'
 slurmdl srun $options {task} > mapped
@@ -372,11 +373,11 @@ slurmdl srun -n 10 --print-rank-map=torchrun; echo $?
 """)
     directory = cluster.directory()
     job = cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)], directory=directory)
-    said = cluster.output(job).splitlines()
+    messages = cluster.output(job).splitlines()
     expected = mapped_nodes((directory / "mapped").read_text())
     assert (directory / "hostfile").read_text().split() == expected
     for number in range(3):
-        assert mapped_nodes((directory / str(number)).read_text()) == expected, (forms[number], '\n'.join(said))
+        assert mapped_nodes((directory / str(number)).read_text()) == expected, (forms[number], '\n'.join(messages))
     counts = [line.split(":") for line in (directory / "machinefile").read_text().split()]
     assert [node for node, count in counts for _ in range(int(count))] == expected
     even = mapped_nodes((directory / "even").read_text())
@@ -385,4 +386,4 @@ slurmdl srun -n 10 --print-rank-map=torchrun; echo $?
         given = dict(option.removeprefix("--").split("=") for option in options)
         assert {even[int(given["node_rank"]) * 2 + local] for local in range(int(given["nproc_per_node"]))} == {node}
         assert (given["nnodes"], given["master_addr"]) == ("8", even[0])
-    assert said[-1] == "75" and "tasks; valid: the same number" in said[-2]
+    assert messages[-1] == "75" and "with 1 and with 2 tasks" in messages[-2]
