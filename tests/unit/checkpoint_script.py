@@ -1,4 +1,4 @@
-"""A script of a user's own for test_train_stops.py, with all that makes a run hard to take up where it was.
+"""User script for test_preemption.py, with state that is hard to restore.
 
 Dropout, a schedule, batches drawn by a DataLoader; it signals itself. Arguments: rank and step of a signal, or none.
 """
@@ -17,7 +17,7 @@ signalled = dict([map(int, word.split("@")) for word in sys.argv[1:]])
 
 
 class Noisy(torch.utils.data.Dataset):
-    """Samples that are other ones each time."""
+    """Random samples."""
 
     def __len__(self):
         return 72

@@ -1,4 +1,4 @@
-"""A script of a user's own for test_train_scripts.py; its argument says what goes wrong, on one worker alone."""
+"""User script for test_train_scripts.py; the argument selects a fault of one worker."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A script of a user's own for test_train_replicas.py; its argument says how ranks come to differ."""
+"""User script for test_train_replicas.py; the argument selects how ranks differ."""
 
 import sys
 import zlib

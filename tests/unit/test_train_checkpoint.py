@@ -1,4 +1,4 @@
-"""Checkpoints as files, and runs that go on from them: on virtual ranks in this process."""
+"""Checkpoint files, and resumed runs, on virtual ranks in this process."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def figures(words: str, ranks: int = 4, steps: int = 40, **further: object) -> dict[str, Any]:
-    """The summary of a simulated run; further options by name."""
+def run_summary(words: str, ranks: int = 4, steps: int = 40, **further: object) -> dict[str, Any]:
+    """Summary of a run on virtual ranks; further options by name."""
     more = [word for name, value in further.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     common = ["--virtual-ranks", str(ranks), "--steps", str(steps), "--model", "mlp:16", "--batch-size", "16", "--dirichlet-alpha", "0.3"]
     found = train(parse_train_options([*words.split(), *common, *more], {}))
@@ -60,27 +60,27 @@ def outcome(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", SYNCHRONOUS)
-def test_a_run_that_goes_on_ends_bit_for_bit_as_an_unbroken_one(case: str, tmp_path: Path) -> None:
-    """From a step in the middle of whatever the strategy is about, an agreement under way included."""
+def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(case: str, tmp_path: Path) -> None:
+    """From a step in the middle of the strategy's cycle, with a pending decision."""
     words, kept = SYNCHRONOUS[case], tmp_path / "kept"
-    unbroken = figures(words, lr_schedule="cosine")
-    figures(words, lr_schedule="cosine", checkpoint_dir=kept, checkpoint_every=19)
+    unbroken = run_summary(words, lr_schedule="cosine")
+    run_summary(words, lr_schedule="cosine", checkpoint_dir=kept, checkpoint_every=19)
     (kept / "step-00000038/manifest.json").unlink()
-    resumed = figures(words, lr_schedule="cosine", checkpoint_dir=kept, checkpoint_every=19)
+    resumed = run_summary(words, lr_schedule="cosine", checkpoint_dir=kept, checkpoint_every=19)
     assert outcome(resumed) == outcome(unbroken)
-    # a server is told of a checkpoint by a header of its own
+    # a checkpoint request to a server is a header of its own
     assert case == "ps" or resumed["bytes_sent"] == unbroken["bytes_sent"]
 
 
 @pytest.mark.parametrize("words", [
     "--strategy gossip --async", "--strategy ps --async", "--strategy ps --ps 2 --max-staleness 2",
     "--strategy gossip --async --shared-memory --virtual-zones A:1x2,B:1x2"])
-def test_a_run_without_common_steps_goes_on(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_asynchronous_run_resumes(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     further = {"straggler": "3=3", "checkpoint_dir": tmp_path, "checkpoint_every": 4, "emulate_compute": "0.2"}
-    figures(words, **further)
+    run_summary(words, **further)
     newest = CheckpointDir(str(tmp_path)).list_numbers()[0]
     (tmp_path / f"step-{newest:08d}/manifest.json").unlink()
-    resumed = figures(words, **further)
+    resumed = run_summary(words, **further)
     assert "resumed after step" in capsys.readouterr().err
     assert resumed["steps"] == 40
     assert resumed["test_accuracy"] > 0.4
@@ -90,11 +90,11 @@ def test_a_run_without_common_steps_goes_on(words: str, tmp_path: Path, capsys: 
     SYNCHRONOUS["base"], SYNCHRONOUS["copies"], SYNCHRONOUS["shared"], SYNCHRONOUS["drift"], SYNCHRONOUS["ps"],
     "--strategy gossip --async", "--strategy ps --max-staleness 2"])
 @pytest.mark.parametrize("every", [0, 1])
-def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_in_any_step_stops_all_ranks(every: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of unequal speed, which are in different steps when the signal comes, agree on one; also where each step
     ends with a checkpoint, in the midst of which the signal may come."""
     further = {"emulate_compute": "0.2", "straggler": "3=4", "checkpoint_every": every}
-    unbroken = figures(words, **further)
+    unbroken = run_summary(words, **further)
     record = Run.log_loss
 
     def signalled(run: Run, loss: float) -> None:
@@ -105,11 +105,11 @@ def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkey
     monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
     monkeypatch.setattr(Run, "log_loss", signalled)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command resumes from it$"):
-        figures(words, checkpoint_dir=tmp_path, **further)
+        run_summary(words, checkpoint_dir=tmp_path, **further)
     monkeypatch.setattr(Run, "log_loss", record)
     monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
     assert 17 <= CheckpointDir(str(tmp_path)).list_numbers()[0] < 40
-    resumed = figures(words, checkpoint_dir=tmp_path, **further)
+    resumed = run_summary(words, checkpoint_dir=tmp_path, **further)
     if words in SYNCHRONOUS.values():
         assert outcome(resumed) == outcome(unbroken)
     else:
@@ -118,9 +118,9 @@ def test_told_to_stop_in_any_step(every: int, words: str, tmp_path: Path, monkey
 
 @pytest.mark.parametrize("words", [
     SYNCHRONOUS["base"], SYNCHRONOUS["ps"], "--strategy gossip --async", "--strategy ps --max-staleness 2"])
-def test_told_to_stop_again_and_again_while_checkpoints_are_made(words: str, tmp_path: Path,
+def test_repeated_signals_start_no_second_query(words: str, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    """As scancel does with each rank, and a user who is impatient: what is under way is not begun anew."""
+    """As from scancel to each rank: a pending query is not repeated."""
     write, begin, begun = CheckpointDir.write_rank_file, checkpoint_coordinator.CheckpointCoordinator._start_query, list[bool]()
 
     def then_signalled(folder: CheckpointDir, number: int, *its: Any) -> Any:
@@ -129,7 +129,7 @@ def test_told_to_stop_again_and_again_while_checkpoints_are_made(words: str, tmp
         return write(folder, number, *its)
 
     def counted(its: checkpoint_coordinator.CheckpointCoordinator, *under_way: int) -> None:
-        # a promise that was not kept yet is one to a call that is under way
+        # a promise without a decision belongs to a pending query
         begun.append(not its._query_open and bool(its._replies) and its._promised_step is not None)
         begin(its, *under_way)
 
@@ -137,15 +137,15 @@ def test_told_to_stop_again_and_again_while_checkpoints_are_made(words: str, tmp
     monkeypatch.setattr(CheckpointDir, "write_rank_file", then_signalled)
     monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_start_query", counted)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command resumes from it$"):
-        figures(words, emulate_compute="0.2", straggler="3=4", checkpoint_dir=tmp_path, checkpoint_every=1)
+        run_summary(words, emulate_compute="0.2", straggler="3=4", checkpoint_dir=tmp_path, checkpoint_every=1)
     assert begun
     assert not any(begun)
 
 
 @pytest.mark.parametrize("words", ["--strategy gossip --async", "--strategy ps --max-staleness 2"])
-def test_told_to_stop_after_a_periodic_checkpoint_was_decided(words: str, tmp_path: Path,
+def test_signal_after_decision_stops_at_next_checkpoint(words: str, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request comes too late for the checkpoint that is about to be made: the run stops at one more."""
+    """The request is too late for the decided checkpoint."""
     decide, decided = checkpoint_coordinator.CheckpointCoordinator._decide, list[int]()
 
     def then_asked(its: checkpoint_coordinator.CheckpointCoordinator) -> None:
@@ -156,7 +156,7 @@ def test_told_to_stop_after_a_periodic_checkpoint_was_decided(words: str, tmp_pa
 
     monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_decide", then_asked)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command resumes from it$"):
-        figures(words, emulate_compute="0.2", straggler="3=4", checkpoint_dir=tmp_path, checkpoint_every=8)
+        run_summary(words, emulate_compute="0.2", straggler="3=4", checkpoint_dir=tmp_path, checkpoint_every=8)
     assert len(decided) == 3
     assert CheckpointDir(str(tmp_path)).list_numbers()[0] == decided[-1]
 
@@ -165,30 +165,30 @@ def test_told_to_stop_after_a_periodic_checkpoint_was_decided(words: str, tmp_pa
     ("--strategy allreduce", 4, 3), ("--strategy gossip", 4, 3),
     ("--strategy local-sgd --period 5", 3, 5), ("--strategy ps --ps 1", 3, 4),
     ("--strategy gossip --shared-memory --virtual-zones A:1x2,B:1x2", 4, 4)])
-def test_ranks_of_another_number_go_on_from_the_mean(words: str, before: int, after: int, tmp_path: Path) -> None:
-    """Without another step they end with the mean that the others would have ended with; then they train on."""
-    at_end = figures(words, before, 20, checkpoint_dir=tmp_path / "kept", checkpoint_every=20)
+def test_other_number_of_ranks_resumes_from_mean(words: str, before: int, after: int, tmp_path: Path) -> None:
+    """Without a further step the result is the previous run's mean; then training continues."""
+    at_end = run_summary(words, before, 20, checkpoint_dir=tmp_path / "kept", checkpoint_every=20)
     words = words.replace("A:1x2,B:1x2", "A:1x3,B:1x1")
-    taken = figures(words, after, 20, checkpoint_dir=tmp_path / "kept")
+    taken = run_summary(words, after, 20, checkpoint_dir=tmp_path / "kept")
     assert taken["test_loss"] == pytest.approx(at_end["test_loss"], rel=1e-5)
-    further = figures(words, after, 60, checkpoint_dir=tmp_path / "kept")
+    further = run_summary(words, after, 60, checkpoint_dir=tmp_path / "kept")
     assert further["test_loss"] < 0.8 * at_end["test_loss"]
 
 
-def test_workers_that_push_go_on_from_the_weighted_mean(tmp_path: Path) -> None:
+def test_push_sum_resumes_from_weighted_mean(tmp_path: Path) -> None:
     further = {"checkpoint_dir": tmp_path, "checkpoint_every": 10, "emulate_compute": "0.2"}
-    before = figures("--strategy gossip --async", 3, **further)
-    after = figures("--strategy gossip --async", 4, 80, **further)
+    before = run_summary("--strategy gossip --async", 3, **further)
+    after = run_summary("--strategy gossip --async", 4, 80, **further)
     assert after["test_loss"] < 0.9 * before["test_loss"]
 
 
 @pytest.mark.parametrize("servers", [1, 2, 4])
-def test_shards_are_cut_anew_for_servers_of_another_number(servers: int, tmp_path: Path) -> None:
-    """With the state of the optimizer: four workers in step go on as if nothing had been."""
+def test_shards_are_reassigned_to_other_number_of_servers(servers: int, tmp_path: Path) -> None:
+    """Including optimizer state: the result is that of the uninterrupted run."""
     words = "--strategy ps --optimizer adam --lr 0.003 --ps"
-    unbroken = figures(f"{words} 3", 7)
-    figures(f"{words} 3", 7, 20, checkpoint_dir=tmp_path / "kept", checkpoint_every=20)
-    resumed = figures(f"{words} {servers}", 4 + servers, checkpoint_dir=tmp_path / "kept")
+    unbroken = run_summary(f"{words} 3", 7)
+    run_summary(f"{words} 3", 7, 20, checkpoint_dir=tmp_path / "kept", checkpoint_every=20)
+    resumed = run_summary(f"{words} {servers}", 4 + servers, checkpoint_dir=tmp_path / "kept")
     assert resumed["test_loss"] == pytest.approx(unbroken["test_loss"], rel=1e-5)
 
 
@@ -197,40 +197,40 @@ def test_shards_are_cut_anew_for_servers_of_another_number(servers: int, tmp_pat
     ("--strategy allreduce", 2, {"lr": 0.01}, "lr of parameter group 0 0.05, this run has 0.01; use"),
     ("--strategy allreduce", 2, {"batch_size": 8}, "--batch-size 16, this run has 8; use"),
     ("--strategy allreduce", 2, {"model": "mlp:8"}, "--model mlp:16, this run has mlp:8; use")])
-def test_a_checkpoint_of_another_run_is_refused(words: str, ranks: int, further: dict[str, Any], why: str,
+def test_checkpoint_of_another_run_is_rejected(words: str, ranks: int, further: dict[str, Any], why: str,
                                                 tmp_path: Path) -> None:
-    figures("--strategy allreduce", 2, 5, checkpoint_dir=tmp_path, checkpoint_every=5)
+    run_summary("--strategy allreduce", 2, 5, checkpoint_dir=tmp_path, checkpoint_every=5)
     with pytest.raises(InvalidRunError, match=f"^--checkpoint-dir {tmp_path}: written with {why}"):
-        figures(words, ranks, 5, **{"checkpoint_dir": tmp_path, **further})
+        run_summary(words, ranks, 5, **{"checkpoint_dir": tmp_path, **further})
 
 
-def test_ranks_of_another_number_are_refused_where_each_is_on_its_own(tmp_path: Path) -> None:
+def test_async_ps_rejects_other_number_of_ranks(tmp_path: Path) -> None:
     words = "--strategy ps --async"
     why = "written by 2 workers and 1 servers, this run has 1 workers and 1 servers: each worker has"
-    figures(words, 3, 20, checkpoint_dir=tmp_path, checkpoint_every=5, emulate_compute="0.2")
+    run_summary(words, 3, 20, checkpoint_dir=tmp_path, checkpoint_every=5, emulate_compute="0.2")
     with pytest.raises(InvalidRunError, match=f"^--checkpoint-dir {tmp_path}: {why}"):
-        figures(words, 2, 20, checkpoint_dir=tmp_path)
+        run_summary(words, 2, 20, checkpoint_dir=tmp_path)
 
 
-def written(folder: CheckpointDir, number: int, ranks: int = 2) -> None:
+def write_checkpoint(folder: CheckpointDir, number: int, ranks: int = 2) -> None:
     parts = [folder.write_rank_file(number, f"worker-{rank}", {"its": torch.full((1000,), float(number))})
              for rank in range(ranks)]
     folder.commit(Manifest(number, {"--strategy": "gossip"}, {"workers": ranks}, {part.name: part for part in parts}))
 
 
-def test_the_last_two_stay_and_what_is_half_written_goes(tmp_path: Path) -> None:
+def test_commit_keeps_two_newest_and_removes_incomplete(tmp_path: Path) -> None:
     folder = CheckpointDir(str(tmp_path))
     folder.write_rank_file(5, "worker-0", {"its": 1})
     for number in (10, 20, 30):
-        written(folder, number)
+        write_checkpoint(folder, number)
     assert folder.list_numbers() == [30, 20]
     assert not list(tmp_path.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("spoil", ["cut", "flipped", "lost", "manifest", "half a manifest"])
-def test_what_is_spoilt_is_found_to_be(spoil: str, tmp_path: Path) -> None:
+def test_corrupt_checkpoint_is_detected(spoil: str, tmp_path: Path) -> None:
     folder = CheckpointDir(str(tmp_path))
-    written(folder, 10)
+    write_checkpoint(folder, 10)
     part, manifest = (tmp_path / "step-00000010" / name for name in ("worker-1.pt", "manifest.json"))
     data = part.read_bytes()
     if spoil == "cut":
@@ -247,21 +247,21 @@ def test_what_is_spoilt_is_found_to_be(spoil: str, tmp_path: Path) -> None:
         folder.read_rank_file(folder.read_manifest(10), "worker-1")
 
 
-def test_a_spoilt_checkpoint_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unbroken = figures("--strategy gossip")
-    figures("--strategy gossip", checkpoint_dir=tmp_path, checkpoint_every=15)
+def test_resume_skips_corrupt_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unbroken = run_summary("--strategy gossip")
+    run_summary("--strategy gossip", checkpoint_dir=tmp_path, checkpoint_every=15)
     part = tmp_path / "step-00000030/worker-2.pt"
     part.write_bytes(part.read_bytes()[:-100])
     capsys.readouterr()
-    resumed = figures("--strategy gossip", checkpoint_dir=tmp_path, checkpoint_every=15)
+    resumed = run_summary("--strategy gossip", checkpoint_dir=tmp_path, checkpoint_every=15)
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"slurmdl: train: a checkpoint is skipped: {part}: corrupt: ")
     assert said[1:2] == [f"slurmdl: train: resumed after step 15 from {tmp_path}/step-00000015"]
     assert resumed["parameters_crc32"] == unbroken["parameters_crc32"]
-    assert CheckpointDir(str(tmp_path)).list_numbers() == [30, 15], "the spoilt one was written anew"
+    assert CheckpointDir(str(tmp_path)).list_numbers() == [30, 15], "the corrupt one was replaced"
 
 
-def test_the_time_of_checkpoints_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_time_is_metered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sync = files.fsync_dir
 
     def slow(folder: str) -> None:
@@ -273,22 +273,22 @@ def test_the_time_of_checkpoints_is_counted(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(virtual.VirtualTransport, "__init__", lambda self, *words: (virtual_ranks.append(self),
                                                                            make(self, *words))[1])
     monkeypatch.setattr(files, "fsync_dir", slow)
-    found = figures("--strategy allreduce", 1, 20, checkpoint_dir=tmp_path, checkpoint_every=10)
-    # three folders are brought to the disk for each checkpoint: of the part, of the manifest, and the whole
+    found = run_summary("--strategy allreduce", 1, 20, checkpoint_dir=tmp_path, checkpoint_every=10)
+    # three directories are synced per checkpoint: of the rank file, of the manifest, and the parent
     assert found["checkpoint_seconds"] == pytest.approx(6.0)
     assert found["between_steps_seconds"] < 0.1
 
 
-def test_the_figures_of_each_step_stay_in_the_file(tmp_path: Path) -> None:
+def test_metrics_file_has_each_step_once_after_resume(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics"
-    figures("--strategy allreduce", 2, 20, checkpoint_dir=tmp_path / "kept", checkpoint_every=8, metrics=metrics)
-    figures("--strategy allreduce", 2, 30, checkpoint_dir=tmp_path / "kept", checkpoint_every=8, metrics=metrics)
+    run_summary("--strategy allreduce", 2, 20, checkpoint_dir=tmp_path / "kept", checkpoint_every=8, metrics=metrics)
+    run_summary("--strategy allreduce", 2, 30, checkpoint_dir=tmp_path / "kept", checkpoint_every=8, metrics=metrics)
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, 31))
 
 
 @pytest.mark.parametrize("count, cursor", [(100, 42), (100, 84), (45, 42), (100, 99)])
 @pytest.mark.parametrize("workers", [2, 3])
-def test_what_is_left_of_an_epoch_goes_once_to_one_worker_each(count: int, cursor: int, workers: int) -> None:
+def test_rest_of_epoch_is_assigned_once(count: int, cursor: int, workers: int) -> None:
     deal = GlobalBatches(count, workers, 7, True, 1)
     assert np.array_equal(deal.order(4), GlobalBatches(count, 3, 7, True, 1).order(4))
     dealt = [place for worker in range(workers) for hand in even_slices(deal, worker, cursor)
@@ -296,7 +296,7 @@ def test_what_is_left_of_an_epoch_goes_once_to_one_worker_each(count: int, curso
     assert sorted(dealt) == (list(range(cursor, count)) if count - cursor >= workers else [])
 
 
-def test_pieces_are_cut_anew() -> None:
+def test_assemble_shard_cuts_and_joins() -> None:
     pieces = [(0, 3, {"a": torch.arange(3), "n": 5}), (3, 10, {"a": torch.arange(3, 10), "n": 5})]
     found = assemble_shard(pieces, slice(2, 8))
     assert found["a"].tolist() == [2, 3, 4, 5, 6, 7]
@@ -317,7 +317,7 @@ def script(folder: Path, program: Any, ranks: int = 2) -> Sequence[Any]:
     return virtual.run_virtual_ranks(ranks, rank)
 
 
-def test_a_script_whose_steps_have_no_end_is_refused(tmp_path: Path) -> None:
+def test_step_without_checkpoint_opportunity_is_rejected(tmp_path: Path) -> None:
     def program(run: Run, model: Any, opt: Any) -> None:
         run.wrap(model, opt)
         for _ in range(2):
@@ -329,7 +329,7 @@ def test_a_script_whose_steps_have_no_end_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state, why", [
     ({"a": Path("x")}, r"its state holds pathlib.*; valid: numbers"), (None, "has no")])
-def test_what_cannot_be_kept_is_refused_at_once(state: Any, why: str, tmp_path: Path) -> None:
+def test_register_rejects_unsupported_objects(state: Any, why: str, tmp_path: Path) -> None:
     class Thing:
         def state_dict(self) -> Any:
             return state
@@ -344,7 +344,7 @@ def test_what_cannot_be_kept_is_refused_at_once(state: Any, why: str, tmp_path: 
         script(tmp_path, program)
 
 
-def test_a_folder_that_not_all_ranks_see_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_invisible_to_a_rank_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "VISIBILITY_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(CheckpointDir, "create_probe", lambda self: (str(tmp_path / "elsewhere"), ""))
     monkeypatch.setattr("os.unlink", lambda path: None)
@@ -352,7 +352,7 @@ def test_a_folder_that_not_all_ranks_see_is_refused(tmp_path: Path, monkeypatch:
         script(tmp_path / "kept", lambda run, model, opt: run.wrap(model, opt))
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_created_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidRunError, match=r"^--checkpoint-dir .*/file/kept: Not a directory; expected a writable directory that all ranks"):
         script(tmp_path / "file" / "kept", lambda run, model, opt: run.wrap(model, opt))

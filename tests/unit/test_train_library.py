@@ -1,4 +1,4 @@
-"""The library for scripts of the user's own: any model and optimizer, on virtual ranks in this process."""
+"""Library API with various models and optimizers, on virtual ranks in this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Y = torch.from_numpy(random.integers(0, 3, SAMPLES))
 
 
 class Net(nn.Module):
-    """Tied, frozen and unused parameters beside usual ones."""
+    """Model with tied, frozen and unused parameters."""
 
     def __init__(self, seed: int = 1) -> None:
         super().__init__()
@@ -61,9 +61,9 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 
 def train(model: Any, opt: Any, batches: Callable[[], Any], none: bool = True, fill: bool = False) -> Any:
-    """What a script of the user's own does; gives all parameters in one vector.
+    """Train as a user script does; return all parameters in one vector.
 
-    With `fill` trained parameters that were not used have a gradient of 0, as the library has it.
+    With `fill`, unused trained parameters have a gradient of 0, as in the library.
     """
     schedule = torch.optim.lr_scheduler.StepLR(opt, 3, 0.5)
     for _ in range(EPOCHS):
@@ -91,7 +91,7 @@ def script(optimizer: str, none: bool = True, net: Callable[[Run], Any] = lambda
 
 
 def one_process(optimizer: str, workers: int) -> Any:
-    """The same training on the workers' batches together, by torch alone."""
+    """Reference training on the workers' joined batches, with torch alone."""
     model = Net()
     deal = GlobalBatches(SAMPLES, workers, BATCH, True, 1)
     epochs = iter(range(EPOCHS))
@@ -115,7 +115,7 @@ def one_process(optimizer: str, workers: int) -> Any:
      3), (StrategyConfig("allreduce", "mpi-allreduce"), 4),
     (StrategyConfig("ps", ps=1), 3), (StrategyConfig("ps", ps=2), 5),
     (StrategyConfig("ps", ps=3), 4)], ids=named)
-def test_equal_to_one_process(optimizer: str, method: StrategyConfig, ranks: int) -> None:
+def test_synchronous_training_equals_one_process(optimizer: str, method: StrategyConfig, ranks: int) -> None:
     workers = ranks - (method.ps or 0)
     expected = one_process(optimizer, workers)
     assert (expected - flat(Net())).abs().max() > 1e-2, "the reference did not learn"
@@ -126,15 +126,15 @@ def test_equal_to_one_process(optimizer: str, method: StrategyConfig, ranks: int
 
 @pytest.mark.parametrize("method", [StrategyConfig("allreduce"),
                          StrategyConfig("ps"), StrategyConfig("gossip")], ids=named)
-def test_gradients_that_are_set_to_zero_or_to_none(method: StrategyConfig) -> None:
+def test_zero_grad_set_to_none_gives_same_model(method: StrategyConfig) -> None:
     kept, made = (library(3, method, script("sgd", none))[-1] for none in (False, True))
     assert torch.equal(kept, made)
 
 
 @pytest.mark.parametrize("method", [StrategyConfig("allreduce"),
                          StrategyConfig("ps"), StrategyConfig("gossip")], ids=named)
-def test_pytorch_1_13_trains_the_same(method: StrategyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which has no hooks of the optimizer's steps, and none of gradients that are complete."""
+def test_training_without_hooks_of_newer_pytorch_gives_same_model(method: StrategyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 1.13 has neither optimizer step hooks nor post-accumulate gradient hooks."""
     expected = library(3, method, script("sgd", False))[-1]
     for owner, name in ((torch.optim.Optimizer, "register_step_pre_hook"),
                         (torch.optim.Optimizer, "register_step_post_hook"),
@@ -144,7 +144,7 @@ def test_pytorch_1_13_trains_the_same(method: StrategyConfig, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 5])
-def test_gossip_ends_with_one_model(ranks: int) -> None:
+def test_gossip_finish_averages_models(ranks: int) -> None:
     def program(run: Run) -> Any:
         model = Net()
         opt = sgd(model)
@@ -157,7 +157,7 @@ def test_gossip_ends_with_one_model(ranks: int) -> None:
     assert (max(consensus for _, consensus in models) > 0) == (ranks > 1)
 
 
-def test_all_begin_as_rank_0() -> None:
+def test_wrap_broadcasts_rank_0_state() -> None:
     def program(run: Run) -> Any:
         model = nn.Sequential(Net(run.rank), nn.BatchNorm1d(3))
         model[1].running_mean += run.rank
@@ -169,7 +169,7 @@ def test_all_begin_as_rank_0() -> None:
         assert tracked == 0
 
 
-def test_several_passes_in_a_step() -> None:
+def test_several_backward_passes_per_step_equal_one() -> None:
     def program(passes: int) -> Callable[[virtual.VirtualTransport], Any]:
         def rank(transport: virtual.VirtualTransport) -> Any:
             run = init(StrategyConfig("allreduce"), environ={}, transport=transport, backward_passes_per_step=passes)
@@ -190,8 +190,8 @@ def test_several_passes_in_a_step() -> None:
     assert torch.allclose(whole[0], parts[0], rtol=0, atol=1e-6)
 
 
-def test_gradients_are_the_mean_when_backward_returns() -> None:
-    """So that clipping by norm means what it does in one process."""
+def test_gradients_are_averaged_when_backward_returns() -> None:
+    """Hence clipping by norm works as in one process."""
     def program(run: Run) -> Any:
         model = Net()
         run.wrap(model, sgd(model))
@@ -204,8 +204,8 @@ def test_gradients_are_the_mean_when_backward_returns() -> None:
         assert torch.allclose(mine[mine != 0], expected[expected != 0], rtol=0, atol=1e-6)
 
 
-def test_sums_begin_while_the_backward_pass_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank alone, whose sums need no message, with a communication thread as MPI has it."""
+def test_gradient_reduction_overlaps_with_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single rank, which needs no messages, with a communication thread."""
     monkeypatch.setattr("slurmdl.comm_layout.MAX_BUCKET_ELEMENTS", 16)
     monkeypatch.setattr(virtual.VirtualTransport, "supports_comm_thread", True)
 
@@ -237,7 +237,7 @@ def step(model: Any, opt: Any) -> None:
     opt.step()
 
 
-def test_models_keep_their_class_and_their_state() -> None:
+def test_wrap_keeps_classes_and_state() -> None:
     def program(run: Run) -> None:
         model, opt = Net(), sgd(Net())
         opt = sgd(model)
@@ -271,7 +271,7 @@ def stranger(model: Any, opt: Any) -> None:
     (tied_by_memory, "parameters one.weight and again.weight share their memory"),
     (all_frozen, "the optimizer trains no parameter of the model"),
     (stranger, r"tensor of shape \(2, 9\) that is no parameter of the model")])
-def test_models_that_cannot_be_laid_flat(change: Callable[[Any, Any], None], words: str) -> None:
+def test_wrap_rejects_unsupported_parameters(change: Callable[[Any, Any], None], words: str) -> None:
     with pytest.raises(InvalidRunError, match=words):
         library(2, StrategyConfig("allreduce"), lambda run: wrapped(run, change))
 
@@ -283,7 +283,7 @@ def test_models_that_cannot_be_laid_flat(change: Callable[[Any, Any], None], wor
     (lambda model, opt: setattr(model, "more", nn.Linear(8, 4)), "rank 1 .* has parameter more.weight"),
     (lambda model, opt: opt.param_groups[0].update(lr=0.3), "rank 1 .* has lr of parameter group 0 0.3 where rank 0 "
                                                             "has lr of parameter group 0 0.1")])
-def test_ranks_that_differ(differ: Callable[[Any, Any], None], words: str) -> None:
+def test_wrap_rejects_different_models(differ: Callable[[Any, Any], None], words: str) -> None:
     def program(run: Run) -> None:
         wrapped(run, differ if run.rank else lambda model, opt: None)
     with pytest.raises(InvalidRunError, match=words):
@@ -306,7 +306,7 @@ def grown(model: Any, opt: Any) -> None:
 @pytest.mark.parametrize("change, words", [
     (moved, "step 1: parameter one.weight was relocated after run.wrap"),
     (grown, "step 1: the optimizer got another group after run.wrap")])
-def test_changes_after_the_start(method: StrategyConfig, change: Callable[[Any, Any], None], words: str) -> None:
+def test_step_rejects_changes_after_wrap(method: StrategyConfig, change: Callable[[Any, Any], None], words: str) -> None:
     def program(run: Run) -> None:
         model, opt = wrapped(run)
         change(model, opt)
@@ -324,12 +324,12 @@ def broken(model: Any, opt: Any) -> None:
 @pytest.mark.parametrize("fault, words", [
     (broken, r"step 2: the gradient of one.weight has infinite or NaN entries"),
     (lambda model, opt: opt.step(lambda: None), r"opt.step\(closure\): not supported")])
-def test_faults_in_a_step(fault: Callable[[Any, Any], None], words: str) -> None:
+def test_step_rejects_invalid_calls(fault: Callable[[Any, Any], None], words: str) -> None:
     with pytest.raises(TrainError, match=words):
         library(1, StrategyConfig("allreduce"), lambda run: fault(*wrapped(run)))
 
 
-def test_sparse_gradients_become_dense() -> None:
+def test_sparse_gradients_are_converted() -> None:
     def program(run: Run) -> Any:
         model = nn.Embedding(5, 3, sparse=True)
         nn.init.ones_(model.weight)
@@ -344,12 +344,12 @@ def test_sparse_gradients_become_dense() -> None:
 
 @pytest.mark.parametrize("make", [
     lambda model: torch.optim.LBFGS(model.parameters()), lambda model: torch.optim.Adafactor(model.parameters())])
-def test_optimizers_that_work_on_no_shard(make: Callable[[Any], Any]) -> None:
+def test_ps_rejects_optimizers_that_are_not_elementwise(make: Callable[[Any], Any]) -> None:
     with pytest.raises(InvalidRunError, match=r"--strategy ps: \w+ needs whole tensors"):
         library(2, StrategyConfig("ps"), lambda run: run.attach(model := Net(), make(model)))
 
 
-def test_a_worker_that_ends_early_leaves_no_server_waiting() -> None:
+def test_ps_serves_until_last_worker_ends() -> None:
     def program(run: Run) -> int:
         model = Net()
         opt = sgd(model)
@@ -363,7 +363,7 @@ def test_a_worker_that_ends_early_leaves_no_server_waiting() -> None:
 
 
 @pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip")], ids=named)
-def test_a_worker_that_ends_early_ends_all(method: StrategyConfig) -> None:
+def test_early_end_of_a_worker_fails_all(method: StrategyConfig) -> None:
     def program(run: Run) -> None:
         model, opt = wrapped(run)
         for _ in range(2 + run.rank):
@@ -374,7 +374,7 @@ def test_a_worker_that_ends_early_ends_all(method: StrategyConfig) -> None:
 
 @pytest.mark.parametrize("count, workers, batch", [(100, 3, 7), (9, 3, 3), (10, 3, 3), (11, 3, 3), (3, 3, 50),
                                                    (1437, 8, 32), (5, 1, 2), (17, 16, 1)])
-def test_every_sample_is_dealt_once(count: int, workers: int, batch: int) -> None:
+def test_epoch_assigns_every_sample_once(count: int, workers: int, batch: int) -> None:
     deal = GlobalBatches(count, workers, batch, True, 4)
     hands = [list(even_slices(deal, worker)) for worker in range(workers)]
     assert {len(hand) for hand in hands} == {deal.steps_per_epoch}
@@ -400,7 +400,7 @@ class Squares(torch.utils.data.Dataset[Any]):
 
 @pytest.mark.parametrize("data", [Squares(), (np.arange(10), np.arange(10) ** 2), torch.utils.data.TensorDataset(
     torch.arange(10), torch.arange(10) ** 2)], ids=["dataset", "arrays", "tensors"])
-def test_kinds_of_data(data: Any) -> None:
+def test_loader_supports_datasets_arrays_and_tensors(data: Any) -> None:
     def program(run: Run) -> Any:
         loader = run.loader(data, 2, shuffle=False)
         assert (len(loader), len(loader.dataset), loader.batch_size) == (3, 10, 2), "as scripts with a DataLoader log"
@@ -410,15 +410,15 @@ def test_kinds_of_data(data: Any) -> None:
     assert sorted(found[0] + found[1]) == [(number, number * number) for number in range(10)]
 
 
-def test_samples_that_are_drawn_anew_each_time() -> None:
-    """As those of a Dataset that turns and shifts its images: ranks may see others without having other data."""
+def test_loader_accepts_random_samples() -> None:
+    """E.g. a Dataset with data augmentation."""
     class Noise(Squares):
         def __getitem__(self, index: int) -> tuple[int, int]:
             return index, int(np.random.default_rng().integers(1 << 60))
     assert library(2, StrategyConfig("allreduce"), lambda run: len(run.loader(Noise(), 5))) == [1, 1]
 
 
-def test_a_server_does_not_end_a_process_of_others() -> None:
+def test_wrap_rejects_server_in_process_of_caller() -> None:
     with pytest.raises(TrainError, match=r"valid: attach\(\) and serve\(\)"):
         library(2, StrategyConfig("ps"), wrapped)
 
@@ -426,11 +426,11 @@ def test_a_server_does_not_end_a_process_of_others() -> None:
 @pytest.mark.parametrize("data, batch, words", [
     (iter([1]), 2, "has no length or no samples by index"), ((np.zeros(4), np.zeros(5)), 2, "arrays of 4, 5 samples"),
     (np.zeros(1), 2, "1 samples for 2 workers"), (np.zeros(4), 0, "a batch of 0 samples")])
-def test_data_that_cannot_be_dealt_out(data: Any, batch: int, words: str) -> None:
+def test_loader_rejects_unsupported_data(data: Any, batch: int, words: str) -> None:
     with pytest.raises(TrainError, match=words):
         library(2, StrategyConfig("allreduce"), lambda run: run.loader(data, batch))
 
 
-def test_workers_with_other_data() -> None:
+def test_loader_rejects_different_data() -> None:
     with pytest.raises(TrainError, match="the data differs from that of rank 0"):
         library(3, StrategyConfig("allreduce"), lambda run: run.loader(np.zeros(4 + (run.rank == 2)), 2))

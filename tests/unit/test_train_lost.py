@@ -1,4 +1,4 @@
-"""Ranks that are killed while they train: who goes on, and with what. Real processes, real messages, SIGKILL."""
+"""Rank failures by SIGKILL during training, with real processes and messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def start(folder: Path, method: dict[str, Any], ranks: int, lost: dict[int, int]
 @needs_ulfm
 @pytest.mark.parametrize("case", [pytest.param(name, marks=() if name in FEW else pytest.mark.nightly)
                                   for name in CASES])
-def test_those_that_live_go_on(tmp_path: Path, case: str) -> None:
+def test_surviving_ranks_continue(tmp_path: Path, case: str) -> None:
     method, ranks, lost = CASES[case]
     done = start(tmp_path, method, ranks, lost)
     assert done.returncode == 0, done.stderr
@@ -71,7 +71,7 @@ def test_those_that_live_go_on(tmp_path: Path, case: str) -> None:
     pytest.param({"strategy": "ps", "ps": 1}, 0, "no ps is left", marks=pytest.mark.nightly),
     pytest.param({"strategy": "ps", "ps": 2}, 0, "no backup of the shard of failed rank 0", marks=pytest.mark.nightly),
 ], ids=["allreduce", "local-sgd", "the only server", "a server before its first copy"])
-def test_all_end_at_once_where_they_cannot_go_on(tmp_path: Path, method: dict[str, Any], lost: int, why: str) -> None:
+def test_unrecoverable_failure_ends_all_ranks(tmp_path: Path, method: dict[str, Any], lost: int, why: str) -> None:
     done = start(tmp_path, method, 4, {lost: 40})
     assert done.returncode == 76
     said = [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
@@ -83,7 +83,7 @@ def test_all_end_at_once_where_they_cannot_go_on(tmp_path: Path, method: dict[st
 
 
 @needs_mpi
-def test_an_mpi_without_ulfm_ends_all(tmp_path: Path) -> None:
+def test_failure_without_ulfm_ends_all_ranks(tmp_path: Path) -> None:
     case = json.dumps({"method": {"strategy": "gossip"}, "steps": STEPS, "lost": {1: 40}})
     done = mpirun(3, SCRIPT, str(tmp_path), case)
     assert done.returncode != 0

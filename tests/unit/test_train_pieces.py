@@ -1,4 +1,4 @@
-"""The pieces of the training runtime that need no second rank."""
+"""Units of the training runtime that need one rank only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def digits(seed: int) -> ImageDataset:
     return load_dataset("digits", seed)
 
 
-def test_digits_are_split_and_standardised() -> None:
+def test_digits_are_split_and_normalized() -> None:
     data = digits(1)
     assert (len(data.train_y), len(data.test_y), data.classes) == (1437, 360, 10)
     assert data.train_x.dtype == np.float32
@@ -39,7 +39,7 @@ def test_digits_are_split_and_standardised() -> None:
     assert np.array_equal(data.test_x, digits(1).test_x)
 
 
-def test_digits_are_those_of_scikit_learn() -> None:
+def test_digits_equal_scikit_learn() -> None:
     from sklearn.datasets import load_digits
     bunch = load_digits()
     data = digits(1)
@@ -48,14 +48,14 @@ def test_digits_are_those_of_scikit_learn() -> None:
     assert np.array_equal(data.test_y, bunch.target[aside])
 
 
-def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_without_scikit_learn_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, "sklearn", raising=False)
     with pytest.raises(UnavailableError, match="scikit-learn"):
         digits(1)
 
 
-def test_shares_of_the_workers_are_disjoint_and_used_once_in_an_epoch() -> None:
+def test_worker_partitions_are_disjoint_and_used_once_per_epoch() -> None:
     data = digits(1)
     workers, batch = 4, 16
     steps = data.steps_per_epoch(workers, batch)
@@ -67,7 +67,7 @@ def test_shares_of_the_workers_are_disjoint_and_used_once_in_an_epoch() -> None:
     assert len(set(seen)) == len(seen)
 
 
-def test_batch_larger_than_a_share() -> None:
+def test_batch_larger_than_partition() -> None:
     with pytest.raises(UsageError, match="only 359 images"):
         digits(1).steps_per_epoch(4, 360)
 
@@ -89,8 +89,8 @@ def test_replica_trains_through_its_flat_buffers() -> None:
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["", "before 2.1"])
-def test_a_replica_tells_of_each_gradient_when_it_is_complete(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In two passes, with a parameter that is used twice in each: PyTorch 1.13 has other hooks."""
+def test_replica_reports_each_completed_gradient(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two passes, with a parameter used twice in each; PyTorch 1.13 has other hooks."""
     if old:
         monkeypatch.delattr(torch.Tensor, "register_post_accumulate_grad_hook")
     first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
@@ -106,14 +106,14 @@ def test_a_replica_tells_of_each_gradient_when_it_is_complete(old: bool, monkeyp
     assert dict(told)[3] == [2.0]
 
 
-def test_models_start_alike_by_seed() -> None:
+def test_models_are_determined_by_seed() -> None:
     one, same, other = (Replica(models.build_model("mlp:8", (64,), 10, seed)).parameters for seed in (1, 1, 2))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("spec", ["cnn", "mlp:a", "mlp:0", "mlp:16,-2"])
-def test_unknown_models(spec: str) -> None:
+def test_unknown_models_are_rejected(spec: str) -> None:
     with pytest.raises(UsageError, match="mlp"):
         models.build_model(spec, (64,), 10, 1)
 
@@ -123,13 +123,13 @@ def test_unknown_models(spec: str) -> None:
     (["--ps", "-1"], "--ps: '-1'"), (["--steps", "0"], "--steps: '0'"), (["--batch-size", "x"], "--batch-size: 'x'"),
     (["--lr", "nan"], "--lr: 'nan'"), (["--momentum", "1"], "--momentum: '1'"), (["--data", "mnist"], "'mnist'"),
     (["--step", "3"], "--step"), (["more"], "more")])
-def test_wrong_options(argv: list[str], culprit: str) -> None:
+def test_invalid_options_are_rejected(argv: list[str], culprit: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse_train_options(argv)
     assert culprit in str(raised.value)
 
 
-def test_options_default_to_those_of_the_class() -> None:
+def test_parser_defaults_equal_class_defaults() -> None:
     assert parse_train_options([]) == Options()
     assert parse_train_options(["--ps", "2", "--lr", "0.5"]) == Options(strategy_config=StrategyConfig(ps=2), lr=0.5)
 
@@ -138,20 +138,20 @@ def test_options_default_to_those_of_the_class() -> None:
     ("core.leafA.n1", "switch.switch.node", ("core", "leafA")), (".leafA.n1", "switch.switch.node", ("leafA",)),
     ("b1.n1", "block.node", ("b1",)), ("n1", "node", ()), ("core.leafA.n1.site", "switch.switch.node",
                                                           ("core", "leafA"))])
-def test_zone_path_of_a_task(address: str, pattern: str, path: tuple[str, ...]) -> None:
+def test_zone_path_from_slurm_topology_addr(address: str, pattern: str, path: tuple[str, ...]) -> None:
     environ = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
     assert world_module.zone_path(environ) == path
     assert world_module.zone_path({}) == ()
 
 
-def test_levels_of_messages() -> None:
+def test_world_locality_levels() -> None:
     world = world_module.World(SimpleNamespace(rank=0), StrategyConfig("gossip", "random-matching"), ("n1", "n1", "n2", "n3", "n4"),
                           ("A", "A", "A", "B", ""), ("worker",) * 5, {})
     assert world.locality_levels() == ("intra_node", "intra_node", "intra_zone", "inter_zone", "inter_zone")
     assert str(world).startswith("0 n1 (A worker), 1 n1 (A worker)")
 
 
-def test_roles() -> None:
+def test_assign_roles() -> None:
     plan = Plan("ps", ("a", "b", "c"), ("worker", "ps", "worker"), {})
     assert world_module._assign_roles("ps", None, plan, 3) == plan.roles
     assert world_module._assign_roles("ps", 1, plan, 3) == plan.roles
@@ -165,7 +165,7 @@ def test_roles() -> None:
         world_module._assign_roles("none", None, None, 3)
 
 
-def test_experimental_options_have_their_own_heading(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_groups_experimental_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_train_options(["--help"], {})
     _, _, group = capsys.readouterr().out.partition("Experimental:\n")
@@ -174,7 +174,7 @@ def test_experimental_options_have_their_own_heading(capsys: pytest.CaptureFixtu
     assert "--comm-pattern link-aware and mpi-allreduce" in " ".join(group.split())
 
 
-def test_traffic_of_option_plan_and_strategy() -> None:
+def test_comm_pattern_precedence_is_option_plan_default() -> None:
     nodes, roles = ("a", "b", "c", "d"), ("worker",) * 4
     plan = Plan("gossip", nodes, roles, {}, comm_pattern="base-2")
     assert world_module._choose_comm_pattern(StrategyConfig("gossip"), plan) == "base-2"
@@ -194,13 +194,13 @@ def test_traffic_of_option_plan_and_strategy() -> None:
     (StrategyConfig("allreduce", "ring"), "", ("A", "A", "B", "B"), "ring"),
     (StrategyConfig("allreduce", "mpi-allreduce"), "", ("A", "A", "B", "B"), "mpi-allreduce"),
     (StrategyConfig("local-sgd"), "", ("A", "A", "B", "B"), "ring")])
-def test_allreduce_between_known_zones_is_hierarchical_where_nobody_asks_for_a_ring(
+def test_default_pattern_between_known_zones_is_hierarchical(
         method: StrategyConfig, planned: str, zones: tuple[str, ...], found: str) -> None:
     plan = Plan(method.strategy or "", ("a", "b", "c", "d"), ("worker",) * 4, {}, comm_pattern=planned)
     assert world_module._choose_comm_pattern(method, plan, zones) == found
 
 
-def test_plans_with_and_without_traffic() -> None:
+def test_plan_comm_pattern_is_optional_and_checked() -> None:
     plan = Plan("gossip", ("a", "b"), ("worker",) * 2, {"a": ("core", "leaf")}, comm_pattern="one-peer-exponential")
     assert decode_plan(encode_plan(plan)) == plan
     content = plan.to_json()
@@ -210,7 +210,7 @@ def test_plans_with_and_without_traffic() -> None:
         Plan.from_json({**content, "comm_pattern": "ring"})
 
 
-def test_summary_figures() -> None:
+def test_summarize() -> None:
     server = RankReport(StepMeter().totals, {"intra_node": 1, "intra_zone": 2, "inter_zone": 3})
     times = dict.fromkeys(PHASES, 1.5)
     meter = StepMeter()
@@ -237,7 +237,7 @@ def test_summary_figures() -> None:
 
 
 @pytest.mark.parametrize("size, parts", [(10, 3), (2, 5), (0, 2)])
-def test_bounds(size: int, parts: int) -> None:
+def test_split_offsets(size: int, parts: int) -> None:
     edge = split_offsets(size, parts)
     lengths = np.diff(edge)
     assert (edge[0], edge[-1], len(lengths)) == (0, size, parts)
@@ -245,13 +245,13 @@ def test_bounds(size: int, parts: int) -> None:
     assert np.ptp(lengths) <= 1
 
 
-def test_every_strategy_is_one_of_the_plans() -> None:
+def test_strategies_match_plan() -> None:
     from slurmdl import plan
     assert tuple(STRATEGIES) == plan.STRATEGIES
 
 
-def test_train_imports_nothing_else_of_slurmdl() -> None:
-    """Neither at once nor on a rank that trains: the tasks need torch, MPI and these files alone."""
+def test_train_imports_only_shared_modules() -> None:
+    """Tasks need torch, MPI and these files only."""
     code = ("import sys; from slurmdl.train.trainer import trainer; print(*sorted(m for m in sys.modules if "
             "m.startswith('slurmdl.') and not m.startswith('slurmdl.train')), 'sklearn' in sys.modules)")
     done = python("-c", code)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from mpi import mpirun, needs_mpi, python
-from training import whole
+from strategy_harness import global_batches
 
 from slurmdl.train.library.sampling import GlobalBatches
 
@@ -51,7 +51,7 @@ def test_sums_that_overlap_with_the_backward_pass() -> None:
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.ones(40, 4) * torch.arange(40)[:, None] / 40
     deal = GlobalBatches(40, 3, 2, True, 1)
-    for index in whole(deal, 0):
+    for index in global_batches(deal, 0):
         opt.zero_grad()
         model(data[index]).square().mean().backward()
         opt.step()

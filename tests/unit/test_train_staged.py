@@ -1,4 +1,4 @@
-"""Parameters on another device than the CPU, whose buffers on the host are copies: here from CPU to CPU."""
+"""Replicas whose host buffers are copies, as for a GPU; here from CPU to CPU."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def trained(transport: virtual.VirtualTransport, method: StrategyConfig, steps: 
 
 
 @pytest.mark.parametrize("case", METHODS)
-def test_the_same_models_as_without_copies(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one run also mixed with ranks without them."""
+def test_copies_give_same_models(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also mixed with ranks without copies."""
     method = METHODS[case]
     expected = virtual.run_virtual_ranks(4, lambda transport: trained(transport, method))
     for which in (lambda number: True, lambda number: number % 2 == 0):
@@ -85,8 +85,8 @@ def test_the_same_models_as_without_copies(case: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("case", ["allreduce", "ps", "ps --async", "push", "local-sgd", "quasi-global"])
-def test_the_same_models_with_checkpoints(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which read what is on the host: on a server it is newer than what is on the device."""
+def test_copies_with_checkpoints_give_same_models(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints read host buffers, which are newer on a server."""
     def run(folder: str) -> Any:
         return virtual.run_virtual_ranks(4, lambda transport: trained(
             transport, METHODS[case], checkpoint_dir=str(tmp_path / folder), checkpoint_every=5))
@@ -97,8 +97,8 @@ def test_the_same_models_with_checkpoints(case: str, tmp_path: Path, monkeypatch
         assert mine is its is None or torch.equal(mine, its)
 
 
-def test_only_what_an_exchange_needs_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elements from device to host and back, by step: all of a buffer, or none."""
+def test_only_buffers_needed_by_exchange_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements copied between device and host per step: a whole buffer, or none."""
     copied: list[tuple[bool, int]] = []
 
     def counted(replica: Replica, target: Any, source: Any) -> None:
@@ -141,8 +141,8 @@ def test_only_what_an_exchange_needs_is_copied(monkeypatch: pytest.MonkeyPatch) 
     assert looks == [[there] if number % 4 == 2 else [] for number in range(2, 13)], "two steps before each due one"
 
 
-def test_a_bucket_of_gradients_is_copied_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a rank with a communication thread: each element once, and not at the end alone."""
+def test_gradient_bucket_is_copied_when_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a communication thread: each element once, not only at the end."""
     monkeypatch.setattr("slurmdl.comm_layout.MAX_BUCKET_ELEMENTS", 16)
     monkeypatch.setattr(virtual.VirtualTransport, "supports_comm_thread", True)
     staged(monkeypatch, lambda number: True)

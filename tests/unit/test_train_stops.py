@@ -1,4 +1,4 @@
-"""Runs that are told to stop or are killed, over MPI, and end as if they had not been."""
+"""Preemption: stopped and killed runs over MPI resume with the result of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from mpi import mpirun, needs_mpi, python
 
-#: seconds, on a machine that is busy with other things
+#: timeout in seconds on a loaded machine
 LONG = 600
 NIGHTLY = pytest.mark.nightly
 SCRIPT = str(Path(__file__).with_name("checkpoint_script.py"))
@@ -32,8 +32,8 @@ def ended(text: str) -> list[str]:
 @needs_mpi
 @pytest.mark.parametrize("strategy", ["allreduce", "ps", *(pytest.param(name, marks=NIGHTLY)
                                                             for name in ("gossip", "local-sgd"))])
-def test_a_signal_on_any_rank_stops_all_and_the_same_command_goes_on(strategy: str, tmp_path: Path) -> None:
-    """Bit for bit: with dropout, random samples, a schedule made after wrap(), in the middle of an epoch."""
+def test_signal_on_any_rank_stops_all_and_same_command_resumes(strategy: str, tmp_path: Path) -> None:
+    """Bitwise: with dropout, random samples, a scheduler created after wrap(), within an epoch."""
     environ = {"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_CHECKPOINT_EVERY": "0"}
     unbroken = mpirun(3, SCRIPT, environ=environ, timeout=LONG)
     assert unbroken.returncode == 0, unbroken.stderr
@@ -59,7 +59,7 @@ def test_a_signal_on_any_rank_stops_all_and_the_same_command_goes_on(strategy: s
         ("--strategy", "adaptive-gossip", "--comm-pattern", "base-2", "--compression", "int4", "--trigger-warmup", "5")))],
     ids=lambda words: "".join(words[1:]).replace("--", "-"))
 def test_the_trainer_stops_and_goes_on(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    """One rank alone is signalled while it computes or waits; a slow rank is waited for."""
+    """One rank is signaled while it computes or waits; the others wait for a straggler."""
     words = ("-m", "slurmdl.train", *arguments, "--steps", "80", "--model", "mlp:16", "--emulate-compute", "0.02",
              "--straggler", "1=2", "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "30",
              "--summary", str(tmp_path / "summary"))
@@ -75,8 +75,8 @@ def test_the_trainer_stops_and_goes_on(arguments: tuple[str, ...], tmp_path: Pat
     assert len(list((tmp_path / "kept").glob("step-*/manifest.json"))) <= 2
 
 
-def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """A checkpoint in each step, so that most kills strike in the midst of one."""
+def test_run_resumes_after_kill_at_any_moment(tmp_path: Path) -> None:
+    """With a checkpoint in each step, most kills occur within one."""
     words = ["-m", "slurmdl.train", "--virtual-ranks", "2", "--strategy", "gossip", "--steps", "60", "--model", "mlp:64"]
     keeps = [*words, "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "1"]
     unbroken = python(*words, "--summary", str(tmp_path / "unbroken"), timeout=LONG)
@@ -103,8 +103,8 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-def test_a_full_disk_leaves_the_older_checkpoints_and_the_training_goes_on(tmp_path: Path) -> None:
-    """A checkpoint takes some 320 KB here, and the disk has room for two."""
+def test_full_disk_keeps_older_checkpoints_and_training_continues(tmp_path: Path) -> None:
+    """A checkpoint takes some 320 KB here, and the disk holds two."""
     words = f"{sys.executable} -m slurmdl.train --virtual-ranks 2 --strategy gossip --model mlp:256 " \
             f"--checkpoint-every 10 --checkpoint-dir {tmp_path}/disk --steps"
     script = f"mkdir {tmp_path}/disk; mount -t tmpfs -o size=800k tmpfs {tmp_path}/disk || exit 99; {words} 40 " \

@@ -1,4 +1,4 @@
-"""What is dealt out: every sample once in an epoch over all workers, whatever their speeds and how they change."""
+"""Sampling assigns every sample once per epoch for any speeds of the workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ speeds_of = st.floats(0.01, 1000)
 
 
 @given(st.integers(0, 5000), st.lists(speeds_of, min_size=1, max_size=40), st.data())
-def test_numbers_in_proportion_keep_sum_and_bounds(total: int, weights: list[float], data: st.DataObject) -> None:
+def test_apportion_keeps_sum_and_bounds(total: int, weights: list[float], data: st.DataObject) -> None:
     count = len(weights)
     least = data.draw(st.integers(0, total // count))
     most = data.draw(st.integers(-(-total // count), total))
@@ -33,9 +33,9 @@ def test_numbers_in_proportion_keep_sum_and_bounds(total: int, weights: list[flo
 
 def hands(deal: GlobalBatches, worker: int, by_steps: bool, period: int, ahead: int, told: list[list[float]],
           begin: int) -> list[list[BatchSlice]]:
-    """Two epochs of a worker, the first from a position on; all workers tell the same speeds.
+    """Slices of a worker in two epochs, the first from a position; all workers publish the same speeds.
 
-    A batch is drawn `ahead` steps before it is used, and a round's end tells once its last batch was used.
+    A batch is fetched `ahead` steps before it is used; speeds are published after the last batch of a round.
     """
     answers = iter(told)
     made = 0
@@ -67,7 +67,7 @@ def hands(deal: GlobalBatches, worker: int, by_steps: bool, period: int, ahead: 
 
 
 @given(st.data(), st.integers(1, 9), st.integers(1, 20), st.booleans(), st.integers(1, 40), st.integers(0, 4))
-def test_every_sample_is_dealt_once_while_speeds_change(data: st.DataObject, workers: int, batch: int, by_steps: bool,
+def test_lockstep_sampling_assigns_every_sample_once_while_speeds_change(data: st.DataObject, workers: int, batch: int, by_steps: bool,
                                                         period: int, ahead: int) -> None:
     count = data.draw(st.integers(workers, 3000))
     begin = data.draw(st.integers(0, count - workers))
@@ -79,7 +79,7 @@ def test_every_sample_is_dealt_once_while_speeds_change(data: st.DataObject, wor
         dealt = [both[worker][epoch] for worker in range(workers)]
         places = [place for its in dealt for hand in its for place in range(hand.start, hand.stop)]
         assert sorted(places) == list(range(start, count))
-        # all have the same steps of the run, each of them once, and tell at the same of them
+        # all have the same steps, each once, and publish speeds at the same steps
         steps = [[step for hand in its for step in hand.steps] for its in dealt]
         assert all(its == steps[0] for its in steps)
         assert len({tuple(hand.steps.stop for hand in its if hand.publishes_speed) for its in dealt}) == 1
@@ -92,7 +92,7 @@ def test_every_sample_is_dealt_once_while_speeds_change(data: st.DataObject, wor
 
 
 @given(st.data(), st.integers(1, 9), st.integers(1, 20), st.booleans(), st.integers(1, 60))
-def test_every_sample_goes_once_to_whoever_asks(data: st.DataObject, workers: int, batch: int, by_steps: bool,
+def test_guided_scheduling_grants_every_sample_once(data: st.DataObject, workers: int, batch: int, by_steps: bool,
                                                 until: int) -> None:
     count = data.draw(st.integers(workers, 2000))
     random = np.random.default_rng(data.draw(st.integers(0, 1000)))

@@ -1,4 +1,4 @@
-"""Work by measured speed: weights, hysteresis, positions, what is refused, and runs with slowed ranks."""
+"""Load balancing: weights, hysteresis, positions, invalid options, and runs with stragglers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def step(model: Any, opt: Any, x: Any, y: Any) -> None:
 
 
 def library(count: int, method: StrategyConfig, program: Callable[[Run, Any, Any], Any], **options: Any) -> list[Any]:
-    """What the program gives on each of `count` virtual ranks; the servers only serve."""
+    """Results of `program` on `count` virtual ranks; servers only serve."""
     def rank(transport: virtual.VirtualTransport) -> Any:
         run = init(method, environ={}, transport=transport, **options)
         model, opt = net()
@@ -59,13 +59,13 @@ def library(count: int, method: StrategyConfig, program: Callable[[Run, Any, Any
 
 
 def slowed(run: Run, samples: int) -> None:
-    """Let the time of a step go by; worker 1 takes 4 times as long, in the second epoch as long as the others."""
+    """Emulate a step; worker 1 takes 4 times as long, except in the second epoch."""
     slow = run.worker_rank == 1 and not 40 <= run.global_step < 80
     run.world.transport.emulate_compute(samples * (4e-3 if slow else 1e-3))
 
 
 def trained(run: Run, model: Any, opt: Any) -> Any:
-    """The model, and the sizes of the batches, on a worker."""
+    """Model and batch sizes on a worker."""
     if run.is_server:
         run.loader((X, Y), BATCH)
         return None
@@ -82,7 +82,7 @@ def trained(run: Run, model: Any, opt: Any) -> Any:
 @pytest.mark.parametrize("method, workers", [(StrategyConfig("allreduce", load_balance="batch-size"), 4),
                                              (StrategyConfig("allreduce", comm_pattern="mpi-allreduce", load_balance="batch-size"), 3),
                                              (StrategyConfig("ps", ps=2, load_balance="batch-size"), 4)], ids=["sum", "library", "ps"])
-def test_batches_by_speed_are_equal_to_the_whole_batch(method: StrategyConfig, workers: int) -> None:
+def test_balanced_batches_equal_global_batch(method: StrategyConfig, workers: int) -> None:
     model, opt = net()
     first = flat(model)
     deal = GlobalBatches(SAMPLES, workers, BATCH, True, 1)
@@ -99,7 +99,7 @@ def test_batches_by_speed_are_equal_to_the_whole_batch(method: StrategyConfig, w
     assert sizes[1].min() <= 0.35 * BATCH
 
 
-def test_speeds_are_averaged() -> None:
+def test_throughput_is_averaged() -> None:
     speed = ThroughputEstimator()
     for samples, seconds in ((8, 1.0), (8, 4.0), (0, 1.0), (8, 0.0)):
         speed.measure(samples, seconds)
@@ -111,7 +111,7 @@ def test_speeds_are_averaged() -> None:
     assert speed.value == pytest.approx(0.8 * 8 + 0.2 * 4, rel=1e-3)
 
 
-def test_shares_change_for_more_than_3_percent_and_not_soon_again() -> None:
+def test_shares_change_above_min_speedup_and_not_soon_again() -> None:
     shares = WorkShares(2)
     assert not shares.update([1.0, 0.95], 0)
     assert shares.values == (1.0, 1.0)
@@ -124,8 +124,8 @@ def test_shares_change_for_more_than_3_percent_and_not_soon_again() -> None:
     assert shares.values == (1.0, 1.0)
 
 
-def test_what_a_step_takes_in_any_case_is_taken_in_by_the_second_change() -> None:
-    """One of eight at a quarter of the speed, 10 of 110 ms in any case: the slowest comes within 1 % of the best."""
+def test_second_change_corrects_constant_step_cost() -> None:
+    """One of eight at a quarter of the speed, 10 of 110 ms constant: the slowest is within 1 % of the optimum."""
     def seconds(shares: WorkShares) -> list[float]:
         return [0.01 + share * 0.1 * slow for share, slow in zip(shares.values, (1,) * 7 + (4,), strict=True)]
 
@@ -143,7 +143,7 @@ WEIGHTS = (0.25, 1.25, 1.5, 1.0)
 
 @pytest.mark.parametrize("traffic, compress", [("random-matching", "none"), ("base-2", "int4"), ("one-peer-exponential", "none"),
                                                ("base-2", "fp16"), ("zone-aware", "none")])
-def test_gossip_keeps_the_weighted_sum(traffic: str, compress: str) -> None:
+def test_gossip_preserves_weighted_sum(traffic: str, compress: str) -> None:
     played = run_strategy(StrategyConfig("gossip", traffic, compression=compress), 4, 60, model_weights=WEIGHTS, zones="aabb")
     first, last = (sum(weight * np.float64(getattr(its, name)) for weight, its in zip(WEIGHTS, played, strict=True))
                    for name in ("initial", "final"))
@@ -151,7 +151,7 @@ def test_gossip_keeps_the_weighted_sum(traffic: str, compress: str) -> None:
     assert [its.strategy.model_weight for its in played] == pytest.approx(WEIGHTS)
 
 
-def test_pushed_models_of_other_weights_keep_the_weighted_sum() -> None:
+def test_push_sum_preserves_weighted_sum() -> None:
     played = run_strategy(StrategyConfig("gossip", "random-matching", asynchronous=True), 4, 40, model_weights=WEIGHTS, update=noise(0.1),
                   step_seconds=lambda rank: 1e-3)
     before = sum(weight * np.float64(its.initial) + its.total_update for weight, its in zip(WEIGHTS, played, strict=True))
@@ -161,8 +161,8 @@ def test_pushed_models_of_other_weights_keep_the_weighted_sum() -> None:
     assert all(its.strategy.exchanges for its in played)
 
 
-def test_a_slow_rank_does_not_gather_all_the_weight() -> None:
-    """Of one that is 4 times slower the others keep more than half."""
+def test_straggler_does_not_accumulate_weight() -> None:
+    """The others keep more than half beside a rank that is 4 times slower."""
     held = []
     for steps in range(30, 40):
         played = run_strategy(StrategyConfig("gossip", "random-matching", asynchronous=True), 8, steps, update=noise(0.1),
@@ -172,7 +172,7 @@ def test_a_slow_rank_does_not_gather_all_the_weight() -> None:
 
 
 @pytest.mark.parametrize("compress", ["none", "int8"])
-def test_local_sgd_takes_the_weighted_mean(compress: str) -> None:
+def test_local_sgd_uses_weighted_mean(compress: str) -> None:
     method = StrategyConfig("local-sgd", "ring", compression=compress, period=5, outer_lr=1.0, outer_momentum=0.0)
     played = run_strategy(method, 4, 5, model_weights=WEIGHTS)
     mean = sum(weight * np.float64(its.initial) for weight, its in zip(WEIGHTS, played, strict=True)) / 4
@@ -190,8 +190,8 @@ METHODS = [StrategyConfig("allreduce", load_balance="batch-size"), StrategyConfi
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda its: f"{its.strategy}-{its.load_balance}-{its.asynchronous}")
 @pytest.mark.parametrize("data", ["arrays", "dataset"])
-def test_a_loader_deals_every_sample_once_and_goes_on_from_a_position(method: StrategyConfig, data: str) -> None:
-    """After a restart in the middle of an epoch with fewer workers what is left is dealt out."""
+def test_loader_assigns_every_sample_once_and_resumes_at_position(method: StrategyConfig, data: str) -> None:
+    """After a restart within an epoch with fewer workers, the rest is assigned."""
     class Numbers(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
             return SAMPLES
@@ -221,7 +221,7 @@ def test_a_loader_deals_every_sample_once_and_goes_on_from_a_position(method: St
     for epoch in range(2):
         assert sorted(sample for seen, _ in found for sample in seen[epoch]) == list(range(SAMPLES))
     assert found[0][1][-1][1]["epoch"] == 1
-    # where all are as far: rounds of 5 or 8 steps are over
+    # at a common step: rounds of 5 or 8 steps are over
     middle = {"epoch": 1, "cursor": 380} if method.asynchronous else next(
         state for done, state in found[0][1] if done == 40)
     rest = library(3, method, program(middle))
@@ -242,7 +242,7 @@ def test_a_loader_deals_every_sample_once_and_goes_on_from_a_position(method: St
     (StrategyConfig("gossip", "base-2", load_balance="local-steps"),
      "--load-balance local-steps: an exchange after every step leaves no steps"),
     (StrategyConfig("gossip", "base-2", shared_memory=True, period=4, load_balance="local-steps"), "--load-balance local-steps: not valid with --shared-memory")])
-def test_what_cannot_be_balanced_is_refused(method: StrategyConfig, text: str) -> None:
+def test_invalid_load_balance_combinations_are_rejected(method: StrategyConfig, text: str) -> None:
     with pytest.raises(InvalidRunError) as refused:
         compatibility.check_compatibility(method)
     assert str(refused.value).startswith(text)
@@ -262,13 +262,13 @@ def two_loaders(run: Run, model: Any, opt: Any) -> None:
     (no_batch, {}, "step 1: --load-balance batch-size requires a batch of run.loader"),
     (two_loaders, {}, r"--load-balance batch-size: requires one run.loader\(\) for all samples"),
     (no_batch, {"backward_passes_per_step": 2}, "--load-balance batch-size: not valid with backward_passes_per_step=2")])
-def test_scripts_that_cannot_be_balanced(program: Callable[[Run, Any, Any], None], options: dict[str, int],
+def test_scripts_without_balanced_loader_are_rejected(program: Callable[[Run, Any, Any], None], options: dict[str, int],
                                          words: str) -> None:
     with pytest.raises(TrainError, match=words):
         library(2, StrategyConfig("allreduce", load_balance="batch-size"), program, **options)
 
 
-def test_checkpoints_need_a_common_step(tmp_path: Path) -> None:
+def test_checkpoints_require_common_step(tmp_path: Path) -> None:
     with pytest.raises(InvalidRunError, match="--checkpoint-dir: not valid with --load-balance local-steps --async"):
         library(
     2,
@@ -280,12 +280,12 @@ def test_checkpoints_need_a_common_step(tmp_path: Path) -> None:
          checkpoint_dir=str(tmp_path))
 
 
-def test_skewed_data_cannot_be_balanced() -> None:
+def test_load_balance_rejects_dirichlet_alpha() -> None:
     with pytest.raises(UsageError, match="--load-balance batch-size: not valid with --dirichlet-alpha"):
         parse_train_options(["--load-balance", "batch-size", "--dirichlet-alpha", "0.3"], {})
 
 
-def test_ranks_slow_for_a_while() -> None:
+def test_straggler_option_parses_step_ranges() -> None:
     options = parse_train_options(["--virtual-ranks", "4", "--straggler", "3=4@100-200,1=2@50,0=1.5"], {})
     assert options.straggler == (Straggler(3, 4.0, 100, 200), Straggler(1, 2.0, 50), Straggler(0, 1.5))
     for text in ("3=4@", "3=4@-5", "3=4@5-5", "3=4@9-5", "3@4", "1=2,1=3@4"):
@@ -301,7 +301,7 @@ def simulated(*arguments: str, slow: str = "5=4") -> dict[str, Any]:
 
 
 def kinds() -> Iterator[Any]:
-    """Heterogeneous gossip, and the others."""
+    """Command lines of all balanced strategies."""
     for where in ("messages", "shared", "both"):
         for way in ("--load-balance batch-size", "--async --load-balance local-steps", "--async --load-balance batch-size"):
             zones = {"messages": "", "shared": "--virtual-zones A:1x8", "both": "--virtual-zones A:2x2,B:1x4"}[where]
@@ -321,8 +321,8 @@ def kinds() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("words", list(kinds()))
-def test_a_balanced_run_is_as_good_and_nearly_as_quick_as_its_ranks_are(words: str) -> None:
-    """On the clock of the simulation, against the sum of the ranks' speeds."""
+def test_balanced_run_reaches_accuracy_and_summed_speed(words: str) -> None:
+    """On the virtual clock, compared with the sum of the ranks' speeds."""
     found = simulated(*words.split())
     equal = simulated(*words.replace("batch-size", "off").replace("local-steps", "off").split(), slow="")
     workers = found["num_workers"]
@@ -337,7 +337,7 @@ def test_a_balanced_run_is_as_good_and_nearly_as_quick_as_its_ranks_are(words: s
     assert uneven[slow] < 0.5 * np.median(uneven)
 
 
-def test_a_rank_that_is_slow_only_for_a_while_gets_its_share_back() -> None:
+def test_temporary_straggler_regains_its_share() -> None:
     found = simulated("--strategy", "allreduce", "--load-balance", "batch-size", slow="5=4@40-80")
     for_ever = simulated("--strategy", "allreduce", "--load-balance", "batch-size")
     assert for_ever["batch_size_per_worker"][5] < 6 < 11 < found["batch_size_per_worker"][5] < 15
@@ -349,7 +349,7 @@ def test_a_rank_that_is_slow_only_for_a_while_gets_its_share_back() -> None:
     *(pytest.param(words, marks=pytest.mark.nightly) for words in (
         "gossip --async --load-balance batch-size", "gossip --shared-memory --async --load-balance local-steps",
         "local-sgd --period 8 --load-balance local-steps", "ps --async --load-balance local-steps"))])
-def test_a_slowed_rank_over_mpi_gets_less(words: str, tmp_path: Path) -> None:
+def test_straggler_over_mpi_gets_less_work(words: str, tmp_path: Path) -> None:
     steps, batch, file = 60, 16, tmp_path / "summary"
     done = mpirun(4, "-m", "slurmdl.train", "--strategy", *words.split(), "--steps", str(steps), "--batch-size",
                   str(batch), "--emulate-compute", "0.01", "--straggler", "2=5", "--model", "mlp:16",
