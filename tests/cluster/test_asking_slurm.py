@@ -58,9 +58,9 @@ def test_job_confirmed_by_slurm_starts_on_its_nodes(cluster):
 def test_reserved_nodes_are_used_with_the_reservation_only(cluster, reserve):
     reserve("course", "n[1,3,5]", "now")
     assert "--prefer=zoneB" in dry_run_decision(cluster, "-N3")
-    assert "--nodelist=n[1,3,5]" in dry_run_decision(cluster, "-N3", "--no-requeue", "-C", "(zoneA)", "--reservation=course")
-    job = cluster.submit(["slurmdl", "sbatch", "-N2", "--no-requeue", "-C", "(zoneA)", "--reservation=course",
-                          "--wrap", "sleep 5"])
+    options = ("--no-requeue", "-C", "(zoneA)", "--reservation=course")
+    assert "--nodelist=n[1,3,5]" in dry_run_decision(cluster, "-N3", *options)
+    job = cluster.submit(["slurmdl", "sbatch", "-N2", *options, "--wrap", "sleep 5"])
     nodes = hostlist.expand_hostlist(cluster.wait_for(job, {"RUNNING"}, timeout=30)["NodeList"])
     assert set(nodes) < {"n1", "n3", "n5"}
 
@@ -69,7 +69,8 @@ def test_slurm_decides_on_nodes_with_a_future_reservation(cluster, reserve):
     """Whether a job may start there depends on its time limit."""
     reserve("service", "n[1-8]", "now+1hour")
     assert "--prefer=zone" in dry_run_decision(cluster, "-N2", "-t", "10")
-    assert "the reservation service will hold some of the nodes, and Slurm " in dry_run_decision(cluster, "-N2", "-t", "120")
+    decision = dry_run_decision(cluster, "-N2", "-t", "120")
+    assert "the reservation service will hold some of the nodes, and Slurm " in decision
 
 
 def test_both_output_forms_of_scontrol_give_the_same_snapshot(cluster, reserve):

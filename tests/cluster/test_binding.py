@@ -110,7 +110,8 @@ def test_nodelist_binding_waits_for_its_nodes(new_cluster):
     cluster = new_cluster()
     occupy(cluster, "n2", "n4")
     script = cluster.script(MAPPED)
-    done = cluster.run(racing_submission(cluster, "n1,n3", script, "--dl-node-binding=nodelist", "-N3"), directory=script.parent)
+    submission = racing_submission(cluster, "n1,n3", script, "--dl-node-binding=nodelist", "-N3")
+    done = cluster.run(submission, directory=script.parent)
     job = int(done.stdout.split()[-1])
     bound = bound_nodes(cluster, job)
     assert set(bound) & {"n1", "n3"}
@@ -187,8 +188,8 @@ def test_late_binding_releases_the_worst_node(cluster, args, tasks):
     script = cluster.script(LATE + HOLD)
     scores = script.parent / "scores.json"
     scores.write_text(json.dumps({"nodes": {"n3": {"throughput": 1e6}}}))
-    done = cluster.run(["slurmdl", "sbatch", "--parsable", "--dl-node-binding=late", f"--dl-link-scores={scores}", *args,
-                        "-o", "log", str(script)], directory=script.parent)
+    done = cluster.run(["slurmdl", "sbatch", "--parsable", "--dl-node-binding=late", f"--dl-link-scores={scores}",
+                        *args, "-o", "log", str(script)], directory=script.parent)
     assert done.stderr == ""
     job, log = int(done.stdout), script.parent / "log"
     deadline = time.monotonic() + 30
@@ -237,8 +238,8 @@ def test_late_bound_job_that_cannot_shrink_keeps_its_nodes(new_cluster, settings
 def test_requeued_job_avoids_the_dead_node(new_cluster, binding):
     cluster = new_cluster(slurm_conf_lines=("AuthInfo=cred_expire=5",))
     script = cluster.script("echo run $SLURM_RESTART_COUNT\n" + MAPPED + '[ "$SLURM_RESTART_COUNT" ] || sleep 300\n')
-    job = cluster.submit(["slurmdl", "sbatch", f"--dl-node-binding={binding}", "--open-mode=append", "--requeue", "-N3", "-o",
-                          "log", str(script)], directory=script.parent)
+    job = cluster.submit(["slurmdl", "sbatch", f"--dl-node-binding={binding}", "--open-mode=append", "--requeue",
+                          "-N3", "-o", "log", str(script)], directory=script.parent)
     deadline = time.monotonic() + 20
     log = script.parent / "log"
     while not log.exists() or log.read_text().count("rank ") < 3:
