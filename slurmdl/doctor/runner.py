@@ -71,10 +71,7 @@ def run_checks(site: Site, timeout_s: float, check_timeout_s: float = CHECK_TIME
                checks: Sequence[Check] = CHECKS) -> Iterator[tuple[Check, Finding | str]]:
     """Run the checks; yield each with its finding, or with the reason why it was skipped.
 
-    Parameters
-    ----------
-    timeout_s, check_timeout_s : for all checks, and per check. A check that hangs (e.g. in a dead file system) is
-        abandoned.
+    A check that exceeds `check_timeout_s`, e.g. in a dead file system, is abandoned; `timeout_s` limits all checks.
     """
     deadline = time.monotonic() + timeout_s
     blocking: set[str] = set()

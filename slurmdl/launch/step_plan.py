@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from slurmdl import units
 from slurmdl.launch import step_command
 from slurmdl.launch.plan_builder import build_plan
 from slurmdl.launch.rankmap_formats import RankMapInput
 from slurmdl.launch.step_command import StepCommand
-from slurmdl.launch.step_context import StepContext
 from slurmdl.placement import score_report
 from slurmdl.placement.result import RankMap
 from slurmdl.plan import Plan
+
+if TYPE_CHECKING:
+    from slurmdl.launch.step_context import StepContext
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,7 @@ def plan_step(context: StepContext) -> StepPlan:
     if scores.link_count:
         decisive = score_report.decisive_step_scores(rank_map, context.job_nodes, topology, scores)
         report = tuple(" ".join(line.split()) for line in score_report.format_score_report(decisive, scores))
-    return StepPlan(step.command, plan, rank_map, topology.source, step.warnings, report,
-                    score_report.format_assumptions(dl, topology, scores))
+    return replace(step, score_report=report, assumptions=score_report.format_assumptions(dl, topology, scores))
 
 
 def _step_command(context: StepContext, plan: Plan) -> StepCommand:

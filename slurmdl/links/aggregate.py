@@ -151,7 +151,7 @@ def _infer_uplink(paths: Sequence[LinkScore], threshold: float) -> LinkScore:
 
 def _drop_node_limited(score: LinkScore, threshold: float) -> LinkScore:
     """Drop a throughput that pairs of nodes measured over an uplink and that their own links limited."""
-    is_limited = score.source in ("probe", "serve", "job") and score.throughput is not None \
+    is_limited = score.source in ("probe", "agent", "job") and score.throughput is not None \
         and score.throughput >= threshold
     return replace(score, throughput=None) if is_limited else score
 

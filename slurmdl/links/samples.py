@@ -21,7 +21,7 @@ MAX_BANDWIDTH, MAX_TIMESTAMP = 1e15, 1e12
 MAX_NAME_CHARS = 600
 #: relative standard error above which a throughput is meaningless
 MAX_RSE = 100.0
-SOURCES = ("probe", "serve", "job", "counters", "prometheus", "file")
+SOURCES = ("probe", "agent", "job", "counters", "prometheus", "file")
 
 
 class _LinkSampleFields(NamedTuple):

@@ -169,28 +169,16 @@ class _CpSatModel:
         key = _OBJECTIVE_KEYS[objective]
         return solution if key(solution.cost) <= key(initial.cost) else replace(initial, proven=solution.proven)
 
-    def link_bytes(self, tasks: int, servers: int) -> float:
-        """Bytes of one phase over a link with these tasks on one side."""
-        if not self.phases or not 0 < tasks < self.job.tasks:
-            return 0.0
-        size = float(self.phases[0].bytes_per_pair)
+    def messages(self, tasks: int, servers: int) -> tuple[int, int]:
+        """Messages of one iteration between these tasks and all others, by direction for parameter servers."""
+        if not 0 < tasks < self.job.tasks:
+            return 0, 0
         if not self.phases[0].all_pairs:
-            return size
+            return 1, 0
         if not self.ps:
-            return size * tasks * (self.job.tasks - tasks)
+            return tasks * (self.job.tasks - tasks), 0
         workers, all_workers = tasks - servers, self.job.tasks - self.ps
-        return size * max(servers * (all_workers - workers), workers * (self.ps - servers))
-
-    def message_count(self, tasks: int, servers: int) -> int:
-        """Messages of one iteration that leave nodes with these tasks; all have one size."""
-        if not self.phases or not 0 < tasks < self.job.tasks:
-            return 0
-        if not self.phases[0].all_pairs:
-            return 1
-        if not self.ps:
-            return tasks * (self.job.tasks - tasks)
-        workers = tasks - servers
-        return servers * (self.job.tasks - self.ps - workers) + workers * (self.ps - servers)
+        return servers * (all_workers - workers), workers * (self.ps - servers)
 
     def group_variables(self, nodes: Sequence[int]) -> GroupVariables:
         tasks = self.model.new_int_var(0, self.job.tasks, "")
@@ -201,7 +189,7 @@ class _CpSatModel:
 
     def scaled_seconds(self, nodes: Sequence[GroupVariables], zones: Sequence[GroupVariables], scale: float) -> Any:
         """Predicted seconds times `scale`."""
-        network = self.network
+        network, size = self.network, float(self.phases[0].bytes_per_pair)
         busiest = self.model.new_int_var(0, MAX_SCALED_TIME, "busiest")
         levels = [-1, *sorted(set(network.zone_level.tolist()))]  # -1: node links
         level_latency = {level: self.model.new_int_var(0, MAX_SCALED_TIME, f"latency {level}") for level in levels}
@@ -209,7 +197,7 @@ class _CpSatModel:
         latencies = np.concatenate([network.node_latency, network.zone_latency]).tolist()
         link_levels = [-1] * len(nodes) + network.zone_level.tolist()
         for group, capacity, latency, level in zip([*nodes, *zones], capacities, latencies, link_levels, strict=True):
-            loads = self.load_table(group, self.link_bytes)
+            loads = size * self.load_table(group, max)
             self.require_at_least(busiest, group, loads / capacity * scale)
             waits = np.where(loads > 0, 2 * self.rounds * latency * scale, 0.0)
             self.require_at_least(level_latency[level], group, waits)
@@ -220,13 +208,14 @@ class _CpSatModel:
         counts = []
         for group in groups:
             count = self.model.new_int_var(0, self.job.tasks**2, "")
-            self.require_at_least(count, group, self.load_table(group, self.message_count))
+            self.require_at_least(count, group, self.load_table(group, sum))
             counts.append(count)
         return sum(counts)
 
-    def load_table(self, group: GroupVariables, load: Callable[[int, int], float]) -> FloatArray:
-        """Load for each number of tasks (rows) and servers (columns) that the group may hold."""
-        return np.array([[load(tasks, servers) for servers in range(min(self.ps, group.max_tasks) + 1)]
+    def load_table(self, group: GroupVariables, combine: Callable[[tuple[int, int]], int]) -> FloatArray:
+        """Combined messages of both directions by number of tasks (rows) and servers (columns) of the group."""
+        servers_range = range(min(self.ps, group.max_tasks) + 1)
+        return np.array([[combine(self.messages(tasks, servers)) for servers in servers_range]
                          for tasks in range(group.max_tasks + 1)], float)
 
     def require_at_least(self, bound: Any, group: GroupVariables, table: FloatArray) -> None:

@@ -32,9 +32,7 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     Slurm weight, and the fewest unused nodes. If too few nodes are free now, the choice is among the nodes that fit
     when idle, and `free_now` is false.
 
-    Parameters
-    ----------
-    matrices : the user's own traffic, see traffic.Traffic.
+    `matrices` is the user's own traffic, see traffic.Traffic.
 
     Raises
     ------
@@ -64,9 +62,7 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
 def check_feasible(job: JobSize, cluster: ClusterSnapshot, topology: Topology) -> None:
     """Check whether any choice of nodes is possible.
 
-    Raises
-    ------
-    PlacementError : no zones, the topology of another cluster, or more nodes or tasks than the cluster has.
+    Raises PlacementError for a topology without zones or of another cluster, and for too many nodes or tasks.
     """
     if not topology.zones:
         raise PlacementError("the topology has no zones")

@@ -93,9 +93,7 @@ class Traffic:
     def phases(self, ranks: int, zone_of_rank: IntArray | None = None) -> list[Phase]:
         """Phases of one iteration.
 
-        Parameters
-        ----------
-        zone_of_rank : shape (ranks,), leaf zone of each rank; None if all ranks are in one zone.
+        `zone_of_rank`, of shape (ranks,), holds leaf zones; None if all ranks are in one zone.
 
         Raises
         ------
@@ -181,13 +179,8 @@ def _hierarchical_phases(zone_of_rank: IntArray, model_bytes: float) -> Iterator
 def _shard_overlaps(shard_counts: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
     """Pairs of overlapping shards of each zone and the next one, and their common fractions of the model.
 
-    Parameters
-    ----------
-    shard_counts : shape (zones,), number of equal, consecutive shards of each zone.
-
-    Returns
-    -------
-    shard indices, numbered zone by zone, and fractions; each of shape (pairs,).
+    `shard_counts`, of shape (zones,), counts the equal, consecutive shards of each zone.
+    Returns shard indices, numbered zone by zone, and fractions; each of shape (pairs,).
     """
     zones = np.arange(len(shard_counts))
     next_zone = np.roll(zones, -1)

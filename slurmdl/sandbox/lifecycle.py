@@ -76,17 +76,8 @@ class Sandbox:
                    loss: float | None = None) -> str:
         """Reshape a node's link, a zone's uplink, or only the path between two leaf zones (`zoneA|zoneB`).
 
-        The shape applies to each direction; None keeps a value.
-
-        Parameters
-        ----------
-        rate : bits/s, 0 for unshaped.
-        delay : seconds per packet.
-        loss : fraction of lost packets between nodes.
-
-        Returns
-        -------
-        description of the mechanisms.
+        Each direction gets the rate (bits/s, 0 for unshaped), the delay per packet (seconds) and the fraction of lost
+        packets between nodes; None keeps a value. Return a description of the mechanisms.
         """
         shapes, ends = self.link_shapes(), veth_links.find_inter_leaf(self.spec, name)
         link = None if ends else veth_links.find_link(self.spec, name)

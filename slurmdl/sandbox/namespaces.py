@@ -57,13 +57,7 @@ def start_hosts(sandbox: str, names: Sequence[str], mounts: Mapping[str, str],
                 timeout: float = 20.0) -> dict[str, int]:
     """Start hosts and return their process ids as `running_hosts` does.
 
-    Parameters
-    ----------
-    mounts : host -> shell text that mounts its file systems.
-
-    Raises
-    ------
-    SandboxError : names the host that did not start.
+    `mounts` is the shell text by host that mounts its file systems. Raises SandboxError: names the host that failed.
     """
     starters = {}
     for name in names:

@@ -17,12 +17,9 @@ RELAY_DESCRIPTION = "a relay in user space, as this kernel has no netem"
 
 
 def tbf_args(rate: float, single_segments: bool = False) -> str:
-    """Return the tc arguments of a token bucket.
+    """Return the tc arguments of a token bucket for `rate` bits/s.
 
-    Parameters
-    ----------
-    rate : bits/s.
-    single_segments : whether segments arrive one by one, as on a link with loss.
+    `single_segments`: segments arrive one by one, as on a link with loss.
     """
     # With a bucket smaller than a 64 KB super-packet the kernel segments it, which costs CPU time. Single segments
     # need a small bucket: after a pause due to loss, a full large one would pass an unrealistic burst.
@@ -50,11 +47,7 @@ def insert_relay(pid: int, interface: str, mtu: int, delay_s: float, restore: Se
     """Put a relay behind an interface of a host, which delays its traffic in both directions.
 
     The interface is renamed and keeps its shape. A veth pair replaces it: one end has the old name, the other is the
-    relay's.
-
-    Parameters
-    ----------
-    restore : lines for `ip -batch` that restore the old interface's settings on the new one.
+    relay's. `restore` are lines for `ip -batch` that restore the old interface's settings on the new one.
     """
     physical, inner = physical_name(interface), _relay_name(interface)
     lines = [f"link set {interface} nomaster", f"address flush dev {interface}", f"link set {interface} down",

@@ -180,11 +180,7 @@ def set_link_shape(pids: Mapping[str, int], link: VethLink, old: LinkShape, new:
     """Reshape a link and return a description of the mechanisms.
 
     Packets between nodes are dropped at the receiver, after 64 KB segments were split into frames, as on a real link;
-    packets of the controller are not dropped.
-
-    Parameters
-    ----------
-    restore : lines for `ip -batch` that restore the settings of the upper end (see `restore_commands`).
+    packets of the controller are not dropped. `restore` is as from `restore_commands`.
     """
     upper, netem = link.upper_interface, False
     if new.delay or old.delay:

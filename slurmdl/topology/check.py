@@ -48,12 +48,7 @@ class TopologyFinding:
 
 
 def check_source(source: TopologySource, cluster_nodes: Sequence[str] | None = None) -> list[TopologyFinding]:
-    """Return all findings on one topology.
-
-    Parameters
-    ----------
-    cluster_nodes : names of the cluster's nodes; None if unknown.
-    """
+    """Return all findings on one topology; `cluster_nodes` are the cluster's node names, None if unknown."""
     zones, known = source.zones, {zone.name: zone for zone in reversed(source.zones)}
     findings = [*_bad_names(zones), *_undeclared_children(zones, known), *_cycles(zones, known),
                 *_level_passes(zones, known), *_node_findings(source), *_duplicate_nodes(zones),

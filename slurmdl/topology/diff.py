@@ -12,18 +12,10 @@ _MAX_NAMES_WIDTH = 60
 
 
 def diff_sets(left: TopologySet, right: TopologySet, labels: tuple[str, str], name: str | None = None) -> list[str]:
-    """Return one line per difference.
+    """Return one line per difference; `labels` name the two sides, e.g. a file name and "the controller".
 
-    If each side has one topology, the two are compared even if their names differ: topology.conf has no names.
-
-    Parameters
-    ----------
-    labels : names of the two sides in the lines, e.g. a file name and "the controller".
-    name : the only topology to compare; None for all.
-
-    Raises
-    ------
-    InputError : a side has no topology of that name.
+    Only the topology `name` is compared if it is given. If each side has one topology, the two are compared even if
+    their names differ: topology.conf has no names. Raises InputError: a side has no topology of that name.
     """
     if len(left.topologies) == len(right.topologies) == 1:
         return diff_topologies(left.get(name), right.topologies[0], labels)

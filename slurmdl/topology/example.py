@@ -50,15 +50,8 @@ def tree_topology(counts: Sequence[int]) -> Topology:
 def block_topology(counts: Sequence[int], sizes: Sequence[int] = ()) -> Topology:
     """Return blocks with an even share of the nodes.
 
-    Parameters
-    ----------
-    counts : number of blocks and number of nodes.
-    sizes : BlockSizes in nodes.
-
-    Raises
-    ------
-    UsageError : `counts` does not have two numbers.
-    InputError : the sizes do not fit the blocks.
+    `counts` is the number of blocks and of nodes, `sizes` the BlockSizes in nodes. Raises UsageError: `counts` does
+    not have two numbers; InputError: the sizes do not fit the blocks.
     """
     if len(counts) != 2:
         raise UsageError("blocks have no levels; expected BLOCKSxNODES, e.g. 40x720")

@@ -125,9 +125,7 @@ class Topology:
     def ancestors(self, nodes: Indices) -> Indices:
         """Return the zones above each node, leaf first, padded with -1; shape (nodes, maximum depth).
 
-        Parameters
-        ----------
-        nodes : shape (nodes,), indices; -1 for a node that the topology does not contain.
+        `nodes` are indices, -1 for a node that the topology does not contain.
         """
         parent = np.append(self.parent, -1)
         current = np.append(self.leaf, -1)[nodes].astype(np.int64)

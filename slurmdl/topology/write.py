@@ -35,16 +35,10 @@ def checked_hostlist(names: Sequence[str]) -> str:
 
 
 def format_topology(topologies: TopologySet, name: str | None, format_name: str) -> str:
-    """Return the text of a file.
+    """Return the text of a file in the format "conf", "yaml" or "json".
 
-    Parameters
-    ----------
-    name : the only topology to write; None for all if the format holds several, else the default.
-    format_name : "conf", "yaml" or "json".
-
-    Raises
-    ------
-    InputError : the format cannot represent the topology, or there is none of that name.
+    `name` selects one topology; None means all if the format holds several, else the default. Raises InputError: the
+    format cannot represent the topology, or there is none of that name.
     """
     if name or format_name == "conf":
         topologies = TopologySet.single(topologies.get(name))
@@ -110,9 +104,7 @@ def format_topology_yaml(topologies: TopologySet) -> str:
 def conversion_losses(topologies: TopologySet, name: str | None, format_name: str) -> list[str]:
     """Return the information that the format cannot represent or the source did not give, one sentence each.
 
-    Parameters
-    ----------
-    name, format_name : as in `format_topology`.
+    The parameters are those of `format_topology`.
     """
     if format_name == "json":
         return []

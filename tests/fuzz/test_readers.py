@@ -37,7 +37,7 @@ SCORES = {
             '"time": 1.7e9}',
     "csv": "ckind,name,throughput,rtt,loss,age,samples\nnode,n1,1e8,0.0001,0.01,5,3\ninter_leaf,a|b,,,,,\n",
     "lines": 'j{"kind":"node","name":"n1","time":1.8e9,"source":"probe","throughput":1e8,"loss":0.1}\n',
-    "line": '{"kind":"inter_leaf","name":"a|b","time":1799999990,"source":"serve","rtt":1,"rtt_p99":2,"rdma":true}\n',
+    "line": '{"kind":"inter_leaf","name":"a|b","time":1799999990,"source":"agent","rtt":1,"rtt_p99":2,"rdma":true}\n',
     "answer": '{"status":"success","data":{"resultType":"vector","result":[{"metric":{"instance":"n1:9100"},'
               '"value":[1.8e9,"0.5"]}]}}'}
 

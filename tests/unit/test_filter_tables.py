@@ -50,5 +50,5 @@ def test_job_submit_passes_all_options_without_files():
 
 @pytest.mark.parametrize("seed", ["", "-1", "x", "1.5", str(2**33)])
 def test_invalid_seed_raises_usage_error(seed):
-    with pytest.raises(UsageError, match=r"--seed: .* valid: 0 to"):
+    with pytest.raises(UsageError, match=r"--seed=.*: expected a number from 0 to"):
         place.run([f"--seed={seed}", "-N2", "--topology=topology/topology.conf", "--cluster=examples/cluster.json"])

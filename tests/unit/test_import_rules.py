@@ -67,9 +67,16 @@ def test_shared_modules_import_no_subpackage_but_the_foundation():
         assert imported_packages(path) <= allowed, path
 
 
-def test_placement_is_pure():
+def test_slurm_imports_only_errors_text_and_units():
+    for path in (PACKAGE / "slurm").glob("*.py"):
+        modules = {name.split(".")[1] for name in imports(path) if name.count(".")}
+        assert modules <= {"errors", "text", "units", "slurm"}, path
+
+
+def test_placement_and_decisions_of_launch_are_pure():
     """No process, file, clock, or unseeded random number."""
-    for path in (PACKAGE / "placement").rglob("*.py"):
+    launch = [PACKAGE / "launch" / f"{name}.py" for name in ("binding", "plan_builder", "step_command", "step_plan")]
+    for path in [*(PACKAGE / "placement").rglob("*.py"), *launch]:
         tree = ast.parse(path.read_text())
         names = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import)
                  for alias in node.names} | {(node.module or "").split(".")[0] for node in ast.walk(tree)

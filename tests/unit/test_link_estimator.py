@@ -119,7 +119,7 @@ def test_own_link_is_estimated_from_the_best_path():
              PairMeasurement("x", "z", 1e9, 9e8, 4e-5, 5e-5, 0.0)]
     sample = estimate_own_link(pairs, "x", 1.0)
     assert sample is not None
-    assert (sample.throughput, sample.rtt, sample.loss, sample.source) == (9e8, 2e-5, 0.0, "serve")
+    assert (sample.throughput, sample.rtt, sample.loss, sample.source) == (9e8, 2e-5, 0.0, "agent")
     assert estimate_own_link([], "x", 1.0) is None
 
 

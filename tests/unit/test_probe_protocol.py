@@ -417,7 +417,7 @@ def test_prober_continues_when_a_peer_does_not_answer(reflector):
     served = reflector()
     samples = probe_peers("n1", ["127.0.0.1", "nowhere.invalid"], served.port, 0.2, warnings.append, SHORT)
     first, second = next(samples), next(samples)
-    assert (first.name, first.source, first.loss) == ("n1", "serve", 0.0)
+    assert (first.name, first.source, first.loss) == ("n1", "agent", 0.0)
     assert second.time >= first.time
     assert len(warnings) == 1
     assert warnings[0].startswith("nowhere.invalid does not answer")

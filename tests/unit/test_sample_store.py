@@ -29,7 +29,7 @@ def samples(count: int, now: float = NOW) -> list[LinkSample]:
 
 
 def test_stored_samples_are_returned(tmp_path: Path) -> None:
-    stored_samples = [*samples(20), LinkSample("inter_leaf", "a|b", NOW, "serve", rtt=1.0, rtt_p99=2.0, rdma=True)]
+    stored_samples = [*samples(20), LinkSample("inter_leaf", "a|b", NOW, "agent", rtt=1.0, rtt_p99=2.0, rdma=True)]
     with SampleStore.open(str(tmp_path / "h.db")) as database:
         assert database.add(stored_samples) == 21
         assert database.add(stored_samples[5:]) == 0

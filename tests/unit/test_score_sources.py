@@ -57,7 +57,7 @@ def test_scores_round_trip_as_json() -> None:
     ('{"nodes": {"n": {"samples": 1.5}}}', "an integer from 1"),
     ('{"nodes": {"n": {"samples": 0}}}', "an integer from 1"),
     ('{"nodes": {"n": {"rdma": 1}}}', "expected true or false"),
-    ('{"nodes": {"n": {"source": "rumour"}}}', "expected probe, serve"),
+    ('{"nodes": {"n": {"source": "rumour"}}}', "expected probe, agent"),
     ('{"inter_leaf": {"b|a": {}}}', "in sorted order"), ('{"inter_leaf": {"a": {}}}', "in sorted order"),
     ('{"inter_leaf": {"|": {}}}', "in sorted order"), ('{"default_zone_bandwidth": 5}', "expected a list"),
     ('{"default_zone_bandwidth": [0]}', "default_zone_bandwidth 0: expected"),

@@ -75,7 +75,7 @@ def robust_spread(paths: PathValues, estimates: Mapping[str, float]) -> float | 
 
 
 def estimate_own_link(pairs: Sequence[PairMeasurement], node: str, time: float,
-                      source: str = "serve") -> LinkSample | None:
+                      source: str = "agent") -> LinkSample | None:
     """Estimate a node's own link from its paths to a few peers; None without paths.
 
     The best path counts: its throughput, its loss and half of its RTT, since each end contributes one half.
