@@ -1,7 +1,7 @@
 """Delay frames of a link in user space, if the kernel has no netem.
 
-A separate program in the network namespace of a host: `python delay_relay.py PHYSICAL INNER SECONDS`. Frames leave the
-other interface SECONDS after their arrival, in order, in both directions. It needs root (packet(7)).
+A separate program in the network namespace of a host: `python delay_relay.py PHYSICAL INNER SECONDS`. Frames leave
+the other interface SECONDS after their arrival, in order, in both directions. It needs root (packet(7)).
 
 Frames keep the kernel's offload header (PACKET_VNET_HDR): checksums and segmentation stay with the kernel, and one
 system call moves up to 64 KB. The delay counts from the kernel's arrival timestamp, so it includes the wake-up time
