@@ -1,4 +1,4 @@
-"""Figures of a run: time by phases, drift, traces and pictures."""
+"""Meters: phase times, drift, traces, plots and the summary table."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from slurmdl.errors import SlurmdlError
 from slurmdl.train import init
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library.run import Run
-from slurmdl.train.mixing import drift_estimator as moves
-from slurmdl.train.mixing.drift_estimator import DriftEstimator, sample_coordinates
+from slurmdl.train.mixing.drift_estimator import MAX_COORDINATES, DriftEstimator, sample_coordinates
 from slurmdl.train.p2p import LOCALITY_LEVELS, MeteredP2P
 from slurmdl.train.report.meters import (
     MAX_POINTS,
@@ -40,46 +39,46 @@ from slurmdl.train.strategies import STRATEGIES, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import virtual
 
-#: seconds of the work of a step, by phase
+#: seconds of each phase of a step
 WORK = {"data": 0.5, "forward": 1.0, "backward": 2.0, "optimizer": 0.25}
 
 
 class Clock:
     def __init__(self) -> None:
-        self.time = self.waited = 0.0
+        self.time = self.peer_wait = 0.0
 
     def __call__(self) -> float:
         return self.time
 
 
-def test_a_stopwatch_gives_each_phase_its_time() -> None:
-    """Two intervals of 10 s are between three steps; after the third the step counts that has begun, for 0.5 s."""
+def test_phase_timer_attributes_time_to_phases() -> None:
+    """Three steps with two intervals of 10 s in between, and 0.5 s of an empty step after the third."""
     clock, meter = Clock(), StepMeter()
-    watch = PhaseTimer(meter, clock, lambda: clock.waited)
+    timer = PhaseTimer(meter, clock, lambda: clock.peer_wait)
     clock.time = 100.0  # before the first step
     for _ in range(3):
         for phase, seconds in WORK.items():
-            watch.enter(phase)
-            watch.enter(phase)
+            timer.enter(phase)
+            timer.enter(phase)
             clock.time += seconds
-        watch.enter("communication")
+        timer.enter("communication")
         clock.time += 4.0
-        clock.waited += 1.5
-        watch.end_step()
-        watch.enter("data")  # that of the step after the last one of an epoch, which there is not
+        clock.peer_wait += 1.5
+        timer.end_step()
+        timer.enter("data")  # an empty step at the end of the epoch
         clock.time += 0.5
-        watch.discard_empty_step()
+        timer.discard_empty_step()
         clock.time += 9.5
     assert meter.phases == {**{phase: 3 * seconds for phase, seconds in WORK.items()}, "communication": 7.5,
-                            "waiting": 4.5}
+                            "peer_wait": 4.5}
     assert tuple(meter.phases) == PHASES
     assert (meter.wall.count, meter.wall.total, meter.wall.median) == (3, 3 * 7.75, 7.75)
     assert (meter.exposed_comm.count, meter.exposed_comm.total, meter.exposed_comm.last) == (3, 12.0, 4.0)
     assert meter.between_steps == 20.5
 
 
-def test_meters_do_not_grow_with_the_steps() -> None:
-    """The figures of 100,000 steps take as many bytes as those of 1,000, and say as much."""
+def test_step_meter_uses_constant_memory() -> None:
+    """The state after 100,000 steps is as large as after 1,000, and as accurate."""
     def size(meter: StepMeter) -> int:
         file = io.BytesIO()
         torch.save(meter.state_dict(), file)
@@ -88,12 +87,12 @@ def test_meters_do_not_grow_with_the_steps() -> None:
     random = np.random.default_rng(1)
     sizes, walls, losses = [], random.lognormal(size=100_000), np.linspace(3, 1, 100_000)
     meter = StepMeter()
-    for number, (wall, loss) in enumerate(zip(walls.tolist(), losses.tolist(), strict=True), 1):
+    for step, (wall, loss) in enumerate(zip(walls.tolist(), losses.tolist(), strict=True), 1):
         meter.wall.add(wall)
         meter.exposed_comm.add(wall / 4)
         meter.samples.add(8)
         meter.add_loss(loss)
-        if number in (1_000, 100_000):
+        if step in (1_000, 100_000):
             sizes.append(size(meter))
     assert sizes[1] <= sizes[0] + 64
     assert sizes[1] < 40_000
@@ -111,15 +110,15 @@ def test_meters_do_not_grow_with_the_steps() -> None:
     assert np.array_equal(copy.loss.points, meter.loss.points)
 
 
-def test_the_median_of_few_steps_is_exact() -> None:
-    sampled = SampledSeries()
+def test_sampled_series_median_of_few_values_is_exact() -> None:
+    series = SampledSeries()
     for value in range(MAX_SAMPLES):
-        sampled.add(float(value))
-    assert sampled.median == (MAX_SAMPLES - 1) / 2
+        series.add(float(value))
+    assert series.median == (MAX_SAMPLES - 1) / 2
 
 
-class Sleeps(torch.nn.Module):
-    """Takes as long in each direction as WORK says, in hundredths."""
+class SleepingModel(torch.nn.Module):
+    """Takes hundredths of WORK in forward and backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,97 +131,97 @@ class Sleeps(torch.nn.Module):
         return 2 * y
 
 
-@pytest.mark.parametrize("method", ["allreduce", "gossip"])
-def test_phases_are_all_of_the_time(method: str) -> None:
-    """A rank alone, on the clock of the machine: what the phases say is what the steps have taken."""
-    class Alone(virtual.VirtualTransport):
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip"])
+def test_phases_sum_to_step_time(strategy: str) -> None:
+    """A single rank on the real clock."""
+    class RealClockTransport(virtual.VirtualTransport):
         def now(self) -> float:
             return time.perf_counter()
 
     def program(transport: virtual.VirtualTransport) -> tuple[dict[str, Any] | None, float]:
-        transport.__class__ = Alone
-        run = init(StrategyConfig(method), environ={}, transport=transport)
-        model = Sleeps()
+        transport.__class__ = RealClockTransport
+        run = init(StrategyConfig(strategy), environ={}, transport=transport)
+        model = SleepingModel()
         model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
         loader = run.loader(torch.ones(20, 4), 1)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for batch in loader:
             opt.zero_grad()
             model(batch).sum().backward()
             opt.step()
-        took = time.perf_counter() - begun
+        duration = time.perf_counter() - start
         run.finish()
-        return run.summary(), took
-    summary, took = virtual.run_virtual_ranks(1, program)[0]
+        return run.summary(), duration
+    summary, duration = virtual.run_virtual_ranks(1, program)[0]
     assert summary is not None
-    assert sum(summary["phases"].values()) + summary["between_seconds"] == pytest.approx(took, rel=0.03)
-    assert sum(summary["phases"].values()) == pytest.approx(summary["seconds"])
+    assert sum(summary["phases"].values()) + summary["between_steps_seconds"] == pytest.approx(duration, rel=0.03)
+    assert sum(summary["phases"].values()) == pytest.approx(summary["train_seconds"])
     for phase in ("forward", "backward"):
         assert summary["phases"][phase] >= 20 * WORK[phase] / 100
-    assert (summary["steps"], summary["batch"]) == (20, 1)
+    assert (summary["steps"], summary["batch_size"]) == (20, 1)
 
 
-def test_waiting_is_until_the_first_chunk_is_there() -> None:
-    """Rank 1 sends a second after rank 0, when the message of rank 0 is there already."""
-    class Slow:
+def test_peer_wait_ends_with_first_chunk() -> None:
+    """Rank 1 sends a second after rank 0, when rank 0's message has arrived."""
+    class DelayNetwork:
         def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
             return clock, clock + 0.25
 
     def program(transport: virtual.VirtualTransport) -> float:
-        messages = MeteredP2P(transport, LOCALITY_LEVELS[:1] * 2)
+        p2p = MeteredP2P(transport, LOCALITY_LEVELS[:1] * 2)
         vector = np.zeros(10, np.float32)
         if transport.rank == 1:
             transport.emulate_compute(1.0)
-        messages.exchange([(1 - transport.rank, vector)], [(1 - transport.rank, np.empty_like(vector))])
-        return messages.peer_wait_seconds()
-    assert virtual.run_virtual_ranks(2, program, Slow()) == [1.25, 0.0]
+        p2p.exchange([(1 - transport.rank, vector)], [(1 - transport.rank, np.empty_like(vector))])
+        return p2p.peer_wait_seconds()
+    assert virtual.run_virtual_ranks(2, program, DelayNetwork()) == [1.25, 0.0]
 
 
-@pytest.mark.parametrize(("size", "leaves"), [(100_000, 1.0), (10, 0.0)])
-def test_a_model_leaves_when_its_partner_is_there(size: int, leaves: float) -> None:
-    """Rank 1 comes a second after rank 0: a long message would only take its share of the links until then."""
+@pytest.mark.parametrize(("size", "sent_at"), [(100_000, 1.0), (10, 0.0)])
+def test_large_model_is_sent_when_partner_is_ready(size: int, sent_at: float) -> None:
+    """Rank 1 is a second later than rank 0; until then a large message would only occupy links."""
     sent: list[tuple[int, int, float]] = []
 
-    class Recorded:
+    class RecordingNetwork:
         def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
             sent.append((source, size, clock))
             return clock, clock
 
     def program(transport: virtual.VirtualTransport) -> None:
         gradients = np.zeros(size, np.float32)
-        setting = StrategyContext(MeteredP2P(transport, LOCALITY_LEVELS[1:2] * 2), CommThread(False), (0, 1), (), np.zeros_like(gradients),
-                          gradients, (size,), StrategyConfig("gossip", "random"), 1, ("",) * \
-                                      2, ("",) * 2, {}, lambda: 0.1,
-                          lambda part: NoOpOptimizer())
-        strategy = STRATEGIES["gossip"](setting)
+        ctx = StrategyContext(MeteredP2P(transport, LOCALITY_LEVELS[1:2] * 2), CommThread(False), (0, 1), (),
+                              np.zeros_like(gradients), gradients, (size,),
+                              StrategyConfig("gossip", "random-matching"), 1, ("",) * 2, ("",) * 2, {}, lambda: 0.1,
+                              lambda part: NoOpOptimizer())
+        strategy = STRATEGIES["gossip"](ctx)
         transport.emulate_compute(float(transport.rank))
         strategy.before_optimizer_step(0)
         strategy.after_optimizer_step(0)
 
-    virtual.run_virtual_ranks(2, program, Recorded())
+    virtual.run_virtual_ranks(2, program, RecordingNetwork())
     models = [(source, clock) for source, length, clock in sent if length]
-    assert sum(length for source, length, _ in sent if source == 0) == 4 * size, "the bytes of the model alone"
-    assert {clock for source, clock in models if source == 0} == {leaves}
+    assert sum(length for source, length, _ in sent if source == 0) == 4 * size, "bytes of the model only"
+    assert {clock for source, clock in models if source == 0} == {sent_at}
 
 
-def test_drift_is_counted_from_the_last_mark() -> None:
+def test_drift_estimator_measures_from_last_reset() -> None:
     random = np.random.default_rng(1)
     sizes = (5, 40_000, 1, 0, 7_000)
     vector = random.standard_normal(sum(sizes)).astype(np.float32)
-    moved, start = DriftEstimator(vector, sizes), vector.copy()
-    assert moved.relative_drift() == 0
+    estimator, start = DriftEstimator(vector, sizes), vector.copy()
+    assert estimator.relative_drift() == 0
     vector += 0.1 * random.standard_normal(vector.size).astype(np.float32)
     exact = np.linalg.norm(vector - start) / np.linalg.norm(start)
-    assert moved.relative_drift() == pytest.approx(exact, rel=0.1)
-    moved.reset()
-    assert moved.relative_drift() == 0
-    places, stands_for = sample_coordinates(sizes)
-    assert len(places) <= moves.MAX_COORDINATES + len(sizes)
-    assert stands_for.sum() == pytest.approx(sum(sizes))
-    assert len(set(places.tolist())) == len(places)
+    assert estimator.relative_drift() == pytest.approx(exact, rel=0.1)
+    estimator.reset()
+    assert estimator.relative_drift() == 0
+    indices, multiplicity = sample_coordinates(sizes)
+    assert len(indices) <= MAX_COORDINATES + len(sizes)
+    assert multiplicity.sum() == pytest.approx(sum(sizes))
+    assert len(set(indices.tolist())) == len(indices)
 
 
-def trained(run: Run) -> dict[str, Any] | None:
+def train_linear(run: Run) -> dict[str, Any] | None:
     torch.manual_seed(run.rank)
     model = torch.nn.Linear(4, 2)
     model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -237,40 +236,41 @@ def trained(run: Run) -> dict[str, Any] | None:
     return run.summary((0.5, 0.9) if run.is_main else None)
 
 
-def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
-    picture, folder = tmp_path / "run.svg", tmp_path / "traces"
+def test_run_writes_summary_plot_and_traces(tmp_path: Path) -> None:
+    plot, trace_dir = tmp_path / "run.svg", tmp_path / "traces"
 
     def program(transport: virtual.VirtualTransport) -> tuple[dict[str, Any] | None, StepMeter]:
-        run = init(StrategyConfig("gossip"), environ={"SLURMDL_TRAIN_PLOT": str(picture)}, transport=transport,
-                   trace_dir=str(folder))
-        return trained(run), run.meter
+        run = init(StrategyConfig("gossip"), environ={"SLURMDL_TRAIN_PLOT": str(plot)}, transport=transport,
+                   trace_dir=str(trace_dir))
+        return train_linear(run), run.meter
     (summary, meter), *others = virtual.run_virtual_ranks(3, program)
-    assert summary is not None and [figures for figures, _ in others] == [None, None]
-    assert (summary["accuracy"], summary["accuracy_before"], summary["accuracy_worst"]) == pytest.approx(
-        (0.9, 0.6, 0.5))
+    assert summary is not None and [other_summary for other_summary, _ in others] == [None, None]
+    assert [summary[f"test_accuracy{key}"] for key in ("", "_local_mean", "_local_worst")] == pytest.approx(
+        [0.9, 0.6, 0.5])
     assert summary["train_loss"] is not None
     text = " ".join(format_summary(summary).split())
-    for word in ("waiting", "exchanges", "of the worst rank 50.00%", "spectral gap"):
+    for word in ("peer_wait", "exchanges", "local models, worst 50.00%", "spectral gap"):
         assert word in text
     assert meter.drift.count == meter.loss.count == 4
     assert meter.drift.points[:, 2].min() > 0
-    assert not others[0][1].drift.count, "only the one who draws looks at the drift"
-    for word in ("loss", "drift", "step", "time in steps / s", "gossip, random, 3 workers"):
-        assert f"<!-- {word} -->" in picture.read_text()
+    assert not others[0][1].drift.count, "only the rank that plots measures the drift"
+    for word in ("loss", "drift", "step", "time in steps / s", "gossip, random-matching, 3 workers"):
+        assert f"<!-- {word} -->" in plot.read_text()
     for rank in range(3):
-        events = json.loads((folder / f"rank-{rank}.json").read_text())["traceEvents"]
+        events = json.loads((trace_dir / f"rank-{rank}.json").read_text())["traceEvents"]
         spans = [event for event in events if event["ph"] == "X"]
         assert {event["name"] for event in spans} > {"data", "forward", "backward", "communication", "optimizer"}
         assert all(event["pid"] == rank and event["dur"] >= 0 for event in spans)
 
 
-def test_a_run_that_is_killed_leaves_its_trace(tmp_path: Path) -> None:
-    """In the midst of the third step."""
+def test_killed_run_leaves_valid_trace(tmp_path: Path) -> None:
+    """The run is killed in the third step."""
     script = ("import os, signal, torch; from slurmdl.train import init; run = init(); model = torch.nn.Linear(4, 2);"
               "model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1));"
               "[(model(batch).sum().backward(), number == 2 and os.kill(os.getpid(), signal.SIGKILL), opt.step()) "
               "for number, batch in enumerate(run.loader(torch.ones(40, 4), 4))]")
-    done = python("-c", script, environ={"SLURMDL_TRAIN_TRACE": str(tmp_path), "SLURMDL_TRAIN_STRATEGY": "gossip"})
+    done = python("-c", script, environ={"SLURMDL_TRAIN_TRACE_DIR": str(tmp_path),
+                  "SLURMDL_TRAIN_STRATEGY": "gossip"})
     assert done.returncode == -signal.SIGKILL, done.stderr
     spans = [event["name"] for event in json.loads((tmp_path / "rank-0.json").read_text())["traceEvents"]
              if event["ph"] == "X"]
@@ -278,10 +278,11 @@ def test_a_run_that_is_killed_leaves_its_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-def test_a_full_disk_ends_the_trace_and_not_the_training(tmp_path: Path) -> None:
-    words = f"{sys.executable} -m slurmdl.train --simulate 2 --strategy gossip --steps 200 --trace {tmp_path}"
+def test_full_disk_ends_trace_but_not_training(tmp_path: Path) -> None:
+    command = (f"{sys.executable} -m slurmdl.train --virtual-ranks 2 --strategy gossip --steps 200 "
+               f"--trace-dir {tmp_path}")
     done = subprocess.run(["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o size=64k tmpfs {tmp_path} || exit 99; "
-                           f"{words} && cat {tmp_path}/rank-0.json"], capture_output=True, text=True, check=False)
+                           f"{command} && cat {tmp_path}/rank-0.json"], capture_output=True, text=True, check=False)
     if done.returncode == 99:
         pytest.skip(f"no mount: {done.stderr}")
     assert done.returncode == 0, done.stderr
@@ -291,29 +292,29 @@ def test_a_full_disk_ends_the_trace_and_not_the_training(tmp_path: Path) -> None
     assert len(events) > 50
 
 
-@pytest.mark.parametrize("plot, words", [
-    ("run.doc", "--plot run.doc: its ending is none of "), ("/nowhere/run.svg", "--plot /nowhere/run.svg: cannot be"),
+@pytest.mark.parametrize("plot, message", [
+    ("run.doc", "--plot run.doc: .* expected .*svg"), ("/nowhere/run.svg", "--plot /nowhere/run.svg: cannot be"),
     ("folder.svg", r"--plot .*/folder\.svg: cannot be written \(Is a directory"),
-    (None, "--plot needs the package matplotlib")])
-def test_pictures_that_cannot_be_made_are_refused_at_the_start(plot: str | None, words: str, tmp_path: Path,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    (None, "--plot: needs the package matplotlib")])
+def test_invalid_plot_file_is_rejected_at_start(plot: str | None, message: str, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder.svg").mkdir()
     monkeypatch.chdir(tmp_path)
     if plot is None:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(SlurmdlError, match=words):
+    with pytest.raises(SlurmdlError, match=message):
         virtual.run_virtual_ranks(2, lambda transport: init(StrategyConfig("gossip"), environ={}, transport=transport,
                                               plot_file=plot or "run.svg"))
 
 
-def test_traces_that_cannot_be_written_are_refused_at_the_start(tmp_path: Path) -> None:
+def test_unwritable_trace_dir_is_rejected_at_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SlurmdlError, match=r"trace .*file/rank-[01]\.json: "):
         virtual.run_virtual_ranks(2, lambda transport: init(StrategyConfig("gossip"), environ={}, transport=transport,
                                               trace_dir=str(tmp_path / "file")))
 
 
-def test_a_picture_of_a_run_without_losses(tmp_path: Path) -> None:
+def test_plot_of_run_without_losses(tmp_path: Path) -> None:
     meter = StepMeter()
     for drift in (0.5, 0.25):
         meter.add_drift(drift)

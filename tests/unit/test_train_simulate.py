@@ -27,8 +27,8 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank has ended in over MPI, by case."""
+def mpi_results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Results of each rank over MPI, by case."""
     folder = tmp_path_factory.mktemp("real")
     done = mpirun(RANKS, str(PROGRAM), str(folder))
     assert done.returncode == 0, done.stderr
@@ -37,94 +37,95 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @needs_mpi
 @pytest.mark.parametrize("case", CASES)
-def test_real_and_simulated_runs_exchange_the_same(case: str, real: list[dict[str, Any]]) -> None:
-    for its, virtual in zip((found[case] for found in real), run_virtual_case(case), strict=True):
-        assert virtual["log"] == its["log"]
-        assert virtual["bytes_sent"] == its["bytes_sent"]
+def test_virtual_run_sends_the_same_messages_as_mpi(case: str, mpi_results: list[dict[str, Any]]) -> None:
+    for over_mpi, virtual in zip((results[case] for results in mpi_results), run_virtual_case(case), strict=True):
+        assert virtual["log"] == over_mpi["log"]
+        assert virtual["bytes_sent"] == over_mpi["bytes_sent"]
         assert sum(size for _, size, _ in virtual["log"]) == sum(virtual["bytes_sent"].values()) > 0
-        if its["worker_rank"] is not None:
-            assert np.abs(virtual["parameters"] - its["parameters"]).max() < 1e-5
+        if over_mpi["worker_rank"] is not None:
+            assert np.abs(virtual["parameters"] - over_mpi["parameters"]).max() < 1e-5
 
 
-def figures(*arguments: str) -> dict[str, Any]:
-    found = train(parse_train_options(["--steps", "30", "--model", "mlp:16", "--batch-size", "16", *arguments], {}))
-    assert found is not None
-    return found
+def run_summary(*arguments: str) -> dict[str, Any]:
+    summary = train(parse_train_options(["--steps", "30", "--model", "mlp:16", "--batch-size", "16", *arguments], {}))
+    assert summary is not None
+    return summary
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps"])
-def test_a_simulation_can_be_repeated(strategy: str) -> None:
-    assert figures("--virtual-ranks", "4", "--strategy", strategy) == figures("--virtual-ranks", "4",
+def test_virtual_run_is_reproducible(strategy: str) -> None:
+    assert run_summary("--virtual-ranks", "4", "--strategy", strategy) == run_summary("--virtual-ranks", "4",
                                                                               "--strategy", strategy)
 
 
-def test_bytes_are_those_of_the_levels() -> None:
+def test_virtual_run_counts_bytes_by_locality_level() -> None:
     size = 64 * 16 + 16 + 16 * 10 + 10
-    found = figures("--virtual-ranks", "8", "--virtual-zones", "A:2x2,B:4", "--strategy", "gossip",
+    summary = run_summary("--virtual-ranks", "8", "--virtual-zones", "A:2x2,B:4", "--strategy", "gossip",
                     "--comm-pattern", "base-2")
-    # distances 1, 2, 4 by turns: in turn 1 ranks 0 to 3 have their partner on their node, in turn 2 all in their
-    # zone, in turn 3 in the other; then the models are the same already but for the last turn's share
+    # distances 1, 2, 4 in turn: with distance 1 ranks 0 to 3 have their partner on their node, with distance 2 all
+    # have it in their zone, with distance 4 in the other zone; the rest is the final average
     per_turn = 8 * 4 * size * 10
-    final = found["bytes_sent"]["intra_node"] + found["bytes_sent"]["intra_zone"] + found["bytes_sent"]["inter_zone"] - 3 * per_turn
+    sent = summary["bytes_sent"]
+    final = sum(sent.values()) - 3 * per_turn
     assert 0 < final < 2 * 8 * 4 * size
-    assert per_turn <= found["bytes_sent"]["inter_zone"] < per_turn + final
-    assert per_turn // 2 <= found["bytes_sent"]["intra_node"] < per_turn // 2 + final
+    assert per_turn <= sent["inter_zone"] < per_turn + final
+    assert per_turn // 2 <= sent["intra_node"] < per_turn // 2 + final
 
 
-def test_time_is_that_of_computation_and_links() -> None:
+def test_virtual_time_is_computation_plus_links() -> None:
     size = 4 * (64 * 16 + 16 + 16 * 10 + 10)
-    found = figures("--virtual-ranks", "2", "--virtual-zones", "A:1,B:1", "--strategy", "gossip",
+    summary = run_summary("--virtual-ranks", "2", "--virtual-zones", "A:1,B:1", "--strategy", "gossip",
                     "--emulate-compute", "0.5",
-                    "--virtual-links", f"across={size * 8 / 0.25}:0.05")
-    assert found["seconds_per_step"] == pytest.approx(0.5 + 0.25 + 0.05)
-    assert found["exposed_comm_seconds"] == pytest.approx(30 * 0.3)
+                    "--virtual-links", f"inter-zone={size * 8 / 0.25}:0.05")
+    assert summary["seconds_per_step"] == pytest.approx(0.5 + 0.25 + 0.05)
+    assert summary["exposed_comm_seconds"] == pytest.approx(30 * 0.3)
 
 
-def test_a_slow_rank_holds_up_all_of_allreduce() -> None:
-    found = figures("--virtual-ranks", "4", "--strategy", "allreduce", "--emulate-compute", "0.1", "--straggler",
+def test_straggler_delays_allreduce() -> None:
+    summary = run_summary("--virtual-ranks", "4", "--strategy", "allreduce", "--emulate-compute", "0.1",
+                          "--straggler",
                     "2=4")
-    assert found["seconds_per_step"] == pytest.approx(0.4)
+    assert summary["seconds_per_step"] == pytest.approx(0.4)
 
 
-def test_stand_in_of_any_size(tmp_path: Path) -> None:
-    summary = tmp_path / "summary"
-    found = figures("--virtual-ranks", "2", "--strategy", "allreduce", "--emulate-compute", "0.3:1000", "--summary",
-                    str(summary))
-    assert (found["parameters"], found["test_accuracy"]) == (1000, None)
-    assert found["seconds_per_step"] == pytest.approx(0.3)
-    assert sum(found["bytes_sent"].values()) == 30 * 2 * 4000
-    assert json.loads(summary.read_text()) == json.loads(json.dumps(found))
+def test_synthetic_workload_has_any_size(tmp_path: Path) -> None:
+    file = tmp_path / "summary"
+    summary = run_summary("--virtual-ranks", "2", "--strategy", "allreduce", "--emulate-compute", "0.3:1000",
+                          "--summary",
+                    str(file))
+    assert (summary["parameters"], summary["test_accuracy"]) == (1000, None)
+    assert summary["seconds_per_step"] == pytest.approx(0.3)
+    assert sum(summary["bytes_sent"].values()) == 30 * 2 * 4000
+    assert json.loads(file.read_text()) == json.loads(json.dumps(summary))
 
 
-def test_a_failure_names_the_virtual_rank_and_what_all_refuse_does_not() -> None:
-    with pytest.raises(TrainError, match=r"^rank \d on B\d: step \d: the gradient of .* are infinite or no numbers"):
-        figures("--virtual-ranks", "2", "--virtual-zones", "B:2", "--strategy", "gossip", "--lr", "1e30")
+def test_error_names_virtual_rank_unless_all_ranks_raise_it() -> None:
+    with pytest.raises(TrainError, match=r"^rank \d on B\d: step \d: the gradient of .* has infinite or NaN"):
+        run_summary("--virtual-ranks", "2", "--virtual-zones", "B:2", "--strategy", "gossip", "--lr", "1e30")
     with pytest.raises(InvalidRunError, match=r"^--comm-pattern ring"):
-        figures("--virtual-ranks", "2", "--strategy", "gossip", "--comm-pattern", "ring")
-    with pytest.raises(InvalidRunError, match=r"^--straggler 2=: no such rank; valid: 0 to 1"):
-        figures("--virtual-ranks", "2", "--straggler", "2=4")
+        run_summary("--virtual-ranks", "2", "--strategy", "gossip", "--comm-pattern", "ring")
+    with pytest.raises(InvalidRunError, match=r"^--straggler 2=: no such rank; expected 0 to 1"):
+        run_summary("--virtual-ranks", "2", "--straggler", "2=4")
 
 
 @pytest.mark.parametrize("arguments", [
-    ["--virtual-ranks", "4", "--virtual-zones", "A:2"], ["--virtual-zones", "A:2"], ["--virtual-links",
-                                                                                     "across=1G"], ["--straggler",
-                                                                                                    "1=2"],
-    ["--virtual-ranks", "0"], ["--virtual-ranks", "2", "--virtual-zones", "A:1,A:1"], ["--virtual-ranks", "2",
-                                                                                       "--virtual-links", "far=1G"],
-    ["--virtual-ranks", "2", "--virtual-links", "across=0"], ["--emulate-compute",
-                                                              "sleep:1"], ["--emulate-compute", "x"],
-    ["--virtual-ranks", "2", "--straggler", "1=0"], ["--fold", "0/5"], ["--fold", "1/1"], ["--dirichlet-alpha", "0"]])
-def test_options_that_cannot_be(arguments: list[str]) -> None:
+    "--virtual-ranks 4 --virtual-zones A:2", "--virtual-zones A:2", "--virtual-links inter-zone=1G",
+    "--straggler 1=2", "--virtual-ranks 0", "--virtual-ranks 2 --virtual-zones A:1,A:1",
+    "--virtual-ranks 2 --virtual-links far=1G", "--virtual-ranks 2 --virtual-links inter-zone=0",
+    "--virtual-ranks 2 --virtual-links inter_zone=1G", "--emulate-compute sleep:1", "--emulate-compute x",
+    "--emulate-compute 1:2:3", "--virtual-ranks 2 --straggler 1=0", "--fold 0/5", "--fold 1/1",
+    "--dirichlet-alpha 0"])
+def test_options_invalid_or_conflicting_raise(arguments: str) -> None:
     with pytest.raises(UsageError):
-        parse_train_options(arguments, {})
+        parse_train_options(arguments.split(), {})
 
 
-def test_links_carry_one_message_after_the_other() -> None:
+def test_link_carries_one_message_at_a_time() -> None:
     links = QueueingNetwork(["n0", "n1", "n2", "n3"], ["A", "A", "B", "B"], {
                             "inter_zone": Link(100.0, 1.0), "intra_zone": Link(1000.0)})
     assert links.arrival(0, 2, 100, 5.0) == (6.0, 7.0)
-    assert links.arrival(1, 3, 100, 5.0) == (7.0, 8.0), "the zone's uplink was in use"
-    assert links.arrival(2, 0, 100, 5.0) == (6.0, 7.0), "the other direction was not"
+    assert links.arrival(1, 3, 100, 5.0) == (7.0, 8.0), "the zone's uplink was busy"
+    assert links.arrival(2, 0, 100, 5.0) == (6.0, 7.0), "the other direction was idle"
     assert links.arrival(0, 1, 100, 5.0) == (5.1, 5.1)
     assert links.arrival(2, 3, 100, 5.0) == (5.1, 5.1)
 

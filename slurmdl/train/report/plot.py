@@ -1,4 +1,4 @@
-"""Loss and drift of a run against its steps and its time, as a picture."""
+"""Plot of loss and drift of a run against step and time."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from slurmdl.train.report.meters import StepMeter
 
 
 def check_plot_file(path: str) -> None:
-    """Say at the start, not after the training, that a picture cannot be made.
+    """Report before the training that a plot cannot be written.
 
     Raises
     ------
     UnavailableError : matplotlib is not installed.
-    TrainError : a name without one of its endings, or a file that cannot be written.
+    TrainError : an unsupported file format, or a file that cannot be written.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UnavailableError("--plot needs the package matplotlib: pip install 'slurmdl[plot]'") from error
-    kinds = sorted(Figure().canvas.get_supported_filetypes())
-    if path.rpartition(".")[2] not in kinds:
-        raise TrainError(f"--plot {path}: its ending is none of {', '.join(kinds)}")
+        raise UnavailableError("--plot: needs the package matplotlib: pip install 'slurmdl[plot]'") from error
+    formats = sorted(Figure().canvas.get_supported_filetypes())
+    if path.rpartition(".")[2] not in formats:
+        raise TrainError(f"--plot {path}: unsupported file name extension; expected one of {', '.join(formats)}")
     try:
         files.check_writable(path)
     except OSError as error:
@@ -31,7 +31,7 @@ def check_plot_file(path: str) -> None:
 
 
 def write_plot(path: str, meter: StepMeter, title: str) -> None:
-    """Write the picture: rows for what there is of loss and drift, by step on the left, by time on the right."""
+    """Write the plot: a row for each available curve, against step on the left and time on the right."""
     from matplotlib.figure import Figure
 
     rows = [(name, curve.points) for name, curve in (("loss", meter.loss), ("drift", meter.drift)) if curve.count]

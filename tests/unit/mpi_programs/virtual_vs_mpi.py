@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.train.library.run import init
+from slurmdl.train.library.startup import init
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.trainer import optimizers, virtual_run
 from slurmdl.train.trainer.data import load_dataset
