@@ -171,7 +171,7 @@ def test_binding_off_adds_no_options(cluster):
 
 
 @pytest.mark.parametrize("args", [["-n4"], ["-N2-3"], ["-N2-"], ["-N2", "--array=1-2"], ["-N1", ":", "-N1"]])
-@pytest.mark.parametrize("bind", ["auto", "nodelist", "late"])
+@pytest.mark.parametrize("binding", ["auto", "nodelist", "late"])
 def test_uncertain_node_counts_are_not_bound(cluster, args, binding):
     line = dry_run_command(cluster, f"--dl-node-binding={binding}", "--no-requeue", *args)
     assert not [option for option in ("--nodelist", "--prefer", "--nodes") if option in line]
@@ -234,7 +234,7 @@ def test_late_bound_job_that_cannot_shrink_keeps_its_nodes(new_cluster, settings
     assert "keeps its 4 nodes" in line
 
 
-@pytest.mark.parametrize("bind", ["auto", "late"])
+@pytest.mark.parametrize("binding", ["auto", "late"])
 def test_requeued_job_avoids_the_dead_node(new_cluster, binding):
     cluster = new_cluster(slurm_conf_lines=("AuthInfo=cred_expire=5",))
     script = cluster.script("echo run $SLURM_RESTART_COUNT\n" + MAPPED + '[ "$SLURM_RESTART_COUNT" ] || sleep 300\n')
