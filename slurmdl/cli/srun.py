@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 
-HELP = """usage: slurmdl srun [--dl-*] [--launcher=srun|mpirun] [--print-rank-map=FORMAT] [srun options] PROGRAM
+HELP = """usage: slurmdl srun [--dl-*] [--launcher=NAME] [--print-rank-map=FORMAT] [srun options] program [args]
 
 Inside a job or an salloc: orders the ranks of the step by the zones of the allocated nodes, then executes srun
 with all its options unchanged. srun determines tasks per node and CPUs per task.
 A step that cannot be mapped runs as plain srun, with one line on stderr that gives the reason.
 
-  --launcher=srun|mpirun  program that starts the tasks (default: srun; mpirun is Open MPI's)
-  --print-rank-map=FORMAT  print the rank map instead of starting a step; needs no program. FORMAT is slurm-hostfile,
-                          openmpi-rankfile, openmpi-seq, mpich-rank-order, intel-machinefile, hydra-hostfile,
-                          torchrun, or shell: variables for `srun --dl-rank-map`, an option of slurmdl's SPANK plugin:
-                              eval "$(slurmdl srun --print-rank-map=shell)"
-                          Open MPI 5 rejects rank files with a dash in the name.
+  --launcher=srun|mpirun      program that starts the tasks (default: srun; mpirun is Open MPI's)
+  --print-rank-map=FORMAT     print the rank map instead of starting a step; needs no program. FORMAT is
+                              slurm-hostfile, openmpi-rankfile, openmpi-seq, mpich-rank-order, intel-machinefile,
+                              hydra-hostfile, torchrun, or shell: variables for `srun --dl-rank-map`, an option of
+                              slurmdl's SPANK plugin:
+                                  eval "$(slurmdl srun --print-rank-map=shell)"
+                              Open MPI 5 rejects rank files with a dash in the name.
 """
 
 

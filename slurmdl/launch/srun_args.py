@@ -55,7 +55,7 @@ class SrunArgs:
 
         Raises
         ------
-        UsageError : a variable or a value is not valid.
+        UsageError : an invalid variable or value.
         """
         changed = record.environ_without_inputs(environ) if record else environ
         return dl_options.merge_layers(site_options or {}, _step_settings(record.options) if record else {},
@@ -76,11 +76,11 @@ def parse_srun_argv(argv: Sequence[str]) -> SrunArgs:
     settings = dl_options.collect_settings(line.options)
     launcher = line.last_value("launcher") or "srun"
     if launcher not in LAUNCHERS:
-        raise UsageError(f"--launcher: {launcher!r} is not valid; valid: {', '.join(LAUNCHERS)}")
+        raise UsageError(f"--launcher: invalid value {launcher!r}; expected one of {', '.join(LAUNCHERS)}")
     map_format = line.last_value("print-rank-map") or ""
     if line.has_option("print-rank-map") and map_format not in FORMATS:
         valid = sort_by_similarity(map_format, list(FORMATS))
-        raise UsageError(f"--print-rank-map: {map_format!r} is not valid; valid: {', '.join(valid)}")
+        raise UsageError(f"--print-rank-map: invalid value {map_format!r}; expected one of {', '.join(valid)}")
     removed = {option.index + i for option in line.options
                if option.name.startswith("dl-") or option.name in srun_options.WRAPPER_OPTIONS
                for i in range(len(option.args))}

@@ -120,7 +120,7 @@ def mpirun_command(line: CommandLine, plan: Plan, task: TaskCommand, variables: 
     valid = srun_options.LAYOUT_OPTIONS | {"cpus-per-task", "launcher"}
     for option in line.options:
         if option.name not in valid and not option.name.startswith("dl-"):
-            raise PlacementError(f"{option.args[0]}: mpirun has no such option; valid with --launcher=mpirun: "
+            raise PlacementError(f"{option.args[0]}: mpirun has no such option; expected with --launcher=mpirun: "
                                  f"{', '.join(sorted('--' + name for name in valid))}")
     variables = {**variables, "SLURMDL_TASK_SCRIPT": task.script}
     # without --noprefix Open MPI puts the directory of its mpirun first in PATH

@@ -263,7 +263,7 @@ def _parse_directives(script: Script, has_plugin: Callable[[], bool]) -> _Direct
     if unknown or (dl_opts and not has_plugin()):
         arg = (unknown or dl_opts[0]).args[0]
         problem = "is no option of sbatch" if unknown else "in a #SBATCH line needs the plugin of slurmdl in Slurm"
-        raise UsageError(f"{first_dl_location}{arg!r} {problem}; valid: #DL {arg}")
+        raise UsageError(f"{first_dl_location}{arg!r} {problem}; expected #DL {arg}")
     plugin = dl_options.collect_settings(dl_opts, first_dl_location)
     if components > 1:
         return _Directives({}, dl, plugin, _HETEROGENEOUS_REASON)

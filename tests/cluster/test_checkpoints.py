@@ -1,4 +1,4 @@
-"""Training jobs that are told to stop, requeued, and killed by their time limit, on a real cluster."""
+"""Preempted, requeued and timed-out training jobs on a real cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEEP = "--checkpoint-dir kept --checkpoint-every 10"
 
 @pytest.fixture(scope="module")
 def cluster(new_sandbox):
-    """A requeued job may start again at once, not after two minutes."""
+    """A cluster that restarts requeued jobs at once instead of after two minutes."""
     return new_sandbox(slurm_conf_lines=("AuthInfo=cred_expire=5",))
 
 
@@ -46,7 +46,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("strategy", ["allreduce", *(pytest.param(name, marks=pytest.mark.nightly)
                                                      for name in ("gossip", "ps"))])
 @pytest.mark.parametrize("how", ["signal", pytest.param("requeue", marks=pytest.mark.nightly)])
-def test_a_job_that_starts_again_ends_as_an_unbroken_one(cluster, strategy, how):
+def test_requeued_job_ends_as_uninterrupted_job(cluster, strategy, how):
     unbroken, there = started(cluster, strategy, 0.005, keep="")
     cluster.output(unbroken, timeout=120)
     job, folder = started(cluster, strategy, 0.1)
@@ -64,7 +64,7 @@ def test_a_job_that_starts_again_ends_as_an_unbroken_one(cluster, strategy, how)
 
 
 @pytest.mark.nightly
-def test_the_time_limit_itself_stops_and_requeues(cluster):
+def test_time_limit_stops_and_requeues(cluster):
     """SIGTERM comes KillWait = 5 seconds before SIGKILL."""
     job, folder = started(cluster, "allreduce", 0.8, more="--time=1")
     text = cluster.run(["true"]).stdout
@@ -78,7 +78,7 @@ def test_the_time_limit_itself_stops_and_requeues(cluster):
     assert outcome(folder)["steps"] == 150
 
 
-def test_a_cancelled_job_leaves_a_checkpoint_and_is_not_requeued(cluster):
+def test_cancelled_job_writes_checkpoint_and_is_not_requeued(cluster):
     job, folder = started(cluster, "gossip", 0.1)
     await_checkpoint(folder)
     assert cluster.run(["scancel", str(job)]).returncode == 0
@@ -88,7 +88,7 @@ def test_a_cancelled_job_leaves_a_checkpoint_and_is_not_requeued(cluster):
 
 
 @pytest.mark.nightly
-def test_a_job_that_may_not_be_requeued_ends_with_a_status_of_its_own(cluster):
+def test_job_without_requeue_exits_with_status_77(cluster):
     job, folder = started(cluster, "gossip", 0.1, more="--no-requeue")
     await_checkpoint(folder)
     assert cluster.run(["scancel", "--signal=TERM", str(job)]).returncode == 0

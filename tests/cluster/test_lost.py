@@ -1,4 +1,4 @@
-"""A rank or a node that is lost in mid-training, on a real Slurm: what each way of starting the ranks makes of it."""
+"""Failures of a rank or node during training on a real Slurm, with each launcher."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STEPS = 400
 
 
 class Training:
-    """A job that trains, begun and under way."""
+    """A running training job."""
 
     def __init__(self, box, script: Path) -> None:
         self.box, self.folder = box, script.parent
@@ -86,7 +86,7 @@ class Training:
 
 
 @needs_ulfm
-def test_gossip_goes_on_without_a_killed_rank(new_sandbox):
+def test_gossip_continues_without_killed_rank(new_sandbox):
     training = Training.started(new_sandbox(nodes=4), "mpirun 5", "gossip")
     assert "if a rank fails: the others continue (ULFM)" in training.text()
     os.kill(training.process(training.nodes[3]), signal.SIGKILL)
@@ -100,7 +100,7 @@ def test_gossip_goes_on_without_a_killed_rank(new_sandbox):
 
 @needs_ulfm
 @pytest.mark.nightly
-def test_a_rank_that_stands_still_for_20_s_is_not_lost(new_sandbox):
+def test_rank_stopped_for_20_s_is_not_failed(new_sandbox):
     training = Training.started(new_sandbox(nodes=4), "mpirun 5", "gossip")
     process = training.process(training.nodes[2])
     os.kill(process, signal.SIGSTOP)
@@ -113,7 +113,7 @@ def test_a_rank_that_stands_still_for_20_s_is_not_lost(new_sandbox):
 
 
 @needs_ulfm
-def test_allreduce_ends_at_once(new_sandbox):
+def test_allreduce_ends_all_ranks_at_once(new_sandbox):
     training = Training.started(new_sandbox(nodes=4), "mpirun 5", "allreduce")
     assert "if a rank fails: all ranks end (allreduce needs all ranks)" in training.text()
     os.kill(training.process(training.nodes[1]), signal.SIGKILL)
@@ -124,7 +124,7 @@ def test_allreduce_ends_at_once(new_sandbox):
 
 
 @pytest.mark.parametrize("way", ["srun", pytest.param("mpirun 4", marks=pytest.mark.nightly)])
-def test_without_ulfm_a_killed_rank_ends_all(new_sandbox, way):
+def test_killed_rank_without_ulfm_ends_all(new_sandbox, way):
     training = Training.started(new_sandbox(nodes=4), way, "gossip")
     assert "if a rank fails: all ranks end (no ULFM in Open MPI" in training.text()
     os.kill(training.process(training.nodes[3]), signal.SIGKILL)
@@ -135,8 +135,8 @@ def test_without_ulfm_a_killed_rank_ends_all(new_sandbox, way):
 
 @pytest.mark.parametrize("way", [pytest.param("srun", marks=pytest.mark.nightly),
                                  pytest.param("mpirun 5", marks=needs_ulfm)])
-def test_with_checkpoints_the_job_begins_again_without_a_killed_rank(new_sandbox, way):
-    """Where ranks outlive another, one of them requeues the job; where Slurm ends them all, the script does."""
+def test_job_with_checkpoints_restarts_after_killed_rank(new_sandbox, way):
+    """A surviving rank requeues the job; if Slurm kills all ranks, the script does."""
     box = new_sandbox(nodes=3, slurm_conf_lines=("AuthInfo=cred_expire=5",))
     launcher, variables = WAYS[way]
     after = '[ "$status" = 0 ] || scontrol requeue "$SLURM_JOB_ID"' if way == "srun" else ""
@@ -155,8 +155,8 @@ def test_with_checkpoints_the_job_begins_again_without_a_killed_rank(new_sandbox
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("way", ["srun", "mpirun 4", pytest.param("mpirun 5", marks=needs_ulfm)])
-def test_a_lost_node_ends_all(new_sandbox, way):
-    """Open MPI's daemons do not outlive one of them up to 5.0, whose mpirun then ends with 0; srun ends its step."""
+def test_failed_node_ends_all_ranks(new_sandbox, way):
+    """Up to Open MPI 5.0 all daemons end with one of them, and mpirun exits with 0; srun ends its step."""
     training = Training.started(new_sandbox(nodes=4), way, "gossip")
     # the batch script's own node stays
     host = training.box.job(training.job)["BatchHost"]
@@ -168,8 +168,8 @@ def test_a_lost_node_ends_all(new_sandbox, way):
 
 
 @pytest.mark.nightly
-def test_plain_srun_lets_the_others_wait_unless_it_is_told_to_end_them(new_sandbox):
-    """What Slurm 22.05 does with a killed rank of a step with --mpi=pmix: nothing. `slurmdl srun` asks it to."""
+def test_plain_srun_without_kill_on_bad_exit_leaves_ranks_waiting(new_sandbox):
+    """Slurm 22.05 does not end a step with --mpi=pmix after a killed rank; `slurmdl srun` sets --kill-on-bad-exit."""
     box = new_sandbox(nodes=2)
     words = "python -m slurmdl.train --strategy gossip --emulate-compute 0.02:20000 --steps 400 --log-every 10"
     for option, ends in (("", False), ("-K", True)):

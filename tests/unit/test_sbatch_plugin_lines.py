@@ -24,8 +24,8 @@ def test_precedence_script_environment_command_line():
 
 
 @pytest.mark.parametrize(("line", "plugin", "message"), [
-    ("#SBATCH -N2 --dl-ps=2", False, r"2: '--dl-ps=2' in a #SBATCH line needs the plugin .* valid: #DL --dl-ps=2"),
-    ("#SBATCH --dl-explain", True, r"2: '--dl-explain' is no option of sbatch; valid: #DL --dl-explain"),
+    ("#SBATCH -N2 --dl-ps=2", False, r"2: '--dl-ps=2' in a #SBATCH line needs the plugin .* expected #DL --dl-ps=2"),
+    ("#SBATCH --dl-explain", True, r"2: '--dl-explain' is no option of sbatch; expected #DL --dl-explain"),
     ("#SBATCH --dl-pss=2", True, "'--dl-pss=2' is no option of sbatch"),
     ("#SBATCH --dl-ps=two", True, "whole number")])
 def test_lines_that_sbatch_rejects_raise_usage_error(line, plugin, message):
