@@ -67,7 +67,8 @@ def hands(deal: GlobalBatches, worker: int, by_steps: bool, period: int, ahead: 
 
 
 @given(st.data(), st.integers(1, 9), st.integers(1, 20), st.booleans(), st.integers(1, 40), st.integers(0, 4))
-def test_lockstep_sampling_assigns_every_sample_once_while_speeds_change(data: st.DataObject, workers: int, batch: int, by_steps: bool,
+def test_lockstep_sampling_assigns_every_sample_once_while_speeds_change(data: st.DataObject, workers: int,
+                                                                         batch: int, by_steps: bool,
                                                         period: int, ahead: int) -> None:
     count = data.draw(st.integers(workers, 3000))
     begin = data.draw(st.integers(0, count - workers))

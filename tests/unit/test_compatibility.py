@@ -34,13 +34,15 @@ def test_valid_configs_match_table_and_run(strategy: str) -> None:
     accepted = {config for config in ALL_CONFIGS if config.strategy == strategy and is_valid(config)}
     listed = {StrategyConfig(strategy, pattern, compression=compression, trigger=trigger, asynchronous=asynchronous)
               for row in compatibility.COMBINATIONS if strategy in row.strategies
-              for pattern, compression, trigger in itertools.product(row.comm_patterns, row.compressions, row.triggers)
+              for pattern, compression,
+              trigger in itertools.product(row.comm_patterns, row.compressions, row.triggers)
               for asynchronous in (False, True) if row.asynchronous in (None, asynchronous)}
     assert accepted == listed
     if strategy in ("allreduce", "ps"):
         return
     for config in accepted:
-        workers = run_strategy(replace(config, trigger_warmup=3, period=2 if config.trigger == "period" else None), 4, 12,
+        workers = run_strategy(replace(config, trigger_warmup=3, period=2 if config.trigger == "period" else None), 4,
+                               12,
                        update=noise(0.1), zones="aabb")
         assert sum(worker.strategy.exchanges for worker in workers) > 0, config
         if "gossip" in strategy:
@@ -58,14 +60,17 @@ def test_valid_configs_match_table_and_run(strategy: str) -> None:
     (StrategyConfig("allreduce", "hierarchical", compression="int8"), "--compression int8", ("partial sum",)),
     (StrategyConfig("allreduce", "mpi-allreduce", compression="fp16"), "--compression fp16",
      ("fp32", "valid: --compression none; or --comm-pattern ring, hierarchical")),
-    (StrategyConfig("local-sgd", "hierarchical", compression="int8"), "--compression int8", ("within and between zones",)),
+    (StrategyConfig("local-sgd", "hierarchical", compression="int8"), "--compression int8",
+     ("within and between zones",)),
     (StrategyConfig("local-sgd", "ring", shared_memory=True), "--shared-memory", ("only gossip",)),
     (StrategyConfig("gossip", "base-2", period=3, comm_budget=0.1), "--period", ("strategy gossip, trigger drift",)),
-    (StrategyConfig("gossip", "base-2", trigger="period", drift_threshold=0.1), "--drift-threshold", ("trigger drift",)),
+    (StrategyConfig("gossip", "base-2", trigger="period", drift_threshold=0.1), "--drift-threshold",
+     ("trigger drift",)),
     (StrategyConfig("gossip", "base-2", global_average_every=3, asynchronous=True), "--global-average-every",
      ("without --async",)),
     (StrategyConfig("allreduce", "ring", period=4), "--period", ("strategy allreduce",)),
-    (StrategyConfig("local-sgd", "ring", max_staleness=2), "--max-staleness", ("strategy local-sgd", "valid with strategy ps")),
+    (StrategyConfig("local-sgd", "ring", max_staleness=2), "--max-staleness",
+     ("strategy local-sgd", "valid with strategy ps")),
     (StrategyConfig("ps", "shards", compression="fp16"), "--compression fp16", ("uncompressed",))])
 def test_conflict_message_names_option_reason_and_valid_choices(config: StrategyConfig, option: str,
                                                                 facts: tuple[str, ...]) -> None:

@@ -80,8 +80,10 @@ def trained(run: Run, model: Any, opt: Any) -> Any:
 
 
 @pytest.mark.parametrize("method, workers", [(StrategyConfig("allreduce", load_balance="batch-size"), 4),
-                                             (StrategyConfig("allreduce", comm_pattern="mpi-allreduce", load_balance="batch-size"), 3),
-                                             (StrategyConfig("ps", ps=2, load_balance="batch-size"), 4)], ids=["sum", "library", "ps"])
+                                             (StrategyConfig("allreduce", comm_pattern="mpi-allreduce",
+                                                             load_balance="batch-size"), 3),
+                                             (StrategyConfig("ps", ps=2, load_balance="batch-size"), 4)],
+                         ids=["sum", "library", "ps"])
 def test_balanced_batches_equal_global_batch(method: StrategyConfig, workers: int) -> None:
     model, opt = net()
     first = flat(model)
@@ -141,10 +143,12 @@ def test_second_change_corrects_constant_step_cost() -> None:
 WEIGHTS = (0.25, 1.25, 1.5, 1.0)
 
 
-@pytest.mark.parametrize("traffic, compress", [("random-matching", "none"), ("base-2", "int4"), ("one-peer-exponential", "none"),
+@pytest.mark.parametrize("traffic, compress",
+                         [("random-matching", "none"), ("base-2", "int4"), ("one-peer-exponential", "none"),
                                                ("base-2", "fp16"), ("zone-aware", "none")])
 def test_gossip_preserves_weighted_sum(traffic: str, compress: str) -> None:
-    played = run_strategy(StrategyConfig("gossip", traffic, compression=compress), 4, 60, model_weights=WEIGHTS, zones="aabb")
+    played = run_strategy(StrategyConfig("gossip", traffic, compression=compress), 4, 60, model_weights=WEIGHTS,
+                          zones="aabb")
     first, last = (sum(weight * np.float64(getattr(its, name)) for weight, its in zip(WEIGHTS, played, strict=True))
                    for name in ("initial", "final"))
     assert np.abs(first - last).max() < 1e-3 * np.abs(first).max()
@@ -152,9 +156,11 @@ def test_gossip_preserves_weighted_sum(traffic: str, compress: str) -> None:
 
 
 def test_push_sum_preserves_weighted_sum() -> None:
-    played = run_strategy(StrategyConfig("gossip", "random-matching", asynchronous=True), 4, 40, model_weights=WEIGHTS, update=noise(0.1),
+    played = run_strategy(StrategyConfig("gossip", "random-matching", asynchronous=True), 4, 40,
+                          model_weights=WEIGHTS, update=noise(0.1),
                   step_seconds=lambda rank: 1e-3)
-    before = sum(weight * np.float64(its.initial) + its.total_update for weight, its in zip(WEIGHTS, played, strict=True))
+    before = sum(weight * np.float64(its.initial) + its.total_update for weight,
+                 its in zip(WEIGHTS, played, strict=True))
     after = sum(its.strategy.model_weight * np.float64(its.final) for its in played)
     assert np.abs(after - before).max() < 1e-4
     assert sum(its.strategy.model_weight for its in played) == pytest.approx(sum(WEIGHTS))
@@ -165,7 +171,8 @@ def test_straggler_does_not_accumulate_weight() -> None:
     """The others keep more than half beside a rank that is 4 times slower."""
     held = []
     for steps in range(30, 40):
-        played = run_strategy(StrategyConfig("gossip", "random-matching", asynchronous=True), 8, steps, update=noise(0.1),
+        played = run_strategy(StrategyConfig("gossip", "random-matching", asynchronous=True), 8, steps,
+                              update=noise(0.1),
                       step_seconds=lambda rank: 4.0 if rank == 0 else 1.0)
         held.append(sum(its.strategy.model_weight for its in played[1:]))
     assert np.mean(held) > 4
@@ -180,7 +187,8 @@ def test_local_sgd_uses_weighted_mean(compress: str) -> None:
         assert np.abs(its.final - mean).max() < (1e-5 if compress == "none" else 0.05)
 
 
-METHODS = [StrategyConfig("allreduce", load_balance="batch-size"), StrategyConfig("gossip", "base-2", load_balance="batch-size"),
+METHODS = [StrategyConfig("allreduce", load_balance="batch-size"),
+           StrategyConfig("gossip", "base-2", load_balance="batch-size"),
            StrategyConfig(
     "gossip", "base-2", period=5, load_balance="local-steps"), StrategyConfig(
         "local-sgd", period=8, load_balance="local-steps"),
@@ -226,22 +234,22 @@ def test_loader_assigns_every_sample_once_and_resumes_at_position(method: Strate
         state for done, state in found[0][1] if done == 40)
     rest = library(3, method, program(middle))
     dealt = sorted(sample for seen, _ in rest for sample in seen[0])
-    assert dealt == sorted(
-    GlobalBatches(
-        SAMPLES, 3, BATCH, True, 1).order(
-            middle["epoch"])[
-                middle["cursor"]:].tolist())
+    assert dealt == sorted(GlobalBatches(SAMPLES, 3, BATCH, True, 1).order(middle["epoch"])[middle["cursor"]:].tolist())
 
 
 @pytest.mark.parametrize("method, text", [
-    (StrategyConfig("allreduce", "ring", load_balance="local-steps"), "--load-balance local-steps: each step takes all workers, so none can "
-     "make more steps; asked for with allreduce --comm-pattern ring --trigger period --compression none; valid: --load-balance "
-     "off, batch-size"),
-    (StrategyConfig("ps", "shards", load_balance="local-steps"), "--load-balance local-steps: each step takes all workers"),
-    (StrategyConfig("ps", "shards", max_staleness=2, load_balance="local-steps"), "--load-balance local-steps: each step takes all workers"),
+    (StrategyConfig("allreduce", "ring", load_balance="local-steps"),
+     "--load-balance local-steps: each step takes all workers, so none can "
+     "make more steps; asked for with allreduce --comm-pattern ring --trigger period --compression none; "
+     "valid: --load-balance off, batch-size"),
+    (StrategyConfig("ps", "shards", load_balance="local-steps"),
+     "--load-balance local-steps: each step takes all workers"),
+    (StrategyConfig("ps", "shards", max_staleness=2, load_balance="local-steps"),
+     "--load-balance local-steps: each step takes all workers"),
     (StrategyConfig("gossip", "base-2", load_balance="local-steps"),
      "--load-balance local-steps: an exchange after every step leaves no steps"),
-    (StrategyConfig("gossip", "base-2", shared_memory=True, period=4, load_balance="local-steps"), "--load-balance local-steps: not valid with --shared-memory")])
+    (StrategyConfig("gossip", "base-2", shared_memory=True, period=4, load_balance="local-steps"),
+     "--load-balance local-steps: not valid with --shared-memory")])
 def test_invalid_load_balance_combinations_are_rejected(method: StrategyConfig, text: str) -> None:
     with pytest.raises(InvalidRunError) as refused:
         compatibility.check_compatibility(method)
@@ -261,8 +269,10 @@ def two_loaders(run: Run, model: Any, opt: Any) -> None:
 @pytest.mark.parametrize("program, options, words", [
     (no_batch, {}, "step 1: --load-balance batch-size requires a batch of run.loader"),
     (two_loaders, {}, r"--load-balance batch-size: requires one run.loader\(\) for all samples"),
-    (no_batch, {"backward_passes_per_step": 2}, "--load-balance batch-size: not valid with backward_passes_per_step=2")])
-def test_scripts_without_balanced_loader_are_rejected(program: Callable[[Run, Any, Any], None], options: dict[str, int],
+    (no_batch, {"backward_passes_per_step": 2},
+     "--load-balance batch-size: not valid with backward_passes_per_step=2")])
+def test_scripts_without_balanced_loader_are_rejected(program: Callable[[Run, Any, Any], None],
+                                                      options: dict[str, int],
                                          words: str) -> None:
     with pytest.raises(TrainError, match=words):
         library(2, StrategyConfig("allreduce", load_balance="batch-size"), program, **options)
@@ -294,7 +304,8 @@ def test_straggler_option_parses_step_ranges() -> None:
 
 
 def simulated(*arguments: str, slow: str = "5=4") -> dict[str, Any]:
-    found = train(parse_train_options(["--virtual-ranks", "8", "--virtual-zones", "A:2x2,B:2x2", "--steps", "240", "--model", "mlp:32",
+    found = train(parse_train_options(["--virtual-ranks", "8", "--virtual-zones", "A:2x2,B:2x2", "--steps", "240",
+                                       "--model", "mlp:32",
                          "--batch-size", "16", *(["--straggler", slow] if slow else []), *arguments], {}))
     assert found is not None
     return found
@@ -303,15 +314,18 @@ def simulated(*arguments: str, slow: str = "5=4") -> dict[str, Any]:
 def kinds() -> Iterator[Any]:
     """Command lines of all balanced strategies."""
     for where in ("messages", "shared", "both"):
-        for way in ("--load-balance batch-size", "--async --load-balance local-steps", "--async --load-balance batch-size"):
+        for way in ("--load-balance batch-size", "--async --load-balance local-steps",
+                    "--async --load-balance batch-size"):
             zones = {"messages": "", "shared": "--virtual-zones A:1x8", "both": "--virtual-zones A:2x2,B:1x4"}[where]
             memory = "" if where == "messages" else "--shared-memory"
             yield pytest.param(f"--strategy gossip {memory} {zones} {way}",
                                id=f"{where}-{way.replace('--', '').replace(' ', '-')}",
                                marks=pytest.mark.nightly if where == "shared" else ())
     for name, text in (
-            ("period", "gossip --period 8 --load-balance local-steps"), ("local", "local-sgd --period 8 --load-balance local-steps"),
-            ("local-batch", "local-sgd --period 8 --load-balance batch-size"), ("allreduce", "allreduce --load-balance batch-size"),
+            ("period", "gossip --period 8 --load-balance local-steps"),
+            ("local", "local-sgd --period 8 --load-balance local-steps"),
+            ("local-batch", "local-sgd --period 8 --load-balance batch-size"),
+            ("allreduce", "allreduce --load-balance batch-size"),
             ("drift", "adaptive-gossip --trigger-warmup 10 --load-balance local-steps"),
             ("ps", "ps --ps 1 --load-balance batch-size"),
             ("ps-stale", "ps --ps 1 --max-staleness 2 --load-balance batch-size"),

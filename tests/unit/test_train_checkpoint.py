@@ -29,8 +29,10 @@ from slurmdl.train.transports import virtual
 SYNCHRONOUS = {
     "allreduce": "--strategy allreduce --optimizer adam --lr 0.003",
     "random": "--strategy gossip --global-average-every 7", "base": "--strategy gossip --comm-pattern base-2",
-    "copies": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --drift-threshold 0.02 --trigger-warmup 5",
-    "budget": "--strategy adaptive-gossip --comm-budget 5% --trigger-warmup 5 --compression sign --comm-pattern base-2",
+    "copies": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --drift-threshold 0.02 "
+              "--trigger-warmup 5",
+    "budget": "--strategy adaptive-gossip --comm-budget 5% --trigger-warmup 5 --compression sign "
+              "--comm-pattern base-2",
     "shared": "--strategy gossip --shared-memory --virtual-zones A:1x2,B:1x2",
     "quasi-global": "--strategy gossip --comm-pattern one-peer-exponential --quasi-global-momentum",
     "quasi-global, shared": "--strategy gossip --quasi-global-momentum --shared-memory --virtual-zones A:1x2,B:1x2",
@@ -47,14 +49,16 @@ def one_thread() -> None:
 def run_summary(words: str, ranks: int = 4, steps: int = 40, **further: object) -> dict[str, Any]:
     """Summary of a run on virtual ranks; further options by name."""
     more = [word for name, value in further.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    common = ["--virtual-ranks", str(ranks), "--steps", str(steps), "--model", "mlp:16", "--batch-size", "16", "--dirichlet-alpha", "0.3"]
+    common = ["--virtual-ranks", str(ranks), "--steps", str(steps), "--model", "mlp:16", "--batch-size", "16",
+              "--dirichlet-alpha", "0.3"]
     found = train(parse_train_options([*words.split(), *common, *more], {}))
     assert found is not None
     return found
 
 
 def outcome(summary: dict[str, Any]) -> dict[str, Any]:
-    names = ("parameters_crc32", "test_loss", "test_accuracy", "exchanges", "exchanges_skipped", "steps", "train_loss",
+    names = ("parameters_crc32", "test_loss", "test_accuracy", "exchanges", "exchanges_skipped", "steps",
+             "train_loss",
              "consensus_distance")
     return {name: summary[name] for name in names}
 
@@ -90,7 +94,8 @@ def test_asynchronous_run_resumes(words: str, tmp_path: Path, capsys: pytest.Cap
     SYNCHRONOUS["base"], SYNCHRONOUS["copies"], SYNCHRONOUS["shared"], SYNCHRONOUS["drift"], SYNCHRONOUS["ps"],
     "--strategy gossip --async", "--strategy ps --max-staleness 2"])
 @pytest.mark.parametrize("every", [0, 1])
-def test_signal_in_any_step_stops_all_ranks(every: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_in_any_step_stops_all_ranks(every: int, words: str, tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of unequal speed, which are in different steps when the signal comes, agree on one; also where each step
     ends with a checkpoint, in the midst of which the signal may come."""
     further = {"emulate_compute": "0.2", "straggler": "3=4", "checkpoint_every": every}
@@ -121,7 +126,8 @@ def test_signal_in_any_step_stops_all_ranks(every: int, words: str, tmp_path: Pa
 def test_repeated_signals_start_no_second_query(words: str, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """As from scancel to each rank: a pending query is not repeated."""
-    write, begin, begun = CheckpointDir.write_rank_file, checkpoint_coordinator.CheckpointCoordinator._start_query, list[bool]()
+    write, begun = CheckpointDir.write_rank_file, list[bool]()
+    begin = checkpoint_coordinator.CheckpointCoordinator._start_query
 
     def then_signalled(folder: CheckpointDir, number: int, *its: Any) -> Any:
         if number >= 17:
@@ -323,7 +329,8 @@ def test_step_without_checkpoint_opportunity_is_rejected(tmp_path: Path) -> None
         for _ in range(2):
             model(torch.ones(1, 3)).sum().backward()
             opt.step()
-    with pytest.raises(TrainError, match=r"^step 2: checkpoints are written when a batch is requested; valid: batches"):
+    with pytest.raises(TrainError,
+                       match=r"^step 2: checkpoints are written when a batch is requested; valid: batches"):
         script(tmp_path, program)
 
 
@@ -348,11 +355,15 @@ def test_directory_invisible_to_a_rank_is_rejected(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(checkpoint, "VISIBILITY_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(CheckpointDir, "create_probe", lambda self: (str(tmp_path / "elsewhere"), ""))
     monkeypatch.setattr("os.unlink", lambda path: None)
-    with pytest.raises(InvalidRunError, match=r"rank 0 on .* cannot see or write files of rank 0 .*; expected a writable directory that all ranks share"):
+    with pytest.raises(InvalidRunError,
+                       match=r"rank 0 on .* cannot see or write files of rank 0 .*; expected a "
+                       "writable directory that all ranks share"):
         script(tmp_path / "kept", lambda run, model, opt: run.wrap(model, opt))
 
 
 def test_directory_that_cannot_be_created_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidRunError, match=r"^--checkpoint-dir .*/file/kept: Not a directory; expected a writable directory that all ranks"):
+    with pytest.raises(InvalidRunError,
+                       match=r"^--checkpoint-dir .*/file/kept: Not a directory; expected a "
+                       "writable directory"):
         script(tmp_path / "file" / "kept", lambda run, model, opt: run.wrap(model, opt))

@@ -133,7 +133,8 @@ def test_zero_grad_set_to_none_gives_same_model(method: StrategyConfig) -> None:
 
 @pytest.mark.parametrize("method", [StrategyConfig("allreduce"),
                          StrategyConfig("ps"), StrategyConfig("gossip")], ids=named)
-def test_training_without_hooks_of_newer_pytorch_gives_same_model(method: StrategyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_without_hooks_of_newer_pytorch_gives_same_model(method: StrategyConfig,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch 1.13 has neither optimizer step hooks nor post-accumulate gradient hooks."""
     expected = library(3, method, script("sgd", False))[-1]
     for owner, name in ((torch.optim.Optimizer, "register_step_pre_hook"),
@@ -306,7 +307,8 @@ def grown(model: Any, opt: Any) -> None:
 @pytest.mark.parametrize("change, words", [
     (moved, "step 1: parameter one.weight was relocated after run.wrap"),
     (grown, "step 1: the optimizer got another group after run.wrap")])
-def test_step_rejects_changes_after_wrap(method: StrategyConfig, change: Callable[[Any, Any], None], words: str) -> None:
+def test_step_rejects_changes_after_wrap(method: StrategyConfig, change: Callable[[Any, Any], None],
+                                         words: str) -> None:
     def program(run: Run) -> None:
         model, opt = wrapped(run)
         change(model, opt)
@@ -383,7 +385,8 @@ def test_epoch_assigns_every_sample_once(count: int, workers: int, batch: int) -
     for number in range(deal.steps_per_epoch):
         sizes = [hand[number].stop - hand[number].start for hand in hands]
         assert [hand[number].gradient_weight for hand in hands] == [size * workers / sum(sizes) for size in sizes]
-        assert sizes == [batch] * workers or (number == deal.steps_per_epoch - 1 and max(sizes) - min(sizes) <= 1 <= min(sizes)
+        is_last = number == deal.steps_per_epoch - 1
+        assert sizes == [batch] * workers or (is_last and max(sizes) - min(sizes) <= 1 <= min(sizes)
                                               and max(sizes) <= batch + 1)
     assert sorted(deal.order(2)) == list(range(count))
     assert not np.array_equal(deal.order(2), deal.order(3))

@@ -69,7 +69,8 @@ def test_surviving_ranks_continue(tmp_path: Path, case: str) -> None:
     ({"strategy": "allreduce"}, 1, "allreduce needs all ranks"),
     pytest.param({"strategy": "local-sgd", "period": 4}, 0, "local-sgd needs all ranks", marks=pytest.mark.nightly),
     pytest.param({"strategy": "ps", "ps": 1}, 0, "no ps is left", marks=pytest.mark.nightly),
-    pytest.param({"strategy": "ps", "ps": 2}, 0, "no backup of the shard of failed rank 0", marks=pytest.mark.nightly),
+    pytest.param({"strategy": "ps", "ps": 2}, 0, "no backup of the shard of failed rank 0",
+                 marks=pytest.mark.nightly),
 ], ids=["allreduce", "local-sgd", "the only server", "a server before its first copy"])
 def test_unrecoverable_failure_ends_all_ranks(tmp_path: Path, method: dict[str, Any], lost: int, why: str) -> None:
     done = start(tmp_path, method, 4, {lost: 40})

@@ -1,4 +1,4 @@
-"""Gradients that overflow: skipped where torch.amp.GradScaler makes the step, else refused; on virtual ranks."""
+"""Gradient overflow: skipped with torch.amp.GradScaler, else rejected; on virtual ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ torch.set_num_threads(1)
 ALONE = {"gossip": StrategyConfig("gossip"), "gossip --async": StrategyConfig("gossip", asynchronous=True),
          "local-sgd": StrategyConfig("local-sgd", period=3),
          "quasi-global": StrategyConfig("gossip", quasi_global_momentum=True), "ps": StrategyConfig("ps", ps=2),
-         "ps --async": StrategyConfig("ps", ps=2, asynchronous=True), "ps --max-staleness": StrategyConfig("ps", ps=2, max_staleness=2)}
+         "ps --async": StrategyConfig("ps", ps=2, asynchronous=True),
+         "ps --max-staleness": StrategyConfig("ps", ps=2, max_staleness=2)}
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3),
     "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
@@ -43,12 +44,12 @@ def net() -> Any:
 
 
 def scaler() -> Any:
-    """Its first scales are so large that the scaled gradients are beyond float32."""
+    """Scaler whose first scales overflow float32."""
     return torch.amp.GradScaler("cpu", init_scale=2.0 ** 127, backoff_factor=2.0 ** -30, growth_interval=4)
 
 
 def train(model: Any, opt: Any, batches: Any, clip: bool, scales: list[float]) -> Any:
-    """As PyTorch's own examples of mixed precision do."""
+    """As in PyTorch's mixed precision examples."""
     its = scaler()
     for x, y in batches:
         opt.zero_grad()
@@ -64,11 +65,12 @@ def train(model: Any, opt: Any, batches: Any, clip: bool, scales: list[float]) -
 
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_all_skip_together_where_gradients_are_averaged(optimizer: str, clip: bool) -> None:
-    """Equal to one process on the workers' batches together, the scale included."""
+def test_averaged_gradients_skip_on_all_ranks(optimizer: str, clip: bool) -> None:
+    """Equal to one process on the joined batches, including the scale."""
     model, expected_scales = net(), list[float]()
     deal = GlobalBatches(SAMPLES, 3, BATCH, True, 1)
-    expected = train(model, OPTIMIZERS[optimizer](model), [(X[index], Y[index]) for index in global_batches(deal, 0)], clip,
+    expected = train(model, OPTIMIZERS[optimizer](model), [(X[index], Y[index]) for index in global_batches(deal, 0)],
+                     clip,
                      expected_scales)
     assert expected_scales[0] < 2.0 ** 127 and expected_scales[-1] > min(expected_scales), "it overflows, and grows"
     assert (expected - flat(net())).abs().max() > 1e-3, "the reference did not learn"
@@ -86,8 +88,8 @@ def test_all_skip_together_where_gradients_are_averaged(optimizer: str, clip: bo
 
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("case", ALONE)
-def test_one_worker_skips_alone(case: str, staged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes part in whatever the others do, and nothing that is not finite reaches anyone."""
+def test_single_worker_skips_update(case: str, staged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It still takes part in exchanges, and sends finite values only."""
     made = Replica.__init__
     monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: made(self, module, chosen, staged=staged))
 
@@ -117,8 +119,8 @@ def test_one_worker_skips_alone(case: str, staged: bool, monkeypatch: pytest.Mon
     assert (workers[0][0] - flat(net())).abs().max() > 1e-3
 
 
-def test_servers_leave_out_the_gradients_of_a_worker_that_skips() -> None:
-    """Equal to one process whose first step is on the other workers' batches."""
+def test_servers_ignore_gradients_of_skipping_worker() -> None:
+    """Equal to one process without that worker's first batch."""
     def program(run: Run) -> Any:
         model = net()
         opt = OPTIMIZERS["adamw"](model)
@@ -145,7 +147,7 @@ def test_servers_leave_out_the_gradients_of_a_worker_that_skips() -> None:
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_passes_add_up_before_a_step_that_is_skipped(passes: int) -> None:
+def test_passes_add_up_before_skipped_step(passes: int) -> None:
     def rank(transport: virtual.VirtualTransport) -> Any:
         run = init(StrategyConfig("allreduce"), environ={}, transport=transport, backward_passes_per_step=passes)
         model = net()
@@ -172,8 +174,8 @@ def test_passes_add_up_before_a_step_that_is_skipped(passes: int) -> None:
 
 @pytest.mark.parametrize("method", [StrategyConfig("allreduce"), *ALONE.values()],
                          ids=["allreduce", *ALONE])
-def test_an_update_that_is_not_finite_is_refused(method: StrategyConfig) -> None:
-    """Where no scaler skips it: before it is made, or reaches a server. A pass alone is not refused."""
+def test_nonfinite_update_is_rejected(method: StrategyConfig) -> None:
+    """Without a scaler: before the update, or before it reaches a server; not after a backward pass alone."""
     reached = list[int]()
 
     def program(run: Run) -> Any:
@@ -183,7 +185,8 @@ def test_an_update_that_is_not_finite_is_refused(method: StrategyConfig) -> None
             return
         for step, (x, y) in enumerate(run.loader((X, Y), BATCH)):
             opt.zero_grad()
-            (nn.functional.cross_entropy(model(x), y) * (float("inf") if run.worker_rank == 1 and step else 1)).backward()
+            factor = float("inf") if run.worker_rank == 1 and step else 1
+            (nn.functional.cross_entropy(model(x), y) * factor).backward()
             reached.append(step)
             opt.step()
     where = r"rank 1 on \S+: " if method.strategy == "allreduce" else ""
@@ -192,24 +195,26 @@ def test_an_update_that_is_not_finite_is_refused(method: StrategyConfig) -> None
     assert 1 in reached
 
 
-def test_a_mean_that_is_too_large_on_its_way_is_refused() -> None:
-    """Gradients that travel in 16 bits and are beyond them; no rank alone has brought that in."""
+def test_overflow_in_fp16_mean_is_rejected() -> None:
+    """Finite gradients whose mean overflows in fp16."""
     def program(run: Run) -> None:
         model = net()
         opt = OPTIMIZERS["sgd"](model)
         run.wrap(model, opt)
         (model(X).sum() * 1e4).backward()
         opt.step()
-    with pytest.raises(TrainError, match=r"^step 1: the mean of the ranks' gradients of \S+ has infinite or NaN entries"):
+    with pytest.raises(TrainError,
+                       match=r"^step 1: the mean of the ranks' gradients of \S+ has infinite or NaN entries"):
         library(2, StrategyConfig("allreduce", compression="fp16"), program)
 
 
 @pytest.mark.parametrize("case", ["allreduce", "local-sgd", "ps"])
-def test_a_run_goes_on_from_a_checkpoint_with_its_scale(case: str, tmp_path: Path) -> None:
-    """Steps that were skipped before it count, so that data and exchanges go on where they were."""
+def test_run_resumes_with_grad_scale(case: str, tmp_path: Path) -> None:
+    """Skipped steps count, so data and exchanges resume at their positions."""
     def trained(steps: int, folder: Path) -> list[Any]:
         def rank(transport: virtual.VirtualTransport) -> Any:
-            run = init(ALONE.get(case, StrategyConfig("allreduce")), environ={}, transport=transport, checkpoint_dir=str(folder),
+            run = init(ALONE.get(case, StrategyConfig("allreduce")), environ={}, transport=transport,
+                       checkpoint_dir=str(folder),
                        checkpoint_every=4)
             model = net()
             opt = OPTIMIZERS["adamw"](model)

@@ -145,7 +145,8 @@ def test_zone_path_from_slurm_topology_addr(address: str, pattern: str, path: tu
 
 
 def test_world_locality_levels() -> None:
-    world = world_module.World(SimpleNamespace(rank=0), StrategyConfig("gossip", "random-matching"), ("n1", "n1", "n2", "n3", "n4"),
+    world = world_module.World(SimpleNamespace(rank=0), StrategyConfig("gossip", "random-matching"),
+                               ("n1", "n1", "n2", "n3", "n4"),
                           ("A", "A", "A", "B", ""), ("worker",) * 5, {})
     assert world.locality_levels() == ("intra_node", "intra_node", "intra_zone", "inter_zone", "inter_zone")
     assert str(world).startswith("0 n1 (A worker), 1 n1 (A worker)")
@@ -178,11 +179,14 @@ def test_comm_pattern_precedence_is_option_plan_default() -> None:
     nodes, roles = ("a", "b", "c", "d"), ("worker",) * 4
     plan = Plan("gossip", nodes, roles, {}, comm_pattern="base-2")
     assert world_module._choose_comm_pattern(StrategyConfig("gossip"), plan) == "base-2"
-    assert world_module._choose_comm_pattern(StrategyConfig("gossip", "one-peer-exponential"), plan) == "one-peer-exponential"
+    assert world_module._choose_comm_pattern(StrategyConfig("gossip", "one-peer-exponential"),
+                                             plan) == "one-peer-exponential"
     assert world_module._choose_comm_pattern(StrategyConfig("allreduce"), plan) == "ring"
-    assert world_module._choose_comm_pattern(StrategyConfig("gossip"), Plan("gossip", nodes, roles, {})) == "random-matching"
+    assert world_module._choose_comm_pattern(StrategyConfig("gossip"),
+                                             Plan("gossip", nodes, roles, {})) == "random-matching"
     assert world_module._choose_comm_pattern(StrategyConfig("allreduce", "hierarchical"), None) == "hierarchical"
-    with pytest.raises(InvalidRunError, match="--comm-pattern base-2: strategy allreduce has ring, hierarchical, mpi-allreduce"):
+    with pytest.raises(InvalidRunError,
+                       match="--comm-pattern base-2: strategy allreduce has ring, hierarchical, mpi-allreduce"):
         world_module._choose_comm_pattern(StrategyConfig("allreduce", "base-2"), None)
 
 
@@ -206,7 +210,8 @@ def test_plan_comm_pattern_is_optional_and_checked() -> None:
     content = plan.to_json()
     del content["comm_pattern"]
     assert Plan.from_json(content).comm_pattern == ""
-    with pytest.raises(InputError, match="comm_pattern 'ring' is not one of random-matching, one-peer-exponential, base-2"):
+    with pytest.raises(InputError,
+                       match="comm_pattern 'ring' is not one of random-matching, one-peer-exponential, base-2"):
         Plan.from_json({**content, "comm_pattern": "ring"})
 
 
@@ -220,7 +225,8 @@ def test_summarize() -> None:
         meter.add_loss(loss)
         meter.samples.add(samples)
     meter.phases, meter.between_steps, meter.checkpoint = times, 0.5, 0.75
-    worker = RankReport(meter.totals, {"intra_node": 10, "intra_zone": 20, "inter_zone": 30}, 0.5, (0.25, 0.75), (0.5, 0.5), 2, 1, 8,
+    worker = RankReport(meter.totals, {"intra_node": 10, "intra_zone": 20, "inter_zone": 30}, 0.5, (0.25, 0.75),
+                        (0.5, 0.5), 2, 1, 8,
                     0xabc)
     summary = summarize([server, worker], ["ps", "worker"])
     assert summary == {"steps": 3, "train_seconds": 9.0, "seconds_per_step": 2.0,
@@ -255,6 +261,7 @@ def test_train_imports_only_shared_modules() -> None:
     code = ("import sys; from slurmdl.train.trainer import trainer; print(*sorted(m for m in sys.modules if "
             "m.startswith('slurmdl.') and not m.startswith('slurmdl.train')), 'sklearn' in sys.modules)")
     done = python("-c", code)
-    assert done.stdout.split() == ["slurmdl.comm_layout", "slurmdl.errors", "slurmdl.gossip_graphs", "slurmdl.mpi_library",
+    assert done.stdout.split() == ["slurmdl.comm_layout", "slurmdl.errors", "slurmdl.gossip_graphs",
+                                   "slurmdl.mpi_library",
                                    "slurmdl.text", "slurmdl.plan", "slurmdl.units", "slurmdl.files",
                                    "slurmdl.yaml_input", "False"], done.stderr

@@ -1,4 +1,4 @@
-"""Replicas that must be equal: gradients that come late, memory formats, and how differences are found."""
+"""Equality of replicas: late gradients, memory formats, and detection of differences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def name(thing: Any) -> str | None:
 
 
 def ranks(count: int, method: StrategyConfig, program: Callable[[Run], Any], **options: Any) -> list[Any]:
-    """What the program gives on each of `count` virtual workers."""
+    """Results of `program` on `count` virtual workers."""
     return [its for its in library(count + (method.ps or 0), method, program, **options) if its is not None]
 
 
@@ -66,7 +66,7 @@ def at_once(model: Any, x: Any, y: Any) -> None:
 
 
 def by_halves(model: Any, x: Any, y: Any) -> None:
-    """Two passes that reach different parameters, then a third that reaches all again."""
+    """Two passes over different parameters, then a third over all."""
     last = list(model.blocks[3:].parameters())
     for wanted in (last, [its for its in model.parameters() if all(its is not other for other in last)]):
         loss(model, x, y).backward(inputs=wanted)
@@ -88,7 +88,7 @@ def train(model: Any, opt: Any, passes: Callable[[Any, Any, Any], None], x: Any,
 
 
 def alone(passes: Callable[[Any, Any, Any], None], workers: int) -> Any:
-    """The same steps by torch alone; each gradient is the mean of what the workers' passes give."""
+    """Reference steps by torch alone, with the mean of the workers' gradients."""
     model = Blocks()
     opt = sgd(model)
 
@@ -115,7 +115,7 @@ def trained(passes: Callable[[Any, Any, Any], None], net: Callable[[], Any] = Bl
 
 
 @pytest.mark.parametrize("passes", [by_halves, twice])
-def test_gradients_of_further_passes_are_summed(passes: Callable[[Any, Any, Any], None]) -> None:
+def test_gradients_of_extra_passes_add_up(passes: Callable[[Any, Any, Any], None]) -> None:
     expected = alone(passes, 3)
     assert (expected - flat(Blocks())).abs().max() > 1e-2, "the reference did not learn"
     found = ranks(3, StrategyConfig("allreduce"), trained(passes))
@@ -123,8 +123,8 @@ def test_gradients_of_further_passes_are_summed(passes: Callable[[Any, Any, Any]
     assert torch.allclose(found[0][0], expected, rtol=0, atol=2e-6)
 
 
-def test_further_passes_where_buffers_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of parameters on a GPU."""
+def test_extra_passes_with_host_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with parameters on a GPU."""
     plain = ranks(2, StrategyConfig("allreduce"), trained(by_halves))
     whole = Replica.__init__
     monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: whole(self, module, chosen, staged=True))
@@ -134,15 +134,15 @@ def test_further_passes_where_buffers_are_copies(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
-def test_further_passes_than_said_give_the_same(passes: int) -> None:
-    """Where the number is right gradients are exchanged once a step."""
+def test_more_passes_than_configured_give_same_model(passes: int) -> None:
+    """With the right number, gradients are exchanged once per step."""
     found = ranks(2, StrategyConfig("allreduce"), trained(by_halves), backward_passes_per_step=passes)
     assert torch.allclose(found[0][0], alone(by_halves, 2), rtol=0, atol=2e-6)
     assert found[0][1] == 5 * (4 - passes)
 
 
-def test_further_passes_with_uneven_batches() -> None:
-    """Gradients count by the samples of their batch, those that come late, too."""
+def test_extra_passes_with_uneven_batches_are_weighted() -> None:
+    """Gradients, also late ones, are weighted by the samples of their batch."""
     def program(run: Run) -> Any:
         model = Blocks()
         opt = sgd(model)
@@ -164,8 +164,8 @@ def test_further_passes_with_uneven_batches() -> None:
 
 @pytest.mark.parametrize("checkpointed", [(4,), (0,), (0, 1, 2, 3, 4), (1, 2, 4)])
 @pytest.mark.parametrize("method", METHODS, ids=name)
-def test_reentrant_checkpoints(method: StrategyConfig, checkpointed: tuple[int, ...]) -> None:
-    """However many there are, gradients are exchanged once a step."""
+def test_reentrant_checkpoints_exchange_once_per_step(method: StrategyConfig, checkpointed: tuple[int, ...]) -> None:
+    """For any number of them."""
     found = ranks(2, method, trained(at_once, lambda: Blocks(checkpointed)))
     plain = ranks(2, method, trained(at_once))
     assert [fired for _, fired in found] == [5, 5]
@@ -173,7 +173,7 @@ def test_reentrant_checkpoints(method: StrategyConfig, checkpointed: tuple[int, 
         assert torch.equal(model, expected)
 
 
-def test_a_whole_model_in_a_reentrant_checkpoint() -> None:
+def test_whole_model_in_reentrant_checkpoint() -> None:
     def passes(model: Any, x: Any, y: Any) -> None:
         nn.functional.cross_entropy(checkpoint(model, x.clone().requires_grad_(), use_reentrant=True), y).backward()
     found, plain = (ranks(2, StrategyConfig("allreduce"), trained(its)) for its in (passes, at_once))
@@ -181,13 +181,13 @@ def test_a_whole_model_in_a_reentrant_checkpoint() -> None:
     assert torch.equal(found[1][0], plain[1][0])
 
 
-def test_a_parameter_that_reentrant_checkpoints_share() -> None:
+def test_parameter_shared_by_reentrant_checkpoints_is_rejected() -> None:
     with pytest.raises(TrainError, match=r"step 1: .* gradient of blocks.1.0.weight twice.*use_reentrant=False"):
         ranks(2, StrategyConfig("allreduce"), trained(at_once, lambda: Blocks((1, 3), tied=True)))
 
 
-def test_replicas_are_equal_without_knowing_of_nested_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As before PyTorch 2.1: more exchanges, no other result."""
+def test_replicas_are_equal_without_detection_of_nested_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before PyTorch 2.1: more exchanges, same result."""
     monkeypatch.delattr(torch._C, "_current_autograd_node")
     found = ranks(2, StrategyConfig("allreduce"), trained(at_once, lambda: Blocks((2, 4))))
     monkeypatch.undo()
@@ -199,8 +199,8 @@ def test_replicas_are_equal_without_knowing_of_nested_passes(monkeypatch: pytest
 
 @needs_mpi
 @pytest.mark.parametrize("way, exchanges", [("halves", 12), ("checkpoints", 6)])
-def test_gradients_that_come_late_over_mpi(way: str, exchanges: int) -> None:
-    """With sums that begin while a pass goes on."""
+def test_late_gradients_over_mpi(way: str, exchanges: int) -> None:
+    """With reduction during the backward pass."""
     done = mpirun(3, SCRIPT, way)
     assert done.returncode == 0, done.stderr
     marks = {line.partition(": ")[2] for line in done.stdout.splitlines()}
@@ -215,7 +215,7 @@ def test_gradients_that_come_late_over_mpi(way: str, exchanges: int) -> None:
                "rank; valid: as many on all ranks"),
     ("differs", "slurmdl: step 4: parameter 1.bias is not the same on all ranks: rank 0 on n0 differs from rank 1 "
                 "on n1; valid: ")])
-def test_one_line_names_what_differs(way: str, words: str) -> None:
+def test_difference_is_reported_in_one_line(way: str, words: str) -> None:
     done = mpirun(2, SCRIPT, way, per_rank="export SLURMD_NODENAME=n$R")
     assert (done.returncode, done.stdout) == (76, "")
     said = [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
@@ -224,7 +224,7 @@ def test_one_line_names_what_differs(way: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("method", [*METHODS, StrategyConfig("gossip")], ids=name)
-def test_a_parameter_that_is_thawed(method: StrategyConfig) -> None:
+def test_unfrozen_parameter_is_rejected(method: StrategyConfig) -> None:
     def program(run: Run) -> Any:
         model = Blocks()
         model.blocks[2].requires_grad_(False)
@@ -244,7 +244,7 @@ def test_a_parameter_that_is_thawed(method: StrategyConfig) -> None:
 
 
 def strays(rank: int, at: int, steps: int) -> Callable[[Run], Any]:
-    """One rank changes a parameter by hand, after so many steps."""
+    """One rank changes a parameter by hand after a number of steps."""
     def program(run: Run) -> Any:
         model = Blocks()
         opt = sgd(model)
@@ -259,26 +259,27 @@ def strays(rank: int, at: int, steps: int) -> Callable[[Run], Any]:
 
 @pytest.mark.parametrize("at, steps, step, options", [
     (0, 3, 1, {}), (2, 9, 4, {}), (9, 16, 12, {"check_every": 6}), (20, 23, 23, {})])
-def test_replicas_that_differ(at: int, steps: int, step: int, options: dict[str, int]) -> None:
-    with pytest.raises(InvalidRunError, match=rf"^step {step}: parameter blocks.1.0.bias is not the same on all ranks: "
+def test_different_replicas_are_rejected(at: int, steps: int, step: int, options: dict[str, int]) -> None:
+    with pytest.raises(InvalidRunError,
+                       match=rf"^step {step}: parameter blocks.1.0.bias is not the same on all ranks: "
                                       r"rank 0 on \S+ differs from rank 1 on .*valid: "):
         ranks(3, StrategyConfig("allreduce"), strays(1, at, steps), **options)
 
 
-def test_replicas_are_not_compared() -> None:
-    """Where that is turned off, or they need not be equal, or ranks round differently."""
+def test_replicas_are_not_compared_if_disabled_or_unequal() -> None:
+    """If disabled, not required to be equal, or ranks round differently."""
     assert ranks(2, StrategyConfig("allreduce"), strays(1, 0, 3), check_every=0) == [3, 3]
     assert ranks(2, StrategyConfig("gossip"), strays(1, 0, 3)) == [3, 3]
 
 
-def test_replicas_that_round_differently(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_rounding_warns_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     count = iter(range(4))
     monkeypatch.setattr(torch, "get_num_threads", lambda: next(count))
     assert ranks(2, StrategyConfig("allreduce"), strays(1, 0, 5)) == [5, 5]
     assert capsys.readouterr().err.count("are not the same to the last bit, and are not compared any more") == 1
 
 
-def test_a_model_that_is_changed_after_the_last_step() -> None:
+def test_change_after_last_step_is_permitted() -> None:
     def program(run: Run) -> Any:
         model = Blocks()
         opt = sgd(model)
@@ -291,7 +292,7 @@ def test_a_model_that_is_changed_after_the_last_step() -> None:
     assert ranks(2, StrategyConfig("allreduce"), program) == [3, 3]
 
 
-def test_a_second_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_optimizer_warns(capsys: pytest.CaptureFixture[str]) -> None:
     def program(run: Run) -> Any:
         model, other = Blocks(), nn.Linear(6, 3)
         opt, adam = sgd(model), torch.optim.Adam(other.parameters())
@@ -316,8 +317,8 @@ def test_a_second_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
     assert "run.wrap() was not given" not in capsys.readouterr().err
 
 
-def test_an_optimizer_inside_another_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """As those that look ahead: what it trains is kept together."""
+def test_nested_optimizer_is_permitted(capsys: pytest.CaptureFixture[str]) -> None:
+    """E.g. a lookahead optimizer."""
     class Outer(torch.optim.SGD):
         inner: Any
 
@@ -353,7 +354,7 @@ SAME = "slurmdl: train: all workers train with the same samples; valid: batches 
 
 @pytest.mark.parametrize("method", [*METHODS, StrategyConfig("gossip"),
                          StrategyConfig("gossip", asynchronous=True)], ids=name)
-def test_the_same_samples_on_all_ranks(method: StrategyConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_same_samples_on_all_ranks_warn(method: StrategyConfig, capsys: pytest.CaptureFixture[str]) -> None:
     ranks(2, method, batches(own=False))
     assert capsys.readouterr().err.count(SAME) == 1
     ranks(2, method, batches(own=True))
@@ -401,7 +402,7 @@ def test_memory_formats_are_kept(method: StrategyConfig) -> None:
         assert torch.allclose(mine, its, rtol=0, atol=1e-5)
 
 
-def test_ranks_with_other_memory_formats() -> None:
+def test_different_memory_formats_are_rejected() -> None:
     def program(run: Run) -> None:
         model = Convolutions(run.rank == 1)
         run.wrap(model, sgd(model))
@@ -411,7 +412,7 @@ def test_ranks_with_other_memory_formats() -> None:
         ranks(2, StrategyConfig("allreduce"), program)
 
 
-def test_parameters_with_gaps_in_their_memory() -> None:
+def test_parameters_with_memory_gaps_become_contiguous() -> None:
     def program(run: Run) -> Any:
         model = nn.Linear(4, 3)
         model.weight = nn.Parameter(torch.randn(3, 8)[:, ::2])

@@ -1,4 +1,4 @@
-"""The trainer as users start it: several ranks, real training, and what it refuses."""
+"""The trainer on several MPI ranks: training, plans and invalid input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10
 
 
 def lines(text: str) -> list[str]:
-    """What slurmdl itself said on stderr."""
+    """Lines of slurmdl on stderr."""
     return [line for line in text.splitlines() if line.startswith("slurmdl:")]
 
 
@@ -42,13 +42,14 @@ def test_training_on_digits(strategy: str, tmp_path: Path) -> None:
                                            "3 n3 (leafB worker)")
     assert f"step {steps} of {steps}: loss" in done.stdout
     assert summary["test_accuracy"] >= 0.9
-    assert (summary["strategy"], summary["num_nodes"], summary["num_zones"], summary["steps"]) == (strategy, 4, 2, steps)
+    assert (summary["strategy"], summary["num_nodes"], summary["num_zones"], summary["steps"]) == (strategy, 4, 2,
+                                                                                                   steps)
     assert summary["parameters"] == PARAMETERS
     assert summary["rank_map"][3] == {"rank": 3, "node": "n3", "zone": "leafB", "role": "worker"}
 
     bytes_ = summary["bytes_sent"]
     vector = 4 * PARAMETERS
-    assert bytes_["node"] == 0
+    assert bytes_["intra_node"] == 0
     if strategy == "allreduce":  # two in each zone exchange halves twice, and with the other zone once
         assert (bytes_["intra_zone"], bytes_["inter_zone"]) == (4 * vector * steps, 2 * vector * steps)
         assert summary["consensus_distance"] == 0
@@ -72,7 +73,7 @@ def test_training_on_digits(strategy: str, tmp_path: Path) -> None:
 
 
 @needs_mpi
-def test_the_plan_gives_strategy_roles_and_zones() -> None:
+def test_plan_sets_strategy_roles_and_zones() -> None:
     plan = Plan("ps", ("n0", "n1", "n2", "n3"), ("worker", "ps", "worker", "ps"),
                 {f"n{i}": ("top", "left" if i < 2 else "right") for i in range(4)})
     done = mpirun(4, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": encode_plan(plan)}, per_rank=ON_NODES)
@@ -83,7 +84,7 @@ def test_the_plan_gives_strategy_roles_and_zones() -> None:
 
 
 @needs_mpi
-def test_the_plan_gives_the_traffic(tmp_path: Path) -> None:
+def test_plan_sets_comm_pattern(tmp_path: Path) -> None:
     """The zones differ in size: 2 N (Z - 1) cross them in each step, with a flat ring 2 N (Z - 1) 3 / 2."""
     steps = 3
     plan = Plan("allreduce", ("n0", "n1", "n2", "n3"), ("worker",) * 4,
@@ -94,7 +95,8 @@ def test_the_plan_gives_the_traffic(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary").read_text())
     assert (summary["strategy"], summary["comm_pattern"]) == ("allreduce", "hierarchical")
     vector = 4 * PARAMETERS
-    assert summary["bytes_sent"] == {"intra_node": 0, "intra_zone": 4 * vector * steps, "inter_zone": 2 * vector * steps}
+    assert summary["bytes_sent"] == {"intra_node": 0, "intra_zone": 4 * vector * steps,
+                                     "inter_zone": 2 * vector * steps}
     assert summary["consensus_distance"] == 0
     assert "allreduce, hierarchical" in done.stdout
 
@@ -103,7 +105,7 @@ def test_the_plan_gives_the_traffic(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text, why", [
     (encode_plan(Plan("ps", ("n0", "n9"), ("ps", "worker"), {})), "it is for 2 ranks on n0,n9, these are 2 on n0,n1"),
     ("nonsense", "SLURMDL_PLAN is not a plan")])
-def test_a_plan_that_does_not_fit_is_left_aside(text: str, why: str) -> None:
+def test_mismatched_plan_is_ignored(text: str, why: str) -> None:
     done = mpirun(2, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": text}, per_rank=ON_NODES)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "ranks: 0 n0 (leafA worker), 1 n1 (leafB worker)"
@@ -112,7 +114,7 @@ def test_a_plan_that_does_not_fit_is_left_aside(text: str, why: str) -> None:
 
 
 @needs_mpi
-def test_alone_where_slurm_has_more_tasks() -> None:
+def test_single_mpi_rank_in_several_slurm_tasks_is_rejected() -> None:
     done = python(*TRAIN, "--steps", "2", environ={"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"})
     assert done.returncode == 76
     hint, refusal = lines(done.stderr)
@@ -125,7 +127,7 @@ def test_alone_where_slurm_has_more_tasks() -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("environ, word", [({}, "sent"), ({"OMPI_MCA_btl_tcp_eager_limit": "65536"}, "waits")])
-def test_open_mpi_sends_a_chunk_by_tcp_before_it_is_asked_for(environ: dict[str, str], word: str) -> None:
+def test_open_mpi_sends_chunks_eagerly_over_tcp(environ: dict[str, str], word: str) -> None:
     done = mpirun(2, "-c", """
 import time
 import numpy as np
@@ -146,7 +148,7 @@ else:
 
 
 @needs_mpi
-def test_one_rank_alone_trains() -> None:
+def test_single_rank_trains() -> None:
     done = python(*TRAIN, "--steps", "40", "--model", "mlp:32")
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
@@ -159,7 +161,7 @@ def test_one_rank_alone_trains() -> None:
     (("--strategy", "gossip", "--comm-pattern", "ring"), "", 64, "strategy gossip has random, exponential"),
     (("--batch-size", "800"), "", 64, "only 718 images"),
     ((), 'set -- "$@" --lr 0.$((R + 1))', 64, "rank 1 has --lr 0.2 but rank 0 has 0.1")])
-def test_what_all_ranks_refuse_is_said_once(arguments: tuple[str, ...], per_rank: str, status: int,
+def test_error_of_all_ranks_is_reported_once(arguments: tuple[str, ...], per_rank: str, status: int,
                                             text: str) -> None:
     done = mpirun(2, *TRAIN, "--steps", "2", *arguments, per_rank=per_rank)
     assert done.returncode == status
@@ -169,8 +171,8 @@ def test_what_all_ranks_refuse_is_said_once(arguments: tuple[str, ...], per_rank
 
 
 @needs_mpi
-def test_ranks_with_other_data_are_refused(tmp_path: Path) -> None:
-    """The second rank's scikit-learn has another file of digits, as on a node that was installed by itself."""
+def test_different_data_are_rejected(tmp_path: Path) -> None:
+    """The second rank's scikit-learn has other digits."""
     folder = tmp_path / "sklearn" / "datasets" / "data"
     folder.mkdir(parents=True)
     (tmp_path / "sklearn" / "__init__.py").touch()
@@ -190,14 +192,14 @@ def test_ranks_with_other_data_are_refused(tmp_path: Path) -> None:
     (("--summary", "/nowhere/summary"), "rank 0 on n0: --summary /nowhere/summary: cannot be written (No such file"),
     (("--summary", "/etc"), "rank 0 on n0: --summary /etc: cannot be written (Is a directory)"),
     (("--lr", "1e30"), "has infinite or NaN entries; valid: a smaller learning rate")])
-def test_a_rank_that_fails_ends_the_others(arguments: tuple[str, ...], text: str) -> None:
+def test_failure_of_one_rank_ends_all(arguments: tuple[str, ...], text: str) -> None:
     done = mpirun(3, *TRAIN, "--steps", "1000", *arguments, per_rank=ON_NODES, timeout=30)
     assert done.returncode == 76
     assert text in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_places_of_many_ranks_are_told_together() -> None:
+def test_world_lists_many_ranks_in_groups() -> None:
     nodes = tuple(f"n{rank // 4}" for rank in range(40))
     zones = tuple("A" if rank < 20 else "" for rank in range(40))
     world = World(SimpleNamespace(rank=0), StrategyConfig("ps", "shards"), nodes, zones,
@@ -210,5 +212,5 @@ def test_the_places_of_many_ranks_are_told_together() -> None:
     ("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4", 4), ("Open MPI v5.0.8, package: x", 5),
     ("Open MPI vmaster, package: x", 0), ("MPICH Version:      4.0.2", 0),
     ("Intel(R) MPI Library 2021.9 for Linux", 0)])
-def test_open_mpi_is_told_from_others(words: str, first: int) -> None:
+def test_open_mpi_major(words: str, first: int) -> None:
     assert open_mpi_major(SimpleNamespace(Get_library_version=lambda: words)) == first

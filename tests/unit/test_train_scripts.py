@@ -1,4 +1,4 @@
-"""Scripts of users' own over MPI: how they end, well and otherwise."""
+"""User scripts over MPI: success and failures."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ def told(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("strategy", ["gossip", "ps", "allreduce"])
-def test_the_strategy_is_chosen_from_outside(strategy: str, tmp_path: Path) -> None:
-    """All workers end with the same model; a server ends in wrap(), with status 0."""
-    done = mpirun(3, SCRIPT, "none", environ={"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_COMM_PATTERN": "mpi-allreduce" if
-                                              strategy == "allreduce" else "", "SLURMDL_TRAIN_TRACE_DIR": str(tmp_path)})
+def test_strategy_is_set_by_environment(strategy: str, tmp_path: Path) -> None:
+    """All workers end with the same model; a server exits in wrap() with status 0."""
+    done = mpirun(3, SCRIPT, "none",
+                  environ={"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_COMM_PATTERN": "mpi-allreduce" if
+                                              strategy == "allreduce" else "",
+                           "SLURMDL_TRAIN_TRACE_DIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     workers = sorted(line for line in done.stdout.splitlines() if line.startswith("worker"))
     steps = 10 if strategy == "ps" else 7
@@ -42,8 +44,8 @@ def test_the_strategy_is_chosen_from_outside(strategy: str, tmp_path: Path) -> N
         assert "comm op" in names
 
 
-def test_sums_that_overlap_with_the_backward_pass() -> None:
-    """In buckets, from the last to the first: equal to one process that begins as rank 0."""
+def test_overlapped_reduction_equals_one_process() -> None:
+    """With several buckets, starting from rank 0's model."""
     done = mpirun(3, SCRIPT, "buckets")
     assert done.returncode == 0, done.stderr
     torch.manual_seed(0)
@@ -62,7 +64,7 @@ def test_sums_that_overlap_with_the_backward_pass() -> None:
                                                                          abs=1e-6)
 
 
-def test_a_script_that_does_not_close_its_run() -> None:
+def test_run_is_closed_at_exit() -> None:
     done = mpirun(2, SCRIPT, "open", environ={"SLURMDL_TRAIN_STRATEGY": "gossip"})
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert done.stderr.count("consensus") == 1
@@ -74,7 +76,7 @@ def test_a_script_that_does_not_close_its_run() -> None:
     ("early", 76, "slurmdl: train: rank 1 on n1: rank 0 goes on while this one has ended after 2 steps"),
     ("exit", 76, "slurmdl: train: rank 1 on n1: rank 0 goes on while this one has ended after 2 steps"),
     ("nan", 76, "slurmdl: rank 1 on n1: step 1: the gradient of weight has entries that are infinite")])
-def test_one_worker_ends_all(fault: str, status: int, words: str) -> None:
+def test_fault_of_one_worker_ends_all_ranks(fault: str, status: int, words: str) -> None:
     done = mpirun(2, SCRIPT, fault, per_rank="export SLURMD_NODENAME=n$R")
     assert done.returncode == status
     said = told(done.stderr)
@@ -89,7 +91,7 @@ def test_one_worker_ends_all(fault: str, status: int, words: str) -> None:
     ([], {"RANK": "0", "WORLD_SIZE": "4"}, "WORLD_SIZE=4"),
     # inherited from the MPI launcher of the launcher: MPI would take both processes for the same rank
     (["-m", "torch.distributed.run", "--nproc-per-node=2"], {"PMI_RANK": "0", "PMI_SIZE": "1"}, "torchrun")])
-def test_ranks_that_no_mpi_launcher_has_started(launcher: list[str], environ: dict[str, str], culprit: str) -> None:
+def test_ranks_of_other_launchers_are_rejected(launcher: list[str], environ: dict[str, str], culprit: str) -> None:
     done = python(*launcher, SCRIPT, "none", environ=environ)
     assert done.returncode != 0
     said = told(done.stderr)
@@ -99,7 +101,7 @@ def test_ranks_that_no_mpi_launcher_has_started(launcher: list[str], environ: di
     assert "worker" not in done.stdout
 
 
-def test_an_mpi_launcher_with_the_variables_of_torch() -> None:
+def test_mpi_launcher_with_torch_variables_is_accepted() -> None:
     done = mpirun(2, SCRIPT, "none", environ={"WORLD_SIZE": "2"}, per_rank="export RANK=$R")
     assert done.returncode == 0, done.stderr
     assert len([line for line in done.stdout.splitlines() if line.startswith("worker")]) == 2
@@ -107,8 +109,8 @@ def test_an_mpi_launcher_with_the_variables_of_torch() -> None:
 
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip", *(
     pytest.param(name, marks=pytest.mark.nightly) for name in ("ps", "local-sgd"))])
-def test_mixed_precision_whose_first_gradients_overflow(strategy: str) -> None:
-    """In float16, by autocast and GradScaler: the scale goes down, and the training goes on."""
+def test_mixed_precision_reduces_scale_after_overflow(strategy: str) -> None:
+    """float16 with autocast and GradScaler."""
     done = mpirun(3, SCRIPT, "float16", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
     assert done.returncode == 0, done.stderr
     workers = [line for line in done.stdout.splitlines() if line.startswith("worker")]
@@ -120,21 +122,21 @@ def test_mixed_precision_whose_first_gradients_overflow(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "ps"])
-def test_an_exception_of_the_script_ends_all(strategy: str) -> None:
+def test_uncaught_exception_ends_all_ranks(strategy: str) -> None:
     done = mpirun(3, SCRIPT, "exception", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
     assert done.returncode == 1
     assert "KeyError: \"of the user's own\"" in done.stderr
     assert done.stderr.count("Traceback") == 1
 
 
-def test_the_example_learns() -> None:
+def test_example_learns() -> None:
     done = mpirun(2, EXAMPLE)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1].rstrip("%")) > 88
     assert "seconds/step" in done.stderr
 
 
-def test_the_library_alone_imports_neither_torch_nor_mpi() -> None:
+def test_import_of_library_loads_neither_torch_nor_mpi() -> None:
     done = python("-c", "import sys, slurmdl.train; print('numpy' in sys.modules); slurmdl.train.init; "
                         "print('torch' in sys.modules, 'mpi4py' in sys.modules)")
     assert done.stdout.split() == ["False"] * 3, done.stderr

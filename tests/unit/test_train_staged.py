@@ -24,13 +24,17 @@ Y = torch.from_numpy(random.integers(0, 3, SAMPLES))
 torch.set_num_threads(1)
 
 METHODS = {
-    "allreduce": StrategyConfig("allreduce"), "ps": StrategyConfig("ps", ps=2), "ps --async": StrategyConfig("ps", asynchronous=True),
-    "gossip": StrategyConfig("gossip", period=3), "global": StrategyConfig("gossip", period=4, global_average_every=5),
+    "allreduce": StrategyConfig("allreduce"), "ps": StrategyConfig("ps", ps=2),
+    "ps --async": StrategyConfig("ps", asynchronous=True),
+    "gossip": StrategyConfig("gossip", period=3),
+    "global": StrategyConfig("gossip", period=4, global_average_every=5),
     "drift": StrategyConfig("adaptive-gossip", "base-2", compression="int4", drift_threshold=0.01, trigger_warmup=2),
-    "quasi-global": StrategyConfig("gossip", quasi_global_momentum=True), "push": StrategyConfig("gossip", asynchronous=True, compression="fp16"),
+    "quasi-global": StrategyConfig("gossip", quasi_global_momentum=True),
+    "push": StrategyConfig("gossip", asynchronous=True, compression="fp16"),
     "shared": StrategyConfig("gossip", shared_memory=True, period=2),
     "shared --async": StrategyConfig("gossip", shared_memory=True, asynchronous=True),
-    "local-sgd": StrategyConfig("local-sgd", period=3), "local-sgd, drift": StrategyConfig("local-sgd", trigger="drift", trigger_warmup=2)}
+    "local-sgd": StrategyConfig("local-sgd", period=3),
+    "local-sgd, drift": StrategyConfig("local-sgd", trigger="drift", trigger_warmup=2)}
 
 
 def net() -> Any:

@@ -56,9 +56,10 @@ def test_signal_on_any_rank_stops_all_and_same_command_resumes(strategy: str, tm
     *(pytest.param(words, marks=NIGHTLY) for words in (
         ("--strategy", "ps", "--async"), ("--strategy", "gossip", "--shared-memory"),
         ("--strategy", "ps", "--max-staleness", "2"), ("--strategy", "gossip", "--shared-memory", "--async"),
-        ("--strategy", "adaptive-gossip", "--comm-pattern", "base-2", "--compression", "int4", "--trigger-warmup", "5")))],
+        ("--strategy", "adaptive-gossip", "--comm-pattern", "base-2", "--compression", "int4", "--trigger-warmup",
+         "5")))],
     ids=lambda words: "".join(words[1:]).replace("--", "-"))
-def test_the_trainer_stops_and_goes_on(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_trainer_stops_and_resumes(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """One rank is signaled while it computes or waits; the others wait for a straggler."""
     words = ("-m", "slurmdl.train", *arguments, "--steps", "80", "--model", "mlp:16", "--emulate-compute", "0.02",
              "--straggler", "1=2", "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "30",
@@ -77,7 +78,8 @@ def test_the_trainer_stops_and_goes_on(arguments: tuple[str, ...], tmp_path: Pat
 
 def test_run_resumes_after_kill_at_any_moment(tmp_path: Path) -> None:
     """With a checkpoint in each step, most kills occur within one."""
-    words = ["-m", "slurmdl.train", "--virtual-ranks", "2", "--strategy", "gossip", "--steps", "60", "--model", "mlp:64"]
+    words = ["-m", "slurmdl.train", "--virtual-ranks", "2", "--strategy", "gossip", "--steps", "60", "--model",
+             "mlp:64"]
     keeps = [*words, "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "1"]
     unbroken = python(*words, "--summary", str(tmp_path / "unbroken"), timeout=LONG)
     assert unbroken.returncode == 0, unbroken.stderr
