@@ -34,10 +34,7 @@ MAX_NAMED_ZONES = 16  # valid zones named in an error message
 class ZoneLevel:
     """The zones of one level that have a parent.
 
-    Attributes
-    ----------
-    zones : indices of the zones, grouped by parent.
-    child_begin : index in `zones` of the first child of each of `parents`.
+    `zones` is grouped by parent; `child_begin` is the index in it of the first child of each of `parents`.
     """
 
     zones: IntArray
@@ -147,12 +144,7 @@ class CandidateNodes:
 
 
 def nodes_in_zones(topology: Topology, zones: Sequence[str]) -> BoolArray:
-    """Mask of the topology's nodes below any of the named zones, or in any zone if none is named.
-
-    Raises
-    ------
-    UsageError : unknown zone.
-    """
+    """Mask of the topology's nodes below any named zone, or in any zone if none is named; UsageError if unknown."""
     for zone in zones:
         if zone not in topology.zone_index:
             valid = sample_names(topology.zones, MAX_NAMED_ZONES)
@@ -184,13 +176,7 @@ def build_candidate_nodes(request: JobRequest, cluster: ClusterSnapshot, topolog
 
     Trees are joined below one zone if the job may span them: Slurm joins no switch trees unless placement spreads.
 
-    Parameters
-    ----------
-    max_tasks : shape (nodes of the snapshot,), tasks that each node can take.
-
-    Raises
-    ------
-    UsageError : unknown zone.
+    `max_tasks` gives the tasks that each node of the snapshot can take. Raises UsageError for an unknown zone.
     """
     snapshot = np.flatnonzero((max_tasks > 0) & snapshot_nodes_in_zones(cluster, topology, request.dl.zone))
     nodes = topology_index(cluster, topology)[snapshot]
@@ -228,9 +214,7 @@ def build_candidate_nodes(request: JobRequest, cluster: ClusterSnapshot, topolog
 def subset(pool: CandidateNodes, nodes: IntArray, top: int) -> CandidateNodes:
     """Pool of some nodes below zone `top`, without the zones above it.
 
-    Parameters
-    ----------
-    nodes : pool indices, ascending.
+    `nodes` are ascending pool indices.
     """
     ancestors = np.where(pool.level[pool.ancestors[nodes]] <= pool.level[top], pool.ancestors[nodes], -1)
     used = sorted_unique(ancestors[ancestors >= 0])

@@ -32,10 +32,8 @@ _OPERATOR_AND_TERM = re.compile(rf"([&|]?)({_TERM})")
 class EligibleTasks:
     """Tasks that the nodes of one partition can take.
 
-    Attributes
-    ----------
-    tasks_now, tasks_when_idle : shape (nodes of the snapshot,), on the free resources, and on the whole node.
-    rejection_counts : reason -> number of rejected nodes.
+    `tasks_now` counts the free resources, `tasks_when_idle` the whole node; shape (nodes of the snapshot,).
+    `rejection_counts` maps a reason to the number of rejected nodes.
     """
 
     tasks_now: IntArray
@@ -58,9 +56,7 @@ def candidate_partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple
 
     Without partitions in the snapshot, the requested ones are returned.
 
-    Raises
-    ------
-    PlacementError : a partition is unknown or not up, or there is no default.
+    Raises PlacementError if a partition is unknown or not up, or if there is no default.
     """
     if not cluster.partitions:
         return request.partitions
@@ -81,9 +77,7 @@ def eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: str
 
     If the constraint has alternatives, the one with most tasks now counts.
 
-    Raises
-    ------
-    PlacementError : unsupported constraint, or a reservation that is unknown or has no nodes now.
+    Raises PlacementError for an unsupported constraint, or a reservation that is unknown or has no nodes now.
     """
     if not request.constraint:
         return _eligible_tasks(request, cluster, partition, "")

@@ -119,9 +119,7 @@ def predict_cost(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: Int
     A phase takes the time of its busiest link or slow path in its busier direction, plus the latency of its rounds.
     Messages inside a node are free.
 
-    Parameters
-    ----------
-    node_of_rank : shape (ranks,), indices in `links.nodes`.
+    `node_of_rank` has shape (ranks,) and holds indices in `links.nodes`.
     """
     seconds = inter_node = total = 0.0
     by_level = np.zeros(links.level_group.shape[1])
@@ -151,9 +149,7 @@ def ps_split_costs(phases: Sequence[Phase], links: NetworkLinks, servers: IntArr
     phases : phases between all servers and all workers; servers have the lower ranks.
     servers, workers : shape (assignments, nodes), tasks of each role on each node.
 
-    Returns
-    -------
-    shape (assignments, 3): seconds, bytes between zones, bytes between nodes, as in `predict_cost`.
+    The result has shape (assignments, 3): seconds, bytes between zones, bytes between nodes.
     """
     total = np.zeros((len(servers), 3))
     for phase in phases:
@@ -203,9 +199,7 @@ def _link_times(links: NetworkLinks, load: _LinkLoad) -> FloatArray:
 def _phase_seconds(phase: Phase, links: NetworkLinks, times: FloatArray) -> FloatArray:
     """Time of the busiest link, and for each round the highest latency of a loaded link of each level, up and down.
 
-    Parameters
-    ----------
-    times : as `_link_times` returns them.
+    `times` are the result of `_link_times`.
     """
     nodes, zones = len(links.nodes), len(links.nodes) + len(links.zones)
     node_time, zone_time, path_time = times[..., :nodes], times[..., nodes:zones], times[..., zones:]
@@ -232,10 +226,7 @@ def _all_pairs_load(phase: Phase, links: NetworkLinks, groups: IntArray, source_
                     target_counts: IntArray) -> _LinkLoad:
     """Load of a phase from every source to every target; it depends only on their numbers below each link.
 
-    Parameters
-    ----------
-    groups : columns of `links.level_group` to count the bytes between.
-    source_counts, target_counts : shape (..., nodes).
+    `groups` are columns of `links.level_group`; the counts have shape (..., nodes).
     """
     all_sources, all_targets = (counts.sum(axis=-1, keepdims=True) for counts in (source_counts, target_counts))
 
@@ -285,7 +276,7 @@ def _pairwise_load(phase: Phase, links: NetworkLinks, source: IntArray, target: 
     nodes, zones = len(links.nodes), len(links.zones)
     source_zones, target_zones = links.ancestors[source], links.ancestors[target]
     inter_group = [size.sum(where=group[source] != group[target]) for group in links.level_group.T]
-    return _LinkLoad(_sum_by_index(source, size, nodes), _sum_by_index(target, size, nodes),
+    return _LinkLoad(np.bincount(source, size, nodes), np.bincount(target, size, nodes),
                      _bytes_leaving_zones(source_zones, target_zones, size, zones),
                      _bytes_leaving_zones(target_zones, source_zones, size, zones),
                      _inter_leaf_load(links, source, target, size), np.array(inter_group))
@@ -298,13 +289,9 @@ def _inter_leaf_load(links: NetworkLinks, source: IntArray, target: IntArray, si
         return np.zeros(0)
     source_leaf, target_leaf, zones = links.leaf[source], links.leaf[target], len(links.zones)
     known = (source_leaf >= 0) & (target_leaf >= 0)
-    total = _sum_by_index(source_leaf[known] * zones + target_leaf[known], size[known], zones * zones)
-    total = total.reshape(zones, zones)
+    pair = source_leaf[known] * zones + target_leaf[known]
+    total = np.bincount(pair, size[known], zones * zones).reshape(zones, zones)
     return np.asarray(np.maximum(total[left, right], total[right, left]))
-
-
-def _sum_by_index(index: IntArray, size: FloatArray, length: int) -> FloatArray:
-    return np.bincount(index, size, length).astype(float)
 
 
 def _bytes_leaving_zones(source_zones: IntArray, target_zones: IntArray, size: FloatArray, zones: int) -> FloatArray:
@@ -312,5 +299,5 @@ def _bytes_leaving_zones(source_zones: IntArray, target_zones: IntArray, size: F
     total = np.zeros(zones)
     for column in source_zones.T:
         leaves = (column >= 0) & ~(target_zones == column[:, None]).any(axis=1)
-        total += _sum_by_index(column[leaves], size[leaves], zones)
+        total += np.bincount(column[leaves], size[leaves], zones)
     return total

@@ -27,9 +27,7 @@ class JobSize:
 def resolve_job_size(request: JobRequest) -> JobSize:
     """Size of the job, if the request determines it.
 
-    Raises
-    ------
-    PlacementError : Slurm would choose the node count, or the counts contradict each other.
+    Raises PlacementError if Slurm would choose the node count, or if the counts contradict each other.
     """
     per_node, tasks = request.ntasks_per_node, request.ntasks
     if request.nodes is not None:

@@ -93,13 +93,8 @@ class PlacementSearch:
     def best_placement(self, max_tasks: IntArray, free_now: bool) -> Placement:
         """Best placement on the nodes that can take their tasks.
 
-        Parameters
-        ----------
-        max_tasks : shape (nodes of the snapshot,), tasks that each node can take.
-
-        Raises
-        ------
-        PlacementError : no zone has enough nodes.
+        `max_tasks` gives the tasks that each node of the snapshot can take.
+        Raises PlacementError if no zone has enough nodes.
         """
         even_pool = pool = self.build_pool(np.where(max_tasks >= self.job.max_tasks_per_node, max_tasks, 0))
         evaluated: list[EvaluatedChoice] = []
@@ -190,9 +185,7 @@ class PlacementSearch:
                          best: EvaluatedChoice) -> tuple[CandidateNodes, EvaluatedChoice, list[EvaluatedChoice]]:
         """Improve a choice by excluding one of two leaf zones with a slow path between them, while that helps.
 
-        Returns
-        -------
-        the pool of the best choice, that choice, and all other evaluated choices.
+        Returns the pool of the best choice, that choice, and all other evaluated choices.
         """
         others: list[EvaluatedChoice] = []
         for _ in range(MAX_AVOIDED_PATHS):

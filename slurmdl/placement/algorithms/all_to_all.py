@@ -39,10 +39,7 @@ def all_to_all_choices(pool: CandidateNodes, problem: SearchProblem,
 class AllToAllEstimate:
     """Estimate for one zone and latency cap if all ranks were peers.
 
-    Attributes
-    ----------
-    low, high : bounds on the least transfer time, in seconds.
-    latency : seconds.
+    `low` and `high` are bounds on the least transfer time. All times are in seconds.
     """
 
     model: AllToAllModel
@@ -67,9 +64,7 @@ def rank_zones_all_to_all(pool: CandidateNodes, problem: SearchProblem, candidat
                           refine: bool = True) -> list[tuple[ZoneCandidate, AllToAllEstimate]]:
     """The most promising zones with the estimate of their best latency cap, the least time first.
 
-    Parameters
-    ----------
-    refine : narrow the bounds of the best estimates.
+    `refine` narrows the bounds of the best estimates.
     """
     job, phase = problem.job, merge_phases(problem.phases)
     load = float(phase.bytes_per_pair) * job.tasks * job.tasks
@@ -183,10 +178,7 @@ class AllToAllModel:
     def bracket_time(self, low: float, high: float, zone: int | None = None) -> tuple[FloatArray, FloatArray]:
         """For each zone a time that is too short for the job, and the next evaluated time, which suffices.
 
-        Parameters
-        ----------
-        low, high : seconds; both results are infinite if `high` is too short.
-        zone : subdivide the interval for this zone only.
+        Both are infinite if `high` is too short. `zone` subdivides the interval for this zone only.
         """
         bounds = np.full(self.pool.zone_count, np.inf), np.full(self.pool.zone_count, np.inf)
         for _ in range(1 if zone is None else BRACKET_ROUNDS):
@@ -206,9 +198,7 @@ class AllToAllModel:
     def node_counts_for_time(self, seconds: float, zone: int) -> tuple[IntArray, IntArray]:
         """Node counts below one zone that keep the time, and the nodes to take them from.
 
-        Returns
-        -------
-        quotas of shape (zones,), and pool indices.
+        The quotas have shape (zones,); the nodes are pool indices.
         """
         times = np.array([seconds])
         counts = self.zone_node_counts(times)

@@ -78,10 +78,7 @@ def zone_quotas(available: IntArray, tie_break: IntArray, wanted: int, place: st
 def take_nodes(pool: CandidateNodes, nodes: IntArray, quotas: IntArray) -> IntArray:
     """The first nodes of each leaf, up to its quota.
 
-    Parameters
-    ----------
-    nodes : pool indices to take from, ascending.
-    quotas : shape (zones,), nodes per leaf.
+    `nodes` are ascending pool indices; `quotas` has shape (zones,).
     """
     leaf = pool.leaf[nodes]
     begin = run_starts(leaf)

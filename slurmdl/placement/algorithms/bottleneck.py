@@ -26,10 +26,7 @@ MIN_LATENCY_FRACTION = 1e-4  # smaller fractions of the time are ignored
 class LatencyCap:
     """Upper bounds on the latency of links.
 
-    Attributes
-    ----------
-    node_s : seconds, for node links.
-    uplinks_s : seconds, for the zone uplinks of each level.
+    `node_s` applies to node links, `uplinks_s` to the zone uplinks of each level.
     """
 
     node_s: float
@@ -97,9 +94,7 @@ def path_widths(pool: CandidateNodes, top: int) -> FloatArray:
 def kth_widest_paths(pool: CandidateNodes, k: int, cap: LatencyCap) -> FloatArray:
     """Bytes/s of the k-th widest path from the nodes of each zone to it, over links that keep the cap.
 
-    Returns
-    -------
-    shape (zones,); 0 if fewer than k nodes have such a path.
+    The shape is (zones,); 0 if fewer than k nodes have such a path.
     """
     widths = np.zeros(pool.zone_count)
     width = np.where(pool.node_latency <= cap.node_s, pool.node_capacity, 0.0)

@@ -37,9 +37,7 @@ class LowerBound:
 def compute_lower_bound(pool: CandidateNodes, problem: SearchProblem, upper_bound_s: float) -> LowerBound | None:
     """Best lower bound known for this traffic; None if there is none.
 
-    Parameters
-    ----------
-    upper_bound_s : seconds of a placement; the search ends there.
+    The search ends at `upper_bound_s`, the time of a placement.
     """
     job, phases = problem.job, problem.phases
     if job.nodes == 1 or not phases:

@@ -113,9 +113,7 @@ def min_serving_seconds(pool: CandidateNodes, problem: SearchProblem) -> float:
 class ServerSplit:
     """Servers and nodes per leaf; arrays of shape (leaves,), in the order of `CandidateNodes.leaves`.
 
-    Attributes
-    ----------
-    seconds : time of one phase.
+    `seconds` is the time of one phase.
     """
 
     seconds: float
@@ -181,10 +179,7 @@ class PsSearch:
     def min_time(self, splits: IntArray, low: float, high: float) -> tuple[float, IntArray] | None:
         """The least time in which any split fits, and all splits that fit in it; None if none fits in `high`.
 
-        Parameters
-        ----------
-        splits : shape (splits, leaves), servers per leaf.
-        low : lower bound for all splits.
+        `splits` has shape (splits, leaves); `low` is a lower bound for all splits.
         """
         if high < low:
             return None

@@ -181,10 +181,8 @@ class _LeafServerSplit:
                       max_time: float) -> _Bounds | None:
         """Bounds within a time; None if the servers do not fit.
 
-        Parameters
-        ----------
-        times : as `leaf_times` returns them.
-        zone_times : (leaves, time by servers) of the zones above several leaves, the smallest zones first.
+        `times` is the result of `leaf_times`; `zone_times` lists (leaves, time by servers) of the zones above several
+        leaves, the smallest zones first.
         """
         fits = times <= max_time
         if not fits.any(axis=1).all():

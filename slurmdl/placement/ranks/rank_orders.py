@@ -58,9 +58,7 @@ class _BestOrder:
 class RankOrders:
     """Rank orders of one job on given slots; parameters as for `best_rank_map`.
 
-    Attributes
-    ----------
-    rank0_node : index of the node that holds rank 0; None for any node.
+    `rank0_node` is the index of the node that holds rank 0; None for any node.
     """
 
     def __init__(self, slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
@@ -164,9 +162,7 @@ def renumber_orders(node_of_rank: IntArray, rank0_node: int) -> dict[str, IntArr
 
     Messages of symmetric patterns stay on the same links: "rotated" keeps a ring, "renumbered" the base graph.
 
-    Parameters
-    ----------
-    node_of_rank : shape (ranks,); contains `rank0_node`.
+    `node_of_rank` has shape (ranks,) and contains `rank0_node`.
     """
     ranks = np.arange(len(node_of_rank))
     # 2^k blocks with an odd number of ranks each
@@ -181,9 +177,7 @@ def renumber_orders(node_of_rank: IntArray, rank0_node: int) -> dict[str, IntArr
 def swap_zones(network: NetworkLinks, tasks: IntArray, node_of_rank: IntArray, rank0_node: int) -> IntArray:
     """Swap the zones above `rank0_node` with the zones above rank 0; between equal zones no link load changes.
 
-    Parameters
-    ----------
-    node_of_rank : shape (ranks,).
+    `node_of_rank` has shape (ranks,).
     """
     before, after = (depth_first(network, node) for node in (int(node_of_rank[0]), rank0_node))
     position = new_indices(before, len(before))
@@ -195,9 +189,7 @@ def swap_zones(network: NetworkLinks, tasks: IntArray, node_of_rank: IntArray, r
 def leaf_order(network: NetworkLinks, first: int | None = None) -> IntArray:
     """Nodes by leaf zone in topology order; nodes without a zone come last.
 
-    Parameters
-    ----------
-    first : node that comes first, followed by the other nodes of its leaf.
+    Node `first` comes first, followed by the other nodes of its leaf.
     """
     leaf = np.where(network.leaf >= 0, network.leaf, len(network.zones))
     return _sort_by_path(leaf[:, None], first)
@@ -206,9 +198,7 @@ def leaf_order(network: NetworkLinks, first: int | None = None) -> IntArray:
 def depth_first(network: NetworkLinks, first: int | None = None) -> IntArray:
     """Nodes in depth-first order of the zone tree, so that the nodes of each zone are contiguous.
 
-    Parameters
-    ----------
-    first : node that comes first; its zones come before their siblings.
+    Node `first` comes first, its zones before their siblings.
     """
     return _sort_by_path(_zone_path_matrix(network), first)
 
@@ -218,9 +208,7 @@ def detour_order(network: NetworkLinks, depth: IntArray) -> IntArray:
 
     The next zone is the first one with no slow path from the previous zone, or else with the fastest path.
 
-    Parameters
-    ----------
-    depth : nodes in depth-first order.
+    `depth` gives the nodes in depth-first order.
     """
     leaf = network.leaf[depth]
     remaining = list(dict.fromkeys(leaf.tolist()))
@@ -240,9 +228,7 @@ def largest_first(network: NetworkLinks, tasks: IntArray, first: int | None = No
 
     Halves and quarters of the ranks, which are neighbors in the base graph, then tend to be in one zone.
 
-    Parameters
-    ----------
-    first : as in `depth_first`; its zones come before larger ones.
+    The zones of node `first` come before larger ones.
     """
     paths = _zone_path_matrix(network)
     zone_tasks = np.zeros(len(network.zones) + 2, np.int64)
@@ -256,11 +242,8 @@ def largest_first(network: NetworkLinks, tasks: IntArray, first: int | None = No
 def _sort_by_path(paths: IntArray, first: int | None, *sort_values: IntArray) -> IntArray:
     """Nodes sorted by zone path.
 
-    Parameters
-    ----------
-    paths : shape (nodes, depth).
-    first : node whose zones come before all others.
-    sort_values : same shape as `paths`; take precedence over the zone indices.
+    `paths` has shape (nodes, depth). The zones of node `first` come before all others. `sort_values`, of the same
+    shape, take precedence over the zone indices.
     """
     is_elsewhere = np.zeros_like(paths) if first is None else (paths != paths[first]).astype(np.int64)
     keys = np.stack([is_elsewhere, *sort_values, paths], axis=2).reshape(len(paths), -1)

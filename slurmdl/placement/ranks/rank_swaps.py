@@ -32,10 +32,7 @@ def is_tractable(phases: Sequence[Phase], links: NetworkLinks, rank_count: int) 
 def bisection_map(phases: Sequence[Phase], links: NetworkLinks, slots: IntArray) -> IntArray:
     """Node of each rank by bisection only.
 
-    Parameters
-    ----------
-    phases : tractable phases, see `is_tractable`.
-    slots : shape (ranks,), node of each slot in depth-first order.
+    The phases must be tractable (`is_tractable`); `slots` are the nodes in depth-first order, shape (ranks,).
     """
     flow = _traffic_matrices(phases, len(slots)).sum(axis=0)
     node_of_rank = np.empty_like(slots)

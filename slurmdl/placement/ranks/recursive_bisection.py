@@ -26,10 +26,8 @@ MAX_SWAP_CANDIDATES = 6  # ranks of each half among which a swap is chosen
 def bisection_order(flow: FloatArray, links: NetworkLinks, slots: IntArray) -> IntArray:
     """Rank of each slot.
 
-    Parameters
-    ----------
-    flow : shape (ranks, ranks), symmetric, bytes between two ranks; zero diagonal.
-    slots : shape (ranks,), node of each slot in depth-first order.
+    `flow` is the symmetric matrix of bytes between ranks, with a zero diagonal; `slots` gives the node of each slot
+    in depth-first order, shape (ranks,).
     """
     height = _border_heights(links, slots)
     order = np.arange(len(slots))
