@@ -49,6 +49,7 @@ def test_a_job_runs_each_way_on_the_nodes_that_are_free(jobs: Jobs, monkeypatch:
     assert jobs.granted(6, 1) == SIX.nodes, "the other job has ended"
 
 
+@pytest.mark.nightly
 def test_a_job_that_fails_says_what_it_said(jobs: Jobs) -> None:
     with pytest.raises(SandboxError, match=r"no summary: .*--comm-pattern ring"):
         jobs.train(2, 1, "--strategy gossip --comm-pattern ring --steps 1")

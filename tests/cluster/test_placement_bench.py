@@ -62,6 +62,7 @@ def test_herding(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.baseline > 1
 
 
+@pytest.mark.nightly
 def test_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbatch_overhead, "REPEATS", 1)
     monkeypatch.setattr(sbatch_overhead, "LARGE", 200)

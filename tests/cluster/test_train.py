@@ -16,7 +16,7 @@ slurmdl srun {launcher} python -m slurmdl.train --strategy {strategy} --steps {s
 
 
 @pytest.mark.parametrize(("strategy", "more", "steps"), [
-    ("allreduce", "", 40), ("gossip", "", 80), ("ps", "#DL --dl-ps=2", 60)])
+    ("allreduce", "", 40), pytest.param("gossip", "", 80, marks=pytest.mark.nightly), ("ps", "#DL --dl-ps=2", 60)])
 def test_training_learns_and_its_meter_matches_router_counters(cluster, strategy, more, steps):
     script = cluster.script(JOB.format(strategy=strategy, more=more, steps=steps, launcher=cluster.launcher))
     before = cluster.inter_zone_bytes()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from mpi import mpirun, needs_mpi
+from strategy_harness import global_batches, noise, run_strategy
 from torch import nn
-from strategy_harness import noise, run_strategy, global_batches
 from virtual_ranks import flat
 
 from slurmdl.errors import InvalidRunError, TrainError, UsageError
@@ -234,7 +234,8 @@ def test_loader_assigns_every_sample_once_and_resumes_at_position(method: Strate
         state for done, state in found[0][1] if done == 40)
     rest = library(3, method, program(middle))
     dealt = sorted(sample for seen, _ in rest for sample in seen[0])
-    assert dealt == sorted(GlobalBatches(SAMPLES, 3, BATCH, True, 1).order(middle["epoch"])[middle["cursor"]:].tolist())
+    rest_of_epoch = GlobalBatches(SAMPLES, 3, BATCH, True, 1).order(middle["epoch"])[middle["cursor"]:]
+    assert dealt == sorted(rest_of_epoch.tolist())
 
 
 @pytest.mark.parametrize("method, text", [
@@ -359,8 +360,9 @@ def test_temporary_straggler_regains_its_share() -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("words", [
-    "allreduce --load-balance batch-size", "gossip --async --load-balance local-steps",
+    "allreduce --load-balance batch-size",
     *(pytest.param(words, marks=pytest.mark.nightly) for words in (
+        "gossip --async --load-balance local-steps",
         "gossip --async --load-balance batch-size", "gossip --shared-memory --async --load-balance local-steps",
         "local-sgd --period 8 --load-balance local-steps", "ps --async --load-balance local-steps"))])
 def test_straggler_over_mpi_gets_less_work(words: str, tmp_path: Path) -> None:
