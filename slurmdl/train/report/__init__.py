@@ -1,1 +1,1 @@
-"""What a run measured: its meters, and what is drawn from them."""
+"""Measurements of a run, and their plot."""

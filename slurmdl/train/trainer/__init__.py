@@ -1,1 +1,1 @@
-"""The built-in trainer, on top of the library: options, networks, data, progress, simulated ranks."""
+"""The built-in trainer on top of the library: options, models, data, progress, virtual ranks."""
