@@ -1,4 +1,4 @@
-"""What tests of jobs share: scripts, and what the jobs tell of their ranks."""
+"""Scripts of jobs and parsers of their output, shared by the cluster tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import time
 from pathlib import Path
 
-#: an MPI program of the user's own: one line on each rank, with the sum over all ranks
+#: an MPI program of a user: each rank prints a line with the sum over all ranks
 MPI_PROGRAM = """\
 import sys
 import numpy as np
@@ -18,13 +18,13 @@ wait_until_ready(MPI)  # else a rank of Open MPI 4 may crash on an early message
 comm = MPI.COMM_WORLD
 total = np.zeros(1)
 comm.Allreduce(np.array([comm.Get_rank() + 1.0]), total)
-sys.stdout.write(f"rank {comm.Get_rank()} of {comm.Get_size()} total {total[0]}\\n")  # a line in one piece
+sys.stdout.write(f"rank {comm.Get_rank()} of {comm.Get_size()} total {total[0]}\\n")  # in one write
 """
 
-#: a script whose ranks tell where they are
+#: a script whose ranks print their nodes and roles
 MAPPED = "slurmdl srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
 
-#: a controller that looks at every new job at once, not within its usual 3 s
+#: schedule every new job at once, not within the default 3 s
 AT_ONCE = ("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",)
 
 
@@ -34,31 +34,31 @@ def own_lines(stderr: str) -> list[str]:
 
 def ranks(text: str) -> list[str]:
     """Node of each rank, from lines `rank R NODE ROLE`."""
-    found = dict(line.split()[1:3] for line in text.splitlines() if line.startswith("rank "))
-    assert found.keys() == {str(rank) for rank in range(len(found))}, text
-    return [found[str(rank)] for rank in range(len(found))]
+    node_of_rank = dict(line.split()[1:3] for line in text.splitlines() if line.startswith("rank "))
+    assert node_of_rank.keys() == {str(rank) for rank in range(len(node_of_rank))}, text
+    return [node_of_rank[str(rank)] for rank in range(len(node_of_rank))]
 
 
 def rows(text: str) -> list[list[str]]:
-    """The words of each rank's line, by rank, of a job whose ranks write theirs first.
+    """The fields of each rank's line, by rank; a line begins with the rank.
 
-    srun may have written, too: that a connection was reset, now and then, at the end of a step where all went well.
+    Other lines are ignored: at the end of a successful step srun sometimes reports a reset connection.
     """
     return sorted((line.split() for line in text.splitlines() if line[:1].isdigit()), key=lambda row: int(row[0]))
 
 
 def written(log: Path) -> str:
-    """What a job has written so far."""
+    """The present output of a job."""
     return log.read_text() if log.exists() else ""
 
 
-def wait_for_words(log: Path, words: str, seconds: float = 120) -> float:
-    """Seconds until a job has written what matches a pattern."""
-    began = time.monotonic()
-    while not re.search(words, written(log)):
-        assert time.monotonic() - began < seconds, written(log)
+def wait_for_words(log: Path, pattern: str, seconds: float = 120) -> float:
+    """Wait until the output of a job matches a pattern; return the seconds."""
+    start = time.monotonic()
+    while not re.search(pattern, written(log)):
+        assert time.monotonic() - start < seconds, written(log)
         time.sleep(0.02)
-    return time.monotonic() - began
+    return time.monotonic() - start
 
 
 def trained_on(text: str) -> list[str]:
@@ -68,28 +68,28 @@ def trained_on(text: str) -> list[str]:
     return [place.split()[1] for place in places[1].split(", ")]
 
 
-def doctor(cluster, *words: str, all_ok: bool = True) -> dict[str, str]:
-    """Check -> its text; none has failed, and all are OK unless warnings may be among them.
+def doctor(cluster, *args: str, all_ok: bool = True) -> dict[str, str]:
+    """Run the doctor and return check -> text; no check may fail, nor warn if `all_ok`.
 
-    Where Slurm has no PMIx, the MPI that needs it is a fault, which is the cluster's.
+    If Slurm has no PMIx, the check of the MPI may fail.
     """
-    done = cluster.run(["slurmdl", "doctor", "--json", *words], timeout=120)
-    found = json.loads(done.stdout)["findings"]
-    grades = ("OK",) if all_ok else ("OK", "warn")
-    assert [each for each in found if each["severity"] not in grades
+    done = cluster.run(["slurmdl", "doctor", "--json", *args], timeout=120)
+    findings = json.loads(done.stdout)["findings"]
+    severities = ("OK",) if all_ok else ("OK", "warn")
+    assert [each for each in findings if each["severity"] not in severities
             and not (cluster.launcher and each["check"] == "MPI")] == [], done.stdout
     assert done.returncode == 0 or not all_ok or cluster.launcher, done.stdout
-    return {each["check"]: each["text"] for each in found}
+    return {each["check"]: each["text"] for each in findings}
 
 
 def release(cluster) -> tuple[int, ...]:
-    """Of its Slurm, as (22, 5)."""
+    """Release of the cluster's Slurm, for example (22, 5)."""
     return tuple(map(int, re.findall(r"\d+", cluster.run(["scontrol", "--version"]).stdout)[:2]))
 
 
-def refusal(cluster, *words: str) -> str:
-    """What plain sbatch says, which does not take this."""
-    done = cluster.run(["sbatch", *words])
+def refusal(cluster, *args: str) -> str:
+    """The stderr of plain sbatch, which rejects these arguments."""
+    done = cluster.run(["sbatch", *args])
     assert done.returncode != 0
     return done.stderr
 
@@ -99,12 +99,12 @@ def zone(node: str) -> str:
 
 
 def zone_changes(nodes: list[str]) -> int:
-    """How often the next rank is in another zone."""
+    """Number of ranks whose next rank is in another zone."""
     return sum(zone(a) != zone(b) for a, b in itertools.pairwise(nodes))
 
 
 def occupy(cluster, *nodes: str) -> None:
-    """Another user's job on all of these nodes, running."""
+    """Start a job that occupies these nodes."""
     job = cluster.submit(["sbatch", "-N", str(len(nodes)), "-w", ",".join(nodes), "--exclusive",
                           "--wrap", "sleep 90"])
     cluster.wait_for(job, {"RUNNING"})
