@@ -54,7 +54,7 @@ class Job:
 
     @property
     def arguments(self) -> str:
-        return (f"--strategy {self.strategy} --traffic {COMM_PATTERNS[self.strategy][0]} --ps {self.ps} --model {MODEL} "
+        return (f"--strategy {self.strategy} --comm-pattern {COMM_PATTERNS[self.strategy][0]} --ps {self.ps} --model {MODEL} "
                 f"--steps {self.steps} --seed {SEED} --log-every {self.steps // 2}")
 
 
@@ -84,20 +84,21 @@ _ORDER_PROGRAM = """\
 import os, random, sys
 import numpy
 from slurmdl import config
-from slurmdl.launch.cluster_state import link_scores
-from slurmdl.placement.iteration_cost import cost, links
+from slurmdl.launch.cluster_state import load_link_scores
+from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.ranks.rank_orders import leaf_order
 from slurmdl.placement.traffic import Traffic
-from slurmdl.topology import hostlist, read
-network = links(hostlist.expand(os.environ["SLURM_JOB_NODELIST"]), read.read(),
-                link_scores(config.load(), "off"))
+from slurmdl.slurm.hostlist import expand_hostlist
+from slurmdl.topology.load import load_topology
+network = network_links(expand_hostlist(os.environ["SLURM_JOB_NODELIST"]), load_topology(),
+                        load_link_scores(config.load_config(), "off"))
 orders = [list(leaf_order(network))]
 if sys.argv[1] != "leaf":
     strategy, ps = sys.argv[1].split(",")
     shuffle = random.Random(1)
     orders = [shuffle.sample(orders[0], len(orders[0])) for _ in range(30)]
     traffic = Traffic(strategy, 1e6, int(ps)).phases(len(orders[0]))
-    orders.sort(key=lambda order: -cost(traffic, network, numpy.array(order)).seconds)
+    orders.sort(key=lambda order: -predict_cost(traffic, network, numpy.array(order)).seconds)
 print(*(network.nodes[i] for i in orders[0]), sep="\\n")
 """
 
@@ -168,11 +169,11 @@ class Demo:
             said = " ".join(log.split())[-400:]
             raise SandboxError(f"job {number} ({job.strategy}, {variant}) failed: {said}") from error
         outcome.across.append(self.sandbox.inter_zone_bytes() - before)
-        outcome.metered = summary["bytes"]["across"]
+        outcome.metered = summary["bytes_sent"]["inter_zone"]
         outcome.seconds.append(summary["seconds_per_step"])
-        outcome.accuracy = summary["accuracy"]
-        outcome.nodes = hostlist.fold_hostlist(sorted({place["node"] for place in summary["map"]}))
-        outcome.zones = summary["zones"]
+        outcome.accuracy = summary["test_accuracy"]
+        outcome.nodes = hostlist.fold_hostlist(sorted({place["node"] for place in summary["rank_map"]}))
+        outcome.zones = summary["num_zones"]
         if loud:
             print(_indent(words))
             # the whole log of the placed run; of the others only what differs
@@ -224,7 +225,7 @@ class Demo:
 
 def table(outcomes: dict[tuple[str, str], Outcome], variants: Sequence[str]) -> str:
     """Format the final table; the margin is relative to leaf order, in step time and in bytes."""
-    head = ("job", "way", "nodes", "zones", "MB across zones", "s/step", "accuracy", "margin over leaf order")
+    head = ("job", "placement", "nodes", "zones", "MB across zones", "s/step", "accuracy", "margin over leaf order")
     rows = [head]
     for job in JOBS:
         leaf = outcomes[job.strategy, "leaf order"]

@@ -38,24 +38,24 @@ import json, resource, sys, time
 import numpy
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.place import place
+from slurmdl.placement.place import place_job
 from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
 from slurmdl.topology import example
 nodes, leaves, ranks, per_node, share, strategy, seed = json.loads(sys.argv[1])
-topology = example.tree((1, leaves, nodes))
+topology = example.tree_topology((1, leaves, nodes))
 busy = numpy.random.default_rng(seed).random(nodes) < share
 idle, held = ("IDLE",), ("ALLOCATED",)
-cluster = ClusterSnapshot.of(
+cluster = ClusterSnapshot.from_nodes(
     (Node(name, held if taken else idle, True, 4, 0 if taken else 4, 4000, 0 if taken else 4000, partitions=("main",))
      for name, taken in zip(topology.nodes, busy.tolist())), (Partition("main", True),))
 servers = ranks // 16 if strategy == "ps" else 0
 job = JobRequest(DlOptions(strategy=strategy, ps=servers), (ranks // per_node,) * 2, ntasks_per_node=per_node,
                  exclusive=True)
 began, worked = time.perf_counter(), time.process_time()
-found = place(job, cluster, topology, LinkScores())
+placement = place_job(job, cluster, topology, LinkScores())
 seconds, work = time.perf_counter() - began, time.process_time() - worked
-assert found.map is not None and len(found.map.nodes) == ranks
+assert placement.rank_map is not None and len(placement.rank_map.nodes) == ranks
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 print(json.dumps({"seconds": seconds, "work": work, "peak": peak}))
 """
