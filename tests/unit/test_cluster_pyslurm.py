@@ -69,7 +69,7 @@ def test_generic_resources_and_zones_come_from_scontrol(write_pyslurm: Callable[
 @pytest.mark.parametrize(("text", "expected"), [
     ("import no_such_library", "No module named 'no_such_library'; expected the PySlurm of the controller's release"),
     (WORKING_PYSLURM.replace('"25.11.2"', '"25.5.0"'), "release 25.5.0: too old; expected 25.11 or newer"),
-    (WORKING_PYSLURM.replace('"25.11.4"', '"26.05.5"'), "release 25.11.2 does not fit a controller of Slurm 26.05.5; "),
+    (WORKING_PYSLURM.replace('"25.11.4"', '"26.05.5"'), "release 25.11.2 does not fit a controller of Slurm 26.05.5"),
     ("raise RuntimeError('Unable to contact slurm controller')", "RuntimeError: Unable to contact slurm controller"),
     ("import sys; sys.stderr.write('fatal: no slurm.conf\\n'); sys.exit(1)", "fatal: no slurm.conf"),
     ("import os; os.kill(os.getpid(), 11)", "exit status -11"),

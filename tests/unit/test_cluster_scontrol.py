@@ -145,7 +145,7 @@ def test_malformed_file_is_rejected(tmp_path: Path, text: str) -> None:
     ({"nodes": [{"name": "n1", "state": ["IDLE"], "gres": {"gpu": "2"}}]}, "expected an object of integers"),
     ({"nodes": [{"name": ["n1"], "state": ["IDLE"]}]}, "name=['n1']: expected a string"),
     ({"nodes": [{"name": "n1", "state": ["IDLE"]}] * 2}, "duplicate node n1"),
-    ({"nodes": [], "partitions": [{"name": "a", "memory_per_cpu": "1"}]}, "partitions[0]: memory_per_cpu='1': expected"),
+    ({"nodes": [], "partitions": [{"name": "a", "memory_per_cpu": "1"}]}, "[0]: memory_per_cpu='1': expected"),
     ({"nodes": [], "reservations": [{"name": "a", "nodes": [1]}]}, "reservations[0]: nodes=[1]: expected"),
 ])
 def test_json_with_invalid_field_is_rejected(data: object, expected: str) -> None:

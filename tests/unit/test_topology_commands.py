@@ -275,7 +275,8 @@ def test_features_of_all_levels_and_without_slurm_conf(capsys: pytest.CaptureFix
     (["check", "two.yaml", "--name=three", "--offline"], 64, "expected one of wires, racks, none"),
     (["check", "topology.conf", "--cluster=missing"], 65, "missing: cannot be read"), (["lint"], 64, "valid"),
 ])
-def test_invalid_input_is_rejected(args: list[str], status: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_input_is_rejected(args: list[str], status: int, expected: str,
+                                   capsys: pytest.CaptureFixture[str]) -> None:
     topology(*args, status=status)
     captured = capsys.readouterr()
     assert expected in captured.err

@@ -120,8 +120,8 @@ def test_rejected_file(tmp_path: Path, text: str, says: str) -> None:
 
 def test_controller_output_equals_file(tmp_path: Path) -> None:
     from_controller = scontrol_topology.parse_show_topology((DATA / "scontrol-22.05.8.txt").read_text())
-    from_file = parsed(tmp_path, "SwitchName=zoneA Nodes=n[1,3,5,7] LinkSpeed=10\nSwitchName=zoneB Nodes=n[2,4,6,8,9]\n"
-                                 "SwitchName=core Switches=zoneA,zoneB\n")
+    from_file = parsed(tmp_path, "SwitchName=zoneA Nodes=n[1,3,5,7] LinkSpeed=10\n"
+                                 "SwitchName=zoneB Nodes=n[2,4,6,8,9]\nSwitchName=core Switches=zoneA,zoneB\n")
     assert {**from_controller.to_json(), "source": ""} == {**from_file.to_json(), "source": ""}
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from slurmdl.cluster import scontrol_parser
-from slurmdl.topology import scontrol_topology, topology_conf, topology_yaml
+from slurmdl.topology import topology_conf, topology_yaml
+from slurmdl.topology.scontrol_topology import parse_scontrol_topologies, parse_show_topology
 from slurmdl.topology.topology import Topology
 
 DATA = Path(__file__).parent / "data"
@@ -28,13 +29,13 @@ def zones(topology: Topology) -> dict[str, tuple[int, str, tuple[str, ...]]]:
 @pytest.mark.parametrize("kind", ["tree", "block"])
 def test_24_11(kind: str) -> None:
     from_file = topology_conf.parse_topology_conf(str(DATA / f"topology-24.11.5-{kind}.conf"))
-    from_controller = scontrol_topology.parse_show_topology(scontrol_output(f"24.11.5-{kind}"))
+    from_controller = parse_show_topology(scontrol_output(f"24.11.5-{kind}"))
     assert from_file.kind == from_controller.kind == kind
     assert zones(from_file) == zones(from_controller)
 
 
 def test_24_11_speed() -> None:
-    from_controller = scontrol_topology.parse_show_topology(scontrol_output("24.11.5-tree"))
+    from_controller = parse_show_topology(scontrol_output("24.11.5-tree"))
     assert np.isnan(from_controller.uplink_bandwidth).all()  # 10 is not plausible, 1 is Slurm's default
     assert [note for note in from_controller.notes if note.startswith("LinkSpeed of 1 zone (10) is not used")]
 
@@ -53,7 +54,7 @@ def test_aggregates_equal_slurm_list() -> None:
 ])
 def test_26_05(name: str, kinds: dict[str, str], default: str) -> None:
     from_file = topology_yaml.load_topology_yaml(str(DATA / f"topology-{name}.yaml"))
-    from_controller = scontrol_topology.parse_scontrol_topologies(scontrol_output(name))
+    from_controller = parse_scontrol_topologies(scontrol_output(name))
     for topologies in (from_file, from_controller):
         assert {topology.name: topology.kind for topology in topologies.topologies} == kinds
         assert topologies.default == default
@@ -63,28 +64,28 @@ def test_26_05(name: str, kinds: dict[str, str], default: str) -> None:
 
 
 def test_26_05_lists_one_topology_by_name() -> None:
-    blocks = scontrol_topology.parse_show_topology(scontrol_output("26.05.5-blocks"))
-    assert zones(blocks) == zones(scontrol_topology.parse_scontrol_topologies(scontrol_output("26.05.5")).get("blocks"))
+    blocks = parse_show_topology(scontrol_output("26.05.5-blocks"))
+    assert zones(blocks) == zones(parse_scontrol_topologies(scontrol_output("26.05.5")).get("blocks"))
 
 
 def test_26_05_lists_a_torus() -> None:
-    torus = scontrol_topology.parse_show_topology(scontrol_output("26.05.5-torus"))
+    torus = parse_show_topology(scontrol_output("26.05.5-torus"))
     assert torus.kind == "torus3d"
-    assert zones(torus) == zones(scontrol_topology.parse_scontrol_topologies(scontrol_output("26.05.5-ring")).get("cube"))
+    assert zones(torus) == zones(parse_scontrol_topologies(scontrol_output("26.05.5-ring")).get("cube"))
 
 
 def test_26_05_without_topoconf() -> None:
     """`show topology` lists the default topology; it is used if `show topoconf` fails."""
     text = scontrol_output("26.05.5")
-    assert zones(scontrol_topology.parse_show_topology(text[text.index("show topology"):])) == zones(
-        scontrol_topology.parse_scontrol_topologies(text).get())
+    assert zones(parse_show_topology(text[text.index("show topology"):])) == zones(
+        parse_scontrol_topologies(text).get())
 
 
 def test_partitions_name_their_topology() -> None:
     snapshot = scontrol_parser.parse_snapshot(scontrol_output("26.05.5"))
     assert snapshot.topology_of(["blocks"]) == "blocks"
     assert snapshot.topology_of(["flat"]) == "flat"
-    topologies = scontrol_topology.parse_scontrol_topologies(scontrol_output("26.05.5"))
+    topologies = parse_scontrol_topologies(scontrol_output("26.05.5"))
     assert topologies.get(snapshot.topology_of(["main"])).name == "leaves"
     assert [len(scontrol_parser.parse_snapshot(scontrol_output(name)).nodes)
             for name in ("24.11.5-tree", "24.11.5-block", "26.05.5")] == [10] * 3

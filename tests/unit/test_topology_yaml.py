@@ -161,12 +161,17 @@ def test_controller_dump() -> None:
 
 def test_controller_dump_of_empty_kinds() -> None:
     """26.05.5 prints it with a topology.conf; `show topology` has the zones."""
-    topologies = scontrol_topology.parse_scontrol_topologies("scontrol: show topoconf\n%YAML 1.1\n---\n- topology: default\n"
-                              "  cluster_default: false\n  block: {}\n  flat: {}\n  tree: {}\n...\n"
-                              "scontrol: show topology\nSwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
-    assert (topologies.names, topologies.get().nodes, topologies.get().source) == (("default",), ("n1", "n2"), "scontrol show topology")
+    assert_one_topology_of_show_topology(
+        "scontrol: show topoconf\n%YAML 1.1\n---\n- topology: default\n"
+        "  cluster_default: false\n  block: {}\n  flat: {}\n  tree: {}\n...\n"
+        "scontrol: show topology\nSwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
 
 
 def test_output_without_show_topoconf() -> None:
-    topologies = scontrol_topology.parse_scontrol_topologies("SwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
-    assert (topologies.names, topologies.get().nodes, topologies.get().source) == (("default",), ("n1", "n2"), "scontrol show topology")
+    assert_one_topology_of_show_topology("SwitchName=x Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
+
+
+def assert_one_topology_of_show_topology(output: str) -> None:
+    topologies = scontrol_topology.parse_scontrol_topologies(output)
+    topology = topologies.get()
+    assert (topologies.names, topology.nodes, topology.source) == (("default",), ("n1", "n2"), "scontrol show topology")
