@@ -45,8 +45,8 @@ REQUEUES, CHECKPOINT_EVERY, HELD, LIMIT = 3, 20, 5, 120.0
 PAUSE = 2.0
 #: what is lost -> method, and the rank; servers are the first ranks
 CASES: dict[str, tuple[dict[str, Any], int]] = {
-    "gossip": ({"strategy": "gossip", "traffic": "exponential"}, 1),
-    "gossip in int8": ({"strategy": "gossip", "traffic": "exponential", "compress": "int8"}, 1),
+    "gossip": ({"strategy": "gossip", "comm_pattern": "one-peer-exponential"}, 1),
+    "gossip in int8": ({"strategy": "gossip", "comm_pattern": "one-peer-exponential", "compression": "int8"}, 1),
     "gossip in shared memory": ({"strategy": "gossip", "shared_memory": True}, 1),
     "gossip without waiting": ({"strategy": "gossip", "asynchronous": True}, 1),
     "a worker of parameter servers": ({"strategy": "ps", "ps": 2}, 3),
@@ -105,8 +105,8 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
     script, log = folder / "job.sh", folder / "log"
     script.write_text(
         f"#!/bin/sh\n#SBATCH -N 3 --ntasks-per-node=1 --requeue --open-mode=append -t 5 -o {log}\n"
-        f"srun --mpi=pmix -K python -m slurmdl.train --strategy allreduce --compute replay:{SECONDS}:{SIZE} "
-        f"--steps {STEPS} --log-every 1 --checkpoint {folder}/kept --checkpoint-every {CHECKPOINT_EVERY} "
+        f"srun --mpi=pmix -K python -m slurmdl.train --strategy allreduce --emulate-compute {SECONDS}:{SIZE} "
+        f"--steps {STEPS} --log-every 1 --checkpoint-dir {folder}/kept --checkpoint-every {CHECKPOINT_EVERY} "
         f"--seed {seed} || scontrol requeue $SLURM_JOB_ID\n")
     number = int(jobs.call(["sbatch", "--parsable", str(script)]))
 
@@ -114,7 +114,7 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
         """Return the steps of each start."""
         text = log.read_text() if log.exists() else ""
         return [[int(step) for step in re.findall(r"^step (\d+) of ", part, re.M)]
-                for part in text.split("if a rank is lost:")[1:]]
+                for part in text.split("if a rank fails:")[1:]]
 
     target = AT + 7 * seed % CHECKPOINT_EVERY  # somewhere between two checkpoints
     wait(lambda: any(made and made[-1] >= target for made in steps()), f"job {number}: step {target}", LIMIT, 0.01)

@@ -1,7 +1,7 @@
-"""A training script for test_train_lost.py, one rank of it: some ranks are lost while it runs.
+"""Training script for test_rank_failure.py: some ranks are killed while it runs.
 
-Arguments: a folder for what came of it, and a JSON object with the fields of the method, the number of `steps`, and
-`lost`, rank -> the step in which another rank kills it.
+Arguments: a directory for the results, and a JSON object with the fields of `method` (StrategyConfig), the number of
+`steps`, and `lost`: rank -> step in which another rank kills it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ lost = {int(rank): step for rank, step in case["lost"].items()}
 run = init(StrategyConfig(**case["method"]))
 (folder / f"pid-{run.rank}").write_text(str(os.getpid()))
 run.world.transport.barrier()
-#: it is never lost itself
-killer = max(set(run.world.ranks("worker")) - set(lost))
+# survives
+killer = max(set(run.world.ranks_with_role("worker")) - set(lost))
 torch.manual_seed(1)
 module = torch.nn.Linear(50, 20)
 opt = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5)

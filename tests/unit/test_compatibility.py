@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from strategy_harness import sum_error, noise, run_strategy
+from strategy_harness import noise, run_strategy, sum_error
 
 from slurmdl.errors import InvalidRunError
 from slurmdl.plan import COMM_PATTERNS

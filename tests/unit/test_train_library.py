@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from strategy_harness import even_slices, global_batches
+from torch import nn
 from virtual_ranks import flat, library
 
 from slurmdl.errors import InvalidRunError, SlurmdlError, TrainError

@@ -14,25 +14,25 @@ SCRIPT = str(Path(__file__).with_name("lost_ranks.py"))
 #: name -> method, ranks, rank -> step in which it is lost
 CASES: dict[str, tuple[dict[str, Any], int, dict[int, int]]] = {
     "gossip": ({"strategy": "gossip"}, 4, {3: 40}),
-    "the first rank, then another": ({"strategy": "gossip", "traffic": "base-2", "compress": "int8"}, 4,
+    "first rank, then another": ({"strategy": "gossip", "comm_pattern": "base-2", "compression": "int8"}, 4,
                                      {0: 30, 2: 60}),
-    "two at once, global means": ({"strategy": "gossip", "traffic": "one-peer-exponential", "global_every": 5}, 5,
+    "two at once, global averages": ({"strategy": "gossip", "comm_pattern": "one-peer-exponential", "global_average_every": 5}, 5,
                                   {1: 40, 2: 40}),
-    "compressed": ({"strategy": "gossip", "traffic": "base-2", "compress": "int4"}, 4, {3: 40}),
-    "by drift": ({"strategy": "adaptive-gossip", "threshold": 0.05, "warm_up": 5}, 4, {1: 50}),
-    "without waiting": ({"strategy": "gossip", "asynchronous": True}, 4, {0: 40}),
-    "in shared memory": ({"strategy": "gossip", "shared_memory": True}, 4, {2: 40}),
-    "in shared memory, without waiting": ({"strategy": "gossip", "shared_memory": True, "asynchronous": True}, 4,
+    "compressed": ({"strategy": "gossip", "comm_pattern": "base-2", "compression": "int4"}, 4, {3: 40}),
+    "drift trigger": ({"strategy": "adaptive-gossip", "drift_threshold": 0.05, "trigger_warmup": 5}, 4, {1: 50}),
+    "asynchronous": ({"strategy": "gossip", "asynchronous": True}, 4, {0: 40}),
+    "shared memory": ({"strategy": "gossip", "shared_memory": True}, 4, {2: 40}),
+    "shared memory, asynchronous": ({"strategy": "gossip", "shared_memory": True, "asynchronous": True}, 4,
                                           {1: 40}),
-    "in the last step": ({"strategy": "gossip"}, 3, {0: 199}),
+    "last step": ({"strategy": "gossip"}, 3, {0: 199}),
     "worker": ({"strategy": "ps", "ps": 2}, 4, {2: 40}),
-    "worker, free": ({"strategy": "ps", "ps": 2, "asynchronous": True}, 4, {2: 40}),
+    "worker, asynchronous": ({"strategy": "ps", "ps": 2, "asynchronous": True}, 4, {2: 40}),
     "server": ({"strategy": "ps", "ps": 2}, 4, {0: 130}),
-    "server, free": ({"strategy": "ps", "ps": 3, "asynchronous": True}, 5, {1: 130}),
+    "server, asynchronous": ({"strategy": "ps", "ps": 3, "asynchronous": True}, 5, {1: 130}),
 }
 STEPS = 200
-#: those of CASES that CI has time for
-FEW = ("the first rank, then another", "without waiting", "worker", "server")
+#: cases for every run; the others are nightly
+FEW = ("first rank, then another", "asynchronous", "worker", "server")
 
 
 def start(folder: Path, method: dict[str, Any], ranks: int, lost: dict[int, int]) -> Any:
@@ -51,17 +51,17 @@ def test_surviving_ranks_continue(tmp_path: Path, case: str) -> None:
     models = [np.load(tmp_path / f"model-{rank}.npy") for rank in workers]
     assert all((model == models[0]).all() for model in models)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    if not method.get("ps"):  # from 1, the model as it begins; who waits for nobody takes in models of the slow
+    if not method.get("ps"):  # 1 at the start; asynchronous ranks receive models of slow ranks
         assert summary["distance"] < (1 if method.get("asynchronous") else 0.2)
     assert summary["steps"] == STEPS
     assert summary["by"] == min(rank for rank in range(ranks) if rank not in lost)
     assert sorted(entry["rank"] for entry in summary["failed_ranks"]) == sorted(lost)
     for entry in [] if method.get("asynchronous") else summary["failed_ranks"]:
-        # another one may be some steps ahead of the one that kills, or behind it
+        # another rank may be some steps ahead of the killing rank, or behind it
         assert abs(entry["step"] - lost[entry["rank"]]) <= STEPS // 4
-    said = [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
-    assert all("train: ULFM: continues without rank" in line for line in said)
-    assert 1 <= len(said) <= len(lost)
+    messages = [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
+    assert all("train: ULFM: continues without rank" in line for line in messages)
+    assert 1 <= len(messages) <= len(lost)
 
 
 @needs_ulfm
@@ -75,10 +75,10 @@ def test_surviving_ranks_continue(tmp_path: Path, case: str) -> None:
 def test_unrecoverable_failure_ends_all_ranks(tmp_path: Path, method: dict[str, Any], lost: int, why: str) -> None:
     done = start(tmp_path, method, 4, {lost: 40})
     assert done.returncode == 76
-    said = [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
-    assert len(said) == 1
-    assert why in said[0]
-    assert f"rank {lost} on " in said[0]
+    messages = [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
+    assert len(messages) == 1
+    assert why in messages[0]
+    assert f"rank {lost} on " in messages[0]
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "summary.json").exists()
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from strategy_harness import global_batches
+from torch import nn
 from virtual_ranks import flat, library, trains
 
 from slurmdl.errors import TrainError
