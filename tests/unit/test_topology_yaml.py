@@ -174,4 +174,5 @@ def test_output_without_show_topoconf() -> None:
 def assert_one_topology_of_show_topology(output: str) -> None:
     topologies = scontrol_topology.parse_scontrol_topologies(output)
     topology = topologies.get()
-    assert (topologies.names, topology.nodes, topology.source) == (("default",), ("n1", "n2"), "scontrol show topology")
+    assert topologies.names == ("default",)
+    assert (topology.nodes, topology.source) == (("n1", "n2"), "scontrol show topology")
