@@ -276,8 +276,8 @@ def _pairwise_load(phase: Phase, links: NetworkLinks, source: IntArray, target: 
     nodes, zones = len(links.nodes), len(links.zones)
     source_zones, target_zones = links.ancestors[source], links.ancestors[target]
     inter_group = [size.sum(where=group[source] != group[target]) for group in links.level_group.T]
-    return _LinkLoad(np.bincount(source, size, nodes), np.bincount(target, size, nodes),
-                     _bytes_leaving_zones(source_zones, target_zones, size, zones),
+    node_out, node_in = (np.bincount(node, size, nodes).astype(float) for node in (source, target))
+    return _LinkLoad(node_out, node_in, _bytes_leaving_zones(source_zones, target_zones, size, zones),
                      _bytes_leaving_zones(target_zones, source_zones, size, zones),
                      _inter_leaf_load(links, source, target, size), np.array(inter_group))
 
