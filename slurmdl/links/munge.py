@@ -24,7 +24,24 @@ _PAYLOAD_PREFIX = b"slurmdl samples sha256:"
 def create_credential(data: bytes) -> str:
     """Create a credential of the calling user for the encoded samples.
 
-    Raises UnavailableError if MUNGE is not installed, or its daemon does not answer. """ library, credential = _load_library(), ctypes.c_char_p() payload = _payload(data) status = library.munge_encode(ctypes.byref(credential), None, payload, len(payload)) try: if status: raise UnavailableError(f"munge: {_error_text(status)}") return (credential.value or b"").decode() finally: _free(credential) def verify_credential(credential: str, data: bytes) -> int: """Return the uid of the user who created the credential for these samples. Raises ------; InputError if the credential is forged, expired, replayed or for other samples; UnavailableError if MUNGE is not installed, or its daemon does not answer.
+    Raises UnavailableError if MUNGE is not installed, or its daemon does not answer.
+    """
+    library, credential = _load_library(), ctypes.c_char_p()
+    payload = _payload(data)
+    status = library.munge_encode(ctypes.byref(credential), None, payload, len(payload))
+    try:
+        if status:
+            raise UnavailableError(f"munge: {_error_text(status)}")
+        return (credential.value or b"").decode()
+    finally:
+        _free(credential)
+
+
+def verify_credential(credential: str, data: bytes) -> int:
+    """Return the uid of the user who created the credential for these samples.
+
+    Raises InputError if the credential is forged, expired, replayed or for other samples; UnavailableError if MUNGE is
+    not installed, or its daemon does not answer.
     """
     library, buffer = _load_library(), ctypes.c_void_p()
     size, uid, gid = ctypes.c_int(), ctypes.c_uint32(), ctypes.c_uint32()
