@@ -151,7 +151,7 @@ def _choose_binding(job: Submission, state: ClusterState, inside_job: bool,
     if request.dl.node_binding == "late":
         return _late_decision(job, placement)
     if request.start_unknown_reason:
-        return Decision((), placement, f"{request.start_unknown_reason}, so the nodes that are free now bind nothing")
+        return Decision((), placement, f"{request.start_unknown_reason}, so no nodes are bound")
     if not placement.free_now:
         return Decision((), placement, f"{_placement_zones_text(placement)} would fit, but not now")
     decision = _automatic_decision(job, state, placement, inside_job)
@@ -192,14 +192,14 @@ def _automatic_decision(job: Submission, state: ClusterState, placement: Placeme
     if is_fixed_size and not request.requeue and not job.quiet and not inside_job:
         return Decision((_nodelist_option(placement),), placement,
                         revert_field="ReqNodeList" if prints_job_id else "")
-    return Decision((), placement, f"{_no_preference_reason(state, placement)}, and for a node list "
+    return Decision((), placement, f"{_no_preference_reason(state, placement)}; no node list is bound because "
                                    f"{_no_nodelist_reason(job, is_fixed_size, inside_job)}")
 
 
 def _no_preference_reason(state: ClusterState, placement: Placement) -> str:
     if set(placement.nodes_per_zone) == _leaf_zones(state.topology):
         return "every zone is needed"
-    return f"{_placement_zones_text(placement)} would fit, but no feature of the nodes can name it"
+    return f"{_placement_zones_text(placement)} would fit, but no node feature identifies it"
 
 
 def _no_nodelist_reason(job: Submission, is_fixed_size: bool, inside_job: bool) -> str:
@@ -207,7 +207,7 @@ def _no_nodelist_reason(job: Submission, is_fixed_size: bool, inside_job: bool) 
         return "the number of nodes is not given (-N)"
     if job.request.requeue:
         return "the job may be requeued (--no-requeue)"
-    return "this is inside of a job" if inside_job else "-Q hides the job's number"
+    return "the submission runs in a job" if inside_job else "-Q hides the job ID"
 
 
 def _placement_zones_text(placement: Placement) -> str:
@@ -229,8 +229,8 @@ def _zone_option(job: Submission, state: ClusterState, placement: Placement) -> 
     if constraint:
         return f"--constraint={constraint}"
     if state.topology.kind != "tree":
-        raise PlacementError("--dl-node-binding=zone: the nodes carry no features that name the zones, and "
-                             "--switches is for trees only")
+        raise PlacementError("--dl-node-binding=zone: no node features identify the zones, and --switches "
+                             "is for trees only")
     return f"--switches={len(placement.nodes_per_zone)}"
 
 

@@ -55,9 +55,9 @@ def not_starting_reason(command: SubmitCommand, nodes: Sequence[str]) -> str:
         return str(error)
     start = parse_test_only(result.stderr)
     if start is None:
-        return f"Slurm says: {result.first_error or 'nothing'}"
+        return f"Slurm rejects it: {result.first_error or 'no message'}"
     if set(start.nodes) != set(nodes):
-        return f"Slurm would take {hostlist.fold_hostlist(start.nodes)}"
+        return f"Slurm would choose {hostlist.fold_hostlist(start.nodes)}"
     wait_s = start.timestamp - time.time()
     return f"Slurm would start it there in {wait_s:.0f} s" if wait_s > _NOW_TOLERANCE_S else ""
 

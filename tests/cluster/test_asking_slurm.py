@@ -36,8 +36,8 @@ def dry_run_decision(cluster, *args: str) -> str:
 
 @pytest.mark.parametrize(("args", "fact"), [
     (["-N2", "--hint=nomultithread"], "--prefer=zone"), (["-N2", "--mincpus=2"], "--prefer=zone"),
-    (["-N2", "--mincpus=3"], "--mincpus is not modelled, and Slurm says: "),
-    (["-N2", "--tmp=1T"], "--tmp is not modelled, and Slurm says: "),
+    (["-N2", "--mincpus=3"], "--mincpus is not modelled, and Slurm rejects it: "),
+    (["-N2", "--tmp=1T"], "--tmp is not modelled, and Slurm rejects it: "),
     (["-N2", "--no-requeue", "-C", "[zoneA|zoneB]"], "--nodelist=n["),
     (["-N2", "--no-requeue", "-C", "[zoneA*1&zoneB*1]"], "Slurm chooses the nodes: constraint too rich"),
     (["-N4", "--no-requeue", "-C", "(zoneA|zoneB)&zoneB"], "--nodelist=n[2,4,6,8]"),

@@ -49,16 +49,16 @@ def parse(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
     (["-C", "big"], cluster(), ["--prefer=big&z1"], ""),
     (["-C", "[small|big]", "--no-requeue"], cluster(), ["--nodelist=n[1,4]"], ""),
     (["--hint=nomultithread", "--no-requeue"], cluster(), [], "--hint is not modelled, and Slurm is not queried"),
-    (["-C", "(big)&z2"], cluster(), [], "no feature of the nodes can name it"),
+    (["-C", "(big)&z2"], cluster(), [], "no node feature identifies it"),
     (["-N", "5"], cluster(), ["--prefer=z1|z2"], ""),
-    (["-N", "9"], cluster(), [], "every zone is needed, and for a node list the job may be requeued"),
+    (["-N", "9"], cluster(), [], "every zone is needed; no node list is bound because the job may be requeued"),
     ([], cluster(busy="n1,n2,n3,n4,n5,n6"), ["--prefer=z1|z2"], ""),
     ([], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), [], "would fit, but not now"),
     (["--hold"], cluster(), [], "--hold decides when the job starts"),
     (["--tmp=1G"], cluster(), [], "--tmp is not modelled"),
-    ([], cluster(features=False), [], "can name it, and for a node list the job may be requeued (--no-requeue)"),
+    ([], cluster(features=False), [], "no node list is bound because the job may be requeued (--no-requeue)"),
     (["--no-requeue"], cluster(features=False), ["--nodelist=n[1,4]"], ""),
-    (["--no-requeue", "-Q"], cluster(features=False), [], "-Q hides the job's number"),
+    (["--no-requeue", "-Q"], cluster(features=False), [], "-Q hides the job ID"),
     (["--dl-node-binding=nodelist"], cluster(), ["--nodelist=n[1,4]"], ""),
     (["--dl-node-binding=nodelist"], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), ["--nodelist=n[1,4]"], ""),
     (["--dl-node-binding=zone"], cluster(), ["--constraint=z1"], ""),
@@ -80,7 +80,7 @@ Z3 = "--exclude=n[1-2,4-5,7-8]"
     (["--dl-zone=z3"], cluster(), [Z3], ""),
     (["--dl-zone=z3", "--no-requeue"], cluster(features=False), [Z3], ""),
     (["--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--prefer=z2"], ""),
-    (["--dl-zone=z2,z3", "-C", "[big|small]"], cluster(), ["--exclude=n[1,4,7]"], "no feature of the nodes can name"),
+    (["--dl-zone=z2,z3", "-C", "[big|small]"], cluster(), ["--exclude=n[1,4,7]"], "no node feature identifies it"),
     (["--dl-zone=z3", "-x", "n3,n1"], cluster(), ["--exclude=n[1-5,7-8]"], ""),
     (["--dl-zone=top"], cluster(), ["--prefer=z1"], ""),
     (["--dl-zone=z3", "-N", "4"], cluster(), [Z3], "no zone has 4 fitting nodes"),
@@ -146,7 +146,7 @@ def test_no_nodelist_is_bound_inside_a_job(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     decision = sbatch.decide_binding(parse("--no-requeue"), cluster(features=False))
     assert not decision.binding_options
-    assert "inside of a job" in decision.reason
+    assert "runs in a job" in decision.reason
 
 
 @pytest.mark.parametrize(("argv", "options"), [

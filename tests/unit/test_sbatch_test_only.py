@@ -56,7 +56,7 @@ def run_test_only(tmp_path: Path, shell: str) -> str:
 
 
 @pytest.mark.parametrize(("seconds", "nodes", "reason"), [
-    (0, "n[1-2]", ""), (0, "n[1,3]", "Slurm would take n[1,3]"), (90, "n[1-2]", "Slurm would start it there in"),
+    (0, "n[1-2]", ""), (0, "n[1,3]", "Slurm would choose n[1,3]"), (90, "n[1-2]", "Slurm would start it there in"),
 ])
 def test_not_starting_reason_of_a_predicted_start(tmp_path: Path, seconds: int, nodes: str, reason: str) -> None:
     output = OUTPUT.replace("n[1-2]", nodes).format(f"$(date -d +{seconds}seconds +%Y-%m-%dT%H:%M:%S)")
@@ -68,5 +68,5 @@ def test_not_starting_reason_of_a_predicted_start(tmp_path: Path, seconds: int, 
 
 def test_not_starting_reason_quotes_the_error(tmp_path: Path) -> None:
     assert run_test_only(tmp_path, "echo 'allocation failure: Invalid feature specification' >&2; exit 1") == \
-        "Slurm says: allocation failure: Invalid feature specification"
-    assert run_test_only(tmp_path, "exit 1") == "Slurm says: nothing"
+        "Slurm rejects it: allocation failure: Invalid feature specification"
+    assert run_test_only(tmp_path, "exit 1") == "Slurm rejects it: no message"
