@@ -15,7 +15,7 @@ from benchmarks.results import Row, make_row
 from benchmarks.strategies.accuracy_vs_bytes import FOLDS, LOSS, SAME, difference, lower_bound_95
 from benchmarks.virtual_runs import Outcome, outcomes
 
-COMMON = ("--simulate", "8", "--model", "mlp:64", "--batch", "16", "--lr", "0.05", "--steps", "500")
+COMMON = ("--virtual-ranks", "8", "--model", "mlp:64", "--batch-size", "16", "--lr", "0.05", "--steps", "500")
 EQUAL = "equal speeds"
 NO_EXCHANGE = "ranks that never exchange, with images of their own"
 SEEDS = 5
@@ -26,7 +26,7 @@ Case = tuple[str, str]
 def rows(seed: int) -> Iterator[Row]:
     """Yield the differences in accuracy for each mixture of speeds."""
     speeds = {EQUAL: "", **SPEEDS}
-    cases = {(variant, name): (*VARIANTS[variant].split(), *(("--slow", slow) if slow else ()))
+    cases = {(variant, name): (*VARIANTS[variant].split(), *(("--straggler", slow) if slow else ()))
              for variant, (name, slow) in product((GOSSIP, BALANCED), speeds.items())}
     alone = ("--strategy", "gossip", "--period", "1000000", *SAME)
     yield from evaluate(run({**cases, (NO_EXCHANGE, EQUAL): alone}, range(seed, seed + SEEDS)))

@@ -44,23 +44,24 @@ class Variant:
 
     @property
     def zones(self) -> str:
-        """The nodes as value of --zones."""
+        """The nodes as value of --virtual-zones."""
         return f"A:{self.nodes}x{self.each}"
 
     @property
     def balanced(self) -> bool:
-        return "--balance" in self.options
+        return "--load-balance" in self.options
 
 
 WHERE = {"shared memory": (1, RANKS, " --shared-memory"), "messages": (RANKS, 1, ""),
          "both": (2, RANKS // 2, " --shared-memory")}
 #: ranks that meet after every step make as many, so that a batch is all that can differ
-HOW = {"not balanced, in step": "", "balanced, in step": " --balance batch", "not balanced, asynchronous": " --async",
-       "balanced, asynchronous": " --async --balance steps"}
+HOW = {"not balanced, in step": "", "balanced, in step": " --load-balance batch-size",
+       "not balanced, asynchronous": " --async",
+       "balanced, asynchronous": " --async --load-balance local-steps"}
 COMBINATIONS = [Variant(f"gossip, {where}, {how}", nodes, each, f"--strategy gossip{memory}{options}")
                 for (where, (nodes, each, memory)), (how, options) in product(WHERE.items(), HOW.items())]
 ALLREDUCE = [Variant("allreduce, not balanced", RANKS, 1, "--strategy allreduce", judged=False),
-             Variant("allreduce, balanced", RANKS, 1, "--strategy allreduce --balance batch", judged=False)]
+             Variant("allreduce, balanced", RANKS, 1, "--strategy allreduce --load-balance batch-size", judged=False)]
 
 
 def rows(seed: int) -> Iterator[Row]:
@@ -77,7 +78,7 @@ def rows(seed: int) -> Iterator[Row]:
         jobs = Jobs(sandbox)
         off = 0.0
         for variant in (Variant(OFF, RANKS, 1, VARIANTS[OFF], judged=False), *COMBINATIONS, *ALLREDUCE):
-            options = f"{common(STEPS, seed)} --slow {SPEEDS[MIXED]} {variant.options}"
+            options = f"{common(STEPS, seed)} --straggler {SPEEDS[MIXED]} {variant.options}"
             found = [jobs.train(variant.nodes, variant.each, options) for _ in range(REPEATS)]
             print(f"gossip: {variant.name}", file=sys.stderr, flush=True)
             rates = [rate(its, variant.options) for its in found]
@@ -99,9 +100,9 @@ def throughput(variant: Variant, cpu_bound_note: str, rates: Sequence[float], of
 
 def accuracies(seed: int) -> Iterator[Row]:
     """Yield the difference in accuracy of each combination from the same at equal speed."""
-    cases = {(variant.name, speeds): (*variant.options.split(), "--zones", variant.zones, *slow)
+    cases = {(variant.name, speeds): (*variant.options.split(), "--virtual-zones", variant.zones, *slow)
              for variant in (*COMBINATIONS, *ALLREDUCE)
-             for speeds, slow in (("", ()), (MIXED, ("--slow", SPEEDS[MIXED])))}
+             for speeds, slow in (("", ()), (MIXED, ("--straggler", SPEEDS[MIXED])))}
     found = run(cases, range(seed, seed + SEEDS))
     for variant in (*COMBINATIONS, *ALLREDUCE):
         equal = found[variant.name, ""]

@@ -28,16 +28,16 @@ OFF = "communication off"
 GOSSIP, BALANCED = "asynchronous gossip", "balanced allreduce"
 NEGATIVE_CONTROL = "unbalanced allreduce (control)"
 #: way -> its options; who exchanges in the millionth step does not exchange
-VARIANTS = {OFF: "--strategy gossip --async --balance steps --period 1000000",
-            GOSSIP: "--strategy gossip --async --balance steps",
-            BALANCED: "--strategy allreduce --balance batch", NEGATIVE_CONTROL: "--strategy allreduce"}
+VARIANTS = {OFF: "--strategy gossip --async --load-balance local-steps --period 1000000",
+            GOSSIP: "--strategy gossip --async --load-balance local-steps",
+            BALANCED: "--strategy allreduce --load-balance batch-size", NEGATIVE_CONTROL: "--strategy allreduce"}
 #: steps of a run, and those of them in which batches find their sizes
 STEPS, SETTLED = 160, 60
 REPEATS, TARGET = 3, 0.95
 #: what is really computed, in steps as long as the replayed ones and far above the period of a quota, the speeds of
 #: its ranks beside each other, and the share of the cores that all have. The speed of a machine that others use, too,
 #: changes from minute to minute: short runs, and more of them
-REAL, REAL_REPEATS = "--model cnn --data cifar-shaped --batch 64 --steps 120 --log-every 120", 5
+REAL, REAL_REPEATS = "--model cnn --data digits-rgb32 --batch-size 64 --steps 120 --log-every 120", 5
 QUOTAS, CORES = (4, 4, 4, 1), 0.75
 
 
@@ -55,7 +55,7 @@ def rows(seed: int) -> Iterator[Row]:
         jobs = Jobs(sandbox)
         for speeds, slow in SPEEDS.items():
             yield from evaluate(speeds,
-                                _by_turns(jobs, RANKS, f"{common(STEPS, seed)} --slow {slow}", speeds, REPEATS))
+                                _by_turns(jobs, RANKS, f"{common(STEPS, seed)} --straggler {slow}", speeds, REPEATS))
         for node, speed in zip(sandbox.spec.topology.nodes, QUOTAS, strict=False):
             sandbox.limit_cpu(node, CORES * (os.cpu_count() or 1) * speed / sum(QUOTAS))
         speeds = f"really computed, quotas of {':'.join(map(str, QUOTAS))}"
@@ -76,7 +76,7 @@ def _by_turns(jobs: Jobs, ranks: int, options: str, what: str, repeats: int) -> 
 
 def common(steps: int, seed: int) -> str:
     """Return the options of all runs."""
-    return (f"--compute replay:{COMPUTE}:{PARAMETERS} --batch {BATCH} --steps {steps} --log-every {steps} "
+    return (f"--emulate-compute {COMPUTE}:{PARAMETERS} --batch-size {BATCH} --steps {steps} --log-every {steps} "
             f"--seed {seed}")
 
 
@@ -86,7 +86,7 @@ def rate(result: Result, options: str) -> float:
     if "--async" in options:
         return float(its["samples_per_second"])
     settled = result.seconds[SETTLED:]
-    return float(its["workers"] * its["batch"] * len(settled) / sum(settled))
+    return float(its["num_workers"] * its["batch_size"] * len(settled) / sum(settled))
 
 
 def evaluate(speeds: str, found: Mapping[str, Sequence[Result]]) -> Iterator[Row]:

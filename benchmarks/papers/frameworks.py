@@ -78,7 +78,7 @@ frameworks: [{', '.join(FRAMEWORKS)}]
 models: {{resnet50: "synthetic:3x32x32:1000:{IMAGES}"}}
 nodes: [{', '.join(map(str, nodes))}]
 placements: [slurm]
-batch: {batch}
+batch_size: {batch}
 emulate_compute: {seconds:g}
 warmup_steps: {WARM_UP}
 steps: {STEPS}
@@ -131,4 +131,4 @@ def evaluate(scaling: str, lines: Sequence[ReportRow]) -> Iterator[Row]:
 
 def _sent(line: ReportRow) -> list[float]:
     """Return the bytes between nodes per step of each job."""
-    return [its.bytes["zone"] + its.bytes["across"] for its in line.jobs]
+    return [its.bytes["intra_zone"] + its.bytes["inter_zone"] for its in line.jobs]

@@ -92,7 +92,8 @@ def cost(sent: float, seconds: float = 1.0) -> Cost:
 
 
 def result(seconds: float, *, idle: float = 0.5, sent: float = 100.0, nodes: Sequence[str] = ("n1",)) -> Result:
-    return Result({"map": [{"node": node} for node in nodes], "bytes": {"node": 0.0, "zone": 0.0, "across": sent},
+    return Result({"rank_map": [{"node": node} for node in nodes],
+                   "bytes_sent": {"intra_node": 0.0, "intra_zone": 0.0, "inter_zone": sent},
                    "steps": 10, "seconds_per_step": seconds}, (seconds,) * 10, idle)
 
 
@@ -158,7 +159,7 @@ def test_shares_of_the_speed_without_communication() -> None:
     def in_step(seconds: float) -> Result:
         """Slow until batches have found their sizes, then as given."""
         first = (9.0,) * throughput.SETTLED
-        return Result({"workers": 8, "batch": 64}, (*first, seconds, seconds), 0.5)
+        return Result({"num_workers": 8, "batch_size": 64}, (*first, seconds, seconds), 0.5)
 
     # 8 ranks of 64 samples in 0.5 s are 1,024 in a second
     found = {OFF: [free(1000.0)] * 3, GOSSIP: [free(940.0), free(960.0), free(970.0)], BALANCED: [in_step(0.5)] * 3,
@@ -199,7 +200,7 @@ def test_accuracy_is_paired_and_the_control_must_be_worse() -> None:
 
 
 def test_runs_are_simulated_by_seed_and_fold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accuracy, "COMMON", ("--simulate", "2", "--model", "mlp:8", "--steps", "12"))
+    monkeypatch.setattr(accuracy, "COMMON", ("--virtual-ranks", "2", "--model", "mlp:8", "--steps", "12"))
     monkeypatch.setattr(accuracy, "FOLDS", 2)
     found = accuracy.run({("gossip", EQUAL): ("--strategy", "gossip")}, range(4, 6))
     assert [len(folds) for folds in found["gossip", EQUAL]] == [2, 2]
@@ -207,14 +208,15 @@ def test_runs_are_simulated_by_seed_and_fold(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("options", [*throughput.VARIANTS.values(), *(
-    f"{variant.options} --zones {variant.zones}"
+    f"{variant.options} --virtual-zones {variant.zones}"
     for variant in (*gossip_variants.COMBINATIONS, *gossip_variants.ALLREDUCE))])
 @pytest.mark.parametrize("slow", SPEEDS.values())
 def test_all_ways_go_together(options: str, slow: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"--simulate 8 --model mlp:8 --batch 4 --steps 3 --compute replay:0.01 --slow {slow} {options}"
+    words = ("--virtual-ranks 8 --model mlp:8 --batch-size 4 --steps 3 --emulate-compute 0.01 "
+             f"--straggler {slow} {options}")
     summary = train(parse_train_options(words.split(), {}))
     assert summary is not None
-    assert summary["workers"] == 8
+    assert summary["num_workers"] == 8
     assert summary["samples_per_second"] > 0
 
 

@@ -28,7 +28,7 @@ from benchmarks.papers import dltap, frameworks, zones
 from benchmarks.placement import optimality_gap
 from benchmarks.results import Row
 from slurmdl.bench.matrix.report import JobFigures, ReportRow
-from slurmdl.bench.matrix.spec import Cell, read
+from slurmdl.bench.matrix.spec import Cell, read_matrix_spec
 from slurmdl.errors import InputError, UsageError
 from slurmdl.placement.result import Cost
 
@@ -75,8 +75,9 @@ def test_placement_must_tie_where_slurm_is_right() -> None:
 
 
 def line(framework: str, nodes: int, images: float, sums: float = 1.0) -> ReportRow:
-    phases = {"data": 0.0, "forward": 1.0, "backward": 2.0, "communication": 1.0, "waiting": 0.0, "optimizer": 0.0}
-    its = JobFigures(images, 1.0, phases, None, sums, {"node": 9, "zone": 5 * nodes, "across": images}, 1, 0.5, None)
+    phases = {"data": 0.0, "forward": 1.0, "backward": 2.0, "communication": 1.0, "peer_wait": 0.0, "optimizer": 0.0}
+    bytes_sent = {"intra_node": 9, "intra_zone": 5 * nodes, "inter_zone": images}
+    its = JobFigures(images, 1.0, phases, None, sums, bytes_sent, 1, 0.5, None)
     return ReportRow(Cell(framework, "allreduce", "resnet50", nodes, "slurm"), "done", (its,),
                      images / nodes / 10)
 
@@ -101,8 +102,8 @@ def test_frameworks_are_set_beside_ddp() -> None:
 
 def test_what_the_frameworks_train_can_be_trained(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(frameworks.matrix((1, 2), 8, 0.5, 3))
-    spec = read(str(tmp_path / "spec.yaml"))
-    assert (spec.nodes, spec.batch, spec.emulate_compute, spec.seed) == ((1, 2), 8, 0.5, 3)
+    spec = read_matrix_spec(str(tmp_path / "spec.yaml"))
+    assert (spec.nodes, spec.batch_size, spec.emulate_compute, spec.seed) == ((1, 2), 8, 0.5, 3)
 
 
 @pytest.mark.parametrize("main", [

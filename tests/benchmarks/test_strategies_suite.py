@@ -103,8 +103,8 @@ def test_bounds_hold_as_often_as_they_say() -> None:
 
 
 def test_a_run_and_its_course() -> None:
-    found = outcome(("--simulate", "2", "--steps", "40", "--model", "mlp:16", "--strategy", "gossip",
-                     "--evaluate-every", "20", "--compute", "replay:0.25"))
+    found = outcome(("--virtual-ranks", "2", "--steps", "40", "--model", "mlp:16", "--strategy", "gossip",
+                     "--evaluate-every", "20", "--emulate-compute", "0.25"))
     # the last batch of an epoch is smaller, and takes as much less
     assert [clock for clock, _, _ in found.course] == pytest.approx([5.0, 10.0], rel=0.02)
     assert found.own == pytest.approx(found.accuracy), "two that exchange at every step are the same"
@@ -162,7 +162,7 @@ def test_every_way_is_one_that_the_trainer_takes() -> None:
     for options, variant in situations:
         asked = parse_train_options([*accuracy_vs_bytes.COMMON, *options, *variant.options()], {})
         assert asked.virtual_ranks == 8
-        check_compatibility(dataclasses.replace(asked.strategy_config, traffic="base"))
+        check_compatibility(dataclasses.replace(asked.strategy_config, traffic="base-2"))
     for variant in time_to_accuracy.VARIANTS.values():
         assert parse_train_options([*time_to_accuracy.COMMON, *variant], {}).emulate_compute is not None
     assert virtual_runs.SIDE_BY_SIDE == 2

@@ -54,7 +54,7 @@ def test_a_spec_and_its_cells(tmp_path: Path) -> None:
     ("models: {cnn: 3}", "models: {'cnn': 3}"),
     ("emulate_compute: -1", "expected 0 or more"), ("strategies: [gosip]", "'gosip' is not valid; valid: gossip"),
     ("models: {cnn: digit}", "models: cnn: 'digit' is not valid; valid: digits"),
-    ("models: {cnn: 'synthetic:3x8x8:10:5'}", "5 images for 10 classes; valid: one of each class, or more"),
+    ("models: {cnn: 'synthetic:3x8x8:10:5'}", "5 images for 10 classes; expected one of each class"),
     ("launcher: mpiexec", "launcher: 'mpiexec' is not valid; valid: ")])
 def test_wrong_specs(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(InputError) as raised:
@@ -95,7 +95,8 @@ def test_adapters_of_ones_own(tmp_path: Path) -> None:
         assert frameworks.load(name).STRATEGIES
 
 
-SPEC = Spec(frameworks=("slurmdl", "ddp"), nodes=(1, 2), placements=("slurm",), repeats=2, batch_size=10, warmup_steps=1,
+SPEC = Spec(frameworks=("slurmdl", "ddp"), nodes=(1, 2), placements=("slurm",), repeats=2, batch_size=10,
+            warmup_steps=1,
             steps=2, target_accuracy=0.5, evaluate_every=1)
 OURS, DDP = (Cell(name, "allreduce", "cnn", 2, "slurm") for name in ("slurmdl", "ddp"))
 
@@ -118,7 +119,7 @@ def test_figures_of_a_runtime_that_meters_itself() -> None:
     assert (its.images, its.seconds) == (2 * 10 / 4, 4.0)
     assert its.phases["peer_wait"] == 0.5
     assert (its.overlapped_comm, its.memory, its.seconds_to_accuracy) == (0.25, 101, 8.0)
-    assert its.bytes == {"node": 0, "zone": 10, "across": 20}
+    assert its.bytes == {"intra_node": 0, "intra_zone": 10, "inter_zone": 20}
     assert its.phase_sum_ratio == pytest.approx(4 / 4)
 
 
@@ -128,7 +129,7 @@ def test_figures_of_others_tell_waiting_for_the_slowest_and_what_was_hidden() ->
     assert its.phases["peer_wait"] == pytest.approx((1.0 + 0.0) / 2)
     assert its.phases["communication"] == pytest.approx((1.5 + 0.5) / 2 - 0.5)
     assert its.overlapped_comm == pytest.approx(2.0 - 1.0)
-    assert its.bytes == {"node": 0, "zone": 20, "across": 3}
+    assert its.bytes == {"intra_node": 0, "intra_zone": 20, "inter_zone": 3}
 
 
 def test_what_is_sent_over_tcp_is_counted_by_peer() -> None:
@@ -152,7 +153,7 @@ def test_what_is_sent_over_tcp_is_counted_by_peer() -> None:
               "sent": {"127.0.0.1": 1, "10.0.0.1": 2, "10.0.0.2": 4, "10.0.0.3": 8}},
              {"node": "n1", "zone": "A", "local_addresses": ["127.0.0.1", "10.0.0.2"], "sent": {"10.0.0.1": 16}},
              {"node": "n2", "zone": "B", "local_addresses": ["10.0.0.3"], "sent": {}}]
-    assert tcp_bytes.by_locality(ranks) == {"node": 3, "zone": 20, "across": 8}
+    assert tcp_bytes.by_locality(ranks) == {"intra_node": 3, "intra_zone": 20, "inter_zone": 8}
 
 
 def keep(folder: Path, *outcomes: CellResult) -> None:
