@@ -33,4 +33,5 @@ for step in range(6):
         second.bias.data += 1e-3
     opt.step()
 run.finish()
-print(f"worker {run.worker_rank}: {zlib.crc32(run.replica.parameters)} after {run.strategy.exchanges} exchanges", flush=True)
+print(f"worker {run.worker_rank}: {zlib.crc32(run.replica.parameters)} after {run.strategy.exchanges} exchanges",
+      flush=True)

@@ -168,7 +168,7 @@ def test_reentrant_checkpoints_exchange_once_per_step(method: StrategyConfig, ch
     """For any number of them."""
     found = ranks(2, method, trained(at_once, lambda: Blocks(checkpointed)))
     plain = ranks(2, method, trained(at_once))
-    assert [fired for _, fired in found] == [5, 5]
+    assert [exchanges for _, exchanges in found] == [5, 5]
     for (model, _), (expected, _) in zip(found, plain, strict=True):
         assert torch.equal(model, expected)
 
@@ -212,7 +212,7 @@ def test_late_gradients_over_mpi(way: str, exchanges: int) -> None:
 @needs_mpi
 @pytest.mark.parametrize("way, words", [
     ("passes", "slurmdl: train: rank 1 on n1: step 2: rank 0 makes more backward passes before opt.step() than this "
-               "rank; valid: as many on all ranks"),
+               "rank; valid: the same number on all ranks"),
     ("differs", "slurmdl: step 4: parameter 1.bias is not the same on all ranks: rank 0 on n0 differs from rank 1 "
                 "on n1; valid: ")])
 def test_difference_is_reported_in_one_line(way: str, words: str) -> None:
@@ -276,7 +276,7 @@ def test_different_rounding_warns_once(monkeypatch: pytest.MonkeyPatch, capsys: 
     count = iter(range(4))
     monkeypatch.setattr(torch, "get_num_threads", lambda: next(count))
     assert ranks(2, StrategyConfig("allreduce"), strays(1, 0, 5)) == [5, 5]
-    assert capsys.readouterr().err.count("are not the same to the last bit, and are not compared any more") == 1
+    assert capsys.readouterr().err.count("are not bitwise equal, and are not compared any more") == 1
 
 
 def test_change_after_last_step_is_permitted() -> None:
@@ -310,11 +310,11 @@ def test_second_optimizer_warns(capsys: pytest.CaptureFixture[str]) -> None:
     before = len(_global_optimizer_pre_hooks)
     assert ranks(2, StrategyConfig("allreduce"), program) == [3, 3]
     assert capsys.readouterr().err.count(
-        "slurmdl: train: Adam trains 2 parameters that run.wrap() was not given, so that each rank trains its own; "
+        "slurmdl: train: Adam trains 2 parameters outside run.wrap(), which diverge between ranks; "
         "valid: ") == 1
     assert len(_global_optimizer_pre_hooks) == before, "the hook stays after the run"
     assert ranks(1, StrategyConfig("allreduce"), program) == [3]
-    assert "run.wrap() was not given" not in capsys.readouterr().err
+    assert "outside run.wrap()" not in capsys.readouterr().err
 
 
 def test_nested_optimizer_is_permitted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,7 +332,7 @@ def test_nested_optimizer_is_permitted(capsys: pytest.CaptureFixture[str]) -> No
         run.wrap(model, opt)
         return train(model, opt, at_once, *mine(run))
     assert torch.equal(*ranks(2, StrategyConfig("allreduce"), program))
-    assert "run.wrap() was not given" not in capsys.readouterr().err
+    assert "outside run.wrap()" not in capsys.readouterr().err
 
 
 def batches(own: bool, dealt: bool = False, steps: int = 4) -> Callable[[Run], Any]:
