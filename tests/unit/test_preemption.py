@@ -119,7 +119,7 @@ def test_full_disk_keeps_older_checkpoints_and_training_continues(tmp_path: Path
     said = told(done.stderr)
     for line, step in zip(said, (30, 40), strict=False):
         assert line.startswith(f"slurmdl: train: no checkpoint of step {step}: rank "), line
-        assert line.endswith("No space left on device; that of step 20 stays"), line
+        assert line.endswith("No space left on device; the newest is of step 20"), line
     assert "resumed after step 20" in said[2], said
     assert [line for line in done.stdout.splitlines() if line.startswith("step-")] == ["step-00000010",
                                                                                        "step-00000020"]

@@ -198,7 +198,8 @@ def test_replicas_are_equal_without_detection_of_nested_passes(monkeypatch: pyte
 
 
 @needs_mpi
-@pytest.mark.parametrize("way, exchanges", [("halves", 12), pytest.param("checkpoints", 6, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("way, exchanges",
+                         [("halves", 12), pytest.param("checkpoints", 6, marks=pytest.mark.nightly)])
 def test_late_gradients_over_mpi(way: str, exchanges: int) -> None:
     """With reduction during the backward pass."""
     done = mpirun(3, SCRIPT, way)
