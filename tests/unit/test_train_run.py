@@ -158,7 +158,7 @@ def test_single_rank_trains() -> None:
 @pytest.mark.parametrize("arguments, per_rank, status, text", [
     (("--strategy", "gosip"), "", 64, "'gosip' is not one of allreduce, ps, gossip, adaptive-gossip, local-sgd"),
     (("--strategy", "ps", "--ps", "2"), "", 64, "2 parameter servers in 2 ranks"),
-    (("--strategy", "gossip", "--comm-pattern", "ring"), "", 64, "strategy gossip has random, exponential"),
+    (("--strategy", "gossip", "--comm-pattern", "ring"), "", 64, "strategy gossip has random-matching, one-peer"),
     (("--batch-size", "800"), "", 64, "only 718 images"),
     ((), 'set -- "$@" --lr 0.$((R + 1))', 64, "rank 1 has --lr 0.2 but rank 0 has 0.1")])
 def test_error_of_all_ranks_is_reported_once(arguments: tuple[str, ...], per_rank: str, status: int,
