@@ -27,7 +27,7 @@ SIGN = """
 import sys
 from slurmdl.links import munge
 data = open(sys.argv[1], "rb").read()
-open(sys.argv[2], "wb").write(munge.credential(data).encode() + b"\\n" + data)
+open(sys.argv[2], "wb").write(munge.create_credential(data).encode() + b"\\n" + data)
 """
 
 
