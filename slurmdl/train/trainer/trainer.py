@@ -100,7 +100,8 @@ def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str
         consistency.check_same_on_ranks(run.world, [("data", f"{options.data} {zlib.crc32(data.train_x):x}")])
     optimizer = optimizers.build_optimizer(options.optimizer, workload.module.parameters(), options.lr,
                                            options.momentum, options.weight_decay)
-    steps = options.steps or (options.epochs or 0) * workload.steps_per_epoch(run.worker_count) or DEFAULT_STEPS
+    steps_per_epoch = workload.steps_per_epoch(run.worker_count)  # also checks the batch size
+    steps = options.steps or (options.epochs or 0) * steps_per_epoch or DEFAULT_STEPS
     scheduler = optimizers.build_lr_scheduler(optimizer, options.lr_schedule, steps, lambda: run.global_step)
 
     run.attach(workload.module, optimizer)
