@@ -80,14 +80,14 @@ def by_locality(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     ranks : for each "node", "zone" ("" if unknown), and "local_addresses" and "sent" of its `TcpBytesSent`.
     """
     home = {address: rank for rank in ranks for address in rank["local_addresses"] if address not in _LOCAL}
-    by_level = {"node": 0, "zone": 0, "across": 0}
+    by_level = {"intra_node": 0, "intra_zone": 0, "inter_zone": 0}
     for rank in ranks:
         for peer, count in rank["sent"].items():
             other = home.get(peer)
             if peer in _LOCAL or (other and other["node"] == rank["node"]):
-                by_level["node"] += count
+                by_level["intra_node"] += count
             elif other and other["zone"] == rank["zone"]:
-                by_level["zone"] += count
+                by_level["intra_zone"] += count
             else:
-                by_level["across"] += count
+                by_level["inter_zone"] += count
     return by_level
