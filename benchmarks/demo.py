@@ -54,8 +54,8 @@ class Job:
 
     @property
     def arguments(self) -> str:
-        return (f"--strategy {self.strategy} --comm-pattern {COMM_PATTERNS[self.strategy][0]} --ps {self.ps} --model {MODEL} "
-                f"--steps {self.steps} --seed {SEED} --log-every {self.steps // 2}")
+        return (f"--strategy {self.strategy} --comm-pattern {COMM_PATTERNS[self.strategy][0]} --ps {self.ps} "
+                f"--model {MODEL} --steps {self.steps} --seed {SEED} --log-every {self.steps // 2}")
 
 
 @dataclass

@@ -66,9 +66,8 @@ class Steps:
     """A sandbox of one node with an allocation for steps."""
 
     def __init__(self, name: str, plugstack: str) -> None:
-        self.sandbox: Sandbox = sandbox_cluster.sandbox_up(SandboxSpec(f"{name}-{os.getpid()}", round_robin_topology(1, 1),
-                                                        plugstack=plugstack,
-                                                        bind_mounts=(str(BUILD),)))
+        self.sandbox: Sandbox = sandbox_cluster.sandbox_up(SandboxSpec(
+            f"{name}-{os.getpid()}", round_robin_topology(1, 1), plugstack=plugstack, bind_mounts=(str(BUILD),)))
         self._role = "worker" if plugstack else "-"
         foreign = {key: value for key, value in os.environ.items() if not key.startswith("SLURMDL_")}
         self._child = subprocess.Popen(

@@ -15,8 +15,8 @@ PLACED, LEAF, DEFAULT = "placed", "Slurm's nodes, leaf order", "Slurm's default"
 VARIANTS = (PLACED, LEAF, DEFAULT)
 NEGATIVE_CONTROL = "random nodes and ranks"
 #: kind of job -> strategy and traffic
-KINDS = {"PS": ("ps", "shards"), "allreduce": ("allreduce", "ring"), "gossip, drawn partners": ("gossip", "random-matching"),
-         "gossip, base graph": ("gossip", "base-2")}
+KINDS = {"PS": ("ps", "shards"), "allreduce": ("allreduce", "ring"),
+         "gossip, drawn partners": ("gossip", "random-matching"), "gossip, base graph": ("gossip", "base-2")}
 #: elements of the model, and seconds of a step's computation, slept
 PARAMETERS, COMPUTE = 100_000, 0.01
 
@@ -36,9 +36,9 @@ class Job:
 
     @property
     def request(self) -> JobRequest:
-        strategy, traffic = KINDS[self.kind]
-        return JobRequest(DlOptions(strategy=strategy, ps=self.ps, model_bytes=4 * self.parameters, comm_pattern=traffic),
-                          (self.nodes, self.nodes), ntasks_per_node=self.each, requeue=False)
+        strategy, comm_pattern = KINDS[self.kind]
+        options = DlOptions(strategy=strategy, ps=self.ps, model_bytes=4 * self.parameters, comm_pattern=comm_pattern)
+        return JobRequest(options, (self.nodes, self.nodes), ntasks_per_node=self.each, requeue=False)
 
     @property
     def sends(self) -> Traffic:
@@ -64,9 +64,10 @@ class Run:
 
     @classmethod
     def of(cls, result: Result) -> Run:
-        its, sent = result.summary, result.summary["bytes_sent"]
-        return cls(tuple(place["node"] for place in its["rank_map"]), (sent["intra_zone"] + sent["inter_zone"]) / its["steps"],
-                   sent["inter_zone"] / its["steps"], its["seconds_per_step"], result)
+        summary, sent = result.summary, result.summary["bytes_sent"]
+        return cls(tuple(place["node"] for place in summary["rank_map"]),
+                   (sent["intra_zone"] + sent["inter_zone"]) / summary["steps"],
+                   sent["inter_zone"] / summary["steps"], summary["seconds_per_step"], result)
 
 
 def run(jobs: Jobs, job: Job, variant: str, order: Sequence[str], steps: int) -> Run:
@@ -83,7 +84,8 @@ def run(jobs: Jobs, job: Job, variant: str, order: Sequence[str], steps: int) ->
         ps = f" --dl-ps={job.ps}" if job.ps else ""
         return Run.of(jobs.train(
             job.nodes, job.each, train, start="exec slurmdl srun -K", submit=["slurmdl", "sbatch"],
-            lines=f"#DL --dl-strategy={strategy} --dl-comm-pattern={traffic} --dl-model-bytes={4 * job.parameters}{ps}\n"))
+            lines=f"#DL --dl-strategy={strategy} --dl-comm-pattern={traffic} "
+                  f"--dl-model-bytes={4 * job.parameters}{ps}\n"))
     train += f" --ps {job.ps}" if job.ps else ""
     if variant == DEFAULT:
         return Run.of(jobs.train(job.nodes, job.each, train))

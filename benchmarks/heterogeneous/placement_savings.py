@@ -99,9 +99,9 @@ class Found:
 def rows(seed: int) -> Iterator[Row]:
     """Run all jobs on a sandbox and yield their rows."""
     topology = round_robin_topology(NODES, ZONES)
-    sandbox = lifecycle.sandbox_up(SandboxSpec(f"aggregation-{os.getpid()}", topology, node_rate=NODE_RATE, zone_rate=ZONE_RATE,
-                              cpus=CPUS,
-                              zone_features=False, slurm_conf_lines=SETTINGS))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(f"aggregation-{os.getpid()}", topology, node_rate=NODE_RATE,
+                                                 zone_rate=ZONE_RATE, cpus=CPUS, zone_features=False,
+                                                 slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
         found: list[Found] = []
@@ -166,7 +166,8 @@ def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Seq
              LEAF: each(sorted(slurm, key=lambda node: (topology.leaf_of(node), node))),
              NEGATIVE_CONTROL: tuple(drawn[i] for i in random.permutation(len(drawn)))}
     with contextlib.suppress(PlacementError):
-        found[LEAST] = exact_solver.solve_exactly(job.request, snapshot, topology, scores, LIMIT, "bytes").node_of_rank
+        placement = exact_solver.solve_exactly(job.request, snapshot, topology, scores, LIMIT, "bytes")
+        found[LEAST] = placement.node_of_rank
     return found
 
 

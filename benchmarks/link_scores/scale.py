@@ -120,7 +120,8 @@ def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS)
     played, count = 0, 0
     for sweep in range(sweeps):
         games = [*round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=INSIDE, pairs_per_zone_pair=0),
-                 *islice(round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=0, pairs_per_zone_pair=1), BETWEEN)]
+                 *islice(round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=0, pairs_per_zone_pair=1),
+                        BETWEEN)]
         pairs = [pair for each in games for pair in fabric.measured(each, effort, noise, draw)]
         played, count = played + len(games), count + len(pairs)
         samples += estimate_links(pairs, leaf, 1e9 + played * effort.expected_s)

@@ -53,8 +53,8 @@ _FLAT = f"SwitchName=all Nodes=n[01-{NODES}]\n"
 
 def rows(seed: int = 0) -> Iterator[Row]:
     """Yield median and 99th percentile of the step time by rule, and the trials with busy nodes."""
-    sandbox = lifecycle.sandbox_up(SandboxSpec(f"gain-{os.getpid()}", round_robin_topology(NODES, ZONES), node_rate=NODE_RATE,
-                              zone_rate=ZONE_RATE, zone_features=False,
+    sandbox = lifecycle.sandbox_up(SandboxSpec(f"gain-{os.getpid()}", round_robin_topology(NODES, ZONES),
+                              node_rate=NODE_RATE, zone_rate=ZONE_RATE, zone_features=False,
                               slurm_conf_lines=("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",)))
     try:
         benchmark = _TrainingBenchmark(sandbox, random.Random(seed))
@@ -100,13 +100,15 @@ class _TrainingBenchmark:
     def _submitted(self, size: int, busy: Sequence[str]) -> list[str]:
         """Return the nodes of a job that is submitted while other nodes are busy."""
         path = self._written(self.scores, "scores")
-        other = self._call(["sbatch", "--parsable", "-o/dev/null", f"-N{len(busy)}", f"-w{hostlist.fold_hostlist(busy)}",
-                            "--exclusive", "--wrap", "sleep 60"]).strip() if busy else ""
+        other = self._call(["sbatch", "--parsable", "-o/dev/null", f"-N{len(busy)}",
+                            f"-w{hostlist.fold_hostlist(busy)}", "--exclusive",
+                            "--wrap", "sleep 60"]).strip() if busy else ""
         try:
             if other:
                 self._wait_for(other)
-            job = self._call(["slurmdl", "sbatch", "--parsable", f"--dl-link-scores={path}", "--dl-node-binding=nodelist", f"-N{size}",
-                              "--exclusive", "-o/dev/null", "--wrap", "sleep 60"]).strip()
+            job = self._call(["slurmdl", "sbatch", "--parsable", f"--dl-link-scores={path}",
+                              "--dl-node-binding=nodelist", f"-N{size}", "--exclusive",
+                              "-o/dev/null", "--wrap", "sleep 60"]).strip()
             return self._wait_for(job)
         finally:
             self._call(["scancel", "-u", self.sandbox.user.name])
@@ -218,9 +220,8 @@ def evaluate(seconds: Mapping[str, Sequence[Sequence[float]]], orders: Mapping[s
             elif variant == SHUFFLED:
                 target, met = "more than half of the gain is gone", middle[ZONE] - middle[variant] < 0.5 * (
                     middle[ZONE] - middle[BOTH])
-            yield make_row(f"{name} seconds per step, {variant} ({hostlist.fold_hostlist(sorted(orders[variant]))})", values,
-                           "s",
-                           baseline=middle[PLAIN], target=target, met=met)
+            yield make_row(f"{name} seconds per step, {variant} ({hostlist.fold_hostlist(sorted(orders[variant]))})",
+                           values, "s", baseline=middle[PLAIN], target=target, met=met)
 
 
 def _only(score: LinkScore, figure: str) -> LinkScore:

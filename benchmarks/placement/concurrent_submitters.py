@@ -168,8 +168,8 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
 
 def rows(seed: int = 0) -> Iterator[Row]:
     """Yield the rows of snapshots, bursts and traces; print one line if there is no cluster."""
-    spec = SandboxSpec(f"herding-{os.getpid()}", example.tree_topology((1, LEAVES, NODES)), cpus=CPUS, cloud_nodes=True,
-                zone_features=False, slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES)
+    spec = SandboxSpec(f"herding-{os.getpid()}", example.tree_topology((1, LEAVES, NODES)), cpus=CPUS,
+                       cloud_nodes=True, zone_features=False, slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES)
     try:
         sandbox = sandbox_cluster.sandbox_up(spec)
     except SandboxError as error:
@@ -179,8 +179,8 @@ def rows(seed: int = 0) -> Iterator[Row]:
         yield from _traces(sandbox, [trace(JOBS, SIZES, ARRIVALS, seed + i, every=2) for i in range(TRACES)])
         busy = background_load.occupied_nodes(spec.topology, BURST_BUSY, seed)
         others = [spec.topology.nodes[i] for i in np.flatnonzero(busy)]
-        cloud_nodes.wait_for_nodes(sandbox,
-                       cloud_nodes.submit_job(sandbox, ["-N", str(len(others)), "--exclusive", "-w", hostlist.fold_hostlist(others)]))
+        cloud_nodes.wait_for_nodes(sandbox, cloud_nodes.submit_job(
+            sandbox, ["-N", str(len(others)), "--exclusive", "-w", hostlist.fold_hostlist(others)]))
         bursts = [trace(SUBMITTERS, BURST_SIZES, 0.0, seed + i) for i in range(max(SNAPSHOTS, BURSTS))]
         yield from _snapshots(sandbox, bursts[:SNAPSHOTS])
         yield from _bursts(sandbox, bursts[:BURSTS])
@@ -220,7 +220,8 @@ def _chosen(job: Job, seed: int, cluster: ClusterSnapshot, topology: Topology) -
 
 
 def _snapshots(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
-    text = namespaces.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"], stdin="show nodes\nshow partitions\n")
+    text = namespaces.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
+                                  stdin="show nodes\nshow partitions\n")
     seeded, plain = collisions(bursts, scontrol_parser.parse_snapshot(text), sandbox.spec.topology)
     count = len(bursts[0])
     yield make_row(f"one snapshot: pairs of {count} choices that share a node", seeded.pairs, "pairs",

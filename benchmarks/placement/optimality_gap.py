@@ -130,7 +130,8 @@ def outcome(given: Case) -> Outcome | None:
     largest = max(sum(given.topology.leaf_of(name) == zone for name in nodes) for zone in given.topology.zones)
     return Outcome(given.seed, given.request.dl.strategy, largest >= wanted, best.cost.seconds,
                    found.rank_map.cost.seconds, predicted(given, leaf_order(given, nodes)),
-                   predicted(given, np.repeat(chance, resolve_job_size(given.request).tasks // wanted).tolist()), best.proven)
+                   predicted(given, np.repeat(chance, resolve_job_size(given.request).tasks // wanted).tolist()),
+                   best.proven)
 
 
 def leaf_order(given: Case, nodes: Sequence[str]) -> list[str]:
@@ -155,8 +156,8 @@ def predicted(given: Case, order: Sequence[str]) -> float:
     """Predict the seconds of ranks on these nodes in this order."""
     names = sorted(set(order))
     ranks = np.array([names.index(name) for name in order], np.int64)
-    return predict_cost(Traffic.from_options(given.request.dl).phases(len(order)), network_links(names, given.topology, given.scores),
-                ranks).seconds
+    phases = Traffic.from_options(given.request.dl).phases(len(order))
+    return predict_cost(phases, network_links(names, given.topology, given.scores), ranks).seconds
 
 
 def outcomes(clusters: int, seed: int) -> Iterator[Outcome]:

@@ -279,8 +279,9 @@ def _asked(shape: Shape, loaded: LoadedCluster,
     sandbox = None
     if not why:
         try:
-            sandbox = sandbox_cluster.sandbox_up(SandboxSpec(f"quality-{os.getpid()}", shape.topology, cpus=CPUS, cloud_nodes=True,
-                                              zone_features=False, slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES))
+            sandbox = sandbox_cluster.sandbox_up(SandboxSpec(
+                f"quality-{os.getpid()}", shape.topology, cpus=CPUS, cloud_nodes=True, zone_features=False,
+                slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES))
         except SandboxError as error:
             why = str(error)
     if sandbox is None:
@@ -297,7 +298,8 @@ def _asked(shape: Shape, loaded: LoadedCluster,
 def _of_slurm(sandbox: sandbox_cluster.Sandbox, loaded: LoadedCluster,
               sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
     held = loaded.names(np.flatnonzero(loaded.busy))
-    others = cloud_nodes.submit_job(sandbox, ["-N", str(len(held)), "--exclusive", "-w", hostlist.fold_hostlist(held)])
+    others = cloud_nodes.submit_job(sandbox, ["-N", str(len(held)), "--exclusive",
+                                              "-w", hostlist.fold_hostlist(held)])
     assert len(cloud_nodes.wait_for_nodes(sandbox, others)) == len(held)
     for size in sizes:
         text = namespaces.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],

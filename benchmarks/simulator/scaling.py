@@ -81,8 +81,8 @@ def _evaluate(point: Point) -> Iterator[Row]:
     yield make_row(f"{name}: seconds per step, placed, beside leaf order", [placed.step_seconds], "s",
                    baseline=leaves.step_seconds, target=f"at most {1 + SLACK} times",
                    met=placed.step_seconds <= leaves.step_seconds * (1 + SLACK))
-    yield make_row(f"{name}: share of communication, placed, beside leaf order", [placed.exposed_comm_fraction], "share",
-                   baseline=leaves.exposed_comm_fraction)
+    yield make_row(f"{name}: share of communication, placed, beside leaf order", [placed.exposed_comm_fraction],
+                   "share", baseline=leaves.exposed_comm_fraction)
     yield make_row(f"{name}: MB across leaf zones, placed, beside leaf order", [placed.inter_zone_bytes / 1e6],
                    "MB", baseline=leaves.inter_zone_bytes / 1e6)
     judged = point.strategy == CONTROLLED

@@ -17,7 +17,8 @@ from benchmarks.results import Row, make_row
 from benchmarks.virtual_runs import Outcome, outcomes
 
 # computation takes no time: nobody asks for times here, and ranks change over less often
-COMMON = ("--virtual-ranks", "8", "--model", "mlp:64", "--batch-size", "16", "--comm-pattern", "base-2", "--emulate-compute", "0")
+COMMON = ("--virtual-ranks", "8", "--model", "mlp:64", "--batch-size", "16", "--comm-pattern", "base-2",
+          "--emulate-compute", "0")
 STEPS = 500
 FOLDS = 5
 SGD, ADAM = ("--lr", "0.05"), ("--optimizer", "adam", "--lr", "0.002")

@@ -68,8 +68,8 @@ def exchanges(ranks: int, size: int, steps: int, repeats: int) -> dict[str, list
         work.write_text(json.dumps({"parameters": size, "variants": variants, "repeats": repeats, "steps": steps}))
         done = subprocess.run(
             ["mpirun", "-n", str(ranks), sys.executable, "-m", "benchmarks.strategies.shared_memory_gossip_worker",
-             str(work), str(result)], env={**os.environ, **OVERSUBSCRIBE_ENV, "PYTHONPATH": str(ROOT)}, capture_output=True,
-             text=True, timeout=300, check=False)
+             str(work), str(result)], env={**os.environ, **OVERSUBSCRIBE_ENV, "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:
             raise SlurmdlError(f"mpirun: exit status {done.returncode}: {' '.join(done.stderr.split())[:300]}")
         found: dict[str, Any] = json.loads(result.read_text())

@@ -47,11 +47,13 @@ def main() -> None:
 def measure(transport: Transport, shared: bool, size: int, steps: int) -> float:
     """Return the seconds per exchange of the slowest rank."""
     ranks = tuple(range(transport.size))
-    messages, courier = MeteredP2P(transport, ("intra_node",) * len(ranks)), CommThread(transport.supports_comm_thread)
+    messages = MeteredP2P(transport, ("intra_node",) * len(ranks))
+    courier = CommThread(transport.supports_comm_thread)
     model = PlainParameters(np.full(size, transport.rank, np.float32))
     setting = StrategyContext(messages, courier, ranks, (), model.parameters, np.empty(0, np.float32), (size,),
                       replace(StrategyConfig("gossip", "base-2"), shared_memory=shared), SEED, ("",) * len(ranks),
-                      ("",) * len(ranks), {}, lambda: 0.01, lambda part: NoOpOptimizer(), relocate_parameters=model.relocate_parameters)
+                      ("",) * len(ranks), {}, lambda: 0.01, lambda part: NoOpOptimizer(),
+                      relocate_parameters=model.relocate_parameters)
     strategy = STRATEGIES["gossip"](setting)
     strategy.after_optimizer_step(0)
     strategy.after_optimizer_step(1)

@@ -18,8 +18,9 @@ from benchmarks.virtual_runs import Outcome, outcomes
 
 #: seconds of a step's computation, and the accuracy to be reached in %
 COMPUTE, GOAL = 0.005, 93.0
-COMMON = ("--virtual-ranks", "8", "--virtual-zones", "A:4,B:4", "--model", "mlp:256,128", "--batch-size", "16", "--lr", "0.05",
-          "--comm-pattern", "base-2", "--steps", "300", "--evaluate-every", "5", "--emulate-compute", f"{COMPUTE}")
+COMMON = ("--virtual-ranks", "8", "--virtual-zones", "A:4,B:4", "--model", "mlp:256,128", "--batch-size", "16",
+          "--lr", "0.05", "--comm-pattern", "base-2", "--steps", "300", "--evaluate-every", "5",
+          "--emulate-compute", f"{COMPUTE}")
 #: rates between zones in bit/s, as they are called; within a zone it is the fastest of them
 RATES = {"100 Mbit/s": "100M", "1 Gbit/s": "1G", "10 Gbit/s": "10G"}
 DATA = {"same data": SAME, "skewed data": SKEWED}
