@@ -7,8 +7,8 @@
 
 ZONES maps zones to networks, e.g. "zoneA=1,3 zoneB=2,4"; network N is 10.77.N.0/24. Policy routing sends the traffic
 of a zone through a veth pair: NAME is the zone's end, up-NAME the core's. Each end has a token bucket (tc-tbf(8))
-and, for a delay, netem (tc-netem(8)) or, without netem in the kernel, a relay in user space. nftables drops and counts
-packets between nodes; packets of Slurm's controller and the login host are exempt.
+and, for a delay, netem (tc-netem(8)) or, without netem in the kernel, a relay in user space. nftables drops and
+counts packets between nodes; packets of Slurm's controller and the login host are exempt.
 """
 
 from __future__ import annotations

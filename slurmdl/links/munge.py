@@ -40,8 +40,8 @@ def create_credential(data: bytes) -> str:
 def verify_credential(credential: str, data: bytes) -> int:
     """Return the uid of the user who created the credential for these samples.
 
-    Raises InputError if the credential is forged, expired, replayed or for other samples; UnavailableError if MUNGE is
-    not installed, or its daemon does not answer.
+    Raises InputError if the credential is forged, expired, replayed or for other samples; UnavailableError if MUNGE
+    is not installed, or its daemon does not answer.
     """
     library, buffer = _load_library(), ctypes.c_void_p()
     size, uid, gid = ctypes.c_int(), ctypes.c_uint32(), ctypes.c_uint32()

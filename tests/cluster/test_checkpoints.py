@@ -14,7 +14,8 @@ JOB = """\
 #SBATCH -N3 --ntasks-per-node=1 --requeue --open-mode=append -o log {more}
 pace={pace}
 [ "$SLURM_RESTART_COUNT" ] && pace=0.005
-slurmdl srun python -m slurmdl.train --strategy {strategy} --steps 150 --emulate-compute $pace {keep} --summary summary
+slurmdl srun python -m slurmdl.train --strategy {strategy} --steps 150 --emulate-compute $pace {keep} \\
+    --summary summary
 echo status $?
 """
 KEEP = "--checkpoint-dir kept --checkpoint-every 10"

@@ -65,7 +65,8 @@ def test_bench_run_impossible_cells_are_reported_and_others_run(cluster):
         f"repeats: 1\nsteps: 2\nlauncher: {launcher(cluster)}\n")
     done = cluster.run(["slurmdl", "bench", "run", "spec.yaml", "--results", "here"], directory=folder, timeout=300)
     assert done.returncode == 0, done.stderr
-    status = {(row["framework"].rpartition("/")[2], row["nodes"]): row["status"] for row in read_report(folder / "here")}
+    status = {(row["framework"].rpartition("/")[2], row["nodes"]): row["status"]
+               for row in read_report(folder / "here")}
     assert status["slurmdl", "1"].startswith("done")
     assert status["slurmdl", "100"].startswith("refused: ")
     assert status["raises.py", "1"].startswith("failed: ") and "adapter error" in status["raises.py", "1"]

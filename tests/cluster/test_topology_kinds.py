@@ -35,7 +35,8 @@ def since(new_cluster):
 
 
 def test_blocks(since):
-    cluster = since((23, 11), slurm_conf_lines=("TopologyPlugin=topology/block",), config_files={"topology.conf": BLOCKS})
+    cluster = since((23, 11), slurm_conf_lines=("TopologyPlugin=topology/block",),
+                    config_files={"topology.conf": BLOCKS})
     shown = cluster.run(["slurmdl", "topology", "show"])
     assert shown.returncode == 0 and shown.stdout.startswith("block, "), shown.stderr
     assert cluster.run(["slurmdl", "topology", "diff"]).stdout.startswith("0 differences")

@@ -51,7 +51,8 @@ def test_reader(reader: str, tmp_path: Path) -> None:
         if seed.stat().st_size < 20_000:
             shutil.copy(seed, corpus)
     (corpus / "word").write_text("n[1-3],m2")
-    (corpus / "json").write_text('{"kind": "tree", "zones": ["s"], "parent": [-1], "level": [0], "uplink_bandwidth": [null], '
+    (corpus / "json").write_text('{"kind": "tree", "zones": ["s"], "parent": [-1], "level": [0], '
+                                 '"uplink_bandwidth": [null], '
                                  '"nodes": ["n1"], "leaf": [0]}')
     (corpus / "train").write_text("lr: 0.1\nasync: true\nsimulate: 4\nzones: [A:2, B:2x1]\nlinks: across=1G:0.1\n"
                                   "compute: 1\nslow: 1=2\nfold: 1/5\nstrategy: gossip\n")

@@ -37,7 +37,7 @@ def snapshots(draw: st.DrawFn) -> LinkScores:
     plain = names.filter(lambda name: "|" not in name)
     return LinkScores(draw(st.dictionaries(st.sampled_from(FOUR.nodes) | names, scores_of_links(), max_size=6)),
                       draw(st.dictionaries(st.sampled_from(FOUR.zones) | plain, scores_of_links(), max_size=4)),
-                      inter_leaf={inter_leaf_name(one, other): draw(scores_of_links()) for one, other in draw(st.lists(
+                      inter_leaf={inter_leaf_name(*pair): draw(scores_of_links()) for pair in draw(st.lists(
                           st.tuples(plain, plain) | st.just(("z0", "z1")), max_size=3))},
                       time=NOW, half_life=draw(st.none() | st.floats(1, 1e5)), tolerance=draw(st.floats(0, 1)),
                       weights=draw(st.none() | st.builds(MetricWeights, *[st.floats(0, 10)] * 3)))
@@ -70,8 +70,8 @@ def test_figures_are_finite_and_no_score_stops_a_placement(found: LinkScores) ->
                            capacity.inter_leaf_paths(list(found.inter_leaf), np.ones(len(found.inter_leaf)), found)):
         assert (carried > 0).all() and np.isfinite(carried).all()
         assert (delay >= 0).all() and np.isfinite(delay).all()
-    placed = place_job(JobRequest(nodes=(3, 3), dl=DlOptions(strategy="ps", ps=1)), cluster(*map(node, FOUR.nodes)), FOUR,
-                   found)
+    placed = place_job(JobRequest(nodes=(3, 3), dl=DlOptions(strategy="ps", ps=1)), cluster(*map(node, FOUR.nodes)),
+                       FOUR, found)
     assert len(placed.nodes) == 3
     assert all(row.slowdown > 0 for row in link_table.link_rows(found, FOUR))
 

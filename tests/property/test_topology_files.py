@@ -122,7 +122,8 @@ def test_check_finds_an_error_wherever_the_reader_refuses(lines: list[str]) -> N
         Path(path).write_text("\n".join(lines) + "\n")
         faults: list[InputError] = []
         try:
-            found = check_source(topology_conf.declare_topology_conf(path, faults.append), [f"n{i}" for i in range(1, 6)])
+            source = topology_conf.declare_topology_conf(path, faults.append)
+            found = check_source(source, [f"n{i}" for i in range(1, 6)])
         except InputError as fault:
             faults.append(fault)
             found = []

@@ -46,4 +46,5 @@ for _epoch in range(loader.epoch, 4):
             os.kill(os.getpid(), signal.SIGUSR1)
 run.finish()
 flat = torch.cat([tensor.detach().reshape(-1) for tensor in [*model.parameters(), *model.buffers()]])
-print(f"worker {run.worker_rank}: {run.step} steps, {zlib.crc32(flat.numpy()):08x}, {schedule.last_epoch}", flush=True)
+print(f"worker {run.worker_rank}: {run.step} steps, {zlib.crc32(flat.numpy()):08x}, {schedule.last_epoch}",
+      flush=True)

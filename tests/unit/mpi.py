@@ -53,5 +53,5 @@ def mpirun_ulfm(ranks: int, *arguments: str, timeout: float = 400) -> subprocess
 def _run(argv: Sequence[str], environ: Mapping[str, str] | None,
          timeout: float) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    return subprocess.run(argv, env={**clean, **OVERSUBSCRIBE_ENV, **LOOPBACK_TCP_ENV, **(environ or {})}, capture_output=True,
-                          text=True, timeout=timeout, check=False)
+    return subprocess.run(argv, env={**clean, **OVERSUBSCRIBE_ENV, **LOOPBACK_TCP_ENV, **(environ or {})},
+                          capture_output=True, text=True, timeout=timeout, check=False)

@@ -26,7 +26,8 @@ ZONE = "zoneA\x1bc\x9b1m\x7f\u202e"
 RAW = {
     # an interpreter without imports of slurmdl; it names the program that was found on PATH
     ("launch/supervisor.py", "f'slurmdl: {argv[0]}: {error.strerror}'"),
-    ("launch/supervisor.py", "f'slurmdl: {name} {failure_message}, and has ended all tasks; its own exit status is 0'"),
+    ("launch/supervisor.py",
+     "f'slurmdl: {name} {failure_message}, and has ended all tasks; its own exit status is 0'"),
     ("cli/main.py", "'\\n'.join([f'usage: {program} COMMAND [options]', '', *lines, '', f'`{program} COMMAND --help` "
                     "lists its options.'])"),
     ("cli/main.py", "f'slurmdl {__version__}'"), ("cli/place.py", "HELP"),
@@ -65,8 +66,8 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Path("zones.conf").write_text(f"SwitchName={ZONE} Nodes=n[1-4]\nSwitchName=zoneB Nodes=n[5-8]\n"
                                   f"SwitchName=core Switches={ZONE},zoneB\n", newline="")
     Path("twice.conf").write_text(f"SwitchName=zoneB Nodes=n[1-8]\nSwitchName={ZONE} Nodes=n1\n", newline="")
-    nodes = [{"name": f"n{i}", "state": ["IDLE"], "features": [BAD], "partitions": [BAD], "cpus": 2, "cpus_unallocated": 2,
-              "memory": 4000, "memory_unallocated": 4000} for i in range(1, 9)]
+    nodes = [{"name": f"n{i}", "state": ["IDLE"], "features": [BAD], "partitions": [BAD], "cpus": 2,
+              "cpus_unallocated": 2, "memory": 4000, "memory_unallocated": 4000} for i in range(1, 9)]
     Path("nodes.json").write_text(json.dumps({"nodes": nodes, "partitions": [{"name": BAD, "default": True}]}))
     Path("scores.json").write_text(json.dumps({"time": time.time(), "zones": {
         ZONE: {"throughput": 1e6, "age": 1.0, "samples": 3}}, "nodes": {
@@ -96,7 +97,8 @@ PLACED = ["--topology=zones.conf", "--cluster=nodes.json", "--link-scores=scores
     ["topology", "diff", "zones.conf", "twice.conf"], ["topology", "show", "zones.conf", f"--name={BAD}"],
     ["topology", "features", "zones.conf", "--cluster=nodes.json"],
     ["topology", "features", "zones.conf", "--cluster=nodes.json", "--scontrol"],
-    ["links", "show", "--link-scores=scores.json", "--topology=zones.conf"], ["links", "show", f"--link-scores={BAD}"],
+    ["links", "show", "--link-scores=scores.json", "--topology=zones.conf"],
+    ["links", "show", f"--link-scores={BAD}"],
     ["links", BAD], [BAD], ["doctor", f"--nodes={BAD}"], ["simulate", "-N2", f"--topology={BAD}"],
     ["sbatch", "--dl-dry-run", "-N2", f"job{BAD}.sh"], ["sbatch", "--dl-dry-run", "-N2", f"--wrap=echo {BAD}"],
     ["sbatch", "--dl-dry-run", f"--job-name={BAD}", "--wrap=true"], ["sbatch", f"--dl-zone={BAD}", "--wrap=true"],

@@ -152,7 +152,7 @@ def test_cifar_10_reads_images_and_rejects_invalid_files(tmp_path: Path) -> None
     with pytest.raises(InputError, match=r"data_batch_2.bin: 5000 bytes.* of 3073 bytes"):
         load_dataset(f"cifar:{tmp_path}", 1)
     (tmp_path / "data_batch_2.bin").write_bytes(b"\0" * (1 + IMAGE) + b"\x0b" * (1 + IMAGE))
-    with pytest.raises(InputError, match="image 2 has label 11.*0 to 9"):
+    with pytest.raises(InputError, match=r"image 2 has label 11.*0 to 9"):
         load_dataset(f"cifar:{tmp_path}", 1)
 
 

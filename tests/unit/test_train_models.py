@@ -41,8 +41,9 @@ def test_large_model_runs(spec: str, side: int) -> None:
 
 @pytest.mark.parametrize("spec", ["mlp:8", "cnn:4", "resnet18", "transformer:8,2,2"])
 def test_model_initial_parameters_depend_on_seed(spec: str) -> None:
-    first, same_seed, other_seed = (torch.nn.utils.parameters_to_vector(build_model(spec, (1, 8, 8), 10, seed).parameters())
-                        for seed in (1, 1, 2))
+    first, same_seed, other_seed = (
+        torch.nn.utils.parameters_to_vector(build_model(spec, (1, 8, 8), 10, seed).parameters())
+        for seed in (1, 1, 2))
     assert torch.equal(first, same_seed)
     assert not torch.equal(first, other_seed)
 

@@ -43,7 +43,8 @@ def test_options_empty_file_gives_defaults(file: Path) -> None:
     ("zzz: 1", ":1: 'zzz': unknown option; valid: async, "),
     ("lr: x", ":1: 'lr': 'x' is not a number from 0 to below inf"), ("- a", ":1: expected OPTION: VALUE"),
     ("\nlr: {a: 1}", ":2: 'lr': expected one value, or a list of values"), ("lr:", ":1: 'lr': expected one value"),
-    ("a: b: c", ":1: is not YAML"), ("lr: 1\nlr: 2", ":2: 'lr': given twice"), ("lr: &a [*a]", ":1: 'lr': expected one value"),
+    ("a: b: c", ":1: is not YAML"), ("lr: 1\nlr: 2", ":2: 'lr': given twice"),
+    ("lr: &a [*a]", ":1: 'lr': expected one value"),
     ("async: maybe", ":1: 'async': 'maybe' is not one of true, false"),
     ("strategy: gosip", ":1: 'strategy': 'gosip' is not one of allreduce, "), ("config: x", ":1: 'config': unknown")])
 def test_options_invalid_file_names_line_and_option(file: Path, text: str, message: str) -> None:
@@ -143,12 +144,14 @@ def test_progress_remaining_time_counts_steps_since_restart(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("options", [
-    "--strategy ps --virtual-ranks 1", "--virtual-ranks 4 --strategy ps --ps 9", "--virtual-ranks 2 --compression int4",
+    "--strategy ps --virtual-ranks 1", "--virtual-ranks 4 --strategy ps --ps 9",
+    "--virtual-ranks 2 --compression int4",
     "--virtual-ranks 4 --strategy gossip --comm-pattern ring", "--virtual-ranks 2 --straggler 9=2",
     "--virtual-ranks 2 --strategy adaptive-gossip --comm-budget 0.0001%",
     "--virtual-ranks 2 --strategy local-sgd --load-balance batch-size --async", "--virtual-ranks 2 --steps 0",
     "--virtual-ranks 2 --batch-size 100000", "--virtual-ranks 2 --model mlp:x"])
 def test_main_invalid_options_returns_usage_error(options: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*options.split(), "--emulate-compute", "0.01"] if "--straggler" in options else options.split()) == 64
+    assert main([*options.split(), "--emulate-compute", "0.01"]
+                if "--straggler" in options else options.split()) == 64
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("slurmdl: ")

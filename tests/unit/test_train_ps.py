@@ -81,7 +81,8 @@ def make_context(transport: VirtualTransport, config: StrategyConfig, servers: i
     parameters, gradients = np.ones(size, np.float32), np.zeros(size, np.float32)
     return StrategyContext(MeteredP2P(transport, ("intra_zone",) * transport.size), CommThread(False),
                            ranks[servers:], ranks[:servers], parameters, gradients, (size,), config, 1,
-                           tuple(nodes) or ("",) * transport.size, tuple(zones) or ("",) * transport.size, costs or {},
+                           tuple(nodes) or ("",) * transport.size, tuple(zones) or ("",) * transport.size,
+                           costs or {},
                            lambda: LR, lambda part: RecordingSGD(parameters[part], gradients[part]),
                            lambda: np.array([0.9, LR]), (1,))
 

@@ -47,7 +47,8 @@ def total(sent: list[dict[str, int]]) -> list[int]:
 
 
 @pytest.mark.parametrize("pattern", ["ring", "hierarchical"])
-def test_allreduce_any_length_is_exact_and_identical(program_result: tuple[int, dict[str, Any]], pattern: str) -> None:
+def test_allreduce_any_length_is_exact_and_identical(
+    program_result: tuple[int, dict[str, Any]], pattern: str) -> None:
     _, result = program_result
     assert len(result[pattern]) == 7
     for run in result[pattern]:
@@ -81,7 +82,8 @@ def test_allreduce_bytes_match_traffic_model(program_result: tuple[int, dict[str
                                                                      pattern: str) -> None:
     size, result = program_result
     for run in result[pattern]:
-        for sent, model in zip(run["bytes_sent"], modeled_bytes(program_result, "allreduce", pattern, run["length"]), strict=True):
+        for sent, model in zip(run["bytes_sent"], modeled_bytes(
+            program_result, "allreduce", pattern, run["length"]), strict=True):
             # chunks are whole elements: the rounding error is below one element per round
             assert sent == pytest.approx(model, abs=2 * size * FLOAT)
 
@@ -101,12 +103,14 @@ def test_gossip_bytes_match_traffic_model(program_result: tuple[int, dict[str, A
         if graph == "random-matching":
             assert sum(total(run["bytes_sent"])) == STEPS * (size // 2 * 2) * run["length"] * FLOAT
             continue
-        for sent, model in zip(run["bytes_sent"], modeled_bytes(program_result, "gossip", graph, run["length"]), strict=True):
+        for sent, model in zip(run["bytes_sent"], modeled_bytes(
+            program_result, "gossip", graph, run["length"]), strict=True):
             assert sent == pytest.approx({level: STEPS * amount for level, amount in model.items()})
 
 
 @pytest.mark.parametrize("comm_pattern", ["ring", "hierarchical"])
-def test_allreduce_equals_one_process_on_global_batch(program_result: tuple[int, dict[str, Any]], comm_pattern: str) -> None:
+def test_allreduce_equals_one_process_on_global_batch(
+    program_result: tuple[int, dict[str, Any]], comm_pattern: str) -> None:
     size, result = program_result
     run = result["allreduce"][comm_pattern]
     assert run["distance"] < 1e-5
@@ -119,5 +123,6 @@ def test_ps_equals_one_process_on_global_batch(program_result: tuple[int, dict[s
     for servers, run in enumerate(result["ps"], start=1):
         workers, offsets, header = size - servers, split_offsets(run["length"], servers), 8
         assert run["distance"] < 1e-5
-        assert total(run["bytes_sent"]) == [STEPS * workers * (offsets[i + 1] - offsets[i]) * FLOAT for i in range(servers)] + [
-            STEPS * (run["length"] * FLOAT + servers * header)] * workers
+        by_servers = [STEPS * workers * (offsets[i + 1] - offsets[i]) * FLOAT for i in range(servers)]
+        by_workers = [STEPS * (run["length"] * FLOAT + servers * header)] * workers
+        assert total(run["bytes_sent"]) == by_servers + by_workers

@@ -63,10 +63,11 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     from slurmdl.train.trainer.workloads import ImageClassification
 
     torch.set_num_threads(max(1, int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))))
-    words = [f"--{key.replace('_', '-')}={work[key]}" for key in ("model", "data", "batch_size", "lr", "seed") if work[key]]
+    args = [f"--{key.replace('_', '-')}={work[key]}"
+            for key in ("model", "data", "batch_size", "lr", "seed") if work[key]]
     if work["emulate_compute"]:
-        words.append(f"--emulate-compute={work['emulate_compute']}")
-    options = parse_train_options(words, {})
+        args.append(f"--emulate-compute={work['emulate_compute']}")
+    options = parse_train_options(args, {})
     transport = world.init_mpi()
     rank, size = transport.rank, transport.size
     task = ImageClassification(options, load_dataset(options.data, options.seed))
@@ -105,7 +106,8 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
             "local_addresses": sorted(sent.local_addresses), "sent": by_peer, "parameters": parameters,
             "steps": steps,
             "accuracy_curve": accuracy_curve, "communication": communication, "overlapped_comm": overlapped,
-            "cpu_idle": cpu_idle, "memory": _memory(), "bytes_sent": further.get("bytes_sent"), "torch": torch.__version__}
+            "cpu_idle": cpu_idle, "memory": _memory(), "bytes_sent": further.get("bytes_sent"),
+            "torch": torch.__version__}
 
 
 class StepTimer:
