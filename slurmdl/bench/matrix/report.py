@@ -165,7 +165,8 @@ def markdown(lines: Sequence[ReportRow], spec: Spec) -> str:
     shown = [column for column in COLUMNS if any(row[column] is not None for row in rows(lines))]
     text = [f"# {' / '.join(spec.models)}: {' / '.join(spec.frameworks)}", "",
             f"{spec.tasks_per_node} task{'s' * (spec.tasks_per_node > 1)} on each node, "
-            f"batch size {spec.batch_size}, {spec.steps} steps after {spec.warmup_steps}, repeats {spec.repeats}, seed {spec.seed}"
+            f"batch size {spec.batch_size}, {spec.steps} steps after {spec.warmup_steps}, "
+            f"repeats {spec.repeats}, seed {spec.seed}"
             + (f", computation {spec.emulate_compute}" if spec.emulate_compute else "") + ".", "",
             "| " + " | ".join(shown) + " |", "|" + " --- |" * len(shown)]
     text += ["| " + " | ".join(_shown(column, row[column]) for column in shown) + " |" for row in rows(lines)]
