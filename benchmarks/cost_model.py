@@ -118,24 +118,24 @@ def _between(random: np.random.Generator, low: float, high: float) -> float:
 
 def predict(jobs: Sequence[Job], topology: Topology) -> FloatArray:
     """Predict communication seconds per iteration, with the shaped rates as link scores; shape (jobs,)."""
-    found = []
+    seconds = []
     for job in jobs:
         names = sorted(job.nodes)
         place = np.array([names.index(node) for node in job.nodes])
-        found.append(
+        seconds.append(
     predict_cost(
         job.traffic.phases(RANKS),
         network_links(
             names,
             topology,
-            known(
+            shaped_link_scores(
                 job,
                 topology)),
                  place).seconds)
-    return np.array(found)
+    return np.array(seconds)
 
 
-def known(job: Job, topology: Topology) -> LinkScores:
+def shaped_link_scores(job: Job, topology: Topology) -> LinkScores:
     """Return the shaped rates of the links as link scores."""
     payload = {name: LinkScore(rate / 8 * PAYLOAD) for name, rate in job.rates.items()}
     return LinkScores(nodes={name: score for name, score in payload.items() if name in topology.node_index},
@@ -144,13 +144,13 @@ def known(job: Job, topology: Topology) -> LinkScores:
 
 def measure(sandbox: lifecycle.Sandbox, jobs: Sequence[Job]) -> FloatArray:
     """Measure communication seconds per iteration; shape (jobs, blocks)."""
-    found: list[list[float]] = []
-    for together in (jobs[i:i + UNCHANGED * len(PATTERNS)] for i in range(0, len(jobs), UNCHANGED * len(PATTERNS))):
-        for link, rate in together[0].rates.items():
+    seconds: list[list[float]] = []
+    for batch in (jobs[i:i + UNCHANGED * len(PATTERNS)] for i in range(0, len(jobs), UNCHANGED * len(PATTERNS))):
+        for link, rate in batch[0].rates.items():
             sandbox.shape_link(link, rate=rate)
-        work = {"parameters": PARAMETERS, "jobs": [job.to_json() for job in together]}
-        found += sandbox_mpi.run_program(sandbox, "placement_comm_time", work)
-    return np.array(found)
+        work = {"parameters": PARAMETERS, "jobs": [job.to_json() for job in batch]}
+        seconds += sandbox_mpi.run_program(sandbox, "placement_comm_time", work)
+    return np.array(seconds)
 
 
 def evaluate(jobs: Sequence[Job], predicted: FloatArray, measured: FloatArray) -> list[results.Row]:
@@ -162,29 +162,29 @@ def evaluate(jobs: Sequence[Job], predicted: FloatArray, measured: FloatArray) -
     """
     rows = []
     for pattern in PATTERNS:
-        mine = np.array([job.pattern == pattern for job in jobs])
-        seconds = np.median(measured[mine], axis=1)
-        known = spearman(predicted[mine], seconds)
-        shuffled = [spearman(np.random.default_rng(SEED + i).permutation(predicted[mine]), seconds)
+        selected = np.array([job.pattern == pattern for job in jobs])
+        seconds = np.median(measured[selected], axis=1)
+        correlation = spearman(predicted[selected], seconds)
+        shuffled = [spearman(np.random.default_rng(SEED + i).permutation(predicted[selected]), seconds)
                     for i in range(20)]
-        ratios = (seconds / predicted[mine]).tolist()
+        ratios = (seconds / predicted[selected]).tolist()
         rows += [
-            make_row(f"{pattern}: rank correlation of predicted with measured seconds", [known], "",
-                     target=f"at least {TARGET}", met=known >= TARGET),
-            make_row(f"{pattern}: the same, predictions shuffled (control)", shuffled, "", baseline=known,
-                     target=f"below {TARGET}", met=max(shuffled) < min(known, TARGET)),
+            make_row(f"{pattern}: rank correlation of predicted with measured seconds", [correlation], "",
+                     target=f"at least {TARGET}", met=correlation >= TARGET),
+            make_row(f"{pattern}: the same, predictions shuffled (control)", shuffled, "", baseline=correlation,
+                     target=f"below {TARGET}", met=max(shuffled) < min(correlation, TARGET)),
             make_row(f"{pattern}: measured / predicted seconds", ratios, ""),
             make_row(f"{pattern}: largest / smallest predicted seconds",
-                     [float(predicted[mine].max() / predicted[mine].min())], "",
-                     target="at least 4", met=bool(predicted[mine].max() >= 4 * predicted[mine].min())),
+                     [float(predicted[selected].max() / predicted[selected].min())], "",
+                     target="at least 4", met=bool(predicted[selected].max() >= 4 * predicted[selected].min())),
             make_row(f"{pattern}: measured seconds per iteration", seconds.tolist(), "s"),
-            make_row(f"{pattern}: predicted seconds per iteration", predicted[mine].tolist(), "s")]
+            make_row(f"{pattern}: predicted seconds per iteration", predicted[selected].tolist(), "s")]
     return rows
 
 
-def spearman(one: Sequence[float] | FloatArray, other: Sequence[float] | FloatArray) -> float:
+def spearman(x: Sequence[float] | FloatArray, y: Sequence[float] | FloatArray) -> float:
     """Return the rank correlation; equal values share their mean rank. 0 if all values of one side are equal."""
-    first, second = _ranks(np.asarray(one, float)), _ranks(np.asarray(other, float))
+    first, second = _ranks(np.asarray(x, float)), _ranks(np.asarray(y, float))
     if not np.ptp(first) or not np.ptp(second):
         return 0.0
     return float(np.corrcoef(first, second)[0, 1])

@@ -146,10 +146,10 @@ class Demo:
                     print(f"--- {job.title}, {PARAMETERS * 4:,} bytes of parameters: the choice")
                     print(_indent(self._call(["slurmdl", "place", "--explain", self._script(job, "slurmdl")])))
                 for variant in variants:
-                    self._one(job, variant, outcomes.setdefault((job.strategy, variant), Outcome()), loud=not repeat)
+                    self._run_job(job, variant, outcomes.setdefault((job.strategy, variant), Outcome()), loud=not repeat)
         return outcomes
 
-    def _one(self, job: Job, variant: str, outcome: Outcome, *, loud: bool) -> None:
+    def _run_job(self, job: Job, variant: str, outcome: Outcome, *, loud: bool) -> None:
         """Submit one job with one method, wait for its end, and add its measurements."""
         script = self._script(job, variant)
         before = self.sandbox.inter_zone_bytes()
@@ -158,16 +158,16 @@ class Demo:
         submit = ["slurmdl", "sbatch"] if variant == "slurmdl" else ["sbatch"]
         summary_file = Path(script).with_suffix(".json")
         summary_file.unlink(missing_ok=True)  # of an earlier repeat
-        words = self._call([*submit, script], loud=loud)
-        number = words.split()[-1]
+        submit_output = self._call([*submit, script], loud=loud)
+        number = submit_output.split()[-1]
         self._wait_for(lambda: not self._call(["squeue", "-h", "-j", number]).strip(), f"{job.strategy}, {variant}",
                        240)
         log = (self.folder / Path(script).with_suffix(".log").name).read_text()
         try:
             summary: dict[str, Any] = json.loads(summary_file.read_text())
         except OSError as error:
-            said = " ".join(log.split())[-400:]
-            raise SandboxError(f"job {number} ({job.strategy}, {variant}) failed: {said}") from error
+            log_tail = " ".join(log.split())[-400:]
+            raise SandboxError(f"job {number} ({job.strategy}, {variant}) failed: {log_tail}") from error
         outcome.across.append(self.sandbox.inter_zone_bytes() - before)
         outcome.metered = summary["bytes_sent"]["inter_zone"]
         outcome.seconds.append(summary["seconds_per_step"])
@@ -175,7 +175,7 @@ class Demo:
         outcome.nodes = hostlist.fold_hostlist(sorted({place["node"] for place in summary["rank_map"]}))
         outcome.zones = summary["num_zones"]
         if loud:
-            print(_indent(words))
+            print(_indent(submit_output))
             # the whole log of the placed run; of the others only what differs
             wanted = log if variant == "slurmdl" else "\n".join(
                 line for line in log.splitlines() if line.startswith(("ranks:", "step ", "seconds/step")))
@@ -203,11 +203,11 @@ class Demo:
         """Return Slurm's name and release."""
         return self._call(["sbatch", "--version"]).strip()
 
-    def _wait_for(self, done: Callable[[], bool], what: str, timeout: float = 20) -> None:
+    def _wait_for(self, done: Callable[[], bool], condition: str, timeout: float = 20) -> None:
         deadline = time.monotonic() + timeout
         while not done():
             if time.monotonic() > deadline:
-                raise SandboxError(f"{what}: not done within {timeout:g} s")
+                raise SandboxError(f"{condition}: not done within {timeout:g} s")
             time.sleep(0.2)
 
     def _call(self, argv: Sequence[str], *, directory: str | None = None, loud: bool = True) -> str:
@@ -250,18 +250,18 @@ def _write(path: str, outcomes: dict[tuple[str, str], Outcome], repeats: int, ve
         leaf, plain = outcomes[job.strategy, "leaf order"], outcomes[job.strategy, "plain"]
         for metric, unit, field_name, slack in (("seconds per step", "s", "seconds", 1.05),
                                                 ("bytes across zones", "B", "across", 1.01)):
-            base, other, placed = (statistics.median(getattr(outcome, field_name))
+            leaf_median, plain_median, placed_median = (statistics.median(getattr(outcome, field_name))
                                    for outcome in (leaf, plain, outcomes[job.strategy, "slurmdl"]))
             for variant in (*VARIANTS, NEGATIVE_CONTROL):
                 samples = getattr(outcomes[job.strategy, variant], field_name)
                 value, target, met = statistics.median(samples), "", None
                 if variant == "slurmdl" and job.ps:
-                    target, met = "below leaf order and plain", slack * value < min(base, other)
+                    target, met = "below leaf order and plain", slack * value < min(leaf_median, plain_median)
                 elif variant == "slurmdl":
-                    target, met = f"at most {slack} x leaf order", value <= slack * base
+                    target, met = f"at most {slack} x leaf order", value <= slack * leaf_median
                 elif variant == NEGATIVE_CONTROL:
-                    target, met = f"above {slack} x slurmdl", value > slack * placed
-                rows.append(make_row(f"{job.strategy}: {metric}, {variant}", samples, unit, baseline=base,
+                    target, met = f"above {slack} x slurmdl", value > slack * placed_median
+                rows.append(make_row(f"{job.strategy}: {metric}, {variant}", samples, unit, baseline=leaf_median,
                                      target=target, met=met))
     results.write(path, rows, seed=SEED, versions={"slurm": version},
                   command=f"python -m benchmarks.demo --repeats {repeats} --results {path}")

@@ -42,28 +42,28 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
     """
     ranks, blocks, steps = transport.size, job["blocks"], job["steps"]
     levels = ["intra_zone" if zone == job["zones"][transport.rank] else "inter_zone" for zone in job["zones"]]
-    messages, courier = MeteredP2P(transport, levels), CommThread(transport.supports_comm_thread)
+    p2p, comm_thread = MeteredP2P(transport, levels), CommThread(transport.supports_comm_thread)
     servers, workers = tuple(range(job["ps"])), tuple(range(job["ps"], ranks))
     gradients = np.full(size, 1e-3, np.float32)
     parameters = np.zeros_like(gradients)
-    method = StrategyConfig(job["strategy"], COMM_PATTERNS[job["strategy"]][0])
+    config = StrategyConfig(job["strategy"], COMM_PATTERNS[job["strategy"]][0])
     strategy = STRATEGIES[job["strategy"]](StrategyContext(
-        messages, courier, workers, servers, parameters, gradients, (size,), method, SEED, job["nodes"],
+        p2p, comm_thread, workers, servers, parameters, gradients, (size,), config, SEED, job["nodes"],
         ("",) * ranks, {}, lambda: 0.01, lambda part: NoOpOptimizer()))
     seconds = []
-    courier.call(transport.barrier)
+    comm_thread.call(transport.barrier)
     for number in range(job["warm_up"] + blocks * steps):
-        blocked_before = courier.blocked_seconds
+        blocked_before = comm_thread.blocked_seconds
         if transport.rank in servers:
             strategy.serve_step(number)
         else:
             strategy.before_optimizer_step(number)
             strategy.after_optimizer_step(number)
-        seconds.append(courier.blocked_seconds - blocked_before)
-    courier.close()
+        seconds.append(comm_thread.blocked_seconds - blocked_before)
+    comm_thread.close()
     communication = np.array(seconds[job["warm_up"]:]).reshape(blocks, steps).mean(axis=1)
-    told = transport.allgather(communication if transport.rank in workers else np.zeros(blocks))
-    return [float(figure) for figure in np.max(told, axis=0)]
+    times = transport.allgather(communication if transport.rank in workers else np.zeros(blocks))
+    return [float(figure) for figure in np.max(times, axis=0)]
 
 
 class PlainParameters:

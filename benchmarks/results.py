@@ -111,10 +111,10 @@ def to_markdown(directory: Path) -> str:
 def _section(name: str, rows: Sequence[Row], command: str, machine: Mapping[str, Any],
              versions: Mapping[str, str]) -> list[str]:
     judged = [row for row in rows if row.met is not None]
-    words = ", ".join(f"{key} {value}" for key, value in versions.items())
+    version_list = ", ".join(f"{key} {value}" for key, value in versions.items())
     lines = [f"## {name}: {verdict(rows)}", "", f"`{command}`", "",
              f"{machine['system']} {machine['kernel']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB; "
-             f"{words}. {len(rows)} rows, {len(judged)} with a target:", "",
+             f"{version_list}. {len(rows)} rows, {len(judged)} with a target:", "",
              "| | median | baseline | unit | metric | target |", "| --- | ---: | ---: | --- | --- | --- |"]
     for row in judged:
         cells = ["met" if row.met else "**missed**", f"{row.value:.4g}{row.range_text}", row.baseline_text, row.unit,

@@ -48,8 +48,8 @@ def run_program(sandbox: Sandbox, module: str, work: Mapping[str, Any]) -> list[
             if attempt + 1 == STARTS:
                 raise
             print(f"retry: {error}", file=sys.stderr)
-    found: list[Any] = json.loads((folder / "result.json").read_text())
-    return found
+    result: list[Any] = json.loads((folder / "result.json").read_text())
+    return result
 
 
 def call(sandbox: Sandbox, argv: Sequence[str]) -> str:
@@ -77,16 +77,16 @@ def measure_jobs(measure: Callable[[Transport, Mapping[str, Any], Mapping[str, A
     world = world_module.init_mpi()
     with open(work_file, encoding="utf-8") as file:
         work = json.load(file)
-    here = world_module.node_name()
-    found = []
+    node = world_module.node_name()
+    results = []
     for job in work["jobs"]:
-        mine = job["nodes"].index(here) if here in job["nodes"] else None
+        rank = job["nodes"].index(node) if node in job["nodes"] else None
         # color 1: the ranks of the job, in its order; the other ranks wait at the end of the loop
-        part = MPI.COMM_WORLD.Split(int(mine is not None), mine or 0)
-        figures = None if mine is None else measure(MpiTransport(part), job, work)
+        part = MPI.COMM_WORLD.Split(int(rank is not None), rank or 0)
+        figures = None if rank is None else measure(MpiTransport(part), job, work)
         world.barrier()
-        found.append(next(figure for figure in world.allgather(figures) if figure))
+        results.append(next(figure for figure in world.allgather(figures) if figure))
         part.Free()
     if world.rank == 0:
         with open(result_file, "w", encoding="utf-8") as file:
-            json.dump(found, file)
+            json.dump(results, file)

@@ -92,12 +92,12 @@ class Steps:
         assert self._child.stdin is not None and self._child.stdout is not None
         self._child.stdin.write(" ".join(options) + "\n")
         self._child.stdin.flush()
-        began, wall, status, *told = self._child.stdout.readline().split() or ("0", "0", "salloc failed")
+        began, wall, status, *fields = self._child.stdout.readline().split() or ("0", "0", "salloc failed")
         expected = [self._role, "n1" if options else "-"]
-        if status != "0" or told[1:3] != expected:
-            raise SandboxError(f"a step that should tell {expected}: exit status {status}: {' '.join(told)[-300:]}")
-        client, remote = map(float, told[3:] or (0, 0))
-        return Step((int(told[0]) - int(began)) * 1e-9, float(wall) * 1e-9, client * 1e-9, remote * 1e-9)
+        if status != "0" or fields[1:3] != expected:
+            raise SandboxError(f"a step that should tell {expected}: exit status {status}: {' '.join(fields)[-300:]}")
+        client, remote = map(float, fields[3:] or (0, 0))
+        return Step((int(fields[0]) - int(began)) * 1e-9, float(wall) * 1e-9, client * 1e-9, remote * 1e-9)
 
     def memory(self) -> float:
         """Return the resident memory of slurmd in KiB."""
@@ -137,16 +137,16 @@ def run(repeats: int = STEPS, results_file: str | None = None) -> None:
 def measure(bare: Steps, plugged: Steps, clocked: Steps, timed: Path, repeats: int) -> Iterator[Row]:
     """Yield all rows from `repeats` steps of each kind."""
     for _ in range(WARM_UP):
-        for each in (bare, plugged, clocked):
-            each.step()
+        for sandbox in (bare, plugged, clocked):
+            sandbox.step()
     before = (bare.memory(), plugged.memory())
     without: list[Step] = []
     with_it: list[Step] = []
     inside, mapped = [], []
     for i in range(repeats):
         # a step may wait for what the one before left: each is first as often
-        for each in (bare, plugged) if i % 2 else (plugged, bare):
-            (without if each is bare else with_it).append(each.step())
+        for sandbox in (bare, plugged) if i % 2 else (plugged, bare):
+            (without if sandbox is bare else with_it).append(sandbox.step())
     after = (bare.memory(), plugged.memory())
     for _ in range(repeats // 2):
         inside.append(clocked.step())
@@ -154,28 +154,28 @@ def measure(bare: Steps, plugged: Steps, clocked: Steps, timed: Path, repeats: i
     clocked.plugstack(f"optional {timed} {SLEEP}\n")
     slow = [(bare.step(), clocked.step()) for _ in range(CONTROLS)]
 
-    for what, of in (("srun's start to the task's", "launch"), ("srun's start to its end", "wall")):
-        less, more = ([getattr(step, of) for step in steps] for steps in (without, with_it))
-        yield make_row(f"{what}, without the plugin", _medians(less), "s")
-        yield _evaluate(f"{what}, added by the plugin, median", _medians(_pairs(more, less)), float(np.median(less)))
+    for label, of in (("srun's start to the task's", "launch"), ("srun's start to its end", "wall")):
+        plain_seconds, plugin_seconds = ([getattr(step, of) for step in steps] for steps in (without, with_it))
+        yield make_row(f"{label}, without the plugin", _medians(plain_seconds), "s")
+        yield _evaluate(f"{label}, added by the plugin, median", _medians(_pairs(plugin_seconds, plain_seconds)), float(np.median(plain_seconds)))
         # of each four steps without, two that stood as the others do to those with the plugin
-        one, other = ([value for i, value in enumerate(less) if i % 4 // 2 == half] for half in (0, 1))
-        both = min(len(one), len(other))
-        yield make_row(f"{what}, the same between two halves of those without",
-                       _medians(_pairs(one[:both], other[:both])), "s")
-        high = [float(np.percentile(values, 99)) for values in (more, less, one, other)]
-        yield make_row(f"{what}, added to the 99th percentile, beside that between two halves of those without",
+        half_a, half_b = ([value for i, value in enumerate(plain_seconds) if i % 4 // 2 == half] for half in (0, 1))
+        pairs = min(len(half_a), len(half_b))
+        yield make_row(f"{label}, the same between two halves of those without",
+                       _medians(_pairs(half_a[:pairs], half_b[:pairs])), "s")
+        high = [float(np.percentile(values, 99)) for values in (plugin_seconds, plain_seconds, half_a, half_b)]
+        yield make_row(f"{label}, added to the 99th percentile, beside that between two halves of those without",
                        [high[0] - high[1]], "s", baseline=abs(high[2] - high[3]))
-    for what, steps in (("", inside), (", with --dl-rank-map", mapped)):
-        for where, seconds in (("srun", [step.client for step in steps]),
+    for label, steps in (("", inside), (", with --dl-rank-map", mapped)):
+        for program, seconds in (("srun", [step.client for step in steps]),
                                ("slurmstepd", [step.remote for step in steps]),
                                ("both", [step.client + step.remote for step in steps])):
             for share, name in ((50, "median"), (99, "99th percentile")):
-                found = [float(np.percentile(seconds, share))]
-                metric = f"callbacks in {where} for a task, {name} of {len(seconds)}{what}"
-                yield _evaluate(metric, found) if where == "both" else make_row(metric, found, "s")
-    for i, what in enumerate(("without", "with")):
-        yield make_row(f"slurmd's memory {what} the plugin after {repeats} steps", [after[i]], "KiB",
+                percentile = [float(np.percentile(seconds, share))]
+                metric = f"callbacks in {program} for a task, {name} of {len(seconds)}{label}"
+                yield _evaluate(metric, percentile) if program == "both" else make_row(metric, percentile, "s")
+    for i, label in enumerate(("without", "with")):
+        yield make_row(f"slurmd's memory {label} the plugin after {repeats} steps", [after[i]], "KiB",
                        baseline=before[i])
     grown = [new - old for new, old in zip(after, before, strict=True)]
     yield make_row(f"growth of slurmd's memory over {repeats} steps", [grown[1]], "KiB", baseline=grown[0],
@@ -198,9 +198,9 @@ def _medians(values: Sequence[float], blocks: int = BLOCKS) -> list[float]:
     return [float(np.median(block)) for block in np.array_split(np.array(values), blocks) if len(block)]
 
 
-def _pairs(more: Sequence[float], less: Sequence[float]) -> list[float]:
+def _pairs(values: Sequence[float], reference: Sequence[float]) -> list[float]:
     """Return paired differences, each the mean of two adjacent pairs, since the order alternates."""
-    added = np.subtract(more, less)[:len(more) // 2 * 2]
+    added = np.subtract(values, reference)[:len(values) // 2 * 2]
     return [float(value) for value in added.reshape(-1, 2).mean(1)]
 
 

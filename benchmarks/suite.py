@@ -144,35 +144,35 @@ class Suite:
             if part not in self.parts:
                 raise UsageError(f"{'' if self.positional else '--only '}{part}: unknown part; "
                                  f"valid: {', '.join(self.parts)}")
-        found: dict[str, list[Row]] = {}
+        rows_by_part: dict[str, list[Row]] = {}
         for part in only or self.parts:
             start_s = time.monotonic()
-            found[part] = []
+            rows_by_part[part] = []
             try:
                 for row in self.rows(part, seed, quick):
-                    found[part].append(row)
+                    rows_by_part[part].append(row)
                     print(f"{part}: {format_row(row)}", file=sys.stderr, flush=True)
             except (SlurmdlError, OSError, RuntimeError, subprocess.SubprocessError) as error:
                 print(f"{part}: failed: {error}", file=sys.stderr, flush=True)
-                found[part].append(results.make_row(f"{part}: completed", [0], "", target="1", met=False))
+                rows_by_part[part].append(results.make_row(f"{part}: completed", [0], "", target="1", met=False))
             print(f"{part}: {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
-        rows = list(itertools.chain.from_iterable(found.values()))
-        print(format_table(found))
+        rows = list(itertools.chain.from_iterable(rows_by_part.values()))
+        print(format_table(rows_by_part))
         if not results_file:
             print(results.verdict(rows))
             return
         chosen = " ".join(only) if self.positional else f"--only {','.join(only)}" if only else ""
-        words = [f"python -m benchmarks.{self.name}", *filter(None, (chosen, "--quick" if quick else ""))]
+        command_words = [f"python -m benchmarks.{self.name}", *filter(None, (chosen, "--quick" if quick else ""))]
         results.write(results_file, rows, seed=seed, versions=self.versions(),
-                      command=f"{' '.join(words)} --seed {seed} --results {results_file}")
+                      command=f"{' '.join(command_words)} --seed {seed} --results {results_file}")
         if self.plot is not None:
             self.plot(results_file)
 
 
-def format_table(found: Mapping[str, Sequence[Row]]) -> str:
+def format_table(rows_by_part: Mapping[str, Sequence[Row]]) -> str:
     """Format the rows of all parts, and at the end once more those that missed their target."""
-    missed = [row for rows in found.values() for row in rows if row.met is False]
-    parts = {**found, "missed": missed} if missed else found
+    missed = [row for rows in rows_by_part.values() for row in rows if row.met is False]
+    parts = {**rows_by_part, "missed": missed} if missed else rows_by_part
     lines = [f"{'':7}{'median':>10} {'baseline':>10} unit   metric (smallest to largest): target"]
     for part, rows in parts.items():
         lines += ["", part, *map(format_row, rows)]
@@ -181,6 +181,6 @@ def format_table(found: Mapping[str, Sequence[Row]]) -> str:
 
 def format_row(row: Row) -> str:
     """Format one line of the table: verdict, median, baseline, unit, metric, range and target."""
-    word = {None: "", True: "met", False: "MISSED"}[row.met]
+    verdict = {None: "", True: "met", False: "MISSED"}[row.met]
     target = f": {row.target}" if row.target else ""
-    return f"{word:7}{row.value:10.4g} {row.baseline_text:>10} {row.unit:6} {row.metric}{row.range_text}{target}"
+    return f"{verdict:7}{row.value:10.4g} {row.baseline_text:>10} {row.unit:6} {row.metric}{row.range_text}{target}"

@@ -76,8 +76,8 @@ def run(repeats: int = 5, results_file: str | None = None) -> None:
     """Measure; print the rows and write them to `results_file`."""
     rows: list[Row] = []
 
-    def add(*arguments: Any, **more: Any) -> Row:
-        rows.append(make_row(*arguments, **more))
+    def add(*arguments: Any, **options: Any) -> Row:
+        rows.append(make_row(*arguments, **options))
         print(f"{rows[-1].metric}: {rows[-1].value:.4g} {rows[-1].unit}"
               f"{'' if rows[-1].met is None else '  met' if rows[-1].met else '  MISSED'}", flush=True)
         return rows[-1]

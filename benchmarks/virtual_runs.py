@@ -42,30 +42,30 @@ class Outcome:
 def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
     """Run `slurmdl train` with each list of options; yield the results in order. Progress goes to stderr."""
     queue = list(runs)
-    began = told = time.monotonic()
+    began = last_report = time.monotonic()
     # spawned, not forked: torch's threads do not survive a fork
     with ProcessPoolExecutor(SIDE_BY_SIDE, multiprocessing.get_context("spawn"), _hush) as pool:
         try:
-            for done, its in enumerate(pool.map(outcome, queue, chunksize=4), 1):
-                if time.monotonic() > told + PROGRESS or done == len(queue):
-                    told = time.monotonic()
-                    print(f"{done} of {len(queue)} runs in {told - began:.0f} s", file=sys.stderr, flush=True)
-                yield its
+            for done, result in enumerate(pool.map(outcome, queue, chunksize=4), 1):
+                if time.monotonic() > last_report + PROGRESS or done == len(queue):
+                    last_report = time.monotonic()
+                    print(f"{done} of {len(queue)} runs in {last_report - began:.0f} s", file=sys.stderr, flush=True)
+                yield result
         except BaseException:  # broken off: nobody wants what the workers still have to do
             for worker in multiprocessing.active_children():
                 worker.terminate()
             raise
 
 
-def outcome(words: tuple[str, ...]) -> Outcome:
+def outcome(options: tuple[str, ...]) -> Outcome:
     """Run `slurmdl train` with these options."""
     from slurmdl.train.trainer.options import parse_train_options
     from slurmdl.train.trainer.trainer import train
 
     with tempfile.TemporaryDirectory() as folder:
         metrics = os.path.join(folder, "metrics")
-        found = train(parse_train_options([*words, "--metrics", metrics], {}))
-        assert found is not None, "a simulation gives its summary"
+        summary = train(parse_train_options([*options, "--metrics", metrics], {}))
+        assert summary is not None, "a simulation gives its summary"
         with open(metrics, encoding="utf-8") as file:
             steps = [json.loads(line) for line in file]
     clock, course = 0.0, []
@@ -73,11 +73,11 @@ def outcome(words: tuple[str, ...]) -> Outcome:
         clock += step["seconds"]
         if "test_accuracy" in step:
             course.append((clock, 100 * step["test_accuracy_averaged_model"], 100 * step["test_accuracy"]))
-    own = found["test_accuracy_local_mean"]
-    own = found["test_accuracy"] if own is None else own
-    total = found["compute_seconds"] + found["exposed_comm_seconds"]
-    return Outcome(100 * found["test_accuracy"], 100 * own, sum(found["bytes_sent"].values()),
-                   found["exposed_comm_seconds"] / total if total else 0.0, tuple(course))
+    own = summary["test_accuracy_local_mean"]
+    own = summary["test_accuracy"] if own is None else own
+    total = summary["compute_seconds"] + summary["exposed_comm_seconds"]
+    return Outcome(100 * summary["test_accuracy"], 100 * own, sum(summary["bytes_sent"].values()),
+                   summary["exposed_comm_seconds"] / total if total else 0.0, tuple(course))
 
 
 def _hush() -> None:

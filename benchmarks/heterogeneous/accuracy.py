@@ -35,25 +35,25 @@ def rows(seed: int) -> Iterator[Row]:
 def run(cases: Mapping[Case, Sequence[str]], seeds: Sequence[int]) -> dict[Case, list[list[Outcome]]]:
     """Run all cases; return their outcomes by seed and fold."""
     todo = list(product(cases, seeds, range(1, FOLDS + 1)))
-    came = outcomes((*COMMON, *cases[case], "--seed", str(seed), "--fold", f"{fold}/{FOLDS}")
+    completed = outcomes((*COMMON, *cases[case], "--seed", str(seed), "--fold", f"{fold}/{FOLDS}")
                     for case, seed, fold in todo)
-    found: dict[Case, list[list[Outcome]]] = {case: [[] for _ in seeds] for case in cases}
-    for (case, seed, _), outcome in zip(todo, came, strict=True):
-        found[case][seed - seeds[0]].append(outcome)
-    return found
+    by_case: dict[Case, list[list[Outcome]]] = {case: [[] for _ in seeds] for case in cases}
+    for (case, seed, _), outcome in zip(todo, completed, strict=True):
+        by_case[case][seed - seeds[0]].append(outcome)
+    return by_case
 
 
-def evaluate(found: Mapping[Case, Sequence[Sequence[Outcome]]]) -> Iterator[Row]:
+def evaluate(by_case: Mapping[Case, Sequence[Sequence[Outcome]]]) -> Iterator[Row]:
     """Yield the rows: accuracy lost by different speeds, and the negative control."""
-    alone = [statistics.fmean(mine.own - theirs.accuracy for mine, theirs in zip(*folds, strict=True))
-             for folds in zip(found[NO_EXCHANGE, EQUAL], found[GOSSIP, EQUAL], strict=True)]
+    alone = [statistics.fmean(isolated.own - reference.accuracy for isolated, reference in zip(*folds, strict=True))
+             for folds in zip(by_case[NO_EXCHANGE, EQUAL], by_case[GOSSIP, EQUAL], strict=True)]
     yield make_row(f"control: {NO_EXCHANGE}, over {GOSSIP}", alone, "points",
                    target=f"at least {LOSS:g} worse", met=-lower_bound_95([-points for points in alone]) < -LOSS)
-    for (variant, speeds), its in found.items():
+    for (variant, speeds), outcomes_by_seed in by_case.items():
         if speeds != EQUAL:
-            equal = found[variant, EQUAL]
-            more = difference(its, equal)
-            yield make_row(f"{variant}: accuracy, {speeds} over {EQUAL}", more, "points",
-                           baseline=statistics.fmean(each.accuracy for folds in equal for each in folds),
-                           target=f"lower 95 % bound (here {lower_bound_95(more):.2f}) at least -{LOSS:g} points",
-                           met=lower_bound_95(more) >= -LOSS)
+            equal = by_case[variant, EQUAL]
+            gains = difference(outcomes_by_seed, equal)
+            yield make_row(f"{variant}: accuracy, {speeds} over {EQUAL}", gains, "points",
+                           baseline=statistics.fmean(outcome.accuracy for folds in equal for outcome in folds),
+                           target=f"lower 95 % bound (here {lower_bound_95(gains):.2f}) at least -{LOSS:g} points",
+                           met=lower_bound_95(gains) >= -LOSS)

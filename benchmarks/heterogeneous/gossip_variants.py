@@ -38,28 +38,28 @@ class Variant:
 
     name: str
     nodes: int
-    each: int
+    tasks_per_node: int
     options: str
     judged: bool = True
 
     @property
     def zones(self) -> str:
         """The nodes as value of --virtual-zones."""
-        return f"A:{self.nodes}x{self.each}"
+        return f"A:{self.nodes}x{self.tasks_per_node}"
 
     @property
     def balanced(self) -> bool:
         return "--load-balance" in self.options
 
 
-WHERE = {"shared memory": (1, RANKS, " --shared-memory"), "messages": (RANKS, 1, ""),
+LAYOUTS = {"shared memory": (1, RANKS, " --shared-memory"), "messages": (RANKS, 1, ""),
          "both": (2, RANKS // 2, " --shared-memory")}
 #: ranks that meet after every step make as many, so that a batch is all that can differ
-HOW = {"not balanced, in step": "", "balanced, in step": " --load-balance batch-size",
+MODES = {"not balanced, in step": "", "balanced, in step": " --load-balance batch-size",
        "not balanced, asynchronous": " --async",
        "balanced, asynchronous": " --async --load-balance local-steps"}
-COMBINATIONS = [Variant(f"gossip, {where}, {how}", nodes, each, f"--strategy gossip{memory}{options}")
-                for (where, (nodes, each, memory)), (how, options) in product(WHERE.items(), HOW.items())]
+COMBINATIONS = [Variant(f"gossip, {layout}, {mode}", nodes, tasks_per_node, f"--strategy gossip{memory}{options}")
+                for (layout, (nodes, tasks_per_node, memory)), (mode, options) in product(LAYOUTS.items(), MODES.items())]
 ALLREDUCE = [Variant("allreduce, not balanced", RANKS, 1, "--strategy allreduce", judged=False),
              Variant("allreduce, balanced", RANKS, 1, "--strategy allreduce --load-balance batch-size", judged=False)]
 
@@ -79,11 +79,11 @@ def rows(seed: int) -> Iterator[Row]:
         off = 0.0
         for variant in (Variant(OFF, RANKS, 1, VARIANTS[OFF], judged=False), *COMBINATIONS, *ALLREDUCE):
             options = f"{common(STEPS, seed)} --straggler {SPEEDS[MIXED]} {variant.options}"
-            found = [jobs.train(variant.nodes, variant.each, options) for _ in range(REPEATS)]
+            results = [jobs.train(variant.nodes, variant.tasks_per_node, options) for _ in range(REPEATS)]
             print(f"gossip: {variant.name}", file=sys.stderr, flush=True)
-            rates = [rate(its, variant.options) for its in found]
+            rates = [rate(result, variant.options) for result in results]
             off = off or statistics.median(rates)
-            yield throughput(variant, cpu_bound_note(found), rates, off)
+            yield throughput(variant, cpu_bound_note(results), rates, off)
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
     yield from accuracies(seed)
@@ -92,8 +92,8 @@ def rows(seed: int) -> Iterator[Row]:
 def throughput(variant: Variant, cpu_bound_note: str, rates: Sequence[float], off: float) -> Row:
     """Compare samples per second with those without communication; variants without balance are controls."""
     good = statistics.median(rates) >= TARGET * off
-    words = f"at least {TARGET:g} of them" if variant.balanced else f"below {TARGET:g} of them (control)"
-    return make_row(f"{MIXED}: {variant.name}{cpu_bound_note}", rates, "1/s", baseline=off, target=words
+    target = f"at least {TARGET:g} of them" if variant.balanced else f"below {TARGET:g} of them (control)"
+    return make_row(f"{MIXED}: {variant.name}{cpu_bound_note}", rates, "1/s", baseline=off, target=target
                     if variant.judged else "",
                     met=good == variant.balanced if variant.judged else None)
 
@@ -103,13 +103,13 @@ def accuracies(seed: int) -> Iterator[Row]:
     cases = {(variant.name, speeds): (*variant.options.split(), "--virtual-zones", variant.zones, *slow)
              for variant in (*COMBINATIONS, *ALLREDUCE)
              for speeds, slow in (("", ()), (MIXED, ("--straggler", SPEEDS[MIXED])))}
-    found = run(cases, range(seed, seed + SEEDS))
+    by_case = run(cases, range(seed, seed + SEEDS))
     for variant in (*COMBINATIONS, *ALLREDUCE):
-        equal = found[variant.name, ""]
-        more = difference(found[variant.name, MIXED], equal)
+        equal = by_case[variant.name, ""]
+        gains = difference(by_case[variant.name, MIXED], equal)
         judged = variant.judged and variant.balanced
-        bounds = f"95 % bounds {lower_bound_95(more):.2f} and {-lower_bound_95([-points for points in more]):.2f}"
-        yield make_row(f"{variant.name}: accuracy, {MIXED} over equal speeds", more, "points",
-                       baseline=statistics.fmean(its.accuracy for folds in equal for its in folds),
+        bounds = f"95 % bounds {lower_bound_95(gains):.2f} and {-lower_bound_95([-points for points in gains]):.2f}"
+        yield make_row(f"{variant.name}: accuracy, {MIXED} over equal speeds", gains, "points",
+                       baseline=statistics.fmean(outcome.accuracy for folds in equal for outcome in folds),
                        target=f"lower bound at least -{LOSS:g} ({bounds})" if judged else bounds,
-                       met=lower_bound_95(more) >= -LOSS if judged else None)
+                       met=lower_bound_95(gains) >= -LOSS if judged else None)

@@ -58,10 +58,10 @@ def rows(seed: int) -> Iterator[Row]:
 
 def evaluate(kind: str, runs: Sequence[dict[str, Run]], shaped: bool) -> Row:
     """Return the row of a job on one kind of links."""
-    ratios = [its[PLACED].seconds / its[DEFAULT].seconds for its in runs]
+    ratios = [by_variant[PLACED].seconds / by_variant[DEFAULT].seconds for by_variant in runs]
     logs = [math.log(ratio) for ratio in ratios]
     low, high = math.exp(lower_bound_95(logs)), math.exp(-lower_bound_95([-log for log in logs]))
-    busy = cpu_bound_note([its[variant].result for its in runs for variant in its])
+    busy = cpu_bound_note([by_variant[variant].result for by_variant in runs for variant in by_variant])
     seconds = f"{kind}: seconds of a step, placed, over those of {DEFAULT}"
     bounds = f"(95 % bounds {low:.3f} and {high:.3f})"
     if shaped:

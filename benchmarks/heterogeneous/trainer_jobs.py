@@ -56,9 +56,9 @@ class Jobs:
         """Start another job on these nodes; return its number once it runs."""
         return self._sleep(["-N", str(len(nodes)), "--exclusive", "-w", hostlist.fold_hostlist(sorted(nodes))])[0]
 
-    def granted(self, nodes: int, each: int) -> tuple[str, ...]:
+    def granted(self, nodes: int, tasks_per_node: int) -> tuple[str, ...]:
         """Return the nodes that Slurm assigns to a job with `each` tasks on each of `nodes` nodes, in its order."""
-        number, names = self._sleep(["-N", str(nodes), f"--ntasks-per-node={each}"])
+        number, names = self._sleep(["-N", str(nodes), f"--ntasks-per-node={tasks_per_node}"])
         self.end(number)
         return names
 
@@ -74,7 +74,7 @@ class Jobs:
         wait(lambda: all(self.sandbox.node_states()[node] == "idle" for node in hostlist.expand_hostlist(nodes)),
              f"the end of job {number}", _LIMIT)
 
-    def train(self, nodes: int, each: int, options: str, *, lines: str = "",
+    def train(self, nodes: int, tasks_per_node: int, options: str, *, lines: str = "",
               start: str = "exec srun --mpi=pmix -K", submit: Sequence[str] = ("sbatch",)) -> Result:
         """Train with `each` tasks on each of `nodes` nodes, and wait for the end.
 
@@ -91,9 +91,9 @@ class Jobs:
         """
         script, log, summary, steps = (self.folder / f"train.{kind}" for kind in ("sh", "log", "json", "steps"))
         script.write_text(
-            f"#!/bin/sh\n#SBATCH -N {nodes} --ntasks-per-node={each} --no-requeue -t 10 -o {log}\n{lines}"
+            f"#!/bin/sh\n#SBATCH -N {nodes} --ntasks-per-node={tasks_per_node} --no-requeue -t 10 -o {log}\n{lines}"
             f"{start} python -m slurmdl.train {options} --summary {summary} --metrics {steps}\n")
-        said = ""
+        log_tail = ""
         for _ in range(sandbox_mpi.STARTS):
             for file in (log, summary, steps):
                 file.unlink(missing_ok=True)
@@ -101,9 +101,9 @@ class Jobs:
             if summary.exists():
                 return Result(json.loads(summary.read_text()),
                               tuple(json.loads(line)["seconds"] for line in steps.read_text().splitlines()), idle)
-            said = " ".join(log.read_text().split())[-400:] if log.exists() else "no output"
-            print(f"started again: {said}", file=sys.stderr, flush=True)
-        raise SandboxError(f"slurmdl train {options}: no summary: {said}")
+            log_tail = " ".join(log.read_text().split())[-400:] if log.exists() else "no output"
+            print(f"started again: {log_tail}", file=sys.stderr, flush=True)
+        raise SandboxError(f"slurmdl train {options}: no summary: {log_tail}")
 
     def _idle(self, number: int, log: Path) -> float:
         """Wait for the end of a job; return `Result.idle`."""
@@ -117,7 +117,7 @@ class Jobs:
         return processors.idle_share()
 
 
-def wait(true: Callable[[], bool], what: str, limit: float, pause: float = 0.1) -> None:
+def wait(is_done: Callable[[], bool], condition: str, limit: float, pause: float = 0.1) -> None:
     """Poll every `pause` seconds until true() is true.
 
     Raises
@@ -125,9 +125,9 @@ def wait(true: Callable[[], bool], what: str, limit: float, pause: float = 0.1) 
     SandboxError : it is not in `limit` seconds.
     """
     deadline = time.monotonic() + limit
-    while not true():
+    while not is_done():
         if time.monotonic() > deadline:
-            raise SandboxError(f"{what}: waited for {limit:g} s")
+            raise SandboxError(f"{condition}: waited for {limit:g} s")
         time.sleep(pause)
 
 

@@ -30,26 +30,26 @@ _SENT = 2000
 def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
     """Yield CPU time beyond that of the interpreter's start, and peak memory; `seed` has no effect."""
     with tempfile.TemporaryDirectory(prefix="slurmdl-counters-") as folder:
-        words = ["-c", _PROGRAM.format(root=str(Path(slurmdl.__file__).parents[1]), state=folder)]
-        bare, ours = [], []
+        arguments = ["-c", _PROGRAM.format(root=str(Path(slurmdl.__file__).parents[1]), state=folder)]
+        bare, collector = [], []
         for number in range(-1, repeats):
             before = counters.read_counters()
             Path(folder, "counters.json").write_text(
                 json.dumps(before._replace(segments_sent=max(0, before.segments_sent - _SENT)).to_json()))
-            first, second = _start(["-c", "pass"], folder), _start(words, folder)
+            first, second = _start(["-c", "pass"], folder), _start(arguments, folder)
             if number >= 0:  # the first one compiles
                 bare.append(first)
-                ours.append(second)
-        made = len(list(Path(folder, "spool").glob("*")))
+                collector.append(second)
+        samples = len(list(Path(folder, "spool").glob("*")))
     usual = median(1e3 * seconds for seconds, _ in bare)
-    more = [1e3 * (seconds - other) for (seconds, _), (other, _) in zip(ours, bare, strict=True)]
-    memory = [size / 1e6 for _, size in ours]
-    yield make_row("processor time of links counters beyond the interpreter's start", more, "ms",
-                   baseline=usual, target=f"median at most {MILLISECONDS:g} ms", met=median(more) <= MILLISECONDS)
+    extra = [1e3 * (seconds - base) for (seconds, _), (base, _) in zip(collector, bare, strict=True)]
+    memory = [size / 1e6 for _, size in collector]
+    yield make_row("processor time of links counters beyond the interpreter's start", extra, "ms",
+                   baseline=usual, target=f"median at most {MILLISECONDS:g} ms", met=median(extra) <= MILLISECONDS)
     yield make_row("memory of links counters, at its most", memory, "MB",
                    baseline=median(size / 1e6 for _, size in bare), target=f"at most {BYTES / 1e6:g} MB",
                    met=max(memory) <= BYTES / 1e6)
-    yield make_row("samples in the spool after these runs", [made], "", target="at least one", met=made > 0)
+    yield make_row("samples in the spool after these runs", [samples], "", target="at least one", met=samples > 0)
 
 
 #: what the program `slurmdl` that pip installs does
@@ -69,15 +69,15 @@ print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.
 """
 
 
-def _start(words: Sequence[str], folder: str) -> tuple[float, float]:
+def _start(arguments: Sequence[str], folder: str) -> tuple[float, float]:
     """Return CPU seconds and peak bytes of a Python program; UnavailableError if it fails.
 
     The interpreter is the one below a virtual environment, which has only what belongs to Python.
     """
     plain = getattr(sys, "_base_executable", sys.executable)
-    start = [plain, "-I", f"-Xpycache_prefix={folder}/bytecode", *words]
-    told = subprocess.run([sys.executable, "-c", _MEASURE, *start], stdout=subprocess.PIPE, text=True, check=True)
-    status, seconds, size = told.stdout.split()
+    start = [plain, "-I", f"-Xpycache_prefix={folder}/bytecode", *arguments]
+    measurement = subprocess.run([sys.executable, "-c", _MEASURE, *start], stdout=subprocess.PIPE, text=True, check=True)
+    status, seconds, size = measurement.stdout.split()
     if status != "0":
-        raise UnavailableError(f"python {' '.join(words)}: exit status {status}")
+        raise UnavailableError(f"python {' '.join(arguments)}: exit status {status}")
     return float(seconds), float(size) * 1024

@@ -96,9 +96,9 @@ def _rows(seed: int, count: int) -> Iterator[Row]:
     settings = draw(seed, count)
     sandbox = lifecycle.sandbox_up(SandboxSpec(f"links-{os.getpid()}", round_robin_topology(NODES, 1)))
     try:
-        found = [probe(sandbox) for _ in range(PROBES)]
-        base = sorted(found, key=lambda sample: sample.rtt or 0.0)[len(found) // 2]
-        yield make_row("round trip of the link as it is", [1e3 * (sample.rtt or 0.0) for sample in found], "ms")
+        unshaped = [probe(sandbox) for _ in range(PROBES)]
+        base = sorted(unshaped, key=lambda sample: sample.rtt or 0.0)[len(unshaped) // 2]
+        yield make_row("round trip of the link as it is", [1e3 * (sample.rtt or 0.0) for sample in unshaped], "ms")
         measured = []
         for setting in settings:
             sandbox.shape_link(NODE, rate=setting.rate, delay=setting.delay, loss=setting.loss)
@@ -116,11 +116,11 @@ def probe(sandbox: lifecycle.Sandbox) -> LinkSample:
     done = subprocess.run(
         sandbox.command(["slurmdl", "links", "probe", f"--nodes={nodes}", f"--budget={BUDGET}s", "--output", "-"],
                         directory=str(sandbox.shared)), capture_output=True, text=True, timeout=120, check=False)
-    found = [sample for sample in parse_sample_lines(done.stdout.splitlines())
+    samples = [sample for sample in parse_sample_lines(done.stdout.splitlines())
              if isinstance(sample, LinkSample) and sample.name == NODE]
-    if not found:
+    if not samples:
         raise SandboxError(f"links probe: {' '.join(done.stderr.split())[-300:] or 'no sample of ' + NODE}")
-    return found[0]
+    return samples[0]
 
 
 def _of(setting: Setting, base: LinkSample, measured: Sequence[LinkSample]) -> Iterator[Row]:

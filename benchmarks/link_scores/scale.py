@@ -77,27 +77,27 @@ class Fabric:
         return cls(tuple(f"n{i:05d}" for i in range(nodes)), tuple(i // PER_ZONE for i in range(nodes)), kind,
                    SPEED * factor, TRIP + late, loss, uplink)
 
-    def measured(self, games: list[tuple[int, int]], effort: ProbeConfig, noise: float,
+    def measured(self, pairs: list[tuple[int, int]], effort: ProbeConfig, noise: float,
                  draw: np.random.Generator) -> list[PairMeasurement]:
         """Measure the pairs of one round."""
-        a, b = np.array(games, np.int64).reshape(-1, 2).T
+        a, b = np.array(pairs, np.int64).reshape(-1, 2).T
 
         def off() -> FloatArray:
             return np.maximum(0.1, 1 + noise * draw.standard_normal(len(a)))
 
         busy = np.where(draw.random(len(a)) < BUSY, LEFT, 1.0)
-        one, other = (np.array(self.leaf)[i] for i in (a, b))
-        way = np.where(one == other, np.inf, np.minimum(self.uplink[one], self.uplink[other]))
-        carried = np.minimum(np.minimum(self.speed[a], self.speed[b]), way) * busy
+        zone_a, zone_b = (np.array(self.leaf)[i] for i in (a, b))
+        uplink = np.where(zone_a == zone_b, np.inf, np.minimum(self.uplink[zone_a], self.uplink[zone_b]))
+        carried = np.minimum(np.minimum(self.speed[a], self.speed[b]), uplink) * busy
         trip = (self.trip[a] + self.trip[b]) * off()
         lost = draw.binomial(effort.loss_probes, 1 - (1 - self.loss[a]) * (1 - self.loss[b])) / effort.loss_probes
         columns = (carried * off(), carried * off(), trip, trip * 1.5, lost)
         return [PairMeasurement(self.names[i], self.names[j], *figures) for (i, j), *figures in zip(
-            games, *(column.tolist() for column in columns), strict=True)]
+            pairs, *(column.tolist() for column in columns), strict=True)]
 
 
 @dataclass(frozen=True)
-class Found:
+class ProbeResult:
     """Result of probing one fabric.
 
     Attributes
@@ -112,22 +112,22 @@ class Found:
     share: float
 
 
-def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS) -> Found:
+def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS) -> ProbeResult:
     """Probe inside the zones and between some of them, `sweeps` times, each time with other pairs."""
     draw, effort = np.random.default_rng((seed, 1)), ProbeConfig()
     leaf = {name: f"z{zone}" for name, zone in zip(fabric.names, fabric.leaf, strict=True)}
     samples: list[LinkSample] = []
     played, count = 0, 0
     for sweep in range(sweeps):
-        games = [*round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=INSIDE, pairs_per_zone_pair=0),
+        rounds = [*round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=INSIDE, pairs_per_zone_pair=0),
                  *islice(round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=0, pairs_per_zone_pair=1),
                         BETWEEN)]
-        pairs = [pair for each in games for pair in fabric.measured(each, effort, noise, draw)]
-        played, count = played + len(games), count + len(pairs)
+        pairs = [pair for round_pairs in rounds for pair in fabric.measured(round_pairs, effort, noise, draw)]
+        played, count = played + len(rounds), count + len(pairs)
         samples += estimate_links(pairs, leaf, 1e9 + played * effort.expected_s)
-    made = aggregate.aggregate_scores(samples, 1e9 + played * effort.expected_s).scores
+    scores = aggregate.aggregate_scores(samples, 1e9 + played * effort.expected_s).scores
     per_pair = 2 * min(effort.stream_bytes, SPEED * effort.stream_seconds) + 2 * effort.loss_probes * _DATAGRAM
-    return Found(replace(made, half_life=aggregate.DEFAULT_RULES.half_life), played * effort.expected_s,
+    return ProbeResult(replace(scores, half_life=aggregate.DEFAULT_RULES.half_life), played * effort.expected_s,
                  count * per_pair / (len(fabric.names) * SPEED * SECONDS))
 
 
@@ -144,16 +144,16 @@ class Rates:
 
     recall: float
     precision: float
-    each: tuple[float, ...]
+    recall_by_kind: tuple[float, ...]
     uplinks: float
 
     @classmethod
     def of(cls, fabric: Fabric, scores: LinkScores) -> Rates:
-        seen, bad = flagged(fabric.names, scores), fabric.kind >= 0
+        is_flagged, bad = flagged(fabric.names, scores), fabric.kind >= 0
         slow = {name for name, score in scores.zones.items() if score.throughput is not None}
         bad_uplinks = {f"z{zone}" for zone in np.flatnonzero(fabric.uplink < UPLINK).tolist()}
-        return cls(float(seen[bad].mean()), float(bad[seen].mean()) if seen.any() else 0.0,
-                   tuple(float(seen[fabric.kind == kind].mean()) for kind in range(len(KINDS))),
+        return cls(float(is_flagged[bad].mean()), float(bad[is_flagged].mean()) if is_flagged.any() else 0.0,
+                   tuple(float(is_flagged[fabric.kind == kind].mean()) for kind in range(len(KINDS))),
                    len(slow & bad_uplinks) / len(slow | bad_uplinks))
 
 
@@ -167,34 +167,34 @@ def shuffled(scores: LinkScores, draw: np.random.Generator) -> LinkScores:
 def rows(seed: int = 0, nodes: int = NODES, repeats: int = REPEATS) -> Iterator[Row]:
     """Yield recall and precision at the target noise and above, the cost, and the negative control."""
     label = f"{nodes} nodes, {DEGRADED:.0%} bad"
-    found = []
+    probed = []
     for number in range(repeats):
         fabric = Fabric.of(nodes, np.random.default_rng((seed, number)))
-        found.append((fabric, probe(fabric, seed + 100 * number)))
-    measured = [Rates.of(fabric, its.scores) for fabric, its in found]
+        probed.append((fabric, probe(fabric, seed + 100 * number)))
+    measured = [Rates.of(fabric, result.scores) for fabric, result in probed]
     recall = [entry.recall for entry in measured]
     yield _evaluate(f"{label}, noise {NOISE:.0%}: recall", recall, RECALL)
     yield _evaluate(f"{label}, noise {NOISE:.0%}: precision", [entry.precision for entry in measured], PRECISION)
     noisier = [Rates.of(fabric, probe(fabric, seed + 100 * number, NOISIER).scores)
-               for number, (fabric, _) in enumerate(found)]
+               for number, (fabric, _) in enumerate(probed)]
     yield _evaluate(f"{label}, noise {NOISIER:.0%}: recall", [entry.recall for entry in noisier], RECALL)
     yield _evaluate(f"{label}, noise {NOISIER:.0%}: precision", [entry.precision for entry in noisier], PRECISION)
     for kind, name in enumerate(KINDS):
-        yield make_row(f"{label}: recall of {name}", [entry.each[kind] for entry in measured], "")
+        yield make_row(f"{label}: recall of {name}", [entry.recall_by_kind[kind] for entry in measured], "")
     yield make_row(f"{label}: slow uplinks found, of these and those found wrongly",
                    [entry.uplinks for entry in measured], "")
-    seconds = [its.seconds for _, its in found]
+    seconds = [result.seconds for _, result in probed]
     yield make_row("rounds of probes", seconds, "s", target=f"at most {SECONDS:g} s", met=max(seconds) <= SECONDS)
-    share = [its.share for _, its in found]
+    share = [result.share for _, result in probed]
     yield make_row(f"bytes of all probes, of what the links could carry in {SECONDS:g} s", share, "",
                    target=f"below {SHARE:g}", met=max(share) < SHARE)
-    fabric = found[0][0]
-    for said, noise, sweeps in (("noise 5%", 0.05, SWEEPS), ("noise 30%", 0.3, SWEEPS),
+    fabric = probed[0][0]
+    for variant, noise, sweeps in (("noise 5%", 0.05, SWEEPS), ("noise 30%", 0.3, SWEEPS),
                                 (f"noise {NOISE:.0%}, one sweep only", NOISE, 1)):
-        other = Rates.of(fabric, probe(fabric, seed, noise, sweeps).scores)
-        yield make_row(f"{label}, {said}: recall", [other.recall], "")
-        yield make_row(f"{label}, {said}: precision", [other.precision], "")
-    lost = [Rates.of(fabric, shuffled(its.scores, np.random.default_rng((seed, 2)))).recall for fabric, its in found]
+        rates = Rates.of(fabric, probe(fabric, seed, noise, sweeps).scores)
+        yield make_row(f"{label}, {variant}: recall", [rates.recall], "")
+        yield make_row(f"{label}, {variant}: precision", [rates.precision], "")
+    lost = [Rates.of(fabric, shuffled(result.scores, np.random.default_rng((seed, 2)))).recall for fabric, result in probed]
     yield make_row("control, shuffled scores: recall", lost, "", baseline=float(np.median(recall)),
                    target="below 0.1", met=max(lost) < 0.1)
 

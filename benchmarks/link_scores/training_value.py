@@ -79,33 +79,33 @@ class _TrainingBenchmark:
         self.sandbox.shape_link(SLOW, rate=NODE_RATE / 10)
         self.sandbox.shape_link(LOSSY, delay=1e-2, loss=0.02)
         text = self._call(["slurmdl", "links", "probe", "--all", "--budget=20s", "--output", "-"])
-        found = [sample for sample in parse_sample_lines(text.splitlines()) if isinstance(sample, LinkSample)]
-        self.scores = aggregate.aggregate_scores(found, time.time()).scores
+        samples = [sample for sample in parse_sample_lines(text.splitlines()) if isinstance(sample, LinkSample)]
+        self.scores = aggregate.aggregate_scores(samples, time.time()).scores
 
     def avoided(self) -> Iterator[Row]:
         """Run trials with random busy nodes, with enough free clean nodes or one too few."""
-        for spare, what, words in ((0, "enough clean nodes free", "no degraded one is taken"),
+        for spare, condition, expected in ((0, "enough clean nodes free", "no degraded one is taken"),
                                    (-1, "a clean node too few free", "one degraded one is taken, no more")):
             right = []
             for _ in range(TRIALS):
                 clean = [node for node in self.sandbox.spec.topology.nodes if node not in (SLOW, LOSSY)]
                 size = self.random.randint(2, 6)
-                more = 0 if spare else self.random.randint(0, 2)
-                busy = self.random.sample(clean, len(clean) - size - spare - more)
+                extra = 0 if spare else self.random.randint(0, 2)
+                busy = self.random.sample(clean, len(clean) - size - spare - extra)
                 bad = {SLOW, LOSSY} & set(self._submitted(size, busy))
                 right.append(len(bad) == -spare)
-            yield make_row(f"trials with {what}: {words}", [sum(right)], "", target=str(TRIALS),
+            yield make_row(f"trials with {condition}: {expected}", [sum(right)], "", target=str(TRIALS),
                            met=sum(right) == TRIALS)
 
     def _submitted(self, size: int, busy: Sequence[str]) -> list[str]:
         """Return the nodes of a job that is submitted while other nodes are busy."""
         path = self._written(self.scores, "scores")
-        other = self._call(["sbatch", "--parsable", "-o/dev/null", f"-N{len(busy)}",
+        blocker = self._call(["sbatch", "--parsable", "-o/dev/null", f"-N{len(busy)}",
                             f"-w{hostlist.fold_hostlist(busy)}", "--exclusive",
                             "--wrap", "sleep 60"]).strip() if busy else ""
         try:
-            if other:
-                self._wait_for(other)
+            if blocker:
+                self._wait_for(blocker)
             job = self._call(["slurmdl", "sbatch", "--parsable", f"--dl-link-scores={path}",
                               "--dl-node-binding=nodelist", f"-N{size}", "--exclusive",
                               "-o/dev/null", "--wrap", "sleep 60"]).strip()

@@ -34,7 +34,7 @@ def rows(seed: int) -> Iterator[Row]:
     The published figures stand beside ours; the targets are above them.
     """
     for situation in ("same data, SGD", "skewed data, SGD"):
-        found = accuracy_vs_bytes.run((NO_EXCHANGE, EVERY_STEP, TARGET_VARIANT, *RIVALS), SITUATIONS[situation],
+        outcomes = accuracy_vs_bytes.run((NO_EXCHANGE, EVERY_STEP, TARGET_VARIANT, *RIVALS), SITUATIONS[situation],
                                       range(seed, seed + SEEDS), FOLDS)
-        yield from accuracy_vs_bytes.evaluate(situation, found, published=PUBLISHED_BYTES)
+        yield from accuracy_vs_bytes.evaluate(situation, outcomes, published=PUBLISHED_BYTES)
     yield from time_to_accuracy.rows(seed, published=PUBLISHED_TIME)

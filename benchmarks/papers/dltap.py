@@ -55,45 +55,45 @@ def rows(seed: int) -> Iterator[Row]:
          slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
-        found: dict[str, list[Mapping[str, float]]] = {name: [] for name in NETWORKS}
+        by_network: dict[str, list[Mapping[str, float]]] = {name: [] for name in NETWORKS}
         cases = [case for case in draw(topology, seed) if case.job.kind == "PS"][:JOBS]
         for number, case in enumerate(cases, 1):
-            for name, its in compare(jobs, case, topology, np.random.default_rng([seed, number])).items():
-                found[name].append(its)
+            for name, by_variant in compare(jobs, case, topology, np.random.default_rng([seed, number])).items():
+                by_network[name].append(by_variant)
             print(f"dltap: {number} of {len(cases)} jobs", file=sys.stderr, flush=True)
-        for name, costs in found.items():
+        for name, costs in by_network.items():
             yield from evaluate(name, costs)
         bursts = [{variant: burst(jobs, topology, variant) for variant in (PLACED, DEFAULT)} for _ in range(BURSTS)]
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
-    yield saving(f"{SUBMITTERS} submitters at once", DEFAULT, [its[DEFAULT] for its in bursts],
-                 [its[PLACED] for its in bursts], None, published=True)
+    yield saving(f"{SUBMITTERS} submitters at once", DEFAULT, [by_variant[DEFAULT] for by_variant in bursts],
+                 [by_variant[PLACED] for by_variant in bursts], None, published=True)
 
 
 def compare(jobs: Jobs, case: Case, topology: Topology,
             random: np.random.Generator) -> dict[str, Mapping[str, float]]:
     """Return network -> method -> bytes between nodes per step, while another job holds the busy nodes."""
-    other = jobs.hold(case.busy)
+    blocker = jobs.hold(case.busy)
     try:
-        slurm = jobs.granted(case.job.nodes, case.job.each)
+        slurm = jobs.granted(case.job.nodes, case.job.tasks_per_node)
         text = namespaces.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                          stdin="show nodes\nshow partitions\nshow config\n")
     finally:
-        jobs.end(other)
+        jobs.end(blocker)
     snapshot, free = scontrol_parser.parse_snapshot(text), sorted(set(topology.nodes) - set(case.busy))
-    found: dict[str, Mapping[str, float]] = {}
+    by_network: dict[str, Mapping[str, float]] = {}
     for name, size in NETWORKS.items():
         job = replace(case.job, parameters=size)
         variants = orders(replace(case, job=job), topology, snapshot, slurm, random)
-        variants[SPREAD] = tuple(free[rank % len(free)] for rank in range(job.nodes * job.each))
-        found[name] = {variant: predicted(job, variants[variant], topology).inter_node_bytes
+        variants[SPREAD] = tuple(free[rank % len(free)] for rank in range(job.nodes * job.tasks_per_node))
+        by_network[name] = {variant: predicted(job, variants[variant], topology).inter_node_bytes
                        for variant in VARIANTS if variant in variants}
-    return found
+    return by_network
 
 
 def evaluate(name: str, costs: Sequence[Mapping[str, float]]) -> Iterator[Row]:
     """Yield the savings of all jobs with one network, next to the largest possible savings; and the control."""
-    of = {variant: [its[variant] for its in costs if variant in its] for variant in VARIANTS}
+    of = {variant: [job_bytes[variant] for job_bytes in costs if variant in job_bytes] for variant in VARIANTS}
     least = of[LEAST] if len(of[LEAST]) == len(costs) else None
     for base in (DEFAULT, SPREAD):
         yield saving(f"{name}, {len(costs)} jobs", base, of[base], of[PLACED], least, published=base == DEFAULT)
@@ -103,11 +103,11 @@ def evaluate(name: str, costs: Sequence[Mapping[str, float]]) -> Iterator[Row]:
                    baseline=1.0, target="above 1", met=ratio > 1)
 
 
-def saving(what: str, base: str, before: Sequence[float], placed: Sequence[float], least: Sequence[float] | None,
+def saving(label: str, base: str, before: Sequence[float], placed: Sequence[float], least: Sequence[float] | None,
            published: bool) -> Row:
     """Return the bytes between nodes that placement saves relative to `base`; the baseline is the largest saving."""
     share = 100 * (1 - sum(placed) / sum(before))
-    return make_row(f"{what}: bytes between nodes saved against {base}", [share], "%",
+    return make_row(f"{label}: bytes between nodes saved against {base}", [share], "%",
                     baseline=100 * (1 - sum(least) / sum(before)) if least else None,
                     target=f"at least the published {DLTAP:g} %" if published else "",
                     met=share >= DLTAP if published else None)
@@ -125,30 +125,30 @@ def burst(jobs: Jobs, topology: Topology, variant: str) -> float:
     script = folder / "burst.sh"
     # each rank tells where it is; who has told waits for the others to get their nodes
     script.write_text(
-        f"#!/bin/sh\n#SBATCH -N {SHAPE.nodes} --ntasks-per-node={SHAPE.each} --no-requeue -t 5 -o /dev/null\n"
+        f"#!/bin/sh\n#SBATCH -N {SHAPE.nodes} --ntasks-per-node={SHAPE.tasks_per_node} --no-requeue -t 5 -o /dev/null\n"
         f"#DL --dl-strategy=ps --dl-ps={SHAPE.ps} --dl-model-bytes={SHAPE.request.dl.model_bytes:.0f}\n"
         f"{start} sh -c 'echo $SLURM_PROCID $SLURMD_NODENAME > {folder}/at.$SLURM_JOB_ID.$SLURM_PROCID'\nsleep 20\n")
     started = [subprocess.Popen(sandbox.command([*submit, "--parsable", str(script)], directory=str(folder)),
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(SUBMITTERS)]
-    told = [process.communicate(timeout=PATIENCE) for process in started]
+    outputs = [process.communicate(timeout=PATIENCE) for process in started]
     if any(process.returncode for process in started):
-        raise SandboxError(f"a submission failed: {' '.join(err for _, err in told)[-300:]}")
-    numbers = [out.strip() for out, _ in told]
+        raise SandboxError(f"a submission failed: {' '.join(err for _, err in outputs)[-300:]}")
+    numbers = [out.strip() for out, _ in outputs]
     deadline = time.monotonic() + PATIENCE
-    found = sum(predicted(SHAPE, _places(folder, number, deadline), topology).inter_node_bytes
+    total_bytes = sum(predicted(SHAPE, _places(folder, number, deadline), topology).inter_node_bytes
                 for number in numbers)
     for number in numbers:
         jobs.end(int(number))
-    return found
+    return total_bytes
 
 
 def _places(folder: Path, number: str, deadline: float) -> list[str]:
     """Wait until all ranks of a job have reported their node; return the nodes in rank order."""
-    ranks = SHAPE.nodes * SHAPE.each
+    ranks = SHAPE.nodes * SHAPE.tasks_per_node
     while True:
-        told = [file.read_text().split() for file in folder.glob(f"at.{number}.*")]
-        if len(told) == ranks and all(len(words) == 2 for words in told):
-            at = dict(told)
+        reports = [file.read_text().split() for file in folder.glob(f"at.{number}.*")]
+        if len(reports) == ranks and all(len(report) == 2 for report in reports):
+            at = dict(reports)
             return [at[str(rank)] for rank in range(ranks)]
         if time.monotonic() > deadline:
             raise SandboxError(f"job {number}: its ranks have not told where they are in {PATIENCE:g} s")

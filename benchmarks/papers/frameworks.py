@@ -48,7 +48,7 @@ def rows(seed: int) -> Iterator[Row]:
     try:
         weak = measure(sandbox, "weak", NODES, BATCH, SECONDS, seed)
         strong = [line for nodes in NODES for line in (
-            [its for its in weak if its.cell.nodes == nodes] if nodes == 1 else
+            [row for row in weak if row.cell.nodes == nodes] if nodes == 1 else
             measure(sandbox, f"strong{nodes}", (nodes,), BATCH // nodes, SECONDS / nodes, seed))]
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
@@ -90,7 +90,7 @@ seed: {seed}
 
 def evaluate(scaling: str, lines: Sequence[ReportRow]) -> Iterator[Row]:
     """Yield the rows of one kind of scaling; control: a single process is equally fast with all frameworks."""
-    made = [line for line in lines if line.jobs]
+    measured = [line for line in lines if line.jobs]
     for line in lines:
         if line.jobs:
             continue
@@ -99,31 +99,31 @@ def evaluate(scaling: str, lines: Sequence[ReportRow]) -> Iterator[Row]:
                            met=False)
         elif line.cell.nodes == NODES[0]:
             yield make_row(f"{scaling}: {line.cell.framework}: {line.status}", [0.0], "images/s")
-    of = {(line.cell.framework, line.cell.nodes): line for line in made}
-    for line in made:
+    of = {(line.cell.framework, line.cell.nodes): line for line in measured}
+    for line in measured:
         cell = line.cell
-        where = f"{scaling}, replayed: {cell.framework} {cell.strategy}, {cell.nodes} " \
-                f"node{'s' * (cell.nodes > 1)}{cpu_bound_note([its.cpu_idle for its in line.jobs])}"
-        rates = [its.images for its in line.jobs]
-        beside = of.get(("ddp", cell.nodes))
-        ours = cell.framework == "slurmdl" and cell.nodes > 1 and beside is not None
-        yield make_row(f"{where}: images/s", rates, "1/s", baseline=beside.images if beside else None,
-                       target="at least DistributedDataParallel's" if ours else "",
-                       met=line.images >= beside.images if ours and beside else None)
+        label = f"{scaling}, replayed: {cell.framework} {cell.strategy}, {cell.nodes} " \
+                f"node{'s' * (cell.nodes > 1)}{cpu_bound_note([job.cpu_idle for job in line.jobs])}"
+        rates = [job.images for job in line.jobs]
+        ddp = of.get(("ddp", cell.nodes))
+        judged = cell.framework == "slurmdl" and cell.nodes > 1 and ddp is not None
+        yield make_row(f"{label}: images/s", rates, "1/s", baseline=ddp.images if ddp else None,
+                       target="at least DistributedDataParallel's" if judged else "",
+                       met=line.images >= ddp.images if judged and ddp else None)
         if line.efficiency is not None and cell.nodes > 1:
-            yield make_row(f"{where}: images/s over those of as many single nodes",
+            yield make_row(f"{label}: images/s over those of as many single nodes",
                            [rate / line.images * line.efficiency for rate in rates], "share", baseline=1.0)
         if cell.nodes > 1:
-            yield make_row(f"{where}: bytes from node to node in a step", _sent(line), "B",
-                           baseline=statistics.median(_sent(beside)) if beside else None)
+            yield make_row(f"{label}: bytes from node to node in a step", _sent(line), "B",
+                           baseline=statistics.median(_sent(ddp)) if ddp else None)
         for phase in PHASES:
-            yield make_row(f"{where}: {phase}, share of a step",
-                           [its.phases[phase] / sum(its.phases.values()) for its in line.jobs], "share")
-        sums = statistics.median(its.phase_sum_ratio for its in line.jobs)
-        yield make_row(f"{where}: sum of the phases over the time of the steps",
-                       [its.phase_sum_ratio for its in line.jobs], "share", baseline=1.0,
+            yield make_row(f"{label}: {phase}, share of a step",
+                           [job.phases[phase] / sum(job.phases.values()) for job in line.jobs], "share")
+        sums = statistics.median(job.phase_sum_ratio for job in line.jobs)
+        yield make_row(f"{label}: sum of the phases over the time of the steps",
+                       [job.phase_sum_ratio for job in line.jobs], "share", baseline=1.0,
                        target=f"within {PHASE_SUM_TOLERANCE:.0%}", met=abs(sums - 1) <= PHASE_SUM_TOLERANCE)
-    alone = [line.images for line in made if line.cell.nodes == NODES[0]]
+    alone = [line.images for line in measured if line.cell.nodes == NODES[0]]
     if len(alone) > 1:
         yield make_row(f"{scaling}: images/s on one node, slowest framework over quickest (control)",
                        [min(alone) / max(alone)], "share", baseline=1.0, target="at least 0.9",
@@ -132,4 +132,4 @@ def evaluate(scaling: str, lines: Sequence[ReportRow]) -> Iterator[Row]:
 
 def _sent(line: ReportRow) -> list[float]:
     """Return the bytes between nodes per step of each job."""
-    return [its.bytes["intra_zone"] + its.bytes["inter_zone"] for its in line.jobs]
+    return [job.bytes["intra_zone"] + job.bytes["inter_zone"] for job in line.jobs]

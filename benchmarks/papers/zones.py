@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks.heterogeneous.placement_methods import DEFAULT, LEAF, NEGATIVE_CONTROL, PLACED
-from benchmarks.heterogeneous.placement_savings import CPUS, NODES, ZONES, Found, draw, measure
+from benchmarks.heterogeneous.placement_savings import CPUS, NODES, ZONES, JobOutcome, draw, measure
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs
 from benchmarks.link_scores import training_value
 from benchmarks.results import Row, make_row
@@ -42,19 +42,19 @@ def rows(seed: int) -> Iterator[Row]:
         zone_features=False,
          slurm_conf_lines=SETTINGS))
     try:
-        jobs, found = Jobs(sandbox), []
+        jobs, outcomes = Jobs(sandbox), []
         for number, case in enumerate(draw(topology, seed)[:JOBS], 1):
-            found.append(measure(jobs, case, topology, np.random.default_rng([seed, number]), False))
+            outcomes.append(measure(jobs, case, topology, np.random.default_rng([seed, number]), False))
             print(f"zones: {number} of {JOBS} jobs", file=sys.stderr, flush=True)
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
-    yield from evaluate(found)
+    yield from evaluate(outcomes)
 
 
-def evaluate(found: Sequence[Found]) -> Iterator[Row]:
+def evaluate(found: Sequence[JobOutcome]) -> Iterator[Row]:
     """Yield ratios of predicted step times; placement must tie if Slurm's choice is optimal."""
-    def seconds(its: Found, variant: str) -> float:
-        return its.costs[variant].seconds
+    def seconds(outcome: JobOutcome, variant: str) -> float:
+        return outcome.costs[variant].seconds
 
     right = [its for its in found if seconds(its, DEFAULT) <= seconds(its, PLACED) * (1 + SAME)]
     wrong = [its for its in found if its not in right]

@@ -19,14 +19,14 @@ PARTS = {name.replace("_", "-"): f"benchmarks.placement.{name}" for name in (
 
 def versions() -> dict[str, str]:
     """Return the versions of the solvers, the graph mappers and Slurm, as far as they are installed."""
-    found = {"numpy": np.__version__, "libc": " ".join(platform.libc_ver())}
+    installed = {"numpy": np.__version__, "libc": " ".join(platform.libc_ver())}
     for package in ("ortools", "kahip"):
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
+            installed[package] = version(package)
     if shutil.which("sbatch"):
         done = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=10, check=False)
-        found["slurm"] = done.stdout.strip()
-    return found
+        installed["slurm"] = done.stdout.strip()
+    return installed
 
 
 SUITE = Suite("placement", "Speed and quality of placement compared with Slurm's choice, graph mappers and the exact "

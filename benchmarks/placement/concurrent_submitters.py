@@ -199,15 +199,15 @@ class Collisions:
 def collisions(bursts: Sequence[Sequence[Job]], cluster: ClusterSnapshot,
                topology: Topology) -> tuple[Collisions, Collisions]:
     """Count collisions with a seed for each submission, and without seeds."""
-    found = Collisions(), Collisions()
+    counts = Collisions(), Collisions()
     for number, jobs in enumerate(bursts):
         seeds = np.random.default_rng(number).integers(1, 2**32, len(jobs)).tolist()
-        for into, drawn in zip(found, (seeds, [0] * len(jobs)), strict=True):
+        for into, drawn in zip(counts, (seeds, [0] * len(jobs)), strict=True):
             chosen = [_chosen(job, seed, cluster, topology) for job, seed in zip(jobs, drawn, strict=True)]
-            met = [[bool(mine & other) for other in chosen[:i]] for i, mine in enumerate(chosen)]
+            met = [[bool(nodes & earlier) for earlier in chosen[:i]] for i, nodes in enumerate(chosen)]
             into.pairs.append(float(sum(map(sum, met))))
             into.late.append(float(sum(map(any, met))))
-    return found
+    return counts
 
 
 def _chosen(job: Job, seed: int, cluster: ClusterSnapshot, topology: Topology) -> set[str]:
@@ -236,24 +236,24 @@ def _snapshots(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Ro
 
 
 def _bursts(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
-    found: dict[str, list[Run]] = {variant: [] for variant in VARIANTS}
+    runs_by_variant: dict[str, list[Run]] = {variant: [] for variant in VARIANTS}
     for number, jobs in enumerate(bursts):
         for variant in VARIANTS:
             print(f"herding: burst {number + 1} of {len(bursts)}, {variant}", file=sys.stderr, flush=True)
-            found[variant].append(play(sandbox, jobs, variant, PATIENCE))
+            runs_by_variant[variant].append(play(sandbox, jobs, variant, PATIENCE))
     waits = {variant: [[min(wait, PATIENCE) for wait in run.waits] for run in runs] for variant,
-             runs in found.items()}
-    never = sum(wait == np.inf for run in found["slurmdl"] for wait in run.waits)
+             runs in runs_by_variant.items()}
+    never = sum(wait == np.inf for run in runs_by_variant["slurmdl"] for wait in run.waits)
     yield make_row("burst: jobs that never start, slurmdl", [never], "jobs", target="none", met=not never)
     for name, figure in (("median", np.median), ("longest", np.max)):
-        plain, ours, control = ([float(figure(run)) for run in waits[variant]] for variant in VARIANTS)
+        plain, placed, control = ([float(figure(run)) for run in waits[variant]] for variant in VARIANTS)
         forgiven = SLACK * float(np.median(plain)) + PASS
-        yield make_row(f"burst: {name} wait, slurmdl", ours, "s", baseline=float(np.median(plain)),
+        yield make_row(f"burst: {name} wait, slurmdl", placed, "s", baseline=float(np.median(plain)),
                        target=f"at most {forgiven:.3g} s: sbatch's, {SLACK - 1:.0%} and a pass of the scheduler",
-                       met=float(np.median(ours)) <= forgiven)
+                       met=float(np.median(placed)) <= forgiven)
     yield make_row("control: burst: longest wait with node lists that stay", control, "s",
-                   baseline=float(np.median(ours)), target="above slurmdl",
-                   met=float(np.median(control)) > float(np.median(ours)))
+                   baseline=float(np.median(placed)), target="above slurmdl",
+                   met=float(np.median(control)) > float(np.median(placed)))
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ class _Played:
     jobs: Sequence[Job]
     plain: Run
     before: Run
-    ours: Run
+    placed: Run
     after: Run
 
 
@@ -278,46 +278,46 @@ def _traces(sandbox: Sandbox, traces: Sequence[Sequence[Job]]) -> Iterator[Row]:
     yield from _compared(f"trace of {len(traces[0])} jobs: completion of the queue", played,
                          lambda run, _: run.completion, "s", 0.0)
     yield make_row("trace: jobs that the controller ended",
-                   [sum(run.lost for one in played for run in (one.plain, one.before, one.ours, one.after))],
+                   [sum(run.lost for trace in played for run in (trace.plain, trace.before, trace.placed, trace.after))],
                    "jobs")
-    for who, mine in (("placed jobs", True), ("other users' jobs", False)):
-        yield from _of_users(sandbox.spec.topology, who, mine, played)
+    for owner, placed in (("placed jobs", True), ("other users' jobs", False)):
+        yield from _of_users(sandbox.spec.topology, owner, placed, played)
 
 
-def _of_users(topology: Topology, who: str, placed: bool, played: Sequence[_Played]) -> Iterator[Row]:
-    def theirs(values: Sequence[float], jobs: Sequence[Job]) -> list[float]:
+def _of_users(topology: Topology, owner: str, placed: bool, played: Sequence[_Played]) -> Iterator[Row]:
+    def select(values: Sequence[float], jobs: Sequence[Job]) -> list[float]:
         return [value for value, job in zip(values, jobs, strict=True) if job.placed is placed]
 
     def leaves(run: Run, jobs: Sequence[Job]) -> float:
-        return float(np.mean(theirs([_leaves(topology, nodes) for nodes in run.nodes], jobs)))
+        return float(np.mean(select([_leaves(topology, nodes) for nodes in run.nodes], jobs)))
 
-    yield from _compared(f"trace: median seconds to submit {who}", played,
-                         lambda run, jobs: float(np.median(theirs(run.submissions, jobs))), "s")
-    yield from _compared(f"trace: mean wait of {who}", played,
-                         lambda run, jobs: float(np.mean(theirs(run.waits, jobs))), "s", 0.0)
-    yield from _compared(f"trace: median wait of {who}", played,
-                         lambda run, jobs: float(np.median(theirs(run.waits, jobs))), "s", PASS)
-    yield from _compared(f"trace: longest wait of {who}", played,
-                         lambda run, jobs: max(theirs(run.waits, jobs)), "s", PASS)
-    yield from _compared(f"trace: mean leaves of {who}", played, leaves, "leaves")
+    yield from _compared(f"trace: median seconds to submit {owner}", played,
+                         lambda run, jobs: float(np.median(select(run.submissions, jobs))), "s")
+    yield from _compared(f"trace: mean wait of {owner}", played,
+                         lambda run, jobs: float(np.mean(select(run.waits, jobs))), "s", 0.0)
+    yield from _compared(f"trace: median wait of {owner}", played,
+                         lambda run, jobs: float(np.median(select(run.waits, jobs))), "s", PASS)
+    yield from _compared(f"trace: longest wait of {owner}", played,
+                         lambda run, jobs: max(select(run.waits, jobs)), "s", PASS)
+    yield from _compared(f"trace: mean leaves of {owner}", played, leaves, "leaves")
 
 
 def _compared(metric: str, played: Sequence[_Played], figure: Callable[[Run, Sequence[Job]], float], unit: str,
-              more: float | None = None) -> Iterator[Row]:
+              allowance: float | None = None) -> Iterator[Row]:
     """Yield a metric with slurmdl, relative to sbatch under the same load, and with sbatch alone.
 
     The target is SLACK times the baseline plus `more`; no target if `more` is None.
     """
-    ours = [figure(one.ours, one.jobs) for one in played]
-    pairs = [(figure(one.before, one.jobs), figure(one.after, one.jobs)) for one in played]
+    placed = [figure(trace.placed, trace.jobs) for trace in played]
+    pairs = [(figure(trace.before, trace.jobs), figure(trace.after, trace.jobs)) for trace in played]
     loaded = float(np.median(pairs))
-    yield make_row(f"{metric}, sbatch alone", [figure(one.plain, one.jobs) for one in played], unit,
+    yield make_row(f"{metric}, sbatch alone", [figure(trace.plain, trace.jobs) for trace in played], unit,
                    baseline=loaded)
-    if more is None:
-        yield make_row(f"{metric}, slurmdl", ours, unit, baseline=loaded)
+    if allowance is None:
+        yield make_row(f"{metric}, slurmdl", placed, unit, baseline=loaded)
         return
-    most, noise = SLACK * loaded + more, max(abs(first - second) for first, second in pairs)
-    yield make_row(f"{metric}, slurmdl", ours, unit, baseline=loaded, met=float(np.median(ours)) <= most,
+    most, noise = SLACK * loaded + allowance, max(abs(first - second) for first, second in pairs)
+    yield make_row(f"{metric}, slurmdl", placed, unit, baseline=loaded, met=float(np.median(placed)) <= most,
                    target=f"at most {most:.4g} {unit} (sbatch twice: up to {noise:.3g} {unit} apart)")
 
 

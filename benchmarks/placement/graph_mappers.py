@@ -36,12 +36,12 @@ STEPS = 1000
 
 def missing() -> dict[str, str]:
     """Return mapper -> how to install it, for the mappers that are not installed."""
-    found = {}
+    reasons = {}
     if not shutil.which(GMAP):
-        found["gmap"] = f"{GMAP} is not installed (Debian package scotch)"
+        reasons["gmap"] = f"{GMAP} is not installed (Debian package scotch)"
     if importlib.util.find_spec("kahip") is None:
-        found["KaHIP"] = "kahip is not installed (pip install slurmdl[bench])"
-    return found
+        reasons["KaHIP"] = "kahip is not installed (pip install slurmdl[bench])"
+    return reasons
 
 
 def volumes(phases: Sequence[Phase], ranks: int) -> FloatArray:
@@ -101,8 +101,8 @@ def gmap(traffic: FloatArray, far: FloatArray) -> tuple[IntArray, float]:
         _, *lines = out.read_text().splitlines()
     slot = np.zeros(len(traffic), np.int64)
     for line in lines:
-        rank, where = map(int, line.split())
-        slot[rank] = where
+        rank, assigned = map(int, line.split())
+        slot[rank] = assigned
     return _one_each(slot), seconds
 
 
@@ -111,9 +111,9 @@ def _graph(traffic: FloatArray) -> str:
     weight = _whole(traffic)
     rows = []
     for row in weight:
-        there = np.flatnonzero(row)
-        pairs = " ".join(f"{w} {v}" for v, w in zip(there.tolist(), row[there].tolist(), strict=True))
-        rows.append(f"{len(there)} {pairs}")
+        neighbors = np.flatnonzero(row)
+        pairs = " ".join(f"{w} {v}" for v, w in zip(neighbors.tolist(), row[neighbors].tolist(), strict=True))
+        rows.append(f"{len(neighbors)} {pairs}")
     return f"0\n{len(weight)} {np.count_nonzero(weight)}\n0 010\n" + "\n".join(rows) + "\n"
 
 
@@ -156,12 +156,12 @@ def kahip(traffic: FloatArray, zones: IntArray) -> tuple[IntArray, float]:
 
 def _split(weight: IntArray, ranks: IntArray, first: int, zones: IntArray, slot: IntArray) -> None:
     """Assign the slots from `first` on to `ranks`."""
-    here = zones[first:first + len(ranks)]
-    column = next((level for level in range(zones.shape[1]) if (here[:, level] != here[0, level]).any()), None)
+    slot_zones = zones[first:first + len(ranks)]
+    column = next((level for level in range(zones.shape[1]) if (slot_zones[:, level] != slot_zones[0, level]).any()), None)
     if column is None:
         slot[ranks] = np.arange(first, first + len(ranks))
         return
-    borders = np.flatnonzero(here[1:, column] != here[:-1, column]) + 1
+    borders = np.flatnonzero(slot_zones[1:, column] != slot_zones[:-1, column]) + 1
     middle = int(borders[np.abs(borders - len(ranks) / 2).argmin()])
     inside = _half(weight[np.ix_(ranks, ranks)], middle)
     _split(weight, ranks[inside], first, zones, slot)
@@ -175,14 +175,14 @@ def _half(weight: IntArray, size: int) -> npt.NDArray[np.bool_]:
     ranks = len(weight)
     source, target = np.nonzero(weight)
     offsets = np.searchsorted(source, np.arange(ranks + 1))
-    more = abs(ranks - 2 * size)
-    loads = [1] * ranks + [more] * (more > 0)
-    starts = offsets.tolist() + [len(target)] * (more > 0)
+    filler_weight = abs(ranks - 2 * size)
+    loads = [1] * ranks + [filler_weight] * (filler_weight > 0)
+    starts = offsets.tolist() + [len(target)] * (filler_weight > 0)
     _, blocks = library.kaffpa(loads, starts, weight[source, target].tolist(), target.tolist(), 2, 0.0, True, 1,
                                library.ECO)
     block = np.array(blocks[:ranks], np.int64)
     # the filler stands with the smaller half
-    inside = block == (block[0] if not more else blocks[ranks] if 2 * size < ranks else 1 - blocks[ranks])
+    inside = block == (block[0] if not filler_weight else blocks[ranks] if 2 * size < ranks else 1 - blocks[ranks])
     # where it could not balance: those with least traffic into the half leave it, or the others join
     over = int(inside.sum()) - size
     if over:

@@ -103,22 +103,22 @@ def case(seed: int) -> Case:
         (Node(name, ("MIXED",) if count < 4 else ("IDLE",), cpus=4, cpus_unallocated=int(count), memory=4000,
               memory_unallocated=1000 * int(count), partitions=("main",)) for name, count in zip(
                   sorted(names), free, strict=True)), (Partition("main", True, memory_per_cpu=1000),))
-    each = int(generator.choice([1, 1, 2, 4]))
-    fitting = int((free >= each).sum())
+    per_node = int(generator.choice([1, 1, 2, 4]))
+    fitting = int((free >= per_node).sum())
     wanted = int(generator.integers(2, max(3, fitting + 1)))
     kind = str(generator.choice(["allreduce", "gossip", "ps", "ps"]))
-    ps = int(generator.integers(1, min(4, wanted * each - 1) + 1)) if kind == "ps" else 0
+    ps = int(generator.integers(1, min(4, wanted * per_node - 1) + 1)) if kind == "ps" else 0
     dl = DlOptions(strategy=kind, ps=ps, rank0="any")
-    return Case(seed, JobRequest(nodes=(wanted, wanted), ntasks_per_node=each, dl=dl), cluster, topology, scores)
+    return Case(seed, JobRequest(nodes=(wanted, wanted), ntasks_per_node=per_node, dl=dl), cluster, topology, scores)
 
 
 def outcome(given: Case) -> Outcome | None:
     """Return the predicted time of the case with each method; None if the job does not fit the cluster."""
     try:
-        found = place_job(given.request, given.cluster, given.topology, given.scores)
+        placement = place_job(given.request, given.cluster, given.topology, given.scores)
     except SlurmdlError:
         return None
-    if not found.free_now or found.rank_map is None:
+    if not placement.free_now or placement.rank_map is None:
         return None
     best = exact_solver.solve_exactly(given.request, given.cluster, given.topology, given.scores, LIMIT)
     room = eligible_tasks(given.request, given.cluster, "main").tasks_now
@@ -129,7 +129,7 @@ def outcome(given: Case) -> Outcome | None:
     chance = generator.permutation(nodes)[:wanted].tolist()
     largest = max(sum(given.topology.leaf_of(name) == zone for name in nodes) for zone in given.topology.zones)
     return Outcome(given.seed, given.request.dl.strategy, largest >= wanted, best.cost.seconds,
-                   found.rank_map.cost.seconds, predicted(given, leaf_order(given, nodes)),
+                   placement.rank_map.cost.seconds, predicted(given, leaf_order(given, nodes)),
                    predicted(given, np.repeat(chance, resolve_job_size(given.request).tasks // wanted).tolist()),
                    best.proven)
 
@@ -165,10 +165,10 @@ def outcomes(clusters: int, seed: int) -> Iterator[Outcome]:
     counted = 0
     with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
         for first in itertools.count(seed * 1_000_000, BATCH):
-            for found in pool.imap(_numbered, range(first, first + BATCH)):
-                if found is not None:
-                    counted += found.counts
-                    yield found
+            for result in pool.imap(_numbered, range(first, first + BATCH)):
+                if result is not None:
+                    counted += result.counts
+                    yield result
                 if counted >= clusters:
                     return
 
@@ -179,25 +179,25 @@ def _numbered(number: int) -> Outcome | None:
 
 def rows(seed: int = 1, clusters: int = 2000) -> list[results.Row]:
     """Return ratios of predicted seconds to the exact optimum over `clusters` counted cases."""
-    found = []
-    for one in outcomes(clusters, seed):
-        found.append(one)
-        if len(found) % 500 == 0:
-            print(f"exact: {len(found)} cases, {sum(each.counts for each in found)} of {clusters} counted",
+    drawn = []
+    for entry in outcomes(clusters, seed):
+        drawn.append(entry)
+        if len(drawn) % 500 == 0:
+            print(f"exact: {len(drawn)} cases, {sum(earlier.counts for earlier in drawn)} of {clusters} counted",
                   file=sys.stderr, flush=True)
-    counted = [one for one in found if one.counts]
-    ratios = np.array([one.placed / one.optimum for one in counted])
-    leaf = np.array([one.leaf / one.optimum for one in counted])
-    chance = np.array([one.chance / one.optimum for one in counted])
+    counted = [entry for entry in drawn if entry.counts]
+    ratios = np.array([entry.placed / entry.optimum for entry in counted])
+    leaf = np.array([entry.leaf / entry.optimum for entry in counted])
+    chance = np.array([entry.chance / entry.optimum for entry in counted])
     worst = counted[int(ratios.argmax())]
-    apart = [one.placed / one.optimum for one in found if one.proven and not one.counts and one.optimum > 0]
+    apart = [entry.placed / entry.optimum for entry in drawn if entry.proven and not entry.counts and entry.optimum > 0]
     middle, high = float(np.median(ratios)), float(np.quantile(ratios, 0.99))
     off = float((leaf > OFF).mean())
-    made = [
-        make_row("exact: cases that count", [len(counted)], "cases", baseline=len(found),
+    table = [
+        make_row("exact: cases that count", [len(counted)], "cases", baseline=len(drawn),
                  target=f"at least {clusters}", met=len(counted) >= clusters),
         make_row(f"exact: cases left out, no optimum proven in {LIMIT:g} s",
-                 [sum(not one.proven for one in found)], "cases", baseline=len(found)),
+                 [sum(not entry.proven for entry in drawn)], "cases", baseline=len(drawn)),
         make_row("exact: of these, leaf order more than 10 % off", [off], "share", baseline=None,
                  target="at least 0.5", met=off >= 0.5),
         make_row("exact: median ratio to the optimum", [middle], "ratio", baseline=float(np.median(leaf)),
@@ -208,14 +208,14 @@ def rows(seed: int = 1, clusters: int = 2000) -> list[results.Row]:
                  baseline=float(leaf.max())),
         make_row("exact: control, a random choice loses", [float(np.median(chance))], "ratio", baseline=middle,
                  target="above the median of place", met=float(np.median(chance)) > middle * 1.05)]
-    for kind in sorted({one.kind for one in counted}):
-        mine = [one.placed / one.optimum for one in counted if one.kind == kind]
-        made.append(make_row(f"exact: 99th percentile, {kind}", [float(np.quantile(mine, 0.99))], "ratio",
+    for kind in sorted({entry.kind for entry in counted}):
+        kind_ratios = [entry.placed / entry.optimum for entry in counted if entry.kind == kind]
+        table.append(make_row(f"exact: 99th percentile, {kind}", [float(np.quantile(kind_ratios, 0.99))], "ratio",
                              baseline=None))
     if apart:
-        made.append(make_row("exact: worst ratio of the cases counted apart", [max(apart)], "ratio",
+        table.append(make_row("exact: worst ratio of the cases counted apart", [max(apart)], "ratio",
                              baseline=None))
-    return made
+    return table
 
 
 def main(argv: list[str]) -> None:
@@ -232,11 +232,11 @@ def main(argv: list[str]) -> None:
     if options.results:
         check_output_file(options.results, "--results")
     clusters, seed = max(1, options.clusters), options.seed
-    found = rows(seed, clusters)
-    for row in found:
+    measured = rows(seed, clusters)
+    for row in measured:
         print(f"{row.metric:60} {row.value:10.4f} {row.unit:6} {row.target}")
     if options.results:
-        results.write(options.results, found, seed=seed,
+        results.write(options.results, measured, seed=seed,
                       versions={package: version(package) for package in ("numpy", "ortools")},
                       command=f"{name} --clusters {clusters} --seed {seed} --results {options.results}")
 

@@ -107,7 +107,7 @@ def shapes() -> tuple[Shape, ...]:
 
 
 @dataclass
-class Found:
+class JobResult:
     """Results of one job: method -> cost, and method -> seconds of the mapping."""
 
     pattern: str
@@ -135,7 +135,7 @@ class LoadedCluster:
             (Partition("main", True),))
 
     def run(self, pattern: Pattern, network: str, nodes: int, cluster: ClusterSnapshot,
-            slurm: Sequence[str]) -> Found:
+            slurm: Sequence[str]) -> JobResult:
         """Place one job with all methods.
 
         Parameters
@@ -149,14 +149,14 @@ class LoadedCluster:
         """
         request = pattern.request(nodes)
         scores = LINKS[network]
-        ours = place_job(request, cluster, self.topology, scores)
-        assert ours.rank_map is not None
+        placed = place_job(request, cluster, self.topology, scores)
+        assert placed.rank_map is not None
         traffic = Traffic(pattern.strategy, MODEL_BYTES, request.dl.ps)
-        found = Found(pattern.name, network, nodes, {"ours": ours.rank_map.cost})
+        result = JobResult(pattern.name, network, nodes, {"ours": placed.rank_map.cost})
 
         def add(variant: str, names: Sequence[str]) -> None:
             """Add the cost of ranks on these nodes in this order."""
-            found.costs[variant] = self.cost(traffic, names, scores)
+            result.costs[variant] = self.cost(traffic, names, scores)
 
         if slurm:
             add("Slurm, names", np.repeat(slurm, pattern.per_node).tolist())
@@ -165,11 +165,11 @@ class LoadedCluster:
         add("depth-first", np.repeat(self.names(free[:nodes]), pattern.per_node).tolist())
         drawn = self.generator.permutation(np.repeat(self.generator.choice(free, nodes, False), pattern.per_node))
         add("random nodes", self.names(drawn))
-        add("random ranks", self.generator.permutation(np.array(ours.rank_map.nodes)).tolist())
+        add("random ranks", self.generator.permutation(np.array(placed.rank_map.nodes)).tolist())
         if traffic.ps:
             add(LEAST, self.least_bytes(nodes, pattern.per_node, traffic.ps))
-        self.map(found, traffic, ours.nodes, pattern.per_node, scores)
-        return found
+        self.map(result, traffic, placed.nodes, pattern.per_node, scores)
+        return result
 
     def names(self, nodes: Indices) -> list[str]:
         return [self.topology.nodes[i] for i in nodes.tolist()]
@@ -184,12 +184,12 @@ class LoadedCluster:
         return predict_cost(traffic.phases(len(order)), network_links(names, self.topology, scores),
                     np.array([index[name] for name in order]))
 
-    def map(self, found: Found, traffic: Traffic, nodes: Sequence[str], per_node: int,
+    def map(self, result: JobResult, traffic: Traffic, nodes: Sequence[str], per_node: int,
             scores: LinkScores) -> None:
         """Map the ranks over the same nodes with slurmdl and with the installed mappers."""
         slots = [(name, per_node) for name in nodes]
-        ours = [_timed(lambda: best_rank_map(slots, self.topology, scores, traffic, "any")) for _ in range(TIMINGS)]
-        found.seconds["ours"] = float(np.median(ours))
+        timings = [_timed(lambda: best_rank_map(slots, self.topology, scores, traffic, "any")) for _ in range(TIMINGS)]
+        result.seconds["ours"] = float(np.median(timings))
         network = network_links(nodes, self.topology, scores)
         path = graph_mappers.paths(network)
         slot = np.repeat(np.lexsort(path.T[::-1]), per_node)
@@ -198,11 +198,11 @@ class LoadedCluster:
         variants: dict[str, Callable[[], tuple[Indices, float]]] = {
             "gmap": lambda: graph_mappers.gmap(volume, far), "KaHIP": lambda: graph_mappers.kahip(volume, path[slot])}
         for variant in variants.keys() - graph_mappers.missing().keys():
-            where, took = variants[variant]()
-            for _ in range(TIMINGS - 1 if took < SLOW else 0):
-                took = min(took, variants[variant]()[1])
-            found.seconds[variant] = took
-            found.costs[variant] = self.cost(traffic, [nodes[i] for i in slot[where].tolist()], scores)
+            mapped, seconds = variants[variant]()
+            for _ in range(TIMINGS - 1 if seconds < SLOW else 0):
+                seconds = min(seconds, variants[variant]()[1])
+            result.seconds[variant] = seconds
+            result.costs[variant] = self.cost(traffic, [nodes[i] for i in slot[mapped].tolist()], scores)
 
     def least_bytes(self, nodes: int, per_node: int, servers: int) -> list[str]:
         """Return the nodes of servers, then workers, that send the fewest bytes between leaves."""
@@ -249,10 +249,10 @@ def least_ps_deal(room: Indices, nodes: int, per_node: int, servers: int) -> lis
 
 def rows(seed: int = 0) -> Iterator[Row]:
     """Yield the rows of all clusters and loads; `seed` is added to those of the traces."""
-    for why in graph_mappers.missing().values():
-        print(f"without a mapper: {why}", file=sys.stderr, flush=True)
+    for reason in graph_mappers.missing().values():
+        print(f"without a mapper: {reason}", file=sys.stderr, flush=True)
     for shape in shapes():
-        found: list[Found] = []
+        results: list[JobResult] = []
         refused = 0
         for share, number in LOADS:
             loaded = LoadedCluster(shape, share, seed + number)
@@ -261,31 +261,31 @@ def rows(seed: int = 0) -> Iterator[Row]:
             for size, cluster, slurm in _asked(shape, loaded, sizes):
                 for pattern, network in itertools.product(PATTERNS, LINKS):
                     try:
-                        found.append(loaded.run(pattern, network, size, cluster, slurm))
+                        results.append(loaded.run(pattern, network, size, cluster, slurm))
                     except PlacementError:
                         refused += 1
-        yield make_row(f"{shape.name}: jobs that find no zone, of {len(found) + refused}", [refused], "jobs")
+        yield make_row(f"{shape.name}: jobs that find no zone, of {len(results) + refused}", [refused], "jobs")
         for network in LINKS:
-            here = [f for f in found if f.links == network]
-            yield from evaluate(f"{shape.name}, {network}", here)
-            yield from saved(f"{shape.name}, {network}", here, network == BYTES_JUDGED)
+            on_network = [f for f in results if f.links == network]
+            yield from evaluate(f"{shape.name}, {network}", on_network)
+            yield from saved(f"{shape.name}, {network}", on_network, network == BYTES_JUDGED)
 
 
 def _asked(shape: Shape, loaded: LoadedCluster,
            sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
     """Yield (nodes of a job, cluster before it, nodes that Slurm assigns); () if there is no Slurm."""
-    why = "Slurm 22.05 knows no blocks" if shape.topology.kind != "tree" else \
+    reason = "Slurm 22.05 knows no blocks" if shape.topology.kind != "tree" else \
         "a controller needs root" if os.geteuid() else ""
     sandbox = None
-    if not why:
+    if not reason:
         try:
             sandbox = sandbox_cluster.sandbox_up(SandboxSpec(
                 f"quality-{os.getpid()}", shape.topology, cpus=CPUS, cloud_nodes=True, zone_features=False,
                 slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES))
         except SandboxError as error:
-            why = str(error)
+            reason = str(error)
     if sandbox is None:
-        print(f"quality: {shape.name}: not against Slurm: {why}", file=sys.stderr, flush=True)
+        print(f"quality: {shape.name}: not against Slurm: {reason}", file=sys.stderr, flush=True)
         modelled = loaded.modelled()
         yield from ((size, modelled, ()) for size in sizes)
         return
@@ -311,14 +311,14 @@ def _of_slurm(sandbox: sandbox_cluster.Sandbox, loaded: LoadedCluster,
         cloud_nodes.wait_for_idle_nodes(sandbox, given)
 
 
-def evaluate(name: str, found: Sequence[Found]) -> Iterator[Row]:
+def evaluate(name: str, results: Sequence[JobResult]) -> Iterator[Row]:
     """Yield the rows of one cluster: ratios of slurmdl to each other method, and the negative controls."""
     for pattern in PATTERNS:
-        here = [f for f in found if f.pattern == pattern.name]
+        of_pattern = [f for f in results if f.pattern == pattern.name]
         for variant in VARIANTS:
-            pairs = [(f.costs["ours"], f.costs[variant]) for f in here if variant in f.costs]
+            pairs = [(f.costs["ours"], f.costs[variant]) for f in of_pattern if variant in f.costs]
             if pairs:
-                seconds = [_ratio(ours.seconds, other.seconds) for ours, other in pairs]
+                seconds = [_ratio(placed.seconds, reference.seconds) for placed, reference in pairs]
                 worst = max(seconds)
                 yield make_row(f"{name}, {pattern.name}: predicted seconds over those of {variant}", seconds, "times",
                                baseline=1.0, target=f"at most 1 for each job (worst {worst:.4g})",
@@ -327,7 +327,7 @@ def evaluate(name: str, found: Sequence[Found]) -> Iterator[Row]:
                                [_ratio(o.inter_zone_bytes, p.inter_zone_bytes) for o, p in pairs], "times",
                                baseline=1.0)
         for variant in ("gmap", "KaHIP"):
-            times = [f.seconds["ours"] / f.seconds[variant] for f in here if variant in f.seconds]
+            times = [f.seconds["ours"] / f.seconds[variant] for f in of_pattern if variant in f.seconds]
             if times:
                 slower = sum(time > 1 for time in times)
                 yield make_row(f"{name}, {pattern.name}: seconds to map over those of {variant}", times, "times",
@@ -336,44 +336,44 @@ def evaluate(name: str, found: Sequence[Found]) -> Iterator[Row]:
         for control in CONTROLS:
             # ranks of uniform gossip are all alike
             if not (control == "random ranks" and pattern.strategy == "gossip"):
-                lost = [_excess(f.costs[control], f.costs["ours"]) for f in here]
+                lost = [_excess(f.costs[control], f.costs["ours"]) for f in of_pattern]
                 metric = f"control: {name}, {pattern.name}: {control}, predicted seconds over ours, or bytes"
                 yield make_row(metric, lost, "times", baseline=1.0, target="above 1",
                                met=float(np.median(lost)) > 1 + SLACK)
 
 
-def saved(name: str, found: Sequence[Found], is_judged: bool) -> Iterator[Row]:
+def saved(name: str, results: Sequence[JobResult], is_judged: bool) -> Iterator[Row]:
     """Yield the share of the possible byte savings of parameter servers, relative to Slurm's nodes by leaf.
 
     Where time and bytes contradict each other the share says little: how much longer the least bytes take stands
     beside it.
     """
-    here = [(f.costs["ours"], f.costs["Slurm, leaves"], f.costs[LEAST]) for f in found
+    costs = [(f.costs["ours"], f.costs["Slurm, leaves"], f.costs[LEAST]) for f in results
             if LEAST in f.costs and "Slurm, leaves" in f.costs]
-    did = [slurm.inter_zone_bytes - ours.inter_zone_bytes for ours, slurm, _ in here]
-    could = [slurm.inter_zone_bytes - least.inter_zone_bytes for _, slurm, least in here]
-    if sum(could) <= 0:
+    achieved = [slurm.inter_zone_bytes - placed.inter_zone_bytes for placed, slurm, _ in costs]
+    possible = [slurm.inter_zone_bytes - least.inter_zone_bytes for _, slurm, least in costs]
+    if sum(possible) <= 0:
         return
-    share = sum(did) / sum(could)
+    share = sum(achieved) / sum(possible)
     yield make_row(f"{name}, PS: of the bytes across leaves that any choice could save against Slurm, leaves, "
                    "share saved, all jobs together", [share], "share", baseline=1.0,
                    target=f"at least {SAVED_TARGET:g}" if is_judged else "",
                    met=share >= SAVED_TARGET if is_judged else None)
     yield make_row(f"{name}, PS: the same share, job by job",
-                   [d / c for d, c in zip(did, could, strict=True) if c > 0], "share", baseline=1.0)
+                   [d / c for d, c in zip(achieved, possible, strict=True) if c > 0], "share", baseline=1.0)
     yield make_row(f"{name}, PS: GB across leaves saved in an iteration, beside what could be", [
-        sum(did) / 1e9], "GB", baseline=sum(could) / 1e9)
+        sum(achieved) / 1e9], "GB", baseline=sum(possible) / 1e9)
     yield make_row(f"{name}, PS: ms saved in an iteration, beside what Slurm, leaves, takes",
-                   [1e3 * (slurm.seconds - ours.seconds) for ours, slurm, _ in here], "ms",
-                   baseline=1e3 * float(np.median([slurm.seconds for _, slurm, _ in here])))
+                   [1e3 * (slurm.seconds - placed.seconds) for placed, slurm, _ in costs], "ms",
+                   baseline=1e3 * float(np.median([slurm.seconds for _, slurm, _ in costs])))
     yield make_row(f"{name}, PS: predicted seconds of the choice with least bytes over ours",
-                   [_ratio(least.seconds, ours.seconds) for ours, _, least in here], "times", baseline=1.0)
+                   [_ratio(least.seconds, placed.seconds) for placed, _, least in costs], "times", baseline=1.0)
 
 
-def _excess(control: Cost, ours: Cost) -> float:
-    seconds = _ratio(control.seconds, ours.seconds)
-    return seconds if abs(seconds - 1) > SLACK else _ratio(control.inter_zone_bytes, ours.inter_zone_bytes)
+def _excess(control: Cost, placed: Cost) -> float:
+    seconds = _ratio(control.seconds, placed.seconds)
+    return seconds if abs(seconds - 1) > SLACK else _ratio(control.inter_zone_bytes, placed.inter_zone_bytes)
 
 
-def _ratio(one: float, other: float) -> float:
-    return one / other if other else 1.0 if one <= 0 else INFINITE
+def _ratio(value: float, reference: float) -> float:
+    return value / reference if reference else 1.0 if value <= 0 else INFINITE

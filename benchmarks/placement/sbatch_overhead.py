@@ -39,7 +39,7 @@ class Case:
     name: str
     target: float
     options: tuple[str, ...]
-    ours: tuple[str, ...] = ()
+    slurmdl_options: tuple[str, ...] = ()
     pinned: bool = False
 
 
@@ -76,33 +76,33 @@ def rows(seed: int = 0) -> Iterator[Row]:
 
 def _large(name: str, leaves: int, features: bool) -> tuple[SandboxSpec, tuple[Case, ...]]:
     """Return a large cluster and its case; with zone features the zone is preferred, else pinned."""
-    where = f"placed at {LARGE} nodes in {leaves} zones"
-    case = Case(f"{where}, zone preferred", LARGE_TARGET, ("-N8",)) if features else \
-        Case(f"{where}, pinned", LARGE_TARGET, ("-N8", "--no-requeue"), pinned=True)
+    label = f"placed at {LARGE} nodes in {leaves} zones"
+    case = Case(f"{label}, zone preferred", LARGE_TARGET, ("-N8",)) if features else \
+        Case(f"{label}, pinned", LARGE_TARGET, ("-N8", "--no-requeue"), pinned=True)
     return SandboxSpec(name, example.tree_topology((1, leaves, LARGE)),
                        zone_features=features, cloud_nodes=True), (case,)
 
 
 def _measured(sandbox: Sandbox, case: Case) -> Iterator[Row]:
-    plain, more, checks, little, work = [], [], [], [], []
-    words = ["-o", "/dev/null", *case.options, "--wrap=true"]
+    plain, overhead, checks, plain_works, work = [], [], [], [], []
+    arguments = ["-o", "/dev/null", *case.options, "--wrap=true"]
     for command in (["sbatch"], ["slurmdl", "sbatch"]):  # once unmeasured, so that all files are in memory
-        _submit(sandbox, [*command, *words])
+        _submit(sandbox, [*command, *arguments])
     for number in range(REPEATS):
         # in turn the one and the other first: what comes second finds the controller busy with what came first
         pair = {}
-        for mine in (False, True) if number % 2 else (True, False):
-            pair[mine] = _submit(sandbox, ["slurmdl", "sbatch", *case.ours, *words] if mine else ["sbatch", *words])
-        (base, _, base_work), (ours, rest, our_work) = pair[False], pair[True]
-        plain.append(base)
-        more.append(ours - base)
-        checks.append(rest)
-        little.append(base_work)
-        work.append(our_work - base_work)
-    yield make_row(f"slurmdl sbatch over sbatch, {case.name}", more, "s", baseline=float(np.median(plain)),
-                   target=f"at most {case.target:g} s more", met=float(np.median(more)) <= case.target)
+        for is_slurmdl in (False, True) if number % 2 else (True, False):
+            pair[is_slurmdl] = _submit(sandbox, ["slurmdl", "sbatch", *case.slurmdl_options, *arguments] if is_slurmdl else ["sbatch", *arguments])
+        (plain_seconds, _, plain_work), (seconds, check, slurmdl_work) = pair[False], pair[True]
+        plain.append(plain_seconds)
+        overhead.append(seconds - plain_seconds)
+        checks.append(check)
+        plain_works.append(plain_work)
+        work.append(slurmdl_work - plain_work)
+    yield make_row(f"slurmdl sbatch over sbatch, {case.name}", overhead, "s", baseline=float(np.median(plain)),
+                   target=f"at most {case.target:g} s more", met=float(np.median(overhead)) <= case.target)
     yield make_row(f"processor time of slurmdl sbatch over sbatch, {case.name}", work, "s",
-                   baseline=float(np.median(little)))
+                   baseline=float(np.median(plain_works)))
     if case.pinned:
         yield make_row(f"from the job's number to the end of slurmdl sbatch, {case.name}", checks, "s",
                        target=f"at most {CHECK_TARGET:g} s", met=float(np.median(checks)) <= CHECK_TARGET)
@@ -116,9 +116,9 @@ def _submit(sandbox: Sandbox, argv: Sequence[str]) -> tuple[float, float, float]
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
     first = child.stdout.readline()
-    told = time.perf_counter()
-    _, said = child.communicate(timeout=60)
+    submitted = time.perf_counter()
+    _, errors = child.communicate(timeout=60)
     if child.returncode or not first:
-        raise SandboxError(f"{' '.join(argv)}: {' '.join(said.split())[-300:]}")
-    rest, after = time.perf_counter() - told, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return told - began, rest, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        raise SandboxError(f"{' '.join(argv)}: {' '.join(errors.split())[-300:]}")
+    remaining, after = time.perf_counter() - submitted, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return submitted - began, remaining, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -90,32 +90,32 @@ def rows(seed: int = 0) -> Iterator[Row]:
     plain = {(strategy, nodes): Case(strategy, nodes, RANKS, PER_NODE, 0.4)
              for strategy in STRATEGIES for nodes in SIZES}
     largest = {strategy: Case(strategy, LARGEST, LARGEST, 1, 0.0) for strategy in STRATEGIES}
-    found: dict[Case, list[Sample]] = defaultdict(list)
+    samples: dict[Case, list[Sample]] = defaultdict(list)
     for number in range(REPEATS):
         print(f"speed: repeat {number + 1} of {REPEATS}", file=sys.stderr, flush=True)
         for case in (*plain.values(), *largest.values()):
-            found[case].append(_sample(case, seed))
+            samples[case].append(_sample(case, seed))
     for strategy in STRATEGIES:
         for nodes in SIZES:
-            yield from _times(plain[strategy, nodes], found[plain[strategy, nodes]], TARGETS.get(nodes))
-        for less, more in itertools.pairwise(SIZES):
+            yield from _times(plain[strategy, nodes], samples[plain[strategy, nodes]], TARGETS.get(nodes))
+        for smaller, larger in itertools.pairwise(SIZES):
             # over the best time of the smaller one, so that a busy machine does not make it look slow
-            best = min(sample.seconds for sample in found[plain[strategy, less]])
-            growth = [sample.seconds / best for sample in found[plain[strategy, more]]]
-            yield make_row(f"growth of place, {strategy}, {less} to {more} nodes", growth, "times",
-                           baseline=more / less, target=f"at most {more / less:g}",
-                           met=float(np.median(growth)) <= more / less)
-        peak = [sample.peak for sample in found[plain[strategy, SIZES[-1]]]]
+            best = min(sample.seconds for sample in samples[plain[strategy, smaller]])
+            growth = [sample.seconds / best for sample in samples[plain[strategy, larger]]]
+            yield make_row(f"growth of place, {strategy}, {smaller} to {larger} nodes", growth, "times",
+                           baseline=larger / smaller, target=f"at most {larger / smaller:g}",
+                           met=float(np.median(growth)) <= larger / smaller)
+        peak = [sample.peak for sample in samples[plain[strategy, SIZES[-1]]]]
         yield make_row(f"peak memory, {strategy}, {SIZES[-1]} nodes", peak, "MB",
                        target=f"under {MEMORY_TARGET:g} MB", met=max(peak) < MEMORY_TARGET)
-        yield from _times(largest[strategy], found[largest[strategy]], LARGEST_TARGET)
+        yield from _times(largest[strategy], samples[largest[strategy]], LARGEST_TARGET)
 
 
-def _times(case: Case, found: Sequence[Sample], target: float | None) -> Iterator[Row]:
-    seconds = [sample.seconds for sample in found]
+def _times(case: Case, samples: Sequence[Sample], target: float | None) -> Iterator[Row]:
+    seconds = [sample.seconds for sample in samples]
     yield make_row(f"place, {case.name}", seconds, "s", target=f"at most {target:g} s" if target else "",
                    met=float(np.median(seconds)) <= target if target else None)
-    yield make_row(f"processor time of place, {case.name}", [sample.work for sample in found], "s")
+    yield make_row(f"processor time of place, {case.name}", [sample.work for sample in samples], "s")
 
 
 def _sample(case: Case, seed: int) -> Sample:

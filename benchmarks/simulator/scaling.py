@@ -46,7 +46,7 @@ class Point:
 
     strategy: str
     nodes: int
-    found: dict[str, Prediction]
+    predictions: dict[str, Prediction]
 
 
 def trainings(nodes: int, seed: int) -> tuple[TrainingWorkload, ...]:
@@ -77,7 +77,7 @@ def rows(seed: int, quick: bool, points: list[Point]) -> Iterator[Row]:
 
 def _evaluate(point: Point) -> Iterator[Row]:
     name = f"{point.strategy}, {point.nodes} nodes"
-    placed, leaves, random = (point.found[variant] for variant in PLACEMENT_POLICIES)
+    placed, leaves, random = (point.predictions[variant] for variant in PLACEMENT_POLICIES)
     yield make_row(f"{name}: seconds per step, placed, beside leaf order", [placed.step_seconds], "s",
                    baseline=leaves.step_seconds, target=f"at most {1 + SLACK} times",
                    met=placed.step_seconds <= leaves.step_seconds * (1 + SLACK))
@@ -101,14 +101,14 @@ def draw(path: str, points: Sequence[Point]) -> None:
     names = list(dict.fromkeys(point.strategy for point in points))
     figure = Figure(figsize=(4 * len(names), 3.5), layout="constrained")
     for panel, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        mine = [point for point in points if point.strategy == name]
+        series = [point for point in points if point.strategy == name]
         for variant, style in zip(PLACEMENT_POLICIES, LINES, strict=True):
-            panel.plot([point.nodes for point in mine], [point.found[variant].step_seconds for point in mine],
+            panel.plot([point.nodes for point in series], [point.predictions[variant].step_seconds for point in series],
                        label=variant, **style)
-        taken = [its.step_seconds for point in mine for its in point.found.values()]
+        taken = [prediction.step_seconds for point in series for prediction in point.predictions.values()]
         panel.set(title=name, xlabel="nodes", xscale="log", **(
             {"yscale": "log"} if max(taken) > 3 * min(taken) else {"ylim": (0, 1.1 * max(taken))}))
-        sizes = sorted({point.nodes for point in mine})
+        sizes = sorted({point.nodes for point in series})
         panel.set_xticks(sizes, [f"{nodes:,}" for nodes in sizes], fontsize=7)
         panel.xaxis.set_minor_locator(NullLocator())
         if panel.get_yscale() == "log":

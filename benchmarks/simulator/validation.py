@@ -55,7 +55,7 @@ def simulate(job: Job, topology: Topology) -> float:
     job.ps,
     COMM_PATTERNS[strategy][0],
      seed=placement_comm_time.SEED)
-    ended = step_end_times(training, network_links(names, topology, cost_model.known(job, topology)), place,
+    ended = step_end_times(training, network_links(names, topology, cost_model.shaped_link_scores(job, topology)), place,
                  cost_model.WARM_UP + cost_model.BLOCKS * steps)[job.ps:]
     blocks = np.diff(ended[:, cost_model.WARM_UP - 1::steps], axis=1) / steps
     return float(np.median(blocks.max(axis=0)))
@@ -69,21 +69,21 @@ def evaluate(jobs: Sequence[Job], simulated: FloatArray, measured: FloatArray) -
     simulated : shape (jobs,). measured : shape (jobs, blocks).
     """
     pattern = np.array([job.pattern for job in jobs])
-    same_links = np.array([[one.rates == other.rates for other in jobs] for one in jobs])
+    same_links = np.array([[first.rates == second.rates for second in jobs] for first in jobs])
     for name in cost_model.PATTERNS:
-        mine = pattern == name
-        seconds, its = np.median(measured[mine], axis=1), simulated[mine]
-        errors = np.abs(its / seconds - 1)
+        selected = pattern == name
+        seconds, simulated_seconds = np.median(measured[selected], axis=1), simulated[selected]
+        errors = np.abs(simulated_seconds / seconds - 1)
         yield make_row(f"{name}: error of the simulation, case by case", errors.tolist(), "share",
                        target=f"at most {ERROR} in each", met=bool((errors <= ERROR).all()))
         yield make_row(f"{name}: share of the cases within {ERROR}", [float((errors <= ERROR).mean())], "share")
-        yield make_row(f"{name}: simulated / measured seconds", (its / seconds).tolist(), "times", baseline=1.0)
-        yield from _order(f"{name}: pairs of placements", its, measured[mine], np.ones((len(its), len(its)), bool))
+        yield make_row(f"{name}: simulated / measured seconds", (simulated_seconds / seconds).tolist(), "times", baseline=1.0)
+        yield from _order(f"{name}: pairs of placements", simulated_seconds, measured[selected], np.ones((len(simulated_seconds), len(simulated_seconds)), bool))
     yield from _order("pairs of strategies on the same links", simulated, measured,
                       same_links & (pattern[:, None] != pattern[None]))
 
 
-def _order(what: str, simulated: FloatArray, measured: FloatArray, wanted: npt.NDArray[np.bool_]) -> Iterator[Row]:
+def _order(label: str, simulated: FloatArray, measured: FloatArray, wanted: npt.NDArray[np.bool_]) -> Iterator[Row]:
     """Yield the share of pairs, among those that the measurement separates, that the simulation orders correctly.
 
     Parameters
@@ -94,13 +94,13 @@ def _order(what: str, simulated: FloatArray, measured: FloatArray, wanted: npt.N
     if not shorter.any():
         return
 
-    def right(its: FloatArray) -> float:
-        return float((its[:, None] < its[None])[shorter].mean())
+    def right(values: FloatArray) -> float:
+        return float((values[:, None] < values[None])[shorter].mean())
 
     random = np.random.default_rng(cost_model.SEED)
     shuffled = [right(random.permutation(simulated)) for _ in range(SHUFFLES)]
     share = right(simulated)
-    yield make_row(f"{what} in the right order, of {int(shorter.sum())}", [share], "share",
+    yield make_row(f"{label} in the right order, of {int(shorter.sum())}", [share], "share",
                    baseline=float(np.median(shuffled)), target=f"at least {ORDER}", met=share >= ORDER)
-    yield make_row(f"{what}: the same, simulations shuffled (control)", shuffled, "share", baseline=share,
+    yield make_row(f"{label}: the same, simulations shuffled (control)", shuffled, "share", baseline=share,
                    target=f"below {ORDER}", met=float(np.median(shuffled)) < min(share, ORDER))

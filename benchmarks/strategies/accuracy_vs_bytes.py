@@ -62,8 +62,8 @@ class Variant:
     trigger: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        what = f"every {self.period} steps" if self.period else " ".join(self.trigger).replace("--", "")
-        return f"{self.compressor}, {what}"
+        rule = f"every {self.period} steps" if self.period else " ".join(self.trigger).replace("--", "")
+        return f"{self.compressor}, {rule}"
 
     def options(self) -> tuple[str, ...]:
         when = ("--strategy", "gossip", "--period", str(self.period)) if self.period else (
@@ -105,23 +105,23 @@ def measure(situation: str, variants: Sequence[Variant], options: Sequence[str],
     """Yield the rows of one situation; if `quick`, on 1 fold and 4 seeds instead of 5 and 5, without targets."""
     print(f"accuracy: {situation}", file=sys.stderr, flush=True)
     folds, seeds = (1, 4) if quick else (FOLDS, 5)
-    found = run(variants, options, range(seed, seed + seeds), folds)
-    yield from evaluate(situation, found, judged=not quick)
+    by_variant = run(variants, options, range(seed, seed + seeds), folds)
+    yield from evaluate(situation, by_variant, judged=not quick)
 
 
 def run(variants: Sequence[Variant], options: Sequence[str], seeds: Sequence[int],
         folds: int) -> dict[Variant, list[list[Outcome]]]:
     """Run all variants; return their outcomes by seed and fold."""
     cases = list(product(variants, seeds, range(1, folds + 1)))
-    came = outcomes((*COMMON, "--steps", str(STEPS), *options, *variant.options(), "--seed", str(seed),
+    completed = outcomes((*COMMON, "--steps", str(STEPS), *options, *variant.options(), "--seed", str(seed),
                      "--fold", f"{fold}/{FOLDS}") for variant, seed, fold in cases)
-    found: dict[Variant, list[list[Outcome]]] = {variant: [[] for _ in seeds] for variant in variants}
-    for (variant, seed, _), outcome in zip(cases, came, strict=True):
-        found[variant][seed - seeds[0]].append(outcome)
-    return found
+    by_variant: dict[Variant, list[list[Outcome]]] = {variant: [[] for _ in seeds] for variant in variants}
+    for (variant, seed, _), outcome in zip(cases, completed, strict=True):
+        by_variant[variant][seed - seeds[0]].append(outcome)
+    return by_variant
 
 
-def evaluate(situation: str, found: dict[Variant, list[list[Outcome]]], judged: bool = True,
+def evaluate(situation: str, by_variant: dict[Variant, list[list[Outcome]]], judged: bool = True,
              published: float | None = None) -> Iterator[Row]:
     """Yield the control, savings and losses of each variant, and the gains of triggers over periods.
 
@@ -130,56 +130,56 @@ def evaluate(situation: str, found: dict[Variant, list[list[Outcome]]], judged: 
     judged : whether the outcomes are enough to tell that a target is met or missed.
     published : % of the bytes that others have saved.
     """
-    every = found[EVERY_STEP]
-    base = _mean([[its.accuracy for its in folds] for folds in every])
-    alone = [_mean_of(mine) - _mean_of(theirs) for mine, theirs in zip(
-        [[its.own for its in folds] for folds in found[NO_EXCHANGE]],
-        [[its.accuracy for its in folds] for folds in every], strict=True)]
+    every = by_variant[EVERY_STEP]
+    base = _mean([[outcome.accuracy for outcome in folds] for folds in every])
+    alone = [_mean_of(isolated) - _mean_of(reference) for isolated, reference in zip(
+        [[outcome.own for outcome in folds] for folds in by_variant[NO_EXCHANGE]],
+        [[outcome.accuracy for outcome in folds] for folds in every], strict=True)]
     yield make_row(f"{situation}: control: ranks that never exchange, over every step", alone, "points",
                    target=f"at least {LOSS} worse", met=lower_bound_95(alone) < -LOSS)
-    share = saved(found)
-    for variant in found:
+    share = saved(by_variant)
+    for variant in by_variant:
         if variant in (EVERY_STEP, NO_EXCHANGE):
             continue
-        lost = difference(found[variant], every)
+        lost = difference(by_variant[variant], every)
         low = lower_bound_95(lost)
         good = low >= -LOSS and share[variant] >= SAVED
         target = f"{SAVED:g} % saved, and lower 95 % bound (here {low:.2f}) at least -{LOSS} points"
-        told = f"saves {share[variant]:.2f} %, lower 95 % bound {low:.2f}"
+        summary = f"saves {share[variant]:.2f} %, lower 95 % bound {low:.2f}"
         yield make_row(f"{situation}: {variant}: accuracy over every step", lost, "points", baseline=base,
-                       target=target if variant == TARGET_VARIANT else told, met=good if variant == TARGET_VARIANT
+                       target=target if variant == TARGET_VARIANT else summary, met=good if variant == TARGET_VARIANT
                        and judged else None)
         if variant == TARGET_VARIANT:
             yield make_row(f"{situation}: {variant}: bytes saved", [share[variant]], "%", baseline=published,
                            target=f"at least {SAVED:g} %", met=share[variant] >= SAVED)
         if not variant.period:
-            yield from gain(situation, variant, found)
+            yield from gain(situation, variant, by_variant)
 
 
-def saved(found: Mapping[Variant, list[list[Outcome]]]) -> dict[Variant, float]:
+def saved(by_variant: Mapping[Variant, list[list[Outcome]]]) -> dict[Variant, float]:
     """Return the bytes that each variant saves, in % of gossip at every step."""
-    return {variant: 100 * (1 - _bytes(its) / _bytes(found[EVERY_STEP])) for variant, its in found.items()}
+    return {variant: 100 * (1 - _bytes(variant_outcomes) / _bytes(by_variant[EVERY_STEP])) for variant, variant_outcomes in by_variant.items()}
 
 
-def gain(situation: str, variant: Variant, found: dict[Variant, list[list[Outcome]]]) -> Iterator[Row]:
+def gain(situation: str, variant: Variant, by_variant: dict[Variant, list[list[Outcome]]]) -> Iterator[Row]:
     """Yield the gain of a trigger over the most accurate period of the same compressor at no more bytes, if any."""
-    rivals = [other for other in found if other.period and other != NO_EXCHANGE
-              and other.compressor == variant.compressor
-              and _bytes(found[other]) <= _bytes(found[variant])]
+    rivals = [rival for rival in by_variant if rival.period and rival != NO_EXCHANGE
+              and rival.compressor == variant.compressor
+              and _bytes(by_variant[rival]) <= _bytes(by_variant[variant])]
     if not rivals:
         return
-    best = max(rivals, key=lambda other: _mean([[its.accuracy for its in folds] for folds in found[other]]))
-    more = difference(found[variant], found[best])
-    low, high = lower_bound_95(more), -lower_bound_95([-value for value in more])
-    word = "a gain" if low > 0 else "a loss" if high < 0 else "no gain"
-    yield make_row(f"{situation}: {variant}: accuracy over {best}, the best period at no more bytes", more, "points",
-                   target=f"{word} (95 % bounds {low:.2f} and {high:.2f})")
+    best = max(rivals, key=lambda rival: _mean([[outcome.accuracy for outcome in folds] for folds in by_variant[rival]]))
+    gains = difference(by_variant[variant], by_variant[best])
+    low, high = lower_bound_95(gains), -lower_bound_95([-value for value in gains])
+    verdict = "a gain" if low > 0 else "a loss" if high < 0 else "no gain"
+    yield make_row(f"{situation}: {variant}: accuracy over {best}, the best period at no more bytes", gains, "points",
+                   target=f"{verdict} (95 % bounds {low:.2f} and {high:.2f})")
 
 
-def difference(one: Sequence[Sequence[Outcome]], other: Sequence[Sequence[Outcome]]) -> list[float]:
+def difference(first: Sequence[Sequence[Outcome]], second: Sequence[Sequence[Outcome]]) -> list[float]:
     """Return the paired difference in accuracy for each seed, as mean over its folds."""
-    return [_mean_of([a.accuracy - b.accuracy for a, b in zip(mine, theirs, strict=True)])
-            for mine, theirs in zip(one, other, strict=True)]
+    return [_mean_of([a.accuracy - b.accuracy for a, b in zip(first_folds, second_folds, strict=True)])
+            for first_folds, second_folds in zip(first, second, strict=True)]
 
 
 def lower_bound_95(differences: Sequence[float]) -> float:
@@ -189,7 +189,7 @@ def lower_bound_95(differences: Sequence[float]) -> float:
 
 
 def _bytes(outcomes: Sequence[Sequence[Outcome]]) -> float:
-    return statistics.fmean(its.sent for folds in outcomes for its in folds)
+    return statistics.fmean(outcome.sent for folds in outcomes for outcome in folds)
 
 
 def _mean(values: Sequence[Sequence[float]]) -> float:

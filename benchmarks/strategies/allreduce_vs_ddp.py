@@ -69,16 +69,16 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
 
 def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
     """Return the jobs for one link rate; fewer steps and no ring if steps take very long."""
-    found = []
+    selected = []
     for ranks in RANKS:
-        by_turns = tuple(sorted(zones))[:ranks]
-        in_order = tuple(sorted(by_turns, key=lambda node: zones[node]))
+        alternating = tuple(sorted(zones))[:ranks]
+        in_order = tuple(sorted(alternating, key=lambda node: zones[node]))
         for size in SIZES:
             large = size > 1e7
-            found.append(Job(in_order, size, VARIANTS if large and slow else (*VARIANTS, "ring"),
+            selected.append(Job(in_order, size, VARIANTS if large and slow else (*VARIANTS, "ring"),
                              min(repeats, 2) if large and slow else repeats, 1 if large else 5))
-        found.append(Job(by_turns, min(SIZES), ("none", "ring"), repeats, 5, worst=True))
-    return found
+        selected.append(Job(alternating, min(SIZES), ("none", "ring"), repeats, 5, worst=True))
+    return selected
 
 
 def measure(sandbox: lifecycle.Sandbox, todo: Sequence[Job], zones: Mapping[str, str]) -> list[Figures]:
@@ -87,30 +87,30 @@ def measure(sandbox: lifecycle.Sandbox, todo: Sequence[Job], zones: Mapping[str,
                                    {"zones": zones, "jobs": [job.to_json() for job in todo]})
 
 
-def evaluate(link: str, todo: Sequence[Job], found: Sequence[Figures], shaped: bool) -> Iterator[Row]:
+def evaluate(link: str, todo: Sequence[Job], measured: Sequence[Figures], shaped: bool) -> Iterator[Row]:
     """Yield the rows of one link rate, with a note if they are CPU-bound."""
     ring: dict[tuple[int, int], float] = {}
-    for job, figures in zip(todo, found, strict=True):
+    for job, figures in zip(todo, measured, strict=True):
         ranks = len(job.nodes)
-        what = f"{ranks} ranks, {job.size // 1_000_000}M parameters, {link}"
-        what += cpu_bound_note(figures["ring" if job.worst else "hierarchical"]["idle"])
-        rates = {name: [1 / seconds for seconds in its["seconds"]] for name, its in figures.items()}
-        middle = {name: statistics.median(its) for name, its in rates.items()}
+        label = f"{ranks} ranks, {job.size // 1_000_000}M parameters, {link}"
+        label += cpu_bound_note(figures["ring" if job.worst else "hierarchical"]["idle"])
+        rates = {name: [1 / seconds for seconds in values["seconds"]] for name, values in figures.items()}
+        middle = {name: statistics.median(values) for name, values in rates.items()}
         if job.worst:
             if shaped:
-                yield make_row(f"{what}: steps/s of a ring through both zones by turns (control)", rates["ring"],
+                yield make_row(f"{label}: steps/s of a ring through both zones by turns (control)", rates["ring"],
                                "1/s", baseline=ring[ranks, job.size], target="less than with ranks in order",
                                met=middle["ring"] < ring[ranks, job.size])
             continue
         least = min(OF_DDP * middle["ddp"], OF_NONE * middle["none"])
-        yield make_row(f"{what}: steps/s of hierarchical allreduce", rates["hierarchical"], "1/s", baseline=least,
+        yield make_row(f"{label}: steps/s of hierarchical allreduce", rates["hierarchical"], "1/s", baseline=least,
                        target=f"the smaller of {OF_DDP} x DDP and {OF_NONE} x no communication",
                        met=middle["hierarchical"] >= least)
-        for name, words in (("ring", "allreduce round one ring"), ("ddp", "DistributedDataParallel"),
+        for name, description in (("ring", "allreduce round one ring"), ("ddp", "DistributedDataParallel"),
                             ("post-local", "post-local SGD, an average in every 4th step"),
                             ("barrier", "no communication but a barrier in each step"),
                             ("none", "no communication")):
             if name in rates:
-                yield make_row(f"{what}: steps/s of {words}", rates[name], "1/s", baseline=middle["hierarchical"])
+                yield make_row(f"{label}: steps/s of {description}", rates[name], "1/s", baseline=middle["hierarchical"])
         if "ring" in middle:
             ring[ranks, job.size] = middle["ring"]

@@ -45,37 +45,37 @@ def measure(transport: Transport, job: Mapping[str, Any],
     rival = Rival(transport, job)
     makers: dict[str, Callable[[], tuple[Step, Step]]] = {
         "none": rival.alone, "barrier": rival.together, "ddp": rival.ddp, "post-local": rival.post_local,
-        "ring": lambda: ours(transport, job, "ring", node, zones[node]),
-        "hierarchical": lambda: ours(transport, job, "hierarchical", node, zones[node])}
-    made = {name: makers[name]() for name in job["variants"]}
-    for step, _ in made.values():
+        "ring": lambda: slurmdl_step(transport, job, "ring", node, zones[node]),
+        "hierarchical": lambda: slurmdl_step(transport, job, "hierarchical", node, zones[node])}
+    variants = {name: makers[name]() for name in job["variants"]}
+    for step, _ in variants.values():
         step()  # the first one asks the kernel for memory
-    found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "idle": []} for name in made}
+    figures: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "idle": []} for name in variants}
     for repeat in range(job["repeats"]):
-        for name in list(made)[::-1 if repeat % 2 else 1]:
+        for name in list(variants)[::-1 if repeat % 2 else 1]:
             # post-local SGD exchanges in one of so many steps
             steps = post_local.PERIOD if name == "post-local" else job["steps"]
             transport.barrier()
             begun, processors = time.perf_counter(), CpuIdleMeter()
             for _ in range(steps):
-                made[name][0]()
+                variants[name][0]()
             taken = (time.perf_counter() - begun) / steps
-            found[name]["seconds"].append(float(max(transport.allgather(taken))))
-            found[name]["idle"].append(processors.idle_share())
-    for _, close in made.values():
+            figures[name]["seconds"].append(float(max(transport.allgather(taken))))
+            figures[name]["idle"].append(processors.idle_share())
+    for _, close in variants.values():
         close()
     rival.close()
-    del made, makers
+    del variants, makers
     gc.collect()
-    return found
+    return figures
 
 
 def task(job: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return a stand-in for a network, and its optimizer."""
     import torch
 
-    its = SyntheticWorkload(job["parameters"], lambda samples: float(job["seconds"]), time.sleep, SEED)
-    return its, torch.optim.SGD(its.module.parameters(), lr=RATE)
+    workload = SyntheticWorkload(job["parameters"], lambda samples: float(job["seconds"]), time.sleep, SEED)
+    return workload, torch.optim.SGD(workload.module.parameters(), lr=RATE)
 
 
 def stepping(loss: Callable[[], Any], optimizer: Any) -> Step:
@@ -87,14 +87,14 @@ def stepping(loss: Callable[[], Any], optimizer: Any) -> Step:
     return step
 
 
-def ours(transport: Transport, job: Mapping[str, Any], traffic: str, node: str, zone: str) -> tuple[Step, Step]:
+def slurmdl_step(transport: Transport, job: Mapping[str, Any], comm_pattern: str, node: str, zone: str) -> tuple[Step, Step]:
     """Return a step with the library of slurmdl, and a function that closes it."""
-    its, optimizer = task(job)
-    run = init(StrategyConfig("allreduce", traffic), transport=transport, environ={
+    workload, optimizer = task(job)
+    run = init(StrategyConfig("allreduce", comm_pattern), transport=transport, environ={
         "SLURMD_NODENAME": node, "SLURM_TOPOLOGY_ADDR": f"{zone}.{node}",
         "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"})
-    run.wrap(its.module, optimizer)
-    return stepping(lambda: its.loss(1), optimizer), run.close
+    run.wrap(workload.module, optimizer)
+    return stepping(lambda: workload.loss(1), optimizer), run.close
 
 
 class Rival:
@@ -107,8 +107,8 @@ class Rival:
 
     def alone(self) -> tuple[Step, Step]:
         """Return a step without communication."""
-        its, optimizer = self._shared()
-        return stepping(lambda: its.loss(1), optimizer), lambda: None
+        workload, optimizer = self._shared()
+        return stepping(lambda: workload.loss(1), optimizer), lambda: None
 
     def together(self) -> tuple[Step, Step]:
         """Return a step without communication, followed by a barrier."""
@@ -122,8 +122,8 @@ class Rival:
 
     def post_local(self) -> tuple[Step, Step]:
         """Return a local step; every PERIOD-th one averages all models."""
-        its, optimizer = self._shared()
-        plain, average = stepping(lambda: its.loss(1), optimizer), post_local.averaging(its.module)
+        workload, optimizer = self._shared()
+        plain, average = stepping(lambda: workload.loss(1), optimizer), post_local.averaging(workload.module)
 
         def step() -> None:
             plain()
@@ -135,8 +135,8 @@ class Rival:
         """Return a step with DistributedDataParallel, its own buckets and overlap."""
         from torch.nn.parallel import DistributedDataParallel
 
-        its, optimizer = task(self._job)
-        model = DistributedDataParallel(its.module)
+        workload, optimizer = task(self._job)
+        model = DistributedDataParallel(workload.module)
         return stepping(model, optimizer), lambda: None
 
     def _shared(self) -> tuple[Any, Any]:

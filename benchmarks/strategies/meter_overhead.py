@@ -54,9 +54,9 @@ def _step(seed: int) -> float:
     from slurmdl.train.trainer.trainer import train
 
     with redirect_stdout(io.StringIO()):
-        found = train(parse_train_options([*RUN, "--seed", str(seed)], {}))
-    assert found is not None, "a simulation gives its summary"
-    return float(found["seconds_per_step"])
+        summary = train(parse_train_options([*RUN, "--seed", str(seed)], {}))
+    assert summary is not None, "a simulation gives its summary"
+    return float(summary["seconds_per_step"])
 
 
 def _slow() -> float:

@@ -34,22 +34,22 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
     cores = os.cpu_count() or 1
     for ranks in sorted({2, min(2 * cores, 4)}):
         for size, steps in SIZES.items():
-            found = exchanges(ranks, size, steps, 3 if quick else REPEATS)
-            what = f"{ranks} ranks, {size // 1_000_000}M parameters"
+            times = exchanges(ranks, size, steps, 3 if quick else REPEATS)
+            label = f"{ranks} ranks, {size // 1_000_000}M parameters"
             bound = f"; CPU-bound: {ranks} ranks on {cores} cores" if ranks > cores else ""
-            ratio = _ratios(found["messages"], found["shared"])
+            ratio = _ratios(times["messages"], times["shared"])
             least = statistics.median(ratio)
-            yield make_row(f"{what}: exchange by messages / through shared memory{bound}", ratio, "x",
+            yield make_row(f"{label}: exchange by messages / through shared memory{bound}", ratio, "x",
                            target=f"at least {TARGET}", met=least >= TARGET)
-            control = _ratios(found["messages"], found["switched off"])
-            yield make_row(f"{what}: the same with the window switched off (control)", control, "x",
+            control = _ratios(times["messages"], times["switched off"])
+            yield make_row(f"{label}: the same with the window switched off (control)", control, "x",
                            baseline=least, target=f"below {TARGET}", met=statistics.median(control) < TARGET)
-            yield make_row(f"{what}: seconds of an exchange through shared memory", found["shared"], "s",
-                           baseline=statistics.median(found["messages"]))
+            yield make_row(f"{label}: seconds of an exchange through shared memory", times["shared"], "s",
+                           baseline=statistics.median(times["messages"]))
 
 
-def _ratios(one: list[float], other: list[float]) -> list[float]:
-    return [first / second for first, second in zip(one, other, strict=True)]
+def _ratios(numerators: list[float], denominators: list[float]) -> list[float]:
+    return [first / second for first, second in zip(numerators, denominators, strict=True)]
 
 
 def exchanges(ranks: int, size: int, steps: int, repeats: int) -> dict[str, list[float]]:
@@ -72,5 +72,5 @@ def exchanges(ranks: int, size: int, steps: int, repeats: int) -> dict[str, list
             capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:
             raise SlurmdlError(f"mpirun: exit status {done.returncode}: {' '.join(done.stderr.split())[:300]}")
-        found: dict[str, Any] = json.loads(result.read_text())
-        return found
+        times: dict[str, Any] = json.loads(result.read_text())
+        return times

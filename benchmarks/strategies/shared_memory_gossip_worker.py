@@ -35,35 +35,35 @@ def main() -> None:
     transport = world.init_mpi()
     with open(work_file, encoding="utf-8") as file:
         work = json.load(file)
-    found: dict[str, list[float]] = {name: [] for name, _ in work["variants"]}
+    times: dict[str, list[float]] = {name: [] for name, _ in work["variants"]}
     for repeat in range(work["repeats"]):
         for name, shared in work["variants"][::-1 if repeat % 2 else 1]:
-            found[name].append(measure(transport, shared, work["parameters"], work["steps"]))
+            times[name].append(measure(transport, shared, work["parameters"], work["steps"]))
     if transport.rank == 0:
         with open(result_file, "w", encoding="utf-8") as file:
-            json.dump(found, file)
+            json.dump(times, file)
 
 
 def measure(transport: Transport, shared: bool, size: int, steps: int) -> float:
     """Return the seconds per exchange of the slowest rank."""
     ranks = tuple(range(transport.size))
-    messages = MeteredP2P(transport, ("intra_node",) * len(ranks))
-    courier = CommThread(transport.supports_comm_thread)
+    p2p = MeteredP2P(transport, ("intra_node",) * len(ranks))
+    comm_thread = CommThread(transport.supports_comm_thread)
     model = PlainParameters(np.full(size, transport.rank, np.float32))
-    setting = StrategyContext(messages, courier, ranks, (), model.parameters, np.empty(0, np.float32), (size,),
+    context = StrategyContext(p2p, comm_thread, ranks, (), model.parameters, np.empty(0, np.float32), (size,),
                       replace(StrategyConfig("gossip", "base-2"), shared_memory=shared), SEED, ("",) * len(ranks),
                       ("",) * len(ranks), {}, lambda: 0.01, lambda part: NoOpOptimizer(),
                       relocate_parameters=model.relocate_parameters)
-    strategy = STRATEGIES["gossip"](setting)
+    strategy = STRATEGIES["gossip"](context)
     strategy.after_optimizer_step(0)
     strategy.after_optimizer_step(1)
-    courier.call(transport.barrier)
+    comm_thread.call(transport.barrier)
     begun = time.perf_counter()
     for number in range(2, 2 + steps):
         strategy.after_optimizer_step(number)
     seconds = (time.perf_counter() - begun) / steps
     strategy.finish()
-    courier.close()
+    comm_thread.close()
     if strategy.exchanges < steps or abs(float(model.parameters.mean()) - (len(ranks) - 1) / 2) > 1e-3:
         raise RuntimeError(f"{strategy.exchanges} exchanges have led to {model.parameters.mean()}")
     return float(max(transport.allgather(seconds)))

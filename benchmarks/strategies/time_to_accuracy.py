@@ -47,14 +47,14 @@ def rows(seed: int, quick: bool = False, published: float | None = None) -> Iter
     """
     seeds = range(seed, seed + (2 if quick else 5))
     cases = list(product(DATA, RATES, VARIANTS, seeds))
-    came = outcomes((*COMMON, *DATA[data], "--virtual-links", f"across={RATES[rate]}:0.0001,zone=10G:0.00005",
+    completed = outcomes((*COMMON, *DATA[data], "--virtual-links", f"across={RATES[rate]}:0.0001,zone=10G:0.00005",
                      *VARIANTS[variant],
-                     "--seed", str(its)) for data, rate, variant, its in cases)
-    found: dict[tuple[str, str, str], list[Outcome]] = {}
-    for (data, rate, variant, _), outcome in zip(cases, came, strict=True):
-        found.setdefault((data, rate, variant), []).append(outcome)
+                     "--seed", str(run_seed)) for data, rate, variant, run_seed in cases)
+    by_case: dict[tuple[str, str, str], list[Outcome]] = {}
+    for (data, rate, variant, _), outcome in zip(cases, completed, strict=True):
+        by_case.setdefault((data, rate, variant), []).append(outcome)
     for data, rate in product(DATA, RATES):
-        yield from evaluate(f"{data}, {rate}", {variant: found[data, rate, variant] for variant in VARIANTS},
+        yield from evaluate(f"{data}, {rate}", {variant: by_case[data, rate, variant] for variant in VARIANTS},
                             published)
 
 

@@ -136,12 +136,12 @@ def _load_state(config: Config, own_options: dict[str, str], request: JobRequest
 
 def _make_decision(job: Submission, state: ClusterState, query_slurm: bool) -> Decision:
     from slurmdl.launch.binding import Decision, zone_not_applied_reason
-    from slurmdl.launch.sbatch import decide_binding
+    from slurmdl.launch.sbatch import decide_with_slurm
 
     dl = job.request.dl
     if dl.node_binding == "off":
         return Decision(reason=zone_not_applied_reason(dl, "--dl-node-binding=off"), failed=bool(dl.zone))
-    decision = decide_binding(job, state, _find_sbatch_if_any() if query_slurm else "")
+    decision = decide_with_slurm(job, state, _find_sbatch_if_any() if query_slurm else "")
     if decision.reason and dl.strict:
         raise PlacementError(decision.reason)
     return decision

@@ -118,7 +118,7 @@ class SubmissionAttempt:
         on_warning: Callable[[str], None] = (lambda _: None) if self.quiet else warn
         state = cluster_state.load_cluster_state(site_config, self.dl.link_scores, job.request.partitions, on_warning,
                                                  self.dl.strict)
-        decision = decide_binding(job, state, self.program)
+        decision = decide_with_slurm(job, state, self.program)
         if decision.reason and self.dl.strict:
             raise PlacementError(decision.reason)
         if self.dl.explain and decision.placement is not None:
@@ -195,7 +195,7 @@ class SubmissionAttempt:
         return bool(job_id)
 
 
-def decide_binding(job: Submission, state: ClusterState, program: str = "") -> Decision:
+def decide_with_slurm(job: Submission, state: ClusterState, program: str = "") -> Decision:
     """Decide as `binding.decide_binding`, with the environment of this process.
 
     Parameters

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError
-from slurmdl.links.samples import KIND_OF_KEY, MAX_BANDWIDTH, SOURCES, is_link_name, link_name_form, short_repr
+from slurmdl.links.samples import KIND_OF_KEY, MAX_BANDWIDTH, SOURCES, is_link_name, link_name_form, short_json_repr
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -53,7 +53,7 @@ class LinkScore:
                 raise InputError(f"{name}: unknown key {key!r}; expected {', '.join(_VALID_RANGES)}")
             expected, is_valid = _VALID_RANGES[key]
             if not is_valid(value):
-                raise InputError(f"{name}: {key} {short_repr(value)}: expected {expected}")
+                raise InputError(f"{name}: {key} {short_json_repr(value)}: expected {expected}")
         return cls(**data)
 
 
@@ -231,7 +231,7 @@ def _parse_links(key: str, data: Any, on_reject: Callable[[str], None]) -> dict[
     for name, score in data.items():
         try:
             if not is_link_name(name, kind):
-                raise InputError(f"{key}: {short_repr(name)}: expected {link_name_form(kind)}")
+                raise InputError(f"{key}: {short_json_repr(name)}: expected {link_name_form(kind)}")
             scores[name] = LinkScore.from_json(name, score)
         except InputError as error:
             on_reject(str(error))
@@ -242,7 +242,7 @@ def _parse_number(key: str, value: Any, allow_zero: bool = False, allow_none: bo
     if allow_none and value is None:
         return None
     if not _range_check(0, MAX_BANDWIDTH, exclude_low=not allow_zero)(value):
-        raise InputError(f"{key} {short_repr(value)}: expected a number {'from' if allow_zero else 'above'} 0")
+        raise InputError(f"{key} {short_json_repr(value)}: expected a number {'from' if allow_zero else 'above'} 0")
     return float(value)
 
 

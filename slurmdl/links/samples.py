@@ -65,14 +65,14 @@ class LinkSample(_LinkSampleFields):
     def _validate(self) -> None:
         kind, name = self.kind, self.name
         if kind not in LINK_KINDS:
-            raise InputError(f"sample: kind {short_repr(kind)}: expected one of {', '.join(LINK_KINDS)}")
+            raise InputError(f"sample: kind {short_json_repr(kind)}: expected one of {', '.join(LINK_KINDS)}")
         if not is_link_name(name, kind):
-            raise InputError(f"sample: name {short_repr(name)}: expected {link_name_form(kind)}")
+            raise InputError(f"sample: name {short_json_repr(name)}: expected {link_name_form(kind)}")
         if self.source not in SOURCES:
-            raise InputError(f"sample of {name}: source {short_repr(self.source)}: "
+            raise InputError(f"sample of {name}: source {short_json_repr(self.source)}: "
                              f"expected one of {', '.join(SOURCES)}")
         if not isinstance(self.rdma, bool):
-            raise InputError(f"sample of {name}: rdma {short_repr(self.rdma)}: expected true or false")
+            raise InputError(f"sample of {name}: rdma {short_json_repr(self.rdma)}: expected true or false")
         _check_number("time", self.time, name, 0, MAX_TIMESTAMP)
         for key, low, high in (("throughput", 0, MAX_BANDWIDTH), ("rtt", 0, 60), ("rtt_p99", 0, 60), ("loss", 0, 1),
                                ("throughput_rse", 0, MAX_RSE)):
@@ -87,10 +87,10 @@ class LinkSample(_LinkSampleFields):
     def from_json(cls, data: Any) -> LinkSample:
         """Inverse of `to_json`; InputError if the data is not valid."""
         if not isinstance(data, dict):
-            raise InputError(f"sample: {short_repr(data)}: expected a JSON object")
+            raise InputError(f"sample: {short_json_repr(data)}: expected a JSON object")
         for key in data:
             if key not in cls._fields:
-                raise InputError(f"sample: unknown key {short_repr(key)}; expected {', '.join(cls._fields)}")
+                raise InputError(f"sample: unknown key {short_json_repr(key)}; expected {', '.join(cls._fields)}")
         for key in cls._fields[:_REQUIRED_COUNT]:
             if key not in data:
                 raise InputError(f"sample: {key} is missing")
@@ -103,10 +103,11 @@ _REQUIRED_COUNT = len(LinkSample._fields) - len(LinkSample._field_defaults)
 
 def _check_number(key: str, value: Any, name: str, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise InputError(f"sample of {name}: {key} {short_repr(value)}: expected a number from {low:g} to {high:g}")
+        raise InputError(f"sample of {name}: {key} {short_json_repr(value)}: "
+                         f"expected a number from {low:g} to {high:g}")
 
 
-def short_repr(value: Any) -> str:
+def short_json_repr(value: Any) -> str:
     """Shortened repr of a JSON value; lists and objects are not expanded."""
     if isinstance(value, (list, dict)):
         return "[...]" if isinstance(value, list) else "{...}"
@@ -137,7 +138,7 @@ def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         keys = [key for key, _ in pairs]
         duplicate = next(key for i, key in enumerate(keys) if key in keys[:i])
-        raise InputError(f"{short_repr(duplicate)}: duplicate key")
+        raise InputError(f"{short_json_repr(duplicate)}: duplicate key")
     return result
 
 

@@ -171,7 +171,7 @@ def sandbox_up(spec: SandboxSpec) -> Sandbox:
         pids = namespaces.start_hosts(spec.name, list(mounts), mounts)
         veth_links.create_links(spec, pids)
         slurm_daemons.start_daemons(spec, root, pids)
-        slurm_daemons.wait_until_ready(pids)
+        slurm_daemons.wait_for_nodes_idle(pids)
         sandbox = Sandbox(spec, pids, user)
         (root / "state.json").write_text(json.dumps(sandbox.to_json()))
         (root / "ready").touch()

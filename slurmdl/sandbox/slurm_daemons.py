@@ -199,7 +199,7 @@ def node_states(pids: Mapping[str, int]) -> dict[str, str]:
     return {node: row[0] for row in rows if len(row) > 1 for node in hostlist.expand_hostlist(row[1])}
 
 
-def wait_until_ready(pids: Mapping[str, int], timeout: float = 30.0) -> None:
+def wait_for_nodes_idle(pids: Mapping[str, int], timeout: float = 30.0) -> None:
     """Return when every node is idle; SandboxError names nodes that are not."""
     deadline = time.monotonic() + timeout
     while True:

@@ -13,13 +13,13 @@ from slurmdl.sandbox.spec import round_robin_topology
 NINE = round_robin_topology(9, 3)
 
 
-@pytest.mark.parametrize(("one", "other", "expected"), [
+@pytest.mark.parametrize(("x", "y", "expected"), [
     ([1, 2, 3, 4], [10, 20, 30, 99], 1.0), ([1, 2, 3, 4], [4, 3, 2, 1], -1.0), ([1, 1, 1], [1, 2, 3], 0.0),
     # ranks 1, 2.5, 2.5, 4 against 1, 3, 2, 4: covariance 4.5 / sqrt(4.5 x 5)
     ([1, 5, 5, 9], [1, 3, 2, 4], 4.5 / (4.5 * 5) ** 0.5),
 ])
-def test_spearman(one, other, expected):
-    assert cost_model.spearman(one, other) == pytest.approx(expected)
+def test_spearman(x, y, expected):
+    assert cost_model.spearman(x, y) == pytest.approx(expected)
 
 
 def test_placements_are_random_and_the_same_for_the_same_seed():
@@ -30,8 +30,8 @@ def test_placements_are_random_and_the_same_for_the_same_seed():
     assert all(len(set(job.nodes)) == cost_model.RANKS for job in jobs)
     predicted = cost_model.predict(jobs, NINE)
     for pattern in cost_model.PATTERNS:
-        mine = predicted[[job.pattern == pattern for job in jobs]]
-        assert mine.max() > 4 * mine.min()
+        seconds = predicted[[job.pattern == pattern for job in jobs]]
+        assert seconds.max() > 4 * seconds.min()
 
 
 @pytest.mark.parametrize(("noise", "met"), [(0.01, True), (3.0, False)])

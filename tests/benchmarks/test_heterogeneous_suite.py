@@ -21,7 +21,7 @@ from benchmarks.heterogeneous.placement_methods import (
     Job,
     Run,
 )
-from benchmarks.heterogeneous.placement_savings import LEAST, Case, Found, draw, orders, predicted
+from benchmarks.heterogeneous.placement_savings import LEAST, Case, JobOutcome, draw, orders, predicted
 from benchmarks.heterogeneous.throughput import BALANCED, GOSSIP, OFF, SPEEDS
 from benchmarks.heterogeneous.trainer_jobs import Result, cpu_bound_note
 from benchmarks.results import Row
@@ -53,10 +53,10 @@ def test_occupancies_are_random_and_the_same_for_the_same_seed() -> None:
     assert cases == draw(SIXTEEN, 3) != draw(SIXTEEN, 4)
     each = placement_savings.OCCUPANCIES // len(KINDS)
     assert Counter(case.job.kind for case in cases) == dict.fromkeys(KINDS, each)
-    assert {case.job.each for case in cases} == {2, 3, 4}
+    assert {case.job.tasks_per_node for case in cases} == {2, 3, 4}
     assert all(case.job.nodes <= len(SIXTEEN.nodes) - len(case.busy) for case in cases)
     assert all((case.job.ps > 0) == (case.job.kind == "PS") for case in cases)
-    assert sum(case.job.nodes * case.job.each <= placement_savings.RANKS for case in cases) > placement_savings.RUN
+    assert sum(case.job.nodes * case.job.tasks_per_node <= placement_savings.RANKS for case in cases) > placement_savings.RUN
 
 
 @pytest.mark.parametrize("number", range(8))
@@ -66,7 +66,7 @@ def test_all_ways_are_on_free_nodes_and_none_sends_less_than_the_least(number: i
     variants = orders(case, SIXTEEN, snapshot(case.busy), slurm, np.random.default_rng(1))
     assert (LEAST in variants) == (case.job.kind != "gossip, base graph")
     for order in variants.values():
-        assert set(Counter(order).values()) == {case.job.each}
+        assert set(Counter(order).values()) == {case.job.tasks_per_node}
         assert len(set(order)) == case.job.nodes
         assert not set(order) & set(case.busy)
     assert set(variants[LEAF]) == set(variants[DEFAULT]) == set(slurm)
@@ -98,12 +98,12 @@ def result(seconds: float, *, idle: float = 0.5, sent: float = 100.0, nodes: Seq
 
 
 def test_savings_are_held_against_the_least_bytes() -> None:
-    def found(placed: float, chance: float) -> list[Found]:
-        return [Found("PS",
+    def found(placed: float, chance: float) -> list[JobOutcome]:
+        return [JobOutcome("PS",
                       {PLACED: cost(placed), LEAF: cost(100.0), DEFAULT: cost(200.0), NEGATIVE_CONTROL: cost(chance),
                        LEAST: cost(50.0)})] * 3
 
-    rows = by_metric(list(placement_savings.evaluate(found(50.0, 70.0))))
+    rows = by_metric(list(placement_savings.evaluate(outcomes(50.0, 70.0))))
     saved = rows[f"PS: bytes across nodes saved against {DEFAULT}, 3 jobs together"]
     assert (saved.value, saved.baseline, saved.met) == (75.0, 75.0, None)
     assert "12 %" in saved.target
@@ -111,14 +111,14 @@ def test_savings_are_held_against_the_least_bytes() -> None:
     assert (rows[share].value, rows[share].met) == (1.0, True)
     control = f"PS: bytes across zones of {NEGATIVE_CONTROL} over those of placement (control)"
     assert (rows[control].value, rows[control].met) == (1.4, True)
-    worse = by_metric(list(placement_savings.evaluate(found(52.0, 50.0))))
+    worse = by_metric(list(placement_savings.evaluate(outcomes(52.0, 50.0))))
     assert (worse[share].value, worse[share].met) == (pytest.approx(0.96), False)
     assert worse[control].met is False
 
 
 def test_where_nothing_can_be_saved_nothing_is_judged() -> None:
     same = dict.fromkeys((*VARIANTS, NEGATIVE_CONTROL, LEAST), cost(100.0))
-    rows = list(placement_savings.evaluate([Found("allreduce", same)]))
+    rows = list(placement_savings.evaluate([JobOutcome("allreduce", same)]))
     assert [row.value for row in rows] == [0.0] * 4
     assert all(row.met is None for row in rows)
 
@@ -147,7 +147,7 @@ def test_jobs_that_ran_are_judged_by_their_seconds() -> None:
     (1.0, 0.5, False, False)], ids=["equal", "slower", "faster", "noisy", "too noisy to tell"])
 def test_a_tie_is_told_from_a_difference(ratio: float, noise: float, ties: bool, differs: bool) -> None:
     spread = np.exp(noise * np.array([-1.0, -0.5, 0.0, 0.5, 1.0]))
-    runs = [{PLACED: Run.of(result(ratio * each)), DEFAULT: Run.of(result(1.0))} for each in spread.tolist()]
+    runs = [{PLACED: Run.of(result(ratio * factor)), DEFAULT: Run.of(result(1.0))} for factor in spread.tolist()]
     assert no_bottleneck_control.evaluate("PS", runs, shaped=False).met is ties
     assert no_bottleneck_control.evaluate("PS", runs, shaped=True).met is differs
 
@@ -162,15 +162,15 @@ def test_shares_of_the_speed_without_communication() -> None:
         return Result({"num_workers": 8, "batch_size": 64}, (*first, seconds, seconds), 0.5)
 
     # 8 ranks of 64 samples in 0.5 s are 1,024 in a second
-    found = {OFF: [free(1000.0)] * 3, GOSSIP: [free(940.0), free(960.0), free(970.0)], BALANCED: [in_step(0.5)] * 3,
+    results = {OFF: [free(1000.0)] * 3, GOSSIP: [free(940.0), free(960.0), free(970.0)], BALANCED: [in_step(0.5)] * 3,
              throughput.NEGATIVE_CONTROL: [in_step(1.0)] * 3}
-    rows = by_metric(list(throughput.evaluate("x", found)))
+    rows = by_metric(list(throughput.evaluate("x", results)))
     gossip = rows[f"x: {GOSSIP}, as a share of {OFF}"]
     assert (gossip.value, gossip.met, gossip.repeats) == (0.96, True, 3)
     assert rows[f"x: {BALANCED}"].value == 1024.0
     assert rows[f"x: {BALANCED}, as a share of {OFF}"].met is True
     assert rows[f"x: {throughput.NEGATIVE_CONTROL}, as a share of {OFF}"].met is True
-    slow = by_metric(list(throughput.evaluate("x", {**found, BALANCED: [in_step(0.6)] * 3,
+    slow = by_metric(list(throughput.evaluate("x", {**results, BALANCED: [in_step(0.6)] * 3,
                                                     throughput.NEGATIVE_CONTROL: [in_step(0.5)] * 3})))
     assert slow[f"x: {BALANCED}, as a share of {OFF}"].met is False
     assert slow[f"x: {throughput.NEGATIVE_CONTROL}, as a share of {OFF}"].met is False
@@ -180,7 +180,7 @@ def test_accuracy_is_paired_and_the_control_must_be_worse() -> None:
     noise = np.random.default_rng(1).normal(0, 0.5, (5, 2)).tolist()
 
     def outcomes(right: float, own: float | None = None) -> list[list[Outcome]]:
-        return [[Outcome(right + more, (right if own is None else own) + more, 1, 0.5) for more in folds]
+        return [[Outcome(right + offset, (right if own is None else own) + offset, 1, 0.5) for offset in folds]
                 for folds in noise]
 
     def rows(slow: float, alone: float) -> dict[str, Row]:
@@ -202,9 +202,9 @@ def test_accuracy_is_paired_and_the_control_must_be_worse() -> None:
 def test_runs_are_simulated_by_seed_and_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy, "COMMON", ("--virtual-ranks", "2", "--model", "mlp:8", "--steps", "12"))
     monkeypatch.setattr(accuracy, "FOLDS", 2)
-    found = accuracy.run({("gossip", EQUAL): ("--strategy", "gossip")}, range(4, 6))
-    assert [len(folds) for folds in found["gossip", EQUAL]] == [2, 2]
-    assert len({its.accuracy for folds in found["gossip", EQUAL] for its in folds}) > 1
+    by_case = accuracy.run({("gossip", EQUAL): ("--strategy", "gossip")}, range(4, 6))
+    assert [len(folds) for folds in by_case["gossip", EQUAL]] == [2, 2]
+    assert len({outcome.accuracy for folds in by_case["gossip", EQUAL] for outcome in folds}) > 1
 
 
 @pytest.mark.parametrize("options", [*throughput.VARIANTS.values(), *(
@@ -212,9 +212,9 @@ def test_runs_are_simulated_by_seed_and_fold(monkeypatch: pytest.MonkeyPatch) ->
     for variant in (*gossip_variants.COMBINATIONS, *gossip_variants.ALLREDUCE))])
 @pytest.mark.parametrize("slow", SPEEDS.values())
 def test_all_ways_go_together(options: str, slow: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--virtual-ranks 8 --model mlp:8 --batch-size 4 --steps 3 --emulate-compute 0.01 "
+    arguments = ("--virtual-ranks 8 --model mlp:8 --batch-size 4 --steps 3 --emulate-compute 0.01 "
              f"--straggler {slow} {options}")
-    summary = train(parse_train_options(words.split(), {}))
+    summary = train(parse_train_options(arguments.split(), {}))
     assert summary is not None
     assert summary["num_workers"] == 8
     assert summary["samples_per_second"] > 0

@@ -13,13 +13,13 @@ from slurmdl.links.link_scores import LinkScore, LinkScores
 
 
 def test_bad_links_are_found_among_600_and_shuffled_scores_find_none() -> None:
-    found = {row.metric: row for row in scale.rows(seed=3, nodes=600, repeats=1)}
-    assert found["600 nodes, 1% bad, noise 10%: recall"].met
-    assert found["600 nodes, 1% bad, noise 10%: precision"].met
-    assert found["600 nodes, 1% bad, noise 20%: recall"].met
-    assert found["600 nodes, 1% bad, noise 20%: precision"].met
-    assert found["rounds of probes"].met
-    control = found["control, shuffled scores: recall"]
+    rows = {row.metric: row for row in scale.rows(seed=3, nodes=600, repeats=1)}
+    assert rows["600 nodes, 1% bad, noise 10%: recall"].met
+    assert rows["600 nodes, 1% bad, noise 10%: precision"].met
+    assert rows["600 nodes, 1% bad, noise 20%: recall"].met
+    assert rows["600 nodes, 1% bad, noise 20%: precision"].met
+    assert rows["rounds of probes"].met
+    control = rows["control, shuffled scores: recall"]
     assert control.value < 0.5 and control.baseline == 1.0
 
 
@@ -43,10 +43,10 @@ def test_what_was_not_measured_is_not_flagged() -> None:
 
 
 def test_a_run_of_the_collector_is_measured_and_makes_a_sample() -> None:
-    more, memory, made = collector_cost.rows(repeats=2)
-    assert more.repeats == 2 and more.baseline and more.baseline > 0
+    cpu_time, memory, samples = collector_cost.rows(repeats=2)
+    assert cpu_time.repeats == 2 and cpu_time.baseline and cpu_time.baseline > 0
     assert memory.met and memory.baseline and memory.value >= memory.baseline > 5
-    assert made.met
+    assert samples.met
 
 
 def test_a_part_that_does_not_exist() -> None:

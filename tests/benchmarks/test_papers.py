@@ -23,7 +23,7 @@ from benchmarks import (
     topology_io,
 )
 from benchmarks.heterogeneous.placement_methods import DEFAULT, LEAF, NEGATIVE_CONTROL, PLACED
-from benchmarks.heterogeneous.placement_savings import LEAST, Found
+from benchmarks.heterogeneous.placement_savings import LEAST, JobOutcome
 from benchmarks.papers import dltap, frameworks, zones
 from benchmarks.placement import optimality_gap
 from benchmarks.results import Row
@@ -47,12 +47,12 @@ def test_papers_are_named() -> None:
 @pytest.mark.parametrize(("placed", "met"), [(80.0, True), (90.0, False)])
 def test_bytes_saved_stand_beside_the_published(placed: float, met: bool) -> None:
     costs = [{PLACED: placed, DEFAULT: 100.0, dltap.SPREAD: 200.0, LEAST: 50.0, NEGATIVE_CONTROL: 120.0}] * 3
-    found = by_metric(list(dltap.evaluate("VGG-16", costs)))
-    row = found[f"VGG-16, 3 jobs: bytes between nodes saved against {DEFAULT}"]
+    rows = by_metric(list(dltap.evaluate("VGG-16", costs)))
+    row = rows[f"VGG-16, 3 jobs: bytes between nodes saved against {DEFAULT}"]
     assert (row.value, row.baseline, row.met) == (pytest.approx(100 - placed), 50.0, met)
-    spread = found[f"VGG-16, 3 jobs: bytes between nodes saved against {dltap.SPREAD}"]
+    spread = rows[f"VGG-16, 3 jobs: bytes between nodes saved against {dltap.SPREAD}"]
     assert (spread.value, spread.met) == (pytest.approx(100 - placed / 2), None)
-    assert found[f"VGG-16: bytes between nodes of {NEGATIVE_CONTROL} over those of placement (control)"].met
+    assert rows[f"VGG-16: bytes between nodes of {NEGATIVE_CONTROL} over those of placement (control)"].met
 
 
 def test_where_the_least_is_not_known_for_all_jobs_none_is_shown() -> None:
@@ -63,22 +63,22 @@ def test_where_the_least_is_not_known_for_all_jobs_none_is_shown() -> None:
 
 
 def test_placement_must_tie_where_slurm_is_right() -> None:
-    def found(slurm: float, placed: float) -> Found:
-        return Found("PS", {DEFAULT: Cost(slurm, 0, 0), PLACED: Cost(placed, 0, 0), LEAF: Cost(slurm, 0, 0),
+    def found(slurm: float, placed: float) -> JobOutcome:
+        return JobOutcome("PS", {DEFAULT: Cost(slurm, 0, 0), PLACED: Cost(placed, 0, 0), LEAF: Cost(slurm, 0, 0),
                             NEGATIVE_CONTROL: Cost(9.0, 0, 0)})
-    rows = by_metric(list(zones.evaluate([found(2.0, 2.0), found(3.0, 2.0), found(4.0, 4.0), found(6.0, 3.0)])))
+    rows = by_metric(list(zones.evaluate([outcome(2.0, 2.0), outcome(3.0, 2.0), outcome(4.0, 4.0), outcome(6.0, 3.0)])))
     assert rows["occupancies in which Slurm's own choice is as quick"].value == 0.5
     assert all(row.met in (True, None) for row in rows.values())
     assert rows[f"where it is not: predicted seconds of {DEFAULT} over those of placement"].value == 1.75
-    worse = by_metric(list(zones.evaluate([found(1.0, 2.0)])))
+    worse = by_metric(list(zones.evaluate([outcome(1.0, 2.0)])))
     assert worse[f"where Slurm is right: predicted seconds of {DEFAULT} over those of placement"].met is False
 
 
 def line(framework: str, nodes: int, images: float, sums: float = 1.0) -> ReportRow:
     phases = {"data": 0.0, "forward": 1.0, "backward": 2.0, "communication": 1.0, "peer_wait": 0.0, "optimizer": 0.0}
     bytes_sent = {"intra_node": 9, "intra_zone": 5 * nodes, "inter_zone": images}
-    its = JobFigures(images, 1.0, phases, None, sums, bytes_sent, 1, 0.5, None)
-    return ReportRow(Cell(framework, "allreduce", "resnet50", nodes, "slurm"), "done", (its,),
+    figures = JobFigures(images, 1.0, phases, None, sums, bytes_sent, 1, 0.5, None)
+    return ReportRow(Cell(framework, "allreduce", "resnet50", nodes, "slurm"), "done", (figures,),
                      images / nodes / 10)
 
 
@@ -87,8 +87,8 @@ def test_frameworks_are_set_beside_ddp() -> None:
              ReportRow(Cell("horovod", "allreduce", "resnet50", 1, "slurm"), "missing: Horovod is not installed"),
              ReportRow(Cell("slurmdl", "allreduce", "resnet50", 2, "slurm"), "failed: of its own")]
     rows = by_metric(list(frameworks.evaluate("weak scaling", lines)))
-    ours = rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: images/s"]
-    assert (ours.value, ours.baseline, ours.met) == (30.0, 20.0, True)
+    slurmdl = rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: images/s"]
+    assert (slurmdl.value, slurmdl.baseline, slurmdl.met) == (30.0, 20.0, True)
     assert rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: images/s over those of as many single nodes"
                 ].value == 0.75
     sent = rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: bytes from node to node in a step"]

@@ -91,14 +91,14 @@ def test_quality_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "shapes", lambda: (shape,))
     monkeypatch.setattr(quality, "SIZES", (4, 16))
     monkeypatch.setattr(quality, "LOADS", ((0.5, 1),))
-    found = {row.metric: row for row in quality.rows()}
-    for pattern, links_ in itertools.product(quality.PATTERNS, quality.LINKS):
-        assert found[f"blocks, {links_}, {pattern.name}: predicted seconds over those of depth-first"].met is not None
-    controls = [row for metric, row in found.items() if metric.startswith("control: ") and "ring" in metric]
+    rows = {row.metric: row for row in quality.rows()}
+    for pattern, links in itertools.product(quality.PATTERNS, quality.LINKS):
+        assert rows[f"blocks, {links}, {pattern.name}: predicted seconds over those of depth-first"].met is not None
+    controls = [row for metric, row in rows.items() if metric.startswith("control: ") and "ring" in metric]
     assert len(controls) == 2 * len(quality.LINKS)
     # what can be lost on so few nodes is lost with the ranks
     assert all(row.value > 1 for row in controls if "thin" in row.metric and "random ranks" in row.metric)
-    assert not any("Slurm" in metric for metric in found)
+    assert not any("Slurm" in metric for metric in rows)
 
 
 def test_least_bytes_of_servers_against_every_choice() -> None:
@@ -132,21 +132,21 @@ def test_the_choice_with_least_bytes_is_a_choice() -> None:
     assert not any(loaded.busy[loaded.topology.node_index[name]] for name in order)
     leaf = [loaded.topology.leaf_of(name) for name in order]
     sent = sum(leaf[server] != leaf[worker] for server in range(3) for worker in range(3, 24))
-    found = loaded.cost(Traffic("ps", 90.0, 3), order, LinkScores())
-    assert found.inter_zone_bytes == pytest.approx(2 * 30.0 * sent)
+    cost = loaded.cost(Traffic("ps", 90.0, 3), order, LinkScores())
+    assert cost.inter_zone_bytes == pytest.approx(2 * 30.0 * sent)
 
 
 def test_savings_are_judged_where_bytes_and_time_agree() -> None:
-    def costs(ours: float, plain: float, least: float) -> dict[str, Cost]:
+    def costs(placed: float, plain: float, least: float) -> dict[str, Cost]:
         return {variant: Cost(1.0, value, value)
-                for variant, value in (("ours", ours), ("Slurm, leaves", plain), (quality.LEAST, least))}
+                for variant, value in (("ours", placed), ("Slurm, leaves", plain), (quality.LEAST, least))}
 
-    found = [quality.Found("PS", "", 8, costs(*values)) for values in ((60.0, 100.0, 50.0), (10.0, 10.0, 10.0))]
-    share, *_ = quality.saved("x", found, True)
+    results = [quality.JobResult("PS", "", 8, costs(*values)) for values in ((60.0, 100.0, 50.0), (10.0, 10.0, 10.0))]
+    share, *_ = quality.saved("x", results, True)
     assert (share.value, share.met) == (pytest.approx(0.8), False)
-    share, *_ = quality.saved("x", found, False)
+    share, *_ = quality.saved("x", results, False)
     assert (share.value, share.met, share.target) == (pytest.approx(0.8), None, "")
-    assert not list(quality.saved("x", found[1:], True))
+    assert not list(quality.saved("x", results[1:], True))
 
 
 def test_the_load_leaves_what_it_was_asked_for() -> None:
@@ -161,15 +161,15 @@ def test_the_load_leaves_what_it_was_asked_for() -> None:
 @pytest.mark.parametrize("mapper", ["gmap", "KaHIP"])
 def test_mappers_find_the_pairs_that_talk(mapper: str) -> None:
     """Ranks 0-2, 1-3, ... talk in two groups of unequal zones; each group fits one zone exactly."""
-    if why := graph_mappers.missing().get(mapper):
-        pytest.skip(why)
+    if reason := graph_mappers.missing().get(mapper):
+        pytest.skip(reason)
     topology = example.tree_topology((1, 3, 9))
     network = network_links(topology.nodes[:5], topology, LinkScores())
     slots = np.arange(5)
     traffic = np.zeros((5, 5))
     for group in ([0, 2, 4], [1, 3]):
-        for one, other in itertools.permutations(group, 2):
-            traffic[one, other] = 1000
+        for source, target in itertools.permutations(group, 2):
+            traffic[source, target] = 1000
     slot, seconds = graph_mappers.gmap(traffic, graph_mappers.distances(network, slots)) if mapper == "gmap" else \
         graph_mappers.kahip(traffic, graph_mappers.paths(network))
     assert sorted(slot.tolist()) == [0, 1, 2, 3, 4]

@@ -19,11 +19,11 @@ NINE = round_robin_topology(9, 3)
 @needs_simgrid
 def test_a_case_is_simulated_as_it_is_measured() -> None:
     jobs = [next(job for job in cost_model.draw(NINE) if job.pattern == pattern) for pattern in cost_model.PATTERNS]
-    found = [validation.simulate(job, NINE) for job in jobs]
+    simulated = [validation.simulate(job, NINE) for job in jobs]
     predicted = cost_model.predict(jobs, NINE)
     # the model's figure for gossip is a mean over all partners; the other two are what they are
-    assert found[:2] == pytest.approx(predicted[:2], rel=0.1)
-    assert found[2] > predicted[2]
+    assert simulated[:2] == pytest.approx(predicted[:2], rel=0.1)
+    assert simulated[2] > predicted[2]
 
 
 @pytest.mark.parametrize(("noise", "met"), [(0.01, True), (1.0, False)], ids=["right", "wrong"])

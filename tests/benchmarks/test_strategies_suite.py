@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[2]
 def outcomes(right: float, sent: int, own: float | None = None) -> list[list[Outcome]]:
     """Of 5 seeds and 2 folds, with a little noise that is the same for all ways."""
     noise = np.random.default_rng(1).normal(0, 0.5, (5, 2))
-    return [[Outcome(right + more, (right if own is None else own) + more, sent, 0.5) for more in each]
-            for each in noise.tolist()]
+    return [[Outcome(right + offset, (right if own is None else own) + offset, sent, 0.5) for offset in seed_offsets]
+            for seed_offsets in noise.tolist()]
 
 
 FOUND = {EVERY_STEP: outcomes(97, 1000), NO_EXCHANGE: outcomes(95, 0, own=80), TARGET_VARIANT: outcomes(97, 20),
@@ -60,8 +60,8 @@ def test_ways_are_judged_against_every_step_and_triggers_against_periods() -> No
 def test_less_accuracy_or_too_many_bytes_miss() -> None:
     worse = {row.metric: row for row in evaluate("here", {**FOUND, TARGET_VARIANT: outcomes(96, 20)})}
     assert worse[f"here: {TARGET_VARIANT}: accuracy over every step"].met is False
-    more = {row.metric: row for row in evaluate("here", {**FOUND, TARGET_VARIANT: outcomes(97, 40)})}
-    assert more[f"here: {TARGET_VARIANT}: bytes saved"].met is False
+    larger = {row.metric: row for row in evaluate("here", {**FOUND, TARGET_VARIANT: outcomes(97, 40)})}
+    assert larger[f"here: {TARGET_VARIANT}: bytes saved"].met is False
     control = next(row for row in evaluate("here", {**FOUND, NO_EXCHANGE: outcomes(97, 0)})
                    if "control" in row.metric)
     assert control.met is False
@@ -103,14 +103,14 @@ def test_bounds_hold_as_often_as_they_say() -> None:
 
 
 def test_a_run_and_its_course() -> None:
-    found = outcome(("--virtual-ranks", "2", "--steps", "40", "--model", "mlp:16", "--strategy", "gossip",
+    result = outcome(("--virtual-ranks", "2", "--steps", "40", "--model", "mlp:16", "--strategy", "gossip",
                      "--evaluate-every", "20", "--emulate-compute", "0.25"))
     # the last batch of an epoch is smaller, and takes as much less
-    assert [clock for clock, _, _ in found.course] == pytest.approx([5.0, 10.0], rel=0.02)
-    assert found.own == pytest.approx(found.accuracy), "two that exchange at every step are the same"
-    assert found.accuracy > 50
-    assert found.course[-1][1] == pytest.approx(found.accuracy, abs=0.01)
-    assert found.sent > 0
+    assert [clock for clock, _, _ in result.course] == pytest.approx([5.0, 10.0], rel=0.02)
+    assert result.own == pytest.approx(result.accuracy), "two that exchange at every step are the same"
+    assert result.accuracy > 50
+    assert result.course[-1][1] == pytest.approx(result.accuracy, abs=0.01)
+    assert result.sent > 0
 
 
 def test_times_gains_and_the_control() -> None:
@@ -119,8 +119,8 @@ def test_times_gains_and_the_control() -> None:
 
     slow = Outcome(97, 97, 1000, 0.75, course(50, 70, 80, 92, 94, 95, 95, 96))
     fast = Outcome(97, 97, 10, 0.1, course(93, 94))
-    found = {variant: [slow if variant == "every step" else fast] * 2 for variant in time_to_accuracy.VARIANTS}
-    rows = {row.metric: row for row in time_to_accuracy.evaluate("here", found)}
+    by_variant = {variant: [slow if variant == "every step" else fast] * 2 for variant in time_to_accuracy.VARIANTS}
+    rows = {row.metric: row for row in time_to_accuracy.evaluate("here", by_variant)}
     assert rows["here: gossip at every step, time to 93 %"].value == 6
     adaptive = f"here: {time_to_accuracy.TARGET_VARIANT}"
     assert rows[f"{adaptive}, time to 93 %"].value == 2
@@ -162,7 +162,7 @@ def test_every_way_is_one_that_the_trainer_takes() -> None:
     for options, variant in situations:
         asked = parse_train_options([*accuracy_vs_bytes.COMMON, *options, *variant.options()], {})
         assert asked.virtual_ranks == 8
-        check_compatibility(dataclasses.replace(asked.strategy_config, traffic="base-2"))
+        check_compatibility(dataclasses.replace(asked.strategy_config, comm_pattern="base-2"))
     for variant in time_to_accuracy.VARIANTS.values():
         assert parse_train_options([*time_to_accuracy.COMMON, *variant], {}).emulate_compute is not None
     assert virtual_runs.SIDE_BY_SIDE == 2

@@ -127,6 +127,20 @@ def slurm(tmp_path) -> dict[str, str]:
             "XDG_CONFIG_HOME": str(tmp_path / "xdg")}
 
 
+#: entry points of commands, and the members of a framework adapter
+REPEATED_NAMES = {"main", "run", "build_parser", "unavailable_reason", "setup"}
+
+
+def test_public_function_names_are_unique():
+    """A function has one meaning wherever it is imported under its bare name."""
+    modules: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: paths for name, paths in modules.items() if len(paths) > 1 and name not in REPEATED_NAMES} == {}
+
+
 @pytest.mark.parametrize("code", [
     "import slurmdl", "from slurmdl.cli.main import main\nmain(['--help'])",
     dry_run("--dl-node-binding=off", "--wrap=true"),

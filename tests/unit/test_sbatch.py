@@ -67,7 +67,7 @@ def parse(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
     (["--dl-node-binding=zone"], cluster(features=False), ["--switches=1"], ""),
 ])
 def test_binding_options_of_each_mode(argv, state, options, reason):
-    decision = sbatch.decide_binding(parse(*argv), state)
+    decision = sbatch.decide_with_slurm(parse(*argv), state)
     assert list(decision.binding_options) == options
     assert reason in decision.reason
     assert bool(decision.reason) != bool(options)
@@ -98,7 +98,7 @@ Z3 = "--exclude=n[1-2,4-5,7-8]"
     (["--dl-zone=z3", "-N1", ":", "-N1"], cluster(), [], "is not applied: a heterogeneous job"),
 ])
 def test_named_zone_excludes_all_other_nodes(argv, state, options, reason):
-    decision = sbatch.decide_binding(parse(*argv), state)
+    decision = sbatch.decide_with_slurm(parse(*argv), state)
     assert list(decision.binding_options) == options
     assert reason in decision.reason and bool(reason) == bool(decision.reason)
 
@@ -135,16 +135,16 @@ def test_zone_features_are_features_of_exactly_the_nodes(seed):
 
 def test_only_automatic_binding_is_reverted():
     plain = cluster(features=False)
-    assert sbatch.decide_binding(parse("--no-requeue"), plain).revert_field == "ReqNodeList"
-    assert sbatch.decide_binding(parse(), cluster()).revert_field == "Prefer"
-    assert not sbatch.decide_binding(parse("--no-requeue", "--test-only"), plain).revert_field
-    assert not sbatch.decide_binding(parse("-Q"), cluster()).revert_field
-    assert not sbatch.decide_binding(parse("--dl-node-binding=nodelist"), plain).revert_field
+    assert sbatch.decide_with_slurm(parse("--no-requeue"), plain).revert_field == "ReqNodeList"
+    assert sbatch.decide_with_slurm(parse(), cluster()).revert_field == "Prefer"
+    assert not sbatch.decide_with_slurm(parse("--no-requeue", "--test-only"), plain).revert_field
+    assert not sbatch.decide_with_slurm(parse("-Q"), cluster()).revert_field
+    assert not sbatch.decide_with_slurm(parse("--dl-node-binding=nodelist"), plain).revert_field
 
 
 def test_no_nodelist_is_bound_inside_a_job(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    decision = sbatch.decide_binding(parse("--no-requeue"), cluster(features=False))
+    decision = sbatch.decide_with_slurm(parse("--no-requeue"), cluster(features=False))
     assert not decision.binding_options
     assert "runs in a job" in decision.reason
 
@@ -158,7 +158,7 @@ def test_no_nodelist_is_bound_inside_a_job(monkeypatch):
 ])
 def test_late_binding_requests_a_node_range(argv, options):
     job = parse("--dl-node-binding=late", *argv)
-    decision = sbatch.decide_binding(job, cluster())
+    decision = sbatch.decide_with_slurm(job, cluster())
     assert list(decision.binding_options) == options
     command = submission.build_submit_command("/bin/sbatch", job, decision, {})
     min_nodes = int(options[0].partition("=")[2].partition("-")[0])
@@ -172,7 +172,7 @@ def test_late_binding_requests_a_node_range(argv, options):
     (["--array=1-2"], "array"),
 ])
 def test_late_binding_is_rejected_with_a_reason(argv, reason):
-    decision = sbatch.decide_binding(parse("--dl-node-binding=late", *argv), cluster())
+    decision = sbatch.decide_with_slurm(parse("--dl-node-binding=late", *argv), cluster())
     assert decision.binding_options == () and re.search(reason, decision.reason)
 
 
@@ -182,7 +182,7 @@ def test_zone_without_an_exact_feature_is_not_preferred():
     nodes = list(state.cluster.nodes)
     nodes[1] = replace(nodes[1], features=("z1", "z2"))
     shared = replace(state, cluster=ClusterSnapshot.from_nodes(tuple(nodes), state.cluster.partitions))
-    assert sbatch.decide_binding(parse(), shared).binding_options == ()
+    assert sbatch.decide_with_slurm(parse(), shared).binding_options == ()
 
 
 @pytest.mark.parametrize("name", ["script", "wrap", "stdin", "export", "ps"])
@@ -197,7 +197,7 @@ def test_dry_run_output(name, golden, tmp_path, monkeypatch):
     job = parse(*argv)
     environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_SUBMISSION": "{}", "SLURMDL_PLAN": "x",
                "RANK": "3", "SLURMDL_EXPORTED": " RANK", "SLURMDL_OPT_PLACE": "pack", "MASTER_ADDR": "n9"}
-    decision = sbatch.decide_binding(job, cluster())
+    decision = sbatch.decide_with_slurm(job, cluster())
     command = submission.build_submit_command("/usr/bin/sbatch", job, decision, environ)
     text = sbatch.format_dry_run(job, decision, command)
     text = re.sub(r'"pid":\d+,"host":"[^"]*"', '"pid":PID,"host":"HOST"', text)

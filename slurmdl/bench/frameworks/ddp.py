@@ -17,10 +17,10 @@ def unavailable_reason() -> str:
 
 
 def setup(transport: Transport, strategy: str, module: Any, optimizer: Any) -> TrainingSession:
-    return train(module, optimizer, init_process_group(transport))
+    return wrap_in_ddp(module, optimizer, init_process_group(transport))
 
 
-def train(module: Any, optimizer: Any, close: Any) -> TrainingSession:
+def wrap_in_ddp(module: Any, optimizer: Any, close: Any) -> TrainingSession:
     """Wrap a model after `init_process_group`, whose result is `close`."""
     from torch.nn.parallel import DistributedDataParallel
 

@@ -17,4 +17,4 @@ def unavailable_reason() -> str:
 
 
 def setup(transport: Transport, strategy: str, module: Any, optimizer: Any) -> TrainingSession:
-    return ddp.train(module, optimizer, ddp.init_process_group(transport, "mpi"))
+    return ddp.wrap_in_ddp(module, optimizer, ddp.init_process_group(transport, "mpi"))
