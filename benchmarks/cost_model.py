@@ -122,16 +122,8 @@ def predict(jobs: Sequence[Job], topology: Topology) -> FloatArray:
     for job in jobs:
         names = sorted(job.nodes)
         place = np.array([names.index(node) for node in job.nodes])
-        seconds.append(
-    predict_cost(
-        job.traffic.phases(RANKS),
-        network_links(
-            names,
-            topology,
-            shaped_link_scores(
-                job,
-                topology)),
-                 place).seconds)
+        network = network_links(names, topology, shaped_link_scores(job, topology))
+        seconds.append(predict_cost(job.traffic.phases(RANKS), network, place).seconds)
     return np.array(seconds)
 
 

@@ -146,7 +146,8 @@ class Demo:
                     print(f"--- {job.title}, {PARAMETERS * 4:,} bytes of parameters: the choice")
                     print(_indent(self._call(["slurmdl", "place", "--explain", self._script(job, "slurmdl")])))
                 for variant in variants:
-                    self._run_job(job, variant, outcomes.setdefault((job.strategy, variant), Outcome()), loud=not repeat)
+                    outcome = outcomes.setdefault((job.strategy, variant), Outcome())
+                    self._run_job(job, variant, outcome, loud=not repeat)
         return outcomes
 
     def _run_job(self, job: Job, variant: str, outcome: Outcome, *, loud: bool) -> None:

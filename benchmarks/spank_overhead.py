@@ -157,7 +157,8 @@ def measure(bare: Steps, plugged: Steps, clocked: Steps, timed: Path, repeats: i
     for label, of in (("srun's start to the task's", "launch"), ("srun's start to its end", "wall")):
         plain_seconds, plugin_seconds = ([getattr(step, of) for step in steps] for steps in (without, with_it))
         yield make_row(f"{label}, without the plugin", _medians(plain_seconds), "s")
-        yield _evaluate(f"{label}, added by the plugin, median", _medians(_pairs(plugin_seconds, plain_seconds)), float(np.median(plain_seconds)))
+        yield _evaluate(f"{label}, added by the plugin, median", _medians(_pairs(plugin_seconds, plain_seconds)),
+                        float(np.median(plain_seconds)))
         # of each four steps without, two that stood as the others do to those with the plugin
         half_a, half_b = ([value for i, value in enumerate(plain_seconds) if i % 4 // 2 == half] for half in (0, 1))
         pairs = min(len(half_a), len(half_b))

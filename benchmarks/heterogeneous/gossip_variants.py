@@ -58,22 +58,16 @@ LAYOUTS = {"shared memory": (1, RANKS, " --shared-memory"), "messages": (RANKS, 
 MODES = {"not balanced, in step": "", "balanced, in step": " --load-balance batch-size",
        "not balanced, asynchronous": " --async",
        "balanced, asynchronous": " --async --load-balance local-steps"}
-COMBINATIONS = [Variant(f"gossip, {layout}, {mode}", nodes, tasks_per_node, f"--strategy gossip{memory}{options}")
-                for (layout, (nodes, tasks_per_node, memory)), (mode, options) in product(LAYOUTS.items(), MODES.items())]
+COMBINATIONS = [Variant(f"gossip, {layout}, {mode}", nodes, ranks, f"--strategy gossip{memory}{options}")
+                for (layout, (nodes, ranks, memory)), (mode, options) in product(LAYOUTS.items(), MODES.items())]
 ALLREDUCE = [Variant("allreduce, not balanced", RANKS, 1, "--strategy allreduce", judged=False),
              Variant("allreduce, balanced", RANKS, 1, "--strategy allreduce --load-balance batch-size", judged=False)]
 
 
 def rows(seed: int) -> Iterator[Row]:
     """Yield samples per second of each combination, then accuracies."""
-    sandbox = lifecycle.sandbox_up(
-    SandboxSpec(
-        f"gossip-{os.getpid()}",
-        round_robin_topology(
-            RANKS,
-            1),
-            cpus=CPUS,
-             slurm_conf_lines=SETTINGS))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(f"gossip-{os.getpid()}", round_robin_topology(RANKS, 1), cpus=CPUS,
+                                               slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
         off = 0.0
@@ -93,9 +87,8 @@ def throughput(variant: Variant, cpu_bound_note: str, rates: Sequence[float], of
     """Compare samples per second with those without communication; variants without balance are controls."""
     good = statistics.median(rates) >= TARGET * off
     target = f"at least {TARGET:g} of them" if variant.balanced else f"below {TARGET:g} of them (control)"
-    return make_row(f"{MIXED}: {variant.name}{cpu_bound_note}", rates, "1/s", baseline=off, target=target
-                    if variant.judged else "",
-                    met=good == variant.balanced if variant.judged else None)
+    return make_row(f"{MIXED}: {variant.name}{cpu_bound_note}", rates, "1/s", baseline=off,
+                    target=target if variant.judged else "", met=good == variant.balanced if variant.judged else None)
 
 
 def accuracies(seed: int) -> Iterator[Row]:

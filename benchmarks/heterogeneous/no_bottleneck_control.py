@@ -32,13 +32,8 @@ TIED, NOISE = 1.05, 1.25
 def rows(seed: int) -> Iterator[Row]:
     """Yield ratios of step times on both kinds of links; the seed has no effect."""
     topology = round_robin_topology(NODES, ZONES)
-    sandbox = lifecycle.sandbox_up(
-    SandboxSpec(
-        f"tie-{os.getpid()}",
-        topology,
-        cpus=CPUS,
-        zone_features=False,
-         slurm_conf_lines=SETTINGS))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(f"tie-{os.getpid()}", topology, cpus=CPUS, zone_features=False,
+                                               slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
         jobs.hold(BUSY)

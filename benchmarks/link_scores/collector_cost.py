@@ -76,7 +76,8 @@ def _start(arguments: Sequence[str], folder: str) -> tuple[float, float]:
     """
     plain = getattr(sys, "_base_executable", sys.executable)
     start = [plain, "-I", f"-Xpycache_prefix={folder}/bytecode", *arguments]
-    measurement = subprocess.run([sys.executable, "-c", _MEASURE, *start], stdout=subprocess.PIPE, text=True, check=True)
+    measurement = subprocess.run([sys.executable, "-c", _MEASURE, *start], stdout=subprocess.PIPE, text=True,
+                                 check=True)
     status, seconds, size = measurement.stdout.split()
     if status != "0":
         raise UnavailableError(f"python {' '.join(arguments)}: exit status {status}")

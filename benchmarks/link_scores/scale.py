@@ -194,7 +194,8 @@ def rows(seed: int = 0, nodes: int = NODES, repeats: int = REPEATS) -> Iterator[
         rates = Rates.of(fabric, probe(fabric, seed, noise, sweeps).scores)
         yield make_row(f"{label}, {variant}: recall", [rates.recall], "")
         yield make_row(f"{label}, {variant}: precision", [rates.precision], "")
-    lost = [Rates.of(fabric, shuffled(result.scores, np.random.default_rng((seed, 2)))).recall for fabric, result in probed]
+    lost = [Rates.of(fabric, shuffled(result.scores, np.random.default_rng((seed, 2)))).recall
+            for fabric, result in probed]
     yield make_row("control, shuffled scores: recall", lost, "", baseline=float(np.median(recall)),
                    target="below 0.1", met=max(lost) < 0.1)
 

@@ -46,13 +46,8 @@ PATIENCE = 120.0
 def rows(seed: int) -> Iterator[Row]:
     """Yield the bytes between nodes that placement saves, by network, and with concurrent submitters."""
     topology = round_robin_topology(NODES, ZONES)
-    sandbox = lifecycle.sandbox_up(
-    SandboxSpec(
-        f"dltap-{os.getpid()}",
-        topology,
-        cpus=CPUS,
-        zone_features=False,
-         slurm_conf_lines=SETTINGS))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(f"dltap-{os.getpid()}", topology, cpus=CPUS, zone_features=False,
+                                               slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
         by_network: dict[str, list[Mapping[str, float]]] = {name: [] for name in NETWORKS}
@@ -77,7 +72,7 @@ def compare(jobs: Jobs, case: Case, topology: Topology,
     try:
         slurm = jobs.granted(case.job.nodes, case.job.tasks_per_node)
         text = namespaces.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
-                         stdin="show nodes\nshow partitions\nshow config\n")
+                                      stdin="show nodes\nshow partitions\nshow config\n")
     finally:
         jobs.end(blocker)
     snapshot, free = scontrol_parser.parse_snapshot(text), sorted(set(topology.nodes) - set(case.busy))
@@ -99,8 +94,7 @@ def evaluate(name: str, costs: Sequence[Mapping[str, float]]) -> Iterator[Row]:
         yield saving(f"{name}, {len(costs)} jobs", base, of[base], of[PLACED], least, published=base == DEFAULT)
     ratio = sum(of[NEGATIVE_CONTROL]) / sum(of[PLACED])
     yield make_row(f"{name}: bytes between nodes of {NEGATIVE_CONTROL} over those of placement (control)", [ratio],
-                   "times",
-                   baseline=1.0, target="above 1", met=ratio > 1)
+                   "times", baseline=1.0, target="above 1", met=ratio > 1)
 
 
 def saving(label: str, base: str, before: Sequence[float], placed: Sequence[float], least: Sequence[float] | None,
@@ -125,7 +119,8 @@ def burst(jobs: Jobs, topology: Topology, variant: str) -> float:
     script = folder / "burst.sh"
     # each rank tells where it is; who has told waits for the others to get their nodes
     script.write_text(
-        f"#!/bin/sh\n#SBATCH -N {SHAPE.nodes} --ntasks-per-node={SHAPE.tasks_per_node} --no-requeue -t 5 -o /dev/null\n"
+        f"#!/bin/sh\n#SBATCH -N {SHAPE.nodes} --ntasks-per-node={SHAPE.tasks_per_node} --no-requeue -t 5\n"
+        "#SBATCH -o /dev/null\n"
         f"#DL --dl-strategy=ps --dl-ps={SHAPE.ps} --dl-model-bytes={SHAPE.request.dl.model_bytes:.0f}\n"
         f"{start} sh -c 'echo $SLURM_PROCID $SLURMD_NODENAME > {folder}/at.$SLURM_JOB_ID.$SLURM_PROCID'\nsleep 20\n")
     started = [subprocess.Popen(sandbox.command([*submit, "--parsable", str(script)], directory=str(folder)),

@@ -43,8 +43,8 @@ LIMIT = 2400.0
 def rows(seed: int) -> Iterator[Row]:
     """Yield images per second and shares of the phases, weak scaling first."""
     sandbox = lifecycle.sandbox_up(SandboxSpec(f"frameworks-{os.getpid()}", round_robin_topology(NODES[-1], 2),
-                                                 node_rate=RATE, zone_rate=RATE, cpus=CPUS, zone_features=False,
-                                                 slurm_conf_lines=SETTINGS))
+                                               node_rate=RATE, zone_rate=RATE, cpus=CPUS, zone_features=False,
+                                               slurm_conf_lines=SETTINGS))
     try:
         weak = measure(sandbox, "weak", NODES, BATCH, SECONDS, seed)
         strong = [line for nodes in NODES for line in (

@@ -34,13 +34,8 @@ def rows(seed: int) -> Iterator[Row]:
     """Yield measured step times by rule, then predicted ones by occupancy."""
     yield from training_value.rows(seed)
     topology = round_robin_topology(NODES, ZONES)
-    sandbox = lifecycle.sandbox_up(
-    SandboxSpec(
-        f"zones-{os.getpid()}",
-        topology,
-        cpus=CPUS,
-        zone_features=False,
-         slurm_conf_lines=SETTINGS))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(f"zones-{os.getpid()}", topology, cpus=CPUS, zone_features=False,
+                                               slurm_conf_lines=SETTINGS))
     try:
         jobs, outcomes = Jobs(sandbox), []
         for number, case in enumerate(draw(topology, seed)[:JOBS], 1):
@@ -51,23 +46,26 @@ def rows(seed: int) -> Iterator[Row]:
     yield from evaluate(outcomes)
 
 
-def evaluate(found: Sequence[JobOutcome]) -> Iterator[Row]:
+def evaluate(outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
     """Yield ratios of predicted step times; placement must tie if Slurm's choice is optimal."""
     def seconds(outcome: JobOutcome, variant: str) -> float:
         return outcome.costs[variant].seconds
 
-    right = [its for its in found if seconds(its, DEFAULT) <= seconds(its, PLACED) * (1 + SAME)]
-    wrong = [its for its in found if its not in right]
-    yield make_row("occupancies in which Slurm's own choice is as quick", [len(right) / len(found)], "share")
-    for words, its in (("where Slurm is right", right), ("where it is not", wrong)):
-        if its:
-            ratios = [seconds(each, DEFAULT) / seconds(each, PLACED) for each in its if seconds(each, PLACED)]
-            yield make_row(f"{words}: predicted seconds of {DEFAULT} over those of placement", ratios, "times",
+    optimal = [outcome for outcome in outcomes if seconds(outcome, DEFAULT) <= seconds(outcome, PLACED) * (1 + SAME)]
+    suboptimal = [outcome for outcome in outcomes if outcome not in optimal]
+    yield make_row("occupancies in which Slurm's own choice is as quick", [len(optimal) / len(outcomes)], "share")
+    for label, group in (("where Slurm is right", optimal), ("where it is not", suboptimal)):
+        if group:
+            ratios = [seconds(outcome, DEFAULT) / seconds(outcome, PLACED)
+                      for outcome in group if seconds(outcome, PLACED)]
+            yield make_row(f"{label}: predicted seconds of {DEFAULT} over those of placement", ratios, "times",
                            baseline=1.0, target="none below 1", met=min(ratios) >= 1 - SAME)
-            order = [seconds(each, LEAF) / seconds(each, PLACED) for each in its if seconds(each, PLACED)]
-            yield make_row(f"{words}: predicted seconds of {LEAF} over those of placement", order, "times",
+            order = [seconds(outcome, LEAF) / seconds(outcome, PLACED)
+                     for outcome in group if seconds(outcome, PLACED)]
+            yield make_row(f"{label}: predicted seconds of {LEAF} over those of placement", order, "times",
                            baseline=1.0)
-    drawn = [seconds(its, NEGATIVE_CONTROL) / seconds(its, PLACED) for its in found if seconds(its, PLACED)]
+    drawn = [seconds(outcome, NEGATIVE_CONTROL) / seconds(outcome, PLACED)
+             for outcome in outcomes if seconds(outcome, PLACED)]
     middle = float(np.median(drawn))
     yield make_row(f"predicted seconds of {NEGATIVE_CONTROL} over those of placement (control)", drawn, "times",
                    baseline=1.0, target="median above 1", met=middle > 1)

@@ -278,8 +278,8 @@ def _traces(sandbox: Sandbox, traces: Sequence[Sequence[Job]]) -> Iterator[Row]:
     yield from _compared(f"trace of {len(traces[0])} jobs: completion of the queue", played,
                          lambda run, _: run.completion, "s", 0.0)
     yield make_row("trace: jobs that the controller ended",
-                   [sum(run.lost for trace in played for run in (trace.plain, trace.before, trace.placed, trace.after))],
-                   "jobs")
+                   [sum(run.lost for trace in played
+                        for run in (trace.plain, trace.before, trace.placed, trace.after))], "jobs")
     for owner, placed in (("placed jobs", True), ("other users' jobs", False)):
         yield from _of_users(sandbox.spec.topology, owner, placed, played)
 

@@ -157,7 +157,8 @@ def kahip(traffic: FloatArray, zones: IntArray) -> tuple[IntArray, float]:
 def _split(weight: IntArray, ranks: IntArray, first: int, zones: IntArray, slot: IntArray) -> None:
     """Assign the slots from `first` on to `ranks`."""
     slot_zones = zones[first:first + len(ranks)]
-    column = next((level for level in range(zones.shape[1]) if (slot_zones[:, level] != slot_zones[0, level]).any()), None)
+    column = next((level for level in range(zones.shape[1])
+                   if (slot_zones[:, level] != slot_zones[0, level]).any()), None)
     if column is None:
         slot[ranks] = np.arange(first, first + len(ranks))
         return

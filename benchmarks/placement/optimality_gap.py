@@ -190,7 +190,8 @@ def rows(seed: int = 1, clusters: int = 2000) -> list[results.Row]:
     leaf = np.array([entry.leaf / entry.optimum for entry in counted])
     chance = np.array([entry.chance / entry.optimum for entry in counted])
     worst = counted[int(ratios.argmax())]
-    apart = [entry.placed / entry.optimum for entry in drawn if entry.proven and not entry.counts and entry.optimum > 0]
+    apart = [entry.placed / entry.optimum for entry in drawn
+             if entry.proven and not entry.counts and entry.optimum > 0]
     middle, high = float(np.median(ratios)), float(np.quantile(ratios, 0.99))
     off = float((leaf > OFF).mean())
     table = [
@@ -221,8 +222,7 @@ def rows(seed: int = 1, clusters: int = 2000) -> list[results.Row]:
 def main(argv: list[str]) -> None:
     """Measure, print the rows, and write them to --results."""
     name = "python -m benchmarks.placement.optimality_gap"
-    parser = CliParser(prog=name,
-                    description="Choices of nodes compared with the exact optimum, on small random clusters.")
+    parser = CliParser(prog=name, description="Compare placements with the exact optimum, on small random clusters.")
     parser.add_argument("--clusters", type=int, default=2000, metavar="N",
                         help="number of counted cases (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, metavar="N",

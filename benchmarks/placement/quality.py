@@ -182,13 +182,14 @@ class LoadedCluster:
         names = sorted(set(order))
         index = {name: i for i, name in enumerate(names)}
         return predict_cost(traffic.phases(len(order)), network_links(names, self.topology, scores),
-                    np.array([index[name] for name in order]))
+                            np.array([index[name] for name in order]))
 
     def map(self, result: JobResult, traffic: Traffic, nodes: Sequence[str], per_node: int,
             scores: LinkScores) -> None:
         """Map the ranks over the same nodes with slurmdl and with the installed mappers."""
         slots = [(name, per_node) for name in nodes]
-        timings = [_timed(lambda: best_rank_map(slots, self.topology, scores, traffic, "any")) for _ in range(TIMINGS)]
+        timings = [_timed(lambda: best_rank_map(slots, self.topology, scores, traffic, "any"))
+                   for _ in range(TIMINGS)]
         result.seconds["ours"] = float(np.median(timings))
         network = network_links(nodes, self.topology, scores)
         path = graph_mappers.paths(network)
@@ -303,7 +304,7 @@ def _of_slurm(sandbox: sandbox_cluster.Sandbox, loaded: LoadedCluster,
     assert len(cloud_nodes.wait_for_nodes(sandbox, others)) == len(held)
     for size in sizes:
         text = namespaces.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
-                         stdin="show nodes\nshow partitions\nshow config\n")
+                                      stdin="show nodes\nshow partitions\nshow config\n")
         job = cloud_nodes.submit_job(sandbox, ["-N", str(size), "--exclusive"])
         given = cloud_nodes.wait_for_nodes(sandbox, job)
         cloud_nodes.power_down_job(sandbox, job, given)

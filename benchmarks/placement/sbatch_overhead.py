@@ -92,7 +92,8 @@ def _measured(sandbox: Sandbox, case: Case) -> Iterator[Row]:
         # in turn the one and the other first: what comes second finds the controller busy with what came first
         pair = {}
         for is_slurmdl in (False, True) if number % 2 else (True, False):
-            pair[is_slurmdl] = _submit(sandbox, ["slurmdl", "sbatch", *case.slurmdl_options, *arguments] if is_slurmdl else ["sbatch", *arguments])
+            command = ["slurmdl", "sbatch", *case.slurmdl_options] if is_slurmdl else ["sbatch"]
+            pair[is_slurmdl] = _submit(sandbox, [*command, *arguments])
         (plain_seconds, _, plain_work), (seconds, check, slurmdl_work) = pair[False], pair[True]
         plain.append(plain_seconds)
         overhead.append(seconds - plain_seconds)

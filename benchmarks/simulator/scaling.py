@@ -103,8 +103,8 @@ def draw(path: str, points: Sequence[Point]) -> None:
     for panel, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         series = [point for point in points if point.strategy == name]
         for variant, style in zip(PLACEMENT_POLICIES, LINES, strict=True):
-            panel.plot([point.nodes for point in series], [point.predictions[variant].step_seconds for point in series],
-                       label=variant, **style)
+            panel.plot([point.nodes for point in series],
+                       [point.predictions[variant].step_seconds for point in series], label=variant, **style)
         taken = [prediction.step_seconds for point in series for prediction in point.predictions.values()]
         panel.set(title=name, xlabel="nodes", xscale="log", **(
             {"yscale": "log"} if max(taken) > 3 * min(taken) else {"ylim": (0, 1.1 * max(taken))}))

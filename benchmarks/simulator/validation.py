@@ -49,14 +49,10 @@ def simulate(job: Job, topology: Topology) -> float:
     place = np.array([names.index(node) for node in job.nodes])
     steps = cost_model.STEPS[job.pattern]
     strategy = cost_model.PATTERNS[job.pattern]
-    training = TrainingWorkload(
-    strategy,
-    cost_model.PARAMETERS,
-    job.ps,
-    COMM_PATTERNS[strategy][0],
-     seed=placement_comm_time.SEED)
-    ended = step_end_times(training, network_links(names, topology, cost_model.shaped_link_scores(job, topology)), place,
-                 cost_model.WARM_UP + cost_model.BLOCKS * steps)[job.ps:]
+    training = TrainingWorkload(strategy, cost_model.PARAMETERS, job.ps, COMM_PATTERNS[strategy][0],
+                                seed=placement_comm_time.SEED)
+    network = network_links(names, topology, cost_model.shaped_link_scores(job, topology))
+    ended = step_end_times(training, network, place, cost_model.WARM_UP + cost_model.BLOCKS * steps)[job.ps:]
     blocks = np.diff(ended[:, cost_model.WARM_UP - 1::steps], axis=1) / steps
     return float(np.median(blocks.max(axis=0)))
 
@@ -77,8 +73,10 @@ def evaluate(jobs: Sequence[Job], simulated: FloatArray, measured: FloatArray) -
         yield make_row(f"{name}: error of the simulation, case by case", errors.tolist(), "share",
                        target=f"at most {ERROR} in each", met=bool((errors <= ERROR).all()))
         yield make_row(f"{name}: share of the cases within {ERROR}", [float((errors <= ERROR).mean())], "share")
-        yield make_row(f"{name}: simulated / measured seconds", (simulated_seconds / seconds).tolist(), "times", baseline=1.0)
-        yield from _order(f"{name}: pairs of placements", simulated_seconds, measured[selected], np.ones((len(simulated_seconds), len(simulated_seconds)), bool))
+        yield make_row(f"{name}: simulated / measured seconds", (simulated_seconds / seconds).tolist(), "times",
+                       baseline=1.0)
+        yield from _order(f"{name}: pairs of placements", simulated_seconds, measured[selected],
+                          np.ones((len(seconds), len(seconds)), bool))
     yield from _order("pairs of strategies on the same links", simulated, measured,
                       same_links & (pattern[:, None] != pattern[None]))
 

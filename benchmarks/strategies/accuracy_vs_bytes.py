@@ -147,8 +147,8 @@ def evaluate(situation: str, by_variant: dict[Variant, list[list[Outcome]]], jud
         target = f"{SAVED:g} % saved, and lower 95 % bound (here {low:.2f}) at least -{LOSS} points"
         summary = f"saves {share[variant]:.2f} %, lower 95 % bound {low:.2f}"
         yield make_row(f"{situation}: {variant}: accuracy over every step", lost, "points", baseline=base,
-                       target=target if variant == TARGET_VARIANT else summary, met=good if variant == TARGET_VARIANT
-                       and judged else None)
+                       target=target if variant == TARGET_VARIANT else summary,
+                       met=good if variant == TARGET_VARIANT and judged else None)
         if variant == TARGET_VARIANT:
             yield make_row(f"{situation}: {variant}: bytes saved", [share[variant]], "%", baseline=published,
                            target=f"at least {SAVED:g} %", met=share[variant] >= SAVED)
@@ -158,7 +158,8 @@ def evaluate(situation: str, by_variant: dict[Variant, list[list[Outcome]]], jud
 
 def saved(by_variant: Mapping[Variant, list[list[Outcome]]]) -> dict[Variant, float]:
     """Return the bytes that each variant saves, in % of gossip at every step."""
-    return {variant: 100 * (1 - _bytes(variant_outcomes) / _bytes(by_variant[EVERY_STEP])) for variant, variant_outcomes in by_variant.items()}
+    total = _bytes(by_variant[EVERY_STEP])
+    return {variant: 100 * (1 - _bytes(variant_outcomes) / total) for variant, variant_outcomes in by_variant.items()}
 
 
 def gain(situation: str, variant: Variant, by_variant: dict[Variant, list[list[Outcome]]]) -> Iterator[Row]:
@@ -168,7 +169,8 @@ def gain(situation: str, variant: Variant, by_variant: dict[Variant, list[list[O
               and _bytes(by_variant[rival]) <= _bytes(by_variant[variant])]
     if not rivals:
         return
-    best = max(rivals, key=lambda rival: _mean([[outcome.accuracy for outcome in folds] for folds in by_variant[rival]]))
+    best = max(rivals, key=lambda rival: _mean([[outcome.accuracy for outcome in folds]
+                                                for folds in by_variant[rival]]))
     gains = difference(by_variant[variant], by_variant[best])
     low, high = lower_bound_95(gains), -lower_bound_95([-value for value in gains])
     verdict = "a gain" if low > 0 else "a loss" if high < 0 else "no gain"

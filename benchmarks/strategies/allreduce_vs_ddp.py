@@ -111,6 +111,7 @@ def evaluate(link: str, todo: Sequence[Job], measured: Sequence[Figures], shaped
                             ("barrier", "no communication but a barrier in each step"),
                             ("none", "no communication")):
             if name in rates:
-                yield make_row(f"{label}: steps/s of {description}", rates[name], "1/s", baseline=middle["hierarchical"])
+                yield make_row(f"{label}: steps/s of {description}", rates[name], "1/s",
+                               baseline=middle["hierarchical"])
         if "ring" in middle:
             ring[ranks, job.size] = middle["ring"]

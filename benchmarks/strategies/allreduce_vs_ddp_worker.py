@@ -87,7 +87,8 @@ def stepping(loss: Callable[[], Any], optimizer: Any) -> Step:
     return step
 
 
-def slurmdl_step(transport: Transport, job: Mapping[str, Any], comm_pattern: str, node: str, zone: str) -> tuple[Step, Step]:
+def slurmdl_step(transport: Transport, job: Mapping[str, Any], comm_pattern: str, node: str,
+                 zone: str) -> tuple[Step, Step]:
     """Return a step with the library of slurmdl, and a function that closes it."""
     workload, optimizer = task(job)
     run = init(StrategyConfig("allreduce", comm_pattern), transport=transport, environ={

@@ -47,9 +47,8 @@ def rows(seed: int, quick: bool = False, published: float | None = None) -> Iter
     """
     seeds = range(seed, seed + (2 if quick else 5))
     cases = list(product(DATA, RATES, VARIANTS, seeds))
-    completed = outcomes((*COMMON, *DATA[data], "--virtual-links", f"across={RATES[rate]}:0.0001,zone=10G:0.00005",
-                     *VARIANTS[variant],
-                     "--seed", str(run_seed)) for data, rate, variant, run_seed in cases)
+    completed = outcomes((*COMMON, *DATA[data], *link_options(rate), *VARIANTS[variant], "--seed", str(run_seed))
+                         for data, rate, variant, run_seed in cases)
     by_case: dict[tuple[str, str, str], list[Outcome]] = {}
     for (data, rate, variant, _), outcome in zip(cases, completed, strict=True):
         by_case.setdefault((data, rate, variant), []).append(outcome)
@@ -58,39 +57,44 @@ def rows(seed: int, quick: bool = False, published: float | None = None) -> Iter
                             published)
 
 
-def evaluate(where: str, found: dict[str, list[Outcome]], published: float | None = None) -> Iterator[Row]:
+def link_options(rate: str) -> tuple[str, ...]:
+    """Return the options for links between zones of the rate RATES[rate], and of 10 Gbit/s within a zone."""
+    return "--virtual-links", f"inter-zone={RATES[rate]}:0.0001,intra-zone=10G:0.00005"
+
+
+def evaluate(label: str, by_variant: dict[str, list[Outcome]], published: float | None = None) -> Iterator[Row]:
     """Yield the rows of one inter-zone link rate.
 
     Raises
     ------
     RuntimeError : one of the ways, the control apart, does not reach the goal.
     """
-    every = found["every step"]
-    base = [reached(its) for its in every]
-    share = statistics.median(its.share for its in every)
-    yield make_row(f"{where}: gossip at every step, time to {GOAL:g} %", base, "s",
+    every = by_variant["every step"]
+    base = [reached(outcome) for outcome in every]
+    share = statistics.median(outcome.share for outcome in every)
+    yield make_row(f"{label}: gossip at every step, time to {GOAL:g} %", base, "s",
                    target=f"communication is {share:.0%} of it")
-    for variant, its in found.items():
-        if its is every:
+    for variant, outcomes_of_variant in by_variant.items():
+        if variant == "every step":
             continue
         if variant == "alone":
-            short = [theirs.accuracy - max(own for _, _, own in mine.course)
-                     for mine, theirs in zip(its, every, strict=True)]
-            yield make_row(f"{where}: control: ranks that never exchange fall short of every step", short, "points",
+            short = [reference.accuracy - max(own for _, _, own in isolated.course)
+                     for isolated, reference in zip(outcomes_of_variant, every, strict=True)]
+            yield make_row(f"{label}: control: ranks that never exchange fall short of every step", short, "points",
                            target=f"at least {SHORT:g}", met=min(short) >= SHORT)
             continue
-        times = [reached(outcome) for outcome in its]
-        yield make_row(f"{where}: {variant}, time to {GOAL:g} %", times, "s", baseline=statistics.median(base))
-        less = [100 * (1 - mine / theirs) for mine, theirs in zip(times, base, strict=True)]
+        times = [reached(outcome) for outcome in outcomes_of_variant]
+        yield make_row(f"{label}: {variant}, time to {GOAL:g} %", times, "s", baseline=statistics.median(base))
+        reductions = [100 * (1 - time / reference) for time, reference in zip(times, base, strict=True)]
         promised = share >= SHARE and variant == TARGET_VARIANT
-        yield make_row(f"{where}: {variant}, less time than every step", less, "%",
-                       baseline=published if variant == TARGET_VARIANT else None, target=f"at least {LESS:g} %"
-                       if promised else "",
-                       met=statistics.median(less) >= LESS if promised else None)
-        # what there is to gain is the time of communication: the same steps' computation is left
-        gained = [100 * (theirs - mine) / (theirs * outcome.share)
-                  for mine, theirs, outcome in zip(times, base, every, strict=True)]
-        yield make_row(f"{where}: {variant}, gain as a share of what there is to gain", gained, "%")
+        yield make_row(f"{label}: {variant}, less time than every step", reductions, "%",
+                       baseline=published if variant == TARGET_VARIANT else None,
+                       target=f"at least {LESS:g} %" if promised else "",
+                       met=statistics.median(reductions) >= LESS if promised else None)
+        # the largest possible gain is the communication time: computation takes the same time
+        gained = [100 * (reference - time) / (reference * outcome.share)
+                  for time, reference, outcome in zip(times, base, every, strict=True)]
+        yield make_row(f"{label}: {variant}, gain as a share of what there is to gain", gained, "%")
 
 
 def reached(outcome: Outcome) -> float:

@@ -56,7 +56,8 @@ def test_occupancies_are_random_and_the_same_for_the_same_seed() -> None:
     assert {case.job.tasks_per_node for case in cases} == {2, 3, 4}
     assert all(case.job.nodes <= len(SIXTEEN.nodes) - len(case.busy) for case in cases)
     assert all((case.job.ps > 0) == (case.job.kind == "PS") for case in cases)
-    assert sum(case.job.nodes * case.job.tasks_per_node <= placement_savings.RANKS for case in cases) > placement_savings.RUN
+    small = sum(case.job.nodes * case.job.tasks_per_node <= placement_savings.RANKS for case in cases)
+    assert small > placement_savings.RUN
 
 
 @pytest.mark.parametrize("number", range(8))
@@ -98,7 +99,7 @@ def result(seconds: float, *, idle: float = 0.5, sent: float = 100.0, nodes: Seq
 
 
 def test_savings_are_held_against_the_least_bytes() -> None:
-    def found(placed: float, chance: float) -> list[JobOutcome]:
+    def outcomes(placed: float, chance: float) -> list[JobOutcome]:
         return [JobOutcome("PS",
                       {PLACED: cost(placed), LEAF: cost(100.0), DEFAULT: cost(200.0), NEGATIVE_CONTROL: cost(chance),
                        LEAST: cost(50.0)})] * 3

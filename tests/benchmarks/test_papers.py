@@ -63,10 +63,11 @@ def test_where_the_least_is_not_known_for_all_jobs_none_is_shown() -> None:
 
 
 def test_placement_must_tie_where_slurm_is_right() -> None:
-    def found(slurm: float, placed: float) -> JobOutcome:
+    def outcome(slurm: float, placed: float) -> JobOutcome:
         return JobOutcome("PS", {DEFAULT: Cost(slurm, 0, 0), PLACED: Cost(placed, 0, 0), LEAF: Cost(slurm, 0, 0),
-                            NEGATIVE_CONTROL: Cost(9.0, 0, 0)})
-    rows = by_metric(list(zones.evaluate([outcome(2.0, 2.0), outcome(3.0, 2.0), outcome(4.0, 4.0), outcome(6.0, 3.0)])))
+                                 NEGATIVE_CONTROL: Cost(9.0, 0, 0)})
+    outcomes = [outcome(2.0, 2.0), outcome(3.0, 2.0), outcome(4.0, 4.0), outcome(6.0, 3.0)]
+    rows = by_metric(list(zones.evaluate(outcomes)))
     assert rows["occupancies in which Slurm's own choice is as quick"].value == 0.5
     assert all(row.met in (True, None) for row in rows.values())
     assert rows[f"where it is not: predicted seconds of {DEFAULT} over those of placement"].value == 1.75

@@ -179,14 +179,8 @@ def test_mappers_find_the_pairs_that_talk(mapper: str) -> None:
 
 def test_distances_and_volumes_by_hand() -> None:
     topology = example.tree_topology((1, 2, 4))
-    network = network_links(
-    topology.nodes,
-    topology,
-    LinkScores(
-        default_node_bandwidth=2.0,
-        default_zone_bandwidth=(
-            1.0,
-             1.0)))
+    scores = LinkScores(default_node_bandwidth=2.0, default_zone_bandwidth=(1.0, 1.0))
+    network = network_links(topology.nodes, topology, scores)
     far = graph_mappers.distances(network, np.array([0, 0, 1, 2]))
     assert far[0].tolist() == [0, 0, 1, 3]
     total = graph_mappers.volumes(Traffic("allreduce", 4.0).phases(2), 2)

@@ -163,6 +163,7 @@ def test_every_way_is_one_that_the_trainer_takes() -> None:
         asked = parse_train_options([*accuracy_vs_bytes.COMMON, *options, *variant.options()], {})
         assert asked.virtual_ranks == 8
         check_compatibility(dataclasses.replace(asked.strategy_config, comm_pattern="base-2"))
-    for variant in time_to_accuracy.VARIANTS.values():
-        assert parse_train_options([*time_to_accuracy.COMMON, *variant], {}).emulate_compute is not None
+    for variant, rate in itertools.product(time_to_accuracy.VARIANTS.values(), time_to_accuracy.RATES):
+        arguments = [*time_to_accuracy.COMMON, *time_to_accuracy.link_options(rate), *variant]
+        assert len(parse_train_options(arguments, {}).virtual_links) == 2
     assert virtual_runs.SIDE_BY_SIDE == 2
