@@ -32,21 +32,21 @@ SEED = 4
 PLACEMENTS, RANKS, SERVERS = 40, 6, 2
 #: pattern -> strategy
 PATTERNS = {"ring": "allreduce", "ps": "ps", "gossip": "gossip"}
-#: a placement runs a step to warm up, then blocks of so many steps; partners of gossip differ from step to step
+#: warm-up steps of a placement, and blocks of STEPS steps; gossip partners differ from step to step
 WARM_UP, BLOCKS = 1, 3
 STEPS = {"ring": 2, "ps": 2, "gossip": 6}
 #: placements of each pattern that run before the links change
 UNCHANGED = 4
-#: so many that what a link's token bucket lets through at once, 70 KB, is little of a message
+#: elements of the model: a message is much larger than the 70 KB burst of a link's token bucket
 PARAMETERS = 400_000
 TARGET = 0.9
-#: bits/s, lowest and highest; two CPUs move far more than that, so that the links bound the time
+#: bits/s, for ZONE_RATES and DEGRADED_RATES lowest and highest; two CPUs move far more, so links are the bottleneck
 NODE_RATE = 3e8
 ZONE_RATES = (3e7, 3e8)
 DEGRADED_RATES = (1.5e7, 1.5e8)
 #: share of the nodes that have a degraded link
 DEGRADED = 0.25
-#: share of a rate that is payload, of frames of 9,000 bytes with Ethernet, IP and TCP around (66 bytes)
+#: payload share of a rate: frames of 9,000 bytes with 66 bytes of Ethernet, IP and TCP headers
 PAYLOAD = 0.99
 
 FloatArray = npt.NDArray[np.float64]
@@ -150,7 +150,7 @@ def evaluate(jobs: Sequence[Job], predicted: FloatArray, measured: FloatArray) -
 
     Parameters
     ----------
-    predicted : shape (jobs,). measured : shape (jobs, blocks); of a placement its median counts.
+    predicted : shape (jobs,). measured : shape (jobs, blocks); the median of its blocks counts for a placement.
     """
     rows = []
     for pattern in PATTERNS:

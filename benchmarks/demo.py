@@ -1,7 +1,6 @@
 """Two training jobs submitted three ways on a sandbox: plain Slurm, Slurm in leaf order, and slurmdl.
 
-All runs use Slurm's topology/tree and the same free nodes, one after the other in turn. They differ in how they are
-submitted and started:
+All runs use Slurm's topology/tree and the same free nodes, and alternate. They differ in submission and start:
 
 - plain: `sbatch` and `srun`; ranks in alphabetical order of the nodes, as in Slurm up to 25.11.
 - leaf order: Slurm's choice of nodes, ranks ordered by leaf switch, as in Slurm 26.05.
@@ -33,7 +32,7 @@ from slurmdl.slurm import hostlist
 MODEL = "mlp:256,128"
 PARAMETERS = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10
 RANKS, SERVERS, SEED = 6, 2, 1
-#: nodes that another job holds, so that the free ones are scattered over both zones
+#: nodes that another job occupies; the free nodes are in both zones
 BUSY = ("n2", "n7")
 TRAIN = "python -m slurmdl.train"
 VARIANTS = ("plain", "leaf order", "slurmdl")
@@ -44,7 +43,7 @@ NEGATIVE_CONTROL = "control"
 class Job:
     """One of the two training jobs; `arguments` go to the trainer.
 
-    Allreduce goes round a ring, as that of most libraries does: there the order of the ranks shows.
+    Allreduce uses a ring, as in most libraries; its time depends on the rank order.
     """
 
     strategy: str
@@ -60,7 +59,10 @@ class Job:
 
 @dataclass
 class Outcome:
-    """Results of the runs of one job with one method; bytes as counted by the routers between the zones."""
+    """Results of the runs of one job with one method.
+
+    `across` are the bytes between zones that the routers counted, `metered` those that the trainer counted.
+    """
 
     nodes: str = ""
     zones: int = 0
@@ -113,7 +115,7 @@ def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -
         outcomes, version = demo.run(variants, repeats), demo.version()
     finally:
         lifecycle.sandbox_down(name)
-    print(f"the cluster is down, nothing is left of it; {time.monotonic() - began:.0f} s in all\n")
+    print(f"cluster stopped and removed; total time {time.monotonic() - began:.0f} s\n")
     print(table(outcomes, variants))
     if results_file:
         _write(results_file, outcomes, repeats, version)
@@ -130,8 +132,8 @@ class Demo:
     def run(self, variants: Sequence[str], repeats: int) -> dict[tuple[str, str], Outcome]:
         """Run each job with each method, alternating; return (strategy, method) -> outcome."""
         spec = self.sandbox.spec
-        print(f"a Slurm cluster of 8 nodes on this machine: {self.version()}; links of "
-              f"{spec.node_rate / 1e9:g} Gbit/s inside a zone, {spec.zone_rate / 1e6:g} Mbit/s between")
+        print(f"Slurm cluster of 8 nodes on this machine: {self.version()}; links of "
+              f"{spec.node_rate / 1e9:g} Gbit/s inside a zone, {spec.zone_rate / 1e6:g} Mbit/s between zones")
         self._call(["sbatch", "-J", "other", "-o", "/dev/null", "-N", str(len(BUSY)), "-w", ",".join(BUSY),
                     "--exclusive", "--wrap", "sleep 86400"])
         self._wait_for(lambda: self._call(["squeue", "-h", "-t", "R", "-o", "%j"]).split() == ["other"],
@@ -143,7 +145,7 @@ class Demo:
         for repeat in range(repeats):
             for job in JOBS:
                 if not repeat:
-                    print(f"--- {job.title}, {PARAMETERS * 4:,} bytes of parameters: the choice")
+                    print(f"--- {job.title}, {PARAMETERS * 4:,} bytes of parameters: choice of nodes and ranks")
                     print(_indent(self._call(["slurmdl", "place", "--explain", self._script(job, "slurmdl")])))
                 for variant in variants:
                     outcome = outcomes.setdefault((job.strategy, variant), Outcome())
@@ -151,14 +153,14 @@ class Demo:
         return outcomes
 
     def _run_job(self, job: Job, variant: str, outcome: Outcome, *, loud: bool) -> None:
-        """Submit one job with one method, wait for its end, and add its measurements."""
+        """Submit one job with one method, wait until it ends, and add its measurements."""
         script = self._script(job, variant)
         before = self.sandbox.inter_zone_bytes()
         if loud:
             print(f"--- {job.strategy}, {variant}")
         submit = ["slurmdl", "sbatch"] if variant == "slurmdl" else ["sbatch"]
         summary_file = Path(script).with_suffix(".json")
-        summary_file.unlink(missing_ok=True)  # of an earlier repeat
+        summary_file.unlink(missing_ok=True)  # summary of an earlier repeat
         submit_output = self._call([*submit, script], loud=loud)
         number = submit_output.split()[-1]
         self._wait_for(lambda: not self._call(["squeue", "-h", "-j", number]).strip(), f"{job.strategy}, {variant}",
@@ -177,7 +179,7 @@ class Demo:
         outcome.zones = summary["num_zones"]
         if loud:
             print(_indent(submit_output))
-            # the whole log of the placed run; of the others only what differs
+            # print the whole log of the placed run, and the lines of the other logs that differ
             wanted = log if variant == "slurmdl" else "\n".join(
                 line for line in log.splitlines() if line.startswith(("ranks:", "step ", "seconds/step")))
             print(_indent(wanted))
@@ -241,8 +243,8 @@ def table(outcomes: dict[tuple[str, str], Outcome], variants: Sequence[str]) -> 
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(r, widths, strict=True)).rstrip() for r in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
     worst = max(abs(statistics.median(o.across) / o.metered - 1) for o in outcomes.values() if o.metered)
-    return "\n".join([*lines, f"bytes: as the zones' routers counted them; the trainer's own meter agrees "
-                      f"within {worst:.1%}"])
+    return "\n".join([*lines, f"bytes: counted by the zones' routers; the trainer's own meter differs by "
+                      f"at most {worst:.1%}"])
 
 
 def _write(path: str, outcomes: dict[tuple[str, str], Outcome], repeats: int, version: str) -> None:

@@ -2,8 +2,8 @@
 
     srun --mpi=pmix python -m benchmarks.placement_comm_time WORK.json RESULT.json
 
-It runs the trainer's own strategies, messages and meters on constant gradients, so that a placement does not need to
-start PyTorch. Ranks that a placement does not use sleep.
+It runs the trainer's own strategies, messages and meters on constant gradients, without PyTorch. Ranks that a
+placement does not use sleep.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[float]:
     """Return the communication seconds per iteration of the slowest worker, one mean for each block of steps.
 
-    A mean, because gossip partners, and so the links in use, differ between steps.
+    Gossip partners, and so the links in use, differ between steps; hence the mean.
     """
     ranks, blocks, steps = transport.size, job["blocks"], job["steps"]
     levels = ["intra_zone" if zone == job["zones"][transport.rank] else "inter_zone" for zone in job["zones"]]

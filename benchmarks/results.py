@@ -62,7 +62,7 @@ def make_row(metric: str, samples: Sequence[float], unit: str, *, baseline: floa
 
 
 def write(path: str, rows: Sequence[Row], *, seed: int, versions: Mapping[str, str], command: str) -> None:
-    """Write the rows and all that is needed to repeat them, and print the verdict."""
+    """Write the rows with seed, versions, machine and command, and print the verdict."""
     document: dict[str, Any] = {
         "rows": [asdict(row) for row in rows], "seed": seed,
         "versions": {"slurmdl": __version__, "python": platform.python_version(), **versions},
@@ -79,7 +79,7 @@ def to_json(document: Mapping[str, Any]) -> str:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Return the line that counts the targets that are met; every benchmark prints it last."""
+    """Return the line `met n of m`, which every benchmark prints last."""
     judged = [row for row in rows if row.met is not None]
     return f"met {sum(bool(row.met) for row in judged)} of {len(judged)}"
 

@@ -55,8 +55,7 @@ def run_program(sandbox: Sandbox, module: str, work: Mapping[str, Any]) -> list[
 def call(sandbox: Sandbox, argv: Sequence[str]) -> str:
     """Run a command on the login host as the ordinary user and return its stdout."""
     done = subprocess.run(sandbox.command(argv, directory=str(sandbox.shared)), capture_output=True, text=True,
-                          timeout=STEP_TIMEOUT_S,
-                          check=False)
+                          timeout=STEP_TIMEOUT_S, check=False)
     if done.returncode:
         raise SandboxError(f"{' '.join(argv[:3])}: exit status {done.returncode}: "
                            f"{' '.join(done.stderr.split())[-500:]}")
@@ -81,7 +80,7 @@ def measure_jobs(measure: Callable[[Transport, Mapping[str, Any], Mapping[str, A
     results = []
     for job in work["jobs"]:
         rank = job["nodes"].index(node) if node in job["nodes"] else None
-        # color 1: the ranks of the job, in its order; the other ranks wait at the end of the loop
+        # color 1: the ranks of the job, in its order; the other ranks wait in world.barrier()
         part = MPI.COMM_WORLD.Split(int(rank is not None), rank or 0)
         figures = None if rank is None else measure(MpiTransport(part), job, work)
         world.barrier()

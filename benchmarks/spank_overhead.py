@@ -1,10 +1,10 @@
-"""What the SPANK plugin adds to the launch of a task and to the memory of slurmd.
+"""Overhead of the SPANK plugin: task launch time and memory of slurmd.
 
 Two sandboxes of one node run at once, one with the plugin and one without; steps of one task alternate between them.
-A launch takes tens of milliseconds and varies far more than the plugin may add. So the median difference is taken
-over pairs of adjacent steps, and each value is shown next to the same value of two halves of the steps without the
-plugin. In a third sandbox the plugin has a clock around its callbacks (spank/tests/timed.c), which measures their
-time in srun and in slurmstepd. The negative control is that plugin with a sleep.
+A launch takes tens of milliseconds and varies far more than the permitted overhead. The metric is therefore the
+median difference of adjacent steps. Each value is shown next to the same value between two halves of the steps
+without the plugin. In a third sandbox the plugin measures the time of its callbacks in srun and in slurmstepd
+(spank/tests/timing.c). The negative control is that plugin with a sleep.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 STEPS, WARM_UP, BLOCKS, CONTROLS = 1000, 50, 20, 100
-#: seconds that a task launch may take more
+#: maximum overhead of a task launch in seconds
 TARGET = 1e-3
-#: KiB by which slurmd's memory may grow more with the plugin than without: what one allocator's arena rounds to
+#: maximum extra growth of slurmd's memory with the plugin in KiB: rounding of one arena of the allocator
 GROWTH = 132
-#: microseconds that the control sleeps in each task
+#: sleep of the control in each task in microseconds
 SLEEP = 5000
-#: variables that a user's environment has, and more
+#: additional environment variables, more than users commonly have
 VARIABLES = 150
 BUILD = Path(__file__).parents[1] / "build/spank"
 
 _TASK = "echo $(date +%s%N) ${SLURMDL_ROLE--} ${MASTER_ADDR--} ${SLURMDL_SPANK_NS-}"
-#: runs in an allocation: a step for each line of options, then when it began, its nanoseconds, status and output;
-#: with --overlap and --mem=0 no step waits until the one before is put away
+#: runs a step for each line of options inside an allocation; prints its start, duration (both ns), status and output.
+#: With --overlap and --mem=0 no step waits for the cleanup of the previous step.
 _DRIVER = """
 import os, subprocess, sys, time
 os.environ["SLURMDL_RANKMAP_JOB"] = os.environ["SLURM_JOB_ID"]
@@ -54,7 +54,11 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds from srun's start to the task's start and to srun's end, and of the plugin's callbacks if reported."""
+    """Times of one step in seconds.
+
+    `launch` and `wall` run from srun's start to the task's start and to srun's end; `client` and `remote` are those
+    of the plugin's callbacks in srun and slurmstepd, 0 if not measured.
+    """
 
     launch: float
     wall: float
@@ -95,7 +99,7 @@ class Steps:
         began, wall, status, *fields = self._child.stdout.readline().split() or ("0", "0", "salloc failed")
         expected = [self._role, "n1" if options else "-"]
         if status != "0" or fields[1:3] != expected:
-            raise SandboxError(f"a step that should tell {expected}: exit status {status}: {' '.join(fields)[-300:]}")
+            raise SandboxError(f"step: exit status {status}: {' '.join(fields)[-300:]}; expected {expected}")
         client, remote = map(float, fields[3:] or (0, 0))
         return Step((int(fields[0]) - int(began)) * 1e-9, float(wall) * 1e-9, client * 1e-9, remote * 1e-9)
 
@@ -112,11 +116,11 @@ class Steps:
 def run(repeats: int = STEPS, results_file: str | None = None) -> None:
     """Measure `repeats` steps of each kind; print the rows and write them to `results_file`."""
     if repeats < 2 * BLOCKS:
-        raise UsageError(f"--repeats {repeats}: at least {2 * BLOCKS} expected")
+        raise UsageError(f"--repeats={repeats}: expected a number of at least {2 * BLOCKS}")
     plain, timed = BUILD / "slurmdl.so", BUILD / "timing.so"
     missing = [str(path) for path in (plain, timed) if not path.exists()]
     if missing:
-        raise SandboxError(f"{missing[0]} is missing: make plugin, then make -C spank timing")
+        raise SandboxError(f"{missing[0]}: missing; run `make plugin` and `make -C spank timing`")
     rows = []
     with Steps("bare", "") as bare, Steps("plugged", f"optional {plain}\n") as plugged, \
             Steps("timed", f"optional {timed}\n") as clocked:
@@ -144,7 +148,7 @@ def measure(bare: Steps, plugged: Steps, clocked: Steps, timed: Path, repeats: i
     with_it: list[Step] = []
     inside, mapped = [], []
     for i in range(repeats):
-        # a step may wait for what the one before left: each is first as often
+        # a step may be slowed by the previous one, so the order alternates
         for sandbox in (bare, plugged) if i % 2 else (plugged, bare):
             (without if sandbox is bare else with_it).append(sandbox.step())
     after = (bare.memory(), plugged.memory())
@@ -159,7 +163,7 @@ def measure(bare: Steps, plugged: Steps, clocked: Steps, timed: Path, repeats: i
         yield make_row(f"{label}, without the plugin", _medians(plain_seconds), "s")
         yield _evaluate(f"{label}, added by the plugin, median", _medians(_pairs(plugin_seconds, plain_seconds)),
                         float(np.median(plain_seconds)))
-        # of each four steps without, two that stood as the others do to those with the plugin
+        # two of each four steps without the plugin go to each half, at alternating positions in their pairs
         half_a, half_b = ([value for i, value in enumerate(plain_seconds) if i % 4 // 2 == half] for half in (0, 1))
         pairs = min(len(half_a), len(half_b))
         yield make_row(f"{label}, the same between two halves of those without",
@@ -207,7 +211,7 @@ def _pairs(values: Sequence[float], reference: Sequence[float]) -> list[float]:
 
 def main(argv: list[str]) -> None:
     run_repeated("spank_overhead",
-                 "What the SPANK plugin adds to the launch of a task, on sandboxes (needs root and the plugin).",
+                 "Overhead of the SPANK plugin in task launches, on sandboxes (needs root and the plugin).",
                  run, STEPS, argv)
 
 

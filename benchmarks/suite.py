@@ -1,4 +1,4 @@
-"""Command lines of the benchmarks, and suites: benchmarks of several parts that can run one by one."""
+"""Command lines of the benchmarks, and suites of parts that can run separately."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESULTS_HELP = "write all rows, negative controls included, as JSON"
 
 
 def start(main: Callable[[list[str]], None]) -> NoReturn:
-    """Run the command line of a benchmark and exit as the program `slurmdl` does.
+    """Run the command line of a benchmark; exit with the same statuses as `slurmdl`.
 
     SIGTERM acts like Ctrl-C, so that the benchmark ends its jobs, sandboxes and workers.
     """
@@ -55,7 +55,7 @@ def run_repeated(name: str, description: str, run: Callable[[int, str | None], N
     if options.results:
         check_output_file(options.results, "--results")
     if options.repeats < 1:
-        raise UsageError(f"--repeats {options.repeats}: at least 1 expected")
+        raise UsageError(f"--repeats={options.repeats}: expected a number of at least 1")
     run(options.repeats, options.results)
 
 
@@ -170,7 +170,7 @@ class Suite:
 
 
 def format_table(rows_by_part: Mapping[str, Sequence[Row]]) -> str:
-    """Format the rows of all parts, and at the end once more those that missed their target."""
+    """Format the rows of all parts, then repeat the rows that missed their target."""
     missed = [row for rows in rows_by_part.values() for row in rows if row.met is False]
     parts = {**rows_by_part, "missed": missed} if missed else rows_by_part
     lines = [f"{'':7}{'median':>10} {'baseline':>10} unit   metric (smallest to largest): target"]

@@ -1,7 +1,7 @@
-"""Time and memory to read and query topologies, by size; each read in a fresh process.
+"""Time and memory to read and query topologies, by size; each sample in a fresh process.
 
-The negative controls do the same work naively, on one cluster: one ClusterShell NodeSet per node, and counting each
-node up its path. They must be slower.
+The negative controls do the same work naively on one cluster, and must be slower: one ClusterShell NodeSet per node,
+and a count of each node in every zone of its path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training runs on virtual ranks, several at once."""
+"""Training runs on virtual ranks, in parallel."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-#: processes side by side
+#: number of parallel processes
 SIDE_BY_SIDE = 2
-#: seconds from one line of progress to the next
+#: seconds between progress messages
 PROGRESS = 30
 
 
@@ -43,7 +43,7 @@ def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
     """Run `slurmdl train` with each list of options; yield the results in order. Progress goes to stderr."""
     queue = list(runs)
     began = last_report = time.monotonic()
-    # spawned, not forked: torch's threads do not survive a fork
+    # spawn, because torch's threads do not survive a fork
     with ProcessPoolExecutor(SIDE_BY_SIDE, multiprocessing.get_context("spawn"), _hush) as pool:
         try:
             for done, result in enumerate(pool.map(outcome, queue, chunksize=4), 1):
@@ -51,7 +51,7 @@ def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
                     last_report = time.monotonic()
                     print(f"{done} of {len(queue)} runs in {last_report - began:.0f} s", file=sys.stderr, flush=True)
                 yield result
-        except BaseException:  # broken off: nobody wants what the workers still have to do
+        except BaseException:  # cancel the remaining runs
             for worker in multiprocessing.active_children():
                 worker.terminate()
             raise
@@ -65,7 +65,7 @@ def outcome(options: tuple[str, ...]) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         metrics = os.path.join(folder, "metrics")
         summary = train(parse_train_options([*options, "--metrics", metrics], {}))
-        assert summary is not None, "a simulation gives its summary"
+        assert summary is not None, "a simulation returns its summary"
         with open(metrics, encoding="utf-8") as file:
             steps = [json.loads(line) for line in file]
     clock, course = 0.0, []

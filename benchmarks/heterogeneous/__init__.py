@@ -1,4 +1,4 @@
-"""Heterogeneous ranks: load balance, gossip variants, rank failures, and what placement saves in training."""
+"""Heterogeneous ranks: load balance, gossip variants, rank failures, and savings of placement in training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Accuracy lost by different rank speeds, on virtual ranks and paired: same seeds and folds as at equal speed.
+"""Accuracy lost by different rank speeds, on virtual ranks; paired with equal speed by seed and fold.
 
-The negative control, ranks that never exchange, must be worse. Each rank has its own partition of the images: with
-all images in turn, as load balance assigns them, a rank trains nearly as well alone.
+The negative control, ranks that never exchange, must be worse. Its ranks have their own partitions of the images:
+with all images in turn, as load balance assigns them, a rank trains nearly as well alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMMON = ("--virtual-ranks", "8", "--model", "mlp:64", "--batch-size", "16", "--
 EQUAL = "equal speeds"
 NO_EXCHANGE = "ranks that never exchange, with images of their own"
 SEEDS = 5
-#: variant and speeds
+#: (variant, speeds)
 Case = tuple[str, str]
 
 

@@ -1,11 +1,11 @@
-"""Gossip of ranks of different speeds: {shared memory, messages, both} x {balanced, not} x {synchronous,
+"""Gossip between ranks of different speeds: {shared memory, messages, both} x {balanced, not} x {synchronous,
 asynchronous}.
 
 This is the experiment of the paper on gossip training on heterogeneous hardware (Large-Scale Scientific Computing,
-LSSC 2019). None of its values is quoted here, because they belong to its machines. Measured are samples per second
-relative to the same ranks with communication off, on sandbox nodes that hold all ranks, one each, or half of them;
-and the accuracy relative to equal speed, on virtual ranks with the same nodes and seeds. Allreduce is shown without a
-target; the parts `throughput` and `accuracy` evaluate it.
+LSSC 2019). Its values are not quoted, because they belong to its machines. The first metric is samples per second
+relative to the same ranks with communication off, on sandbox nodes with all ranks, half of them, or one rank each.
+The second is the accuracy relative to equal speed, on virtual ranks with the same nodes and seeds. Allreduce is shown
+without a target; the parts `throughput` and `accuracy` evaluate it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from benchmarks.strategies.accuracy_vs_bytes import difference, lower_bound_95
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
-#: which ranks are how slow
+#: speeds of the ranks, a key of SPEEDS
 MIXED = list(SPEEDS)[-1]
 REPEATS, SEEDS = 2, 3
-#: points of accuracy that unequal speeds may cost
+#: maximum loss of accuracy by unequal speeds, in points
 LOSS = 0.5
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A strategy on `nodes` nodes with `each` ranks on each."""
+    """A strategy on `nodes` nodes with `tasks_per_node` ranks on each."""
 
     name: str
     nodes: int
@@ -54,7 +54,7 @@ class Variant:
 
 LAYOUTS = {"shared memory": (1, RANKS, " --shared-memory"), "messages": (RANKS, 1, ""),
          "both": (2, RANKS // 2, " --shared-memory")}
-#: ranks that meet after every step make as many, so that a batch is all that can differ
+#: synchronous ranks make the same number of steps, so only their batch sizes can differ
 MODES = {"not balanced, in step": "", "balanced, in step": " --load-balance batch-size",
        "not balanced, asynchronous": " --async",
        "balanced, asynchronous": " --async --load-balance local-steps"}
@@ -84,7 +84,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 
 def throughput(variant: Variant, cpu_bound_note: str, rates: Sequence[float], off: float) -> Row:
-    """Compare samples per second with those without communication; variants without balance are controls."""
+    """Compare samples per second with communication off; variants without balance are negative controls."""
     good = statistics.median(rates) >= TARGET * off
     target = f"at least {TARGET:g} of them" if variant.balanced else f"below {TARGET:g} of them (control)"
     return make_row(f"{MIXED}: {variant.name}{cpu_bound_note}", rates, "1/s", baseline=off,
@@ -92,7 +92,7 @@ def throughput(variant: Variant, cpu_bound_note: str, rates: Sequence[float], of
 
 
 def accuracies(seed: int) -> Iterator[Row]:
-    """Yield the difference in accuracy of each combination from the same at equal speed."""
+    """Yield the difference in accuracy of each combination between unequal and equal speeds."""
     cases = {(variant.name, speeds): (*variant.options.split(), "--virtual-zones", variant.zones, *slow)
              for variant in (*COMBINATIONS, *ALLREDUCE)
              for speeds, slow in (("", ()), (MIXED, ("--straggler", SPEEDS[MIXED])))}

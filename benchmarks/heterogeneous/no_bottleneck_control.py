@@ -1,8 +1,8 @@
 """Negative control of placement: without a network bottleneck, placed and unplaced jobs take the same time.
 
-Eight nodes in two zones, of which other jobs hold one each, and a job that needs more than one zone; Slurm's default
-order alternates between the zones. Placed and unplaced runs alternate, first on unshaped links, where they must tie,
-then behind thin uplinks, where the same measurement must separate them.
+Eight nodes in two zones, with one busy node in each, and a job that needs more than one zone; Slurm's default order
+alternates between the zones. Placed and unplaced runs alternate. On unshaped links their times must be equal; behind
+thin uplinks the same measurement must separate them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 NODES, ZONES, CPUS, BUSY = 8, 2, 4, ("n7", "n8")
-#: the ring is of five nodes, since three of one zone and one of the other are a good ring in any order
+#: the ring has five nodes: with four, three of one zone and one of the other, each order is good
 JOBS = (Job("PS", 4, 2, 2), Job("allreduce", 5, 1))
 STEPS, REPEATS = 40, 5
-#: bits/s of links of nodes and of zones, 0 for unshaped
+#: bits/s of the links of nodes and of zones, 0 for unshaped
 UNSHAPED, SHAPED = (0.0, 0.0), (1e8, 5e7)
-#: a ratio that is no difference, and how many times the bounds may be apart for a tie to say anything
+#: maximum ratio of a tie, and maximum ratio of the bounds of a conclusive tie
 TIED, NOISE = 1.05, 1.25
 
 

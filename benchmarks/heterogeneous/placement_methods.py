@@ -1,4 +1,4 @@
-"""Methods to choose nodes and rank order for a job: slurmdl, Slurm's own, and random."""
+"""Methods to choose nodes and rank order of a job: slurmdl, Slurm, and random."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from slurmdl.slurm import hostlist
 PLACED, LEAF, DEFAULT = "placed", "Slurm's nodes, leaf order", "Slurm's default"
 VARIANTS = (PLACED, LEAF, DEFAULT)
 NEGATIVE_CONTROL = "random nodes and ranks"
-#: kind of job -> strategy and traffic
+#: kind of job -> strategy and communication pattern
 KINDS = {"PS": ("ps", "shards"), "allreduce": ("allreduce", "ring"),
          "gossip, drawn partners": ("gossip", "random-matching"), "gossip, base graph": ("gossip", "base-2")}
-#: elements of the model, and seconds of a step's computation, slept
+#: elements of the model, and emulated computation of a step in seconds
 PARAMETERS, COMPUTE = 100_000, 0.01
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training job: `nodes` nodes with `each` tasks on each; the first `ps` ranks are servers.
+    """A training job: `nodes` nodes with `tasks_per_node` tasks on each; the first `ps` ranks are servers.
 
     `kind` is one of KINDS; `parameters` are the elements of its model.
     """
@@ -52,8 +52,8 @@ class Run:
     Attributes
     ----------
     order : node of each rank.
-    inter_node_bytes, inter_zone_bytes : in a step, all ranks together, as they metered them.
-    seconds : of a step, the slowest worker's median.
+    inter_node_bytes, inter_zone_bytes : metered bytes per step, summed over all ranks.
+    seconds : median step time of the slowest worker.
     """
 
     order: tuple[str, ...]
@@ -71,11 +71,11 @@ class Run:
 
 
 def run(jobs: Jobs, job: Job, variant: str, order: Sequence[str], steps: int) -> Run:
-    """Submit a job and wait for its end.
+    """Submit a job and wait until it ends.
 
     Parameters
     ----------
-    order : the node of each rank, as LEAF and CONTROL have it; the others find out by themselves.
+    order : node of each rank, for LEAF and NEGATIVE_CONTROL; the other methods ignore it.
     """
     strategy, comm_pattern = KINDS[job.kind]
     train = (f"--strategy {strategy} --comm-pattern {comm_pattern} --steps {steps} --log-every {steps} "

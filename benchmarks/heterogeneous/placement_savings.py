@@ -1,11 +1,11 @@
 """Savings of placement for jobs with several tasks per node: bytes between nodes and zones, and step times.
 
-Sixteen nodes in four zones, of which other jobs hold some at random; node names alternate between the zones. On each
-of OCCUPANCIES such clusters a job requests 2 to 4 tasks on each of some nodes, and a real Slurm with topology/tree
-chooses nodes for it. The cost model compares the variants of `placement_methods`, and the nodes and ranks that send
-the fewest bytes between zones (of equal ones, between nodes), found by the exact solver. The first RUN jobs with at
-most RANKS tasks also train on the sandbox. The links of its zones are half as fast as those of their nodes together,
-the default of the cost model.
+Sixteen nodes in four zones, of which random ones are busy; node names alternate between the zones. On each of
+OCCUPANCIES such clusters a job requests 2 to 4 tasks on each of some nodes, and a real Slurm with topology/tree
+chooses nodes for it. The cost model compares the methods of `placement_methods` and the exact optimum: the nodes and
+ranks that send the fewest bytes between zones and, with equal bytes, between nodes. The first RUN jobs with at most
+RANKS tasks also train on the sandbox. The link of a zone has half the total rate of its nodes, the default of the
+cost model.
 
 The savings of parameter servers are shown next to a published value: Qiao, Li, Wu: DLTAP: a network-efficient
 scheduling method for distributed deep learning workload in containerized cluster environment. ITM Web of Conferences
@@ -50,32 +50,32 @@ from slurmdl.topology.topology import Topology
 
 NODES, ZONES, CPUS = 16, 4, 4
 OCCUPANCIES, RUN = 200, 20
-#: jobs from one line of progress to the next, where they do not run
+#: jobs between progress messages if they do not run
 PROGRESS = 20
-#: most ranks of a job that runs: each is a process, and Open MPI 4.1.4 often fails to start many of them on two CPUs
+#: maximum ranks of a job that runs: Open MPI 4.1.4 often fails to start many processes on two CPUs
 RANKS = 12
-#: free nodes, nodes of a job, tasks on each: the least and the most
+#: minimum and maximum of free nodes, nodes of a job, and tasks per node
 FREE, SIZES, EACH = (4, 10), (3, 5), (2, 4)
-#: bits/s; small, so that two CPUs are not what bounds the time
+#: bits/s; low, so that two CPUs are not the bottleneck
 NODE_RATE, ZONE_RATE = 1e8, 2e8
-#: kinds whose time depends on the order of the ranks: a random one must be slower
+#: kinds whose time depends on the rank order: a random order must be slower
 ORDERED = ("allreduce", "gossip, base graph")
 LEAST = "least bytes"
 LEVELS: Mapping[str, Callable[[Cost | Run], float]] = {
     "nodes": lambda cost: cost.inter_node_bytes, "zones": lambda cost: cost.inter_zone_bytes}
-#: share of what the least bytes save, and a ratio that is no difference
+#: minimum share of the largest possible saving, and maximum ratio of a tie
 OF_LEAST, TIED = 0.98, 1.05
-#: steps of a run, and seconds for the exact solver
+#: steps of a run, and time limit of the exact solver in seconds
 STEPS, LIMIT = 12, 20.0
-#: % of the bytes between nodes that DLTAP saves
+#: saving of bytes between nodes that DLTAP reports, in %
 DLTAP = 12.0
-#: stands for a ratio to nothing: JSON has no infinity
+#: replaces a ratio to zero: JSON has no infinity
 INFINITE = 1e9
 
 
 @dataclass(frozen=True)
 class Case:
-    """A job on a cluster whose nodes `busy` are held by other jobs."""
+    """A job on a cluster whose nodes `busy` are occupied by other jobs."""
 
     job: Job
     busy: tuple[str, ...]
@@ -88,7 +88,7 @@ class JobOutcome:
     Attributes
     ----------
     costs : variant -> cost in the model.
-    runs : variant -> measurements, and the cost of the same ranks in the model; {} if the job did not run.
+    runs : variant -> measurements, and modeled cost of the same ranks; {} if the job did not run.
     """
 
     kind: str
@@ -135,7 +135,7 @@ def draw(topology: Topology, seed: int) -> list[Case]:
 
 
 def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Generator, trains: bool) -> JobOutcome:
-    """Run a job while another job holds the busy nodes."""
+    """Measure a job while another job occupies the busy nodes; train if `trains`."""
     blocker = jobs.hold(case.busy)
     try:
         slurm = jobs.granted(case.job.nodes, case.job.tasks_per_node)
@@ -154,7 +154,7 @@ def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Genera
 
 def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Sequence[str],
            random: np.random.Generator) -> dict[str, tuple[str, ...]]:
-    """Return variant -> the node of each rank; without the least bytes if no exact solution is known."""
+    """Return variant -> node of each rank; LEAST is omitted if there is no exact solution."""
     job, scores = case.job, LinkScores()
 
     def repeat_nodes(nodes: Sequence[str]) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ def predicted(job: Job, order: Sequence[str], topology: Topology) -> Cost:
 
 
 def evaluate(outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
-    """Yield the rows of all kinds."""
+    """Yield the rows of all kinds of jobs."""
     for kind in KINDS:
         of_kind = [outcome for outcome in outcomes if outcome.kind == kind]
         for level in LEVELS:

@@ -1,13 +1,13 @@
 """Recovery time after a rank is killed: real ranks, messages and SIGKILL, with Open MPI 5's ULFM.
 
-The metric is the longest time between two good steps of a rank, from the kill on. It includes failure detection, the
+The metric is the longest time between two good steps of a rank after the kill. It includes failure detection, the
 agreement of the surviving ranks, the average of their models, and the step itself. A good step ends with an exchange.
 Computation is emulated by sleep, so that ranks can outnumber cores. The negative control is a rank that is stopped
 instead of killed: no rank may treat it as failed, so all wait for it.
 
-If ranks cannot continue without another, or if there is a checkpoint, the job restarts from it. This is measured with
-jobs on a sandbox, from the kill to the end of the first step after the restart, next to the time for which Slurm
-itself delays a requeued job.
+Strategies that cannot continue without a rank restart the job from a checkpoint. This is measured with jobs on a
+sandbox, from the kill to the end of the first step after the restart. Slurm's own delay of a requeued job is shown
+next to it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ from slurmdl.mpi_library import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
 from slurmdl.sandbox import cloud_nodes, lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
-#: ranks, parameters, replayed seconds of a step, steps, and the step before which a rank is struck
+#: ranks, parameters, emulated computation of a step in seconds, steps, and the step before the kill
 RANKS, SIZE, SECONDS, STEPS, AT = 6, 1_000_000, 0.02, 160, 120
 REPEATS, GOAL = 5, 1.0
-#: jobs that begin again, steps from one of their checkpoints to the next, seconds for which Slurm holds them back,
-#: and that one may take
+#: requeued jobs, steps between checkpoints, Slurm's delay of a requeued job and the time limit of a job in seconds
 REQUEUES, CHECKPOINT_EVERY, HELD, LIMIT = 3, 20, 5, 120.0
 #: seconds for which the control's rank is stopped
 PAUSE = 2.0
-#: what is lost -> method, and the rank; servers are the first ranks
+#: case -> configuration, and the killed rank; servers are the first ranks
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "gossip": ({"strategy": "gossip", "comm_pattern": "one-peer-exponential"}, 1),
     "gossip in int8": ({"strategy": "gossip", "comm_pattern": "one-peer-exponential", "compression": "int8"}, 1),
@@ -93,7 +92,7 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
 
     Raises
     ------
-    SandboxError : it does not come to its end.
+    SandboxError : the job does not complete.
     """
     folder = jobs.folder / f"kept-{seed}"
     jobs.call(["mkdir", "-p", str(folder)])
@@ -111,7 +110,7 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
         return [[int(step) for step in re.findall(r"^step (\d+) of ", part, re.M)]
                 for part in text.split("if a rank fails:")[1:]]
 
-    target = AT + 7 * seed % CHECKPOINT_EVERY  # somewhere between two checkpoints
+    target = AT + 7 * seed % CHECKPOINT_EVERY  # between two checkpoints
     wait(lambda: any(completed and completed[-1] >= target for completed in steps()),
          f"job {number}: step {target}", LIMIT, 0.01)
     node = cloud_nodes.wait_for_nodes(jobs.sandbox, number)[1]
@@ -129,11 +128,12 @@ def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
 def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[float, float, int]:
     """Return the longest time without a good step after the failure, the median before it, and the lost exchanges.
 
-    Of these the most that a rank has lost: the one broken off, and those until the step from which all went on.
+    Lost exchanges of a rank are the cancelled one and those before the step from which all ranks continue; the
+    maximum over the ranks counts.
 
     Raises
     ------
-    SlurmdlError : the others do not go on.
+    SlurmdlError : the other ranks do not continue.
     """
     with tempfile.TemporaryDirectory() as folder:
         work = json.dumps({"method": method, "rank": rank, "seed": seed, "kill": kill})
@@ -165,7 +165,7 @@ def _environ() -> dict[str, str]:
     if "(Open MPI) 5" in version:
         return environment
     if not (prefix / "bin/mpirun").exists():
-        raise UnavailableError(f"no Open MPI 5 in PATH or {prefix}: `make openmpi` brings one")
+        raise UnavailableError(f"no Open MPI 5 in PATH or {prefix}; `make openmpi` installs it")
     return {**environment, "PATH": f"{prefix}/bin:{os.environ['PATH']}",
             "MPI4PY_LIBMPI": f"{prefix}/lib/libmpi.so.40"}
 
@@ -183,7 +183,7 @@ def main() -> None:
     (folder / f"pid-{run.rank}").write_text(str(os.getpid()))
     run.world.transport.barrier()
     task = SyntheticWorkload(SIZE, lambda samples: SECONDS, time.sleep, work["seed"])
-    # the gradients stay the same: the rate is small, so that numbers do not grow
+    # the gradients are constant; a low learning rate keeps the parameters small
     model, opt = run.wrap(task.module, torch.optim.SGD(task.module.parameters(), lr=1e-4))
     struck, ends, missed = None, [], 0
     for step in range(STEPS):
@@ -193,7 +193,7 @@ def main() -> None:
         opt.zero_grad()
         model().backward()
         opt.step()
-        # who waits for nobody goes on where a push is left out
+        # an asynchronous rank continues if a push is skipped
         ends.append((time.monotonic(), run.world.config.asynchronous or run.recovery.exchange_counts[0] > exchanges))
         if run.recovery.failed_ranks and not missed:
             missed = max(1, run.recovery.failed_ranks[0]["step"] - step)

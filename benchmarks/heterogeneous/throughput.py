@@ -2,9 +2,9 @@
 
 Eight ranks, each on a node of a sandbox; some compute several times as long. Computation is emulated by sleep,
 because the ranks outnumber the cores; messages are real. All variants alternate. In synchronous variants the batch
-sizes first need to converge, so their speed is that of the steps after SETTLED. The negative control is allreduce
-without load balance, which runs at the speed of the slowest rank. In one more case a network is really computed, by
-ranks whose CPU quotas differ.
+sizes first need to converge, so only the steps after SETTLED count. The negative control is allreduce without load
+balance, which runs at the speed of the slowest rank. In one more case ranks with different CPU quotas really compute
+a network.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 RANKS, CPUS = 8, 8
-#: seconds of a step of BATCH samples at full speed, and elements of the model
+#: computation of a step at full speed in seconds, its samples, and elements of the model
 COMPUTE, BATCH, PARAMETERS = 0.1, 64, 100_000
-#: which ranks compute so many times as long
+#: speeds -> value of --straggler: factors of the computation time by rank
 SPEEDS = {"one rank of 8 at a quarter of the speed": "7=4", "ranks at 1 x, 2 x and 4 x": "0=4,1=4,2=2,3=2,4=2"}
 OFF = "communication off"
 GOSSIP, BALANCED = "asynchronous gossip", "balanced allreduce"
 NEGATIVE_CONTROL = "unbalanced allreduce (control)"
-#: way -> its options; who exchanges in the millionth step does not exchange
+#: variant -> its options; ranks with a period of a million steps never exchange
 VARIANTS = {OFF: "--strategy gossip --async --load-balance local-steps --period 1000000",
             GOSSIP: "--strategy gossip --async --load-balance local-steps",
             BALANCED: "--strategy allreduce --load-balance batch-size", NEGATIVE_CONTROL: "--strategy allreduce"}
-#: steps of a run, and those of them in which batches find their sizes
+#: steps of a run, and steps at its start in which the batch sizes converge
 STEPS, SETTLED = 160, 60
 REPEATS, TARGET = 3, 0.95
-#: what is really computed, in steps as long as the replayed ones and far above the period of a quota, the speeds of
-#: its ranks beside each other, and the share of the cores that all have. The speed of a machine that others use, too,
-#: changes from minute to minute: short runs, and more of them
+#: options of the computed network; its steps last as long as the emulated ones, far above the period of a quota. Runs
+#: are short and repeated more often, because the speed of a shared machine changes from minute to minute.
 REAL, REAL_REPEATS = "--model cnn --data digits-rgb32 --batch-size 64 --steps 120 --log-every 120", 5
+#: relative CPU quotas of its ranks, and their sum as a share of the cores
 QUOTAS, CORES = (4, 4, 4, 1), 0.75
 
 
@@ -75,7 +75,7 @@ def common(steps: int, seed: int) -> str:
 
 
 def rate(result: Result, options: str) -> float:
-    """Return samples per second of all workers together; `options` are those of the run."""
+    """Return samples per second, summed over all workers; `options` are those of the run."""
     summary = result.summary
     if "--async" in options:
         return float(summary["samples_per_second"])

@@ -1,4 +1,4 @@
-"""Jobs of the built-in trainer on a sandbox, submitted like a user's jobs, one at a time."""
+"""Jobs of the built-in trainer on a sandbox, submitted as a user, one at a time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from slurmdl.sandbox import cloud_nodes
 from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.slurm import hostlist
 
-#: nothing waits for more jobs before the controller looks at a new one
+#: the controller considers a new job at once, without a delay to collect more
 SETTINGS = cloud_nodes.SLURM_CONF_LINES[:1]
-#: seconds that a job may take
+#: time limit of a job in seconds
 _LIMIT = 600.0
 
 
@@ -30,9 +30,9 @@ class Result:
 
     Attributes
     ----------
-    summary : of `slurmdl train --summary`.
-    seconds : of each step of the first worker.
-    idle : share of the machine's processors that was idle since the ranks had met.
+    summary : output of `slurmdl train --summary`.
+    seconds : step times of the first worker.
+    idle : idle share of the machine's CPUs from the first line of the log on.
     """
 
     summary: dict[str, Any]
@@ -57,7 +57,7 @@ class Jobs:
         return self._sleep(["-N", str(len(nodes)), "--exclusive", "-w", hostlist.fold_hostlist(sorted(nodes))])[0]
 
     def granted(self, nodes: int, tasks_per_node: int) -> tuple[str, ...]:
-        """Return the nodes that Slurm assigns to a job with `each` tasks on each of `nodes` nodes, in its order."""
+        """Return the nodes that Slurm assigns to a job of `nodes` nodes, in its order."""
         number, names = self._sleep(["-N", str(nodes), f"--ntasks-per-node={tasks_per_node}"])
         self.end(number)
         return names
@@ -76,18 +76,18 @@ class Jobs:
 
     def train(self, nodes: int, tasks_per_node: int, options: str, *, lines: str = "",
               start: str = "exec srun --mpi=pmix -K", submit: Sequence[str] = ("sbatch",)) -> Result:
-        """Train with `each` tasks on each of `nodes` nodes, and wait for the end.
+        """Train with `tasks_per_node` tasks on each of `nodes` nodes, and wait until the job ends.
 
         Parameters
         ----------
-        options : of `slurmdl train`.
-        lines : of the job script, before the step.
-        start : starts the step.
-        submit : submits the job script.
+        options : options of `slurmdl train`.
+        lines : lines of the job script before the step.
+        start : command that starts the step.
+        submit : command that submits the job script.
 
         Raises
         ------
-        SandboxError : it fails again and again.
+        SandboxError : all attempts fail.
         """
         script, log, summary, steps = (self.folder / f"train.{kind}" for kind in ("sh", "log", "json", "steps"))
         script.write_text(
@@ -102,15 +102,15 @@ class Jobs:
                 return Result(json.loads(summary.read_text()),
                               tuple(json.loads(line)["seconds"] for line in steps.read_text().splitlines()), idle)
             log_tail = " ".join(log.read_text().split())[-400:] if log.exists() else "no output"
-            print(f"started again: {log_tail}", file=sys.stderr, flush=True)
+            print(f"retry: {log_tail}", file=sys.stderr, flush=True)
         raise SandboxError(f"slurmdl train {options}: no summary: {log_tail}")
 
     def _idle(self, number: int, log: Path) -> float:
-        """Wait for the end of a job; return `Result.idle`."""
+        """Wait until a job ends; return `Result.idle`."""
         def ended() -> bool:
             return not cloud_nodes.job_state(self.sandbox, number)[0]
 
-        # its first line tells the places of the ranks
+        # the first line of the log shows the nodes of the ranks
         wait(lambda: ended() or (log.exists() and os.path.getsize(log) > 0), f"the start of job {number}", _LIMIT)
         processors = cpu_idle.CpuIdleMeter()
         wait(ended, f"the end of job {number}", _LIMIT)
@@ -118,16 +118,16 @@ class Jobs:
 
 
 def wait(is_done: Callable[[], bool], condition: str, limit: float, pause: float = 0.1) -> None:
-    """Poll every `pause` seconds until true() is true.
+    """Poll every `pause` seconds until is_done() is true.
 
     Raises
     ------
-    SandboxError : it is not in `limit` seconds.
+    SandboxError : is_done() is not true within `limit` seconds.
     """
     deadline = time.monotonic() + limit
     while not is_done():
         if time.monotonic() > deadline:
-            raise SandboxError(f"{condition}: waited for {limit:g} s")
+            raise SandboxError(f"{condition}: not reached within {limit:g} s")
         time.sleep(pause)
 
 

@@ -1,8 +1,8 @@
 """Cost of `slurmdl links counters` on a node: paired starts of the collector and of an idle interpreter.
 
-Each start finds a last reading with 2,000 fewer segments, so that it writes a sample to a spool, as on a node whose
-jobs send. It starts like the installed program: without the finder of an editable install, and with compiled
-bytecode. The metric is CPU time, user and system, which load on the machine hardly changes.
+The previous reading has 2,000 fewer segments, so that each run writes a sample to the spool, as on a node whose jobs
+communicate. It starts like the installed program: without the finder of an editable install, and with compiled
+bytecode. The metric is user and system CPU time, which hardly depends on the load of the machine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from slurmdl.errors import UnavailableError
 from slurmdl.links import counters
 
 REPEATS = 31
-#: milliseconds beyond the interpreter's own, and bytes, that a run may cost
+#: maximum CPU milliseconds of a run beyond the interpreter's own, and maximum memory in bytes
 MILLISECONDS, BYTES = 20.0, 20e6
-#: segments that were sent since the last reading
+#: segments sent since the previous reading
 _SENT = 2000
 
 
 def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
-    """Yield CPU time beyond that of the interpreter's start, and peak memory; `seed` has no effect."""
+    """Yield CPU time beyond that of an idle interpreter, and peak memory; `seed` has no effect."""
     with tempfile.TemporaryDirectory(prefix="slurmdl-counters-") as folder:
         arguments = ["-c", _PROGRAM.format(root=str(Path(slurmdl.__file__).parents[1]), state=folder)]
         bare, collector = [], []
@@ -37,7 +37,7 @@ def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
             Path(folder, "counters.json").write_text(
                 json.dumps(before._replace(segments_sent=max(0, before.segments_sent - _SENT)).to_json()))
             first, second = _start(["-c", "pass"], folder), _start(arguments, folder)
-            if number >= 0:  # the first one compiles
+            if number >= 0:  # the first run compiles
                 bare.append(first)
                 collector.append(second)
         samples = len(list(Path(folder, "spool").glob("*")))
@@ -52,7 +52,7 @@ def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
     yield make_row("samples in the spool after these runs", [samples], "", target="at least one", met=samples > 0)
 
 
-#: what the program `slurmdl` that pip installs does
+#: the entry point `slurmdl` as pip installs it
 _PROGRAM = """
 import sys
 sys.path.insert(0, {root!r})
@@ -60,7 +60,7 @@ from slurmdl.cli.main import main
 sys.exit(main(["links", "counters", "--strict", "--state-dir={state}"]))
 """
 
-#: a program of its own, since what a process had in memory before exec(2) counts as its own (getrusage(2))
+#: a separate small program, because ru_maxrss includes the memory before exec(2), see getrusage(2)
 _MEASURE = """
 import os, sys
 pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
@@ -72,7 +72,7 @@ print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.
 def _start(arguments: Sequence[str], folder: str) -> tuple[float, float]:
     """Return CPU seconds and peak bytes of a Python program; UnavailableError if it fails.
 
-    The interpreter is the one below a virtual environment, which has only what belongs to Python.
+    The program runs in the base interpreter of the virtual environment, without site packages.
     """
     plain = getattr(sys, "_base_executable", sys.executable)
     start = [plain, "-I", f"-Xpycache_prefix={folder}/bytecode", *arguments]

@@ -1,10 +1,10 @@
 """Accuracy of probes on shaped links: random settings of one node's link on a sandbox.
 
 A setting is a rate, and a delay and a loss in each direction. An ordinary user runs `slurmdl links probe` PROBES
-times; the median counts, as in a score. The expected delay is the shaped delay plus that of the unshaped link. The
-negative control compares the measurements with another setting.
+times; the median counts, as in a score. The expected round-trip time is twice the shaped delay plus that of the
+unshaped link. The negative control compares the measurements with another setting.
 
-Idle-priority loops keep the CPUs awake during the probes: a halted virtual CPU takes up to a tenth of a millisecond
+Idle-priority loops keep the CPUs awake during the probes: a halted virtual CPU needs up to a tenth of a millisecond
 to wake up, which would count as link delay.
 """
 
@@ -28,11 +28,11 @@ from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.slurm import hostlist
 
 SETTINGS, NODES, NODE = 20, 4, "n3"
-#: bits/s and seconds in each direction, lowest and highest; shares of lost packets
+#: minimum and maximum bits/s and delay in seconds in each direction; shares of lost packets
 RATES, DELAYS, LOSSES = (2e7, 8e8), (1e-4, 1e-2), (0.0, 0.01, 0.02, 0.03, 0.03, 0.05)
-#: probes of a setting, and seconds of one
+#: probes of a setting, and time budget of a probe in seconds
 PROBES, BUDGET = 3, 18
-#: share of a rate that is payload, of frames of 9,000 bytes with Ethernet, IP and TCP around (66 bytes)
+#: payload share of a rate: frames of 9,000 bytes with 66 bytes of Ethernet, IP and TCP headers
 PAYLOAD = 0.99
 
 
@@ -48,8 +48,7 @@ class Setting:
         return f"{self.rate / 1e6:.0f} Mbit/s, {self.delay * 1e3:.2f} ms, {self.loss:.0%}"
 
 
-#: figure -> its unit, what is expected of a setting given the unshaped link, what was measured, and how far apart the
-#: two may be
+#: metric -> unit, expected value of a setting given the unshaped link, measured value, tolerance, and its description
 FIGURES: dict[str, tuple[str, Callable[[Setting, LinkSample], float], Callable[[LinkSample], float | None],
                          Callable[[float], float], str]] = {
     "throughput": ("Mbit/s", lambda s, _: s.rate * PAYLOAD / 1e6,
@@ -111,7 +110,7 @@ def _rows(seed: int, count: int) -> Iterator[Row]:
 
 def probe(sandbox: lifecycle.Sandbox) -> LinkSample:
     """Probe all nodes and return the sample of NODE; SandboxError if there is none."""
-    # by name: `--all` leaves out nodes that still clear up after the probe before, which the scheduler waits for
+    # explicit names, because `--all` omits nodes that are still completing the previous probe
     nodes = hostlist.fold_hostlist(sandbox.spec.topology.nodes)
     done = subprocess.run(
         sandbox.command(["slurmdl", "links", "probe", f"--nodes={nodes}", f"--budget={BUDGET}s", "--output", "-"],

@@ -1,8 +1,8 @@
 """Detection of bad links among 10,000 nodes, with the production code on synthetic links.
 
-The rounds of pairs, the fit of links to pairs, the filtering of samples and the values that placement uses are those
-of a cluster. A pair measures the worse of two links, the sum of two delays and the product of two losses, each with
-noise; in one pair of a hundred, other traffic takes two thirds of the throughput.
+The schedule of pairs, the estimate of links, the aggregation of samples and the capacities for placement are those of
+a cluster. A pair measures the slower of two links, the sum of two delays and the combined loss, each with noise. In
+one pair of a hundred, other traffic takes two thirds of the throughput.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from slurmdl.links.samples import LinkSample
 FloatArray = npt.NDArray[np.float64]
 
 NODES, PER_ZONE, DEGRADED, NOISE = 10_000, 20, 0.01, 0.10
-#: twice what the target speaks of
+#: twice the noise of the target
 NOISIER = 0.20
-#: seconds that probing may take, and share of what the nodes' links could carry in that time
+#: maximum time of probing in seconds, and maximum share of the capacity of the nodes' links in that time
 SECONDS, SHARE = 180.0, 0.001
 RECALL, PRECISION = 0.99, 0.95
-#: a good link: bytes/s, seconds of a round trip, loss
+#: a good link: bytes/s, and round-trip time in seconds
 SPEED, TRIP = 1.25e9, 2e-5
-#: share of pairs that other traffic disturbs, and what is left to them
+#: share of pairs disturbed by other traffic, and their remaining share of the throughput
 BUSY, LEFT = 0.01, 1 / 3
-#: how a link is bad -> factor of its throughput, seconds added to its round trip, loss
+#: defect of a link -> factor of its throughput, seconds added to its round-trip time, loss
 KINDS = {"a tenth of the throughput": (0.1, 0.0, 0.0), "2 % loss": (1.0, 0.0, 0.02),
          "10 ms of delay": (1.0, 0.01, 0.0)}
-#: others that each node meets in its zone, and other zones that each zone meets, in each sweep
+#: peers of each node in its zone and peers of each zone in a sweep, and number of sweeps
 INSIDE, BETWEEN, SWEEPS = 4, 8, 3
-#: an uplink, and a bad one, in bytes/s; as many of them are bad as of the nodes
+#: bytes/s of a good and of a bad uplink; the share of bad uplinks is DEGRADED, too
 UPLINK, BAD_UPLINK = 1.25e10, 1.25e8
 REPEATS = 5
 #: bytes of a datagram of the loss probe with all headers
@@ -102,9 +102,9 @@ class ProbeResult:
 
     Attributes
     ----------
-    scores : as they would be published.
-    seconds : that the rounds take.
-    share : bytes of all probes, of what all nodes' links could carry in SECONDS.
+    scores : scores to publish.
+    seconds : duration of the rounds.
+    share : bytes of all probes over the capacity of all nodes' links in SECONDS.
     """
 
     scores: LinkScores
@@ -113,7 +113,7 @@ class ProbeResult:
 
 
 def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS) -> ProbeResult:
-    """Probe inside the zones and between some of them, `sweeps` times, each time with other pairs."""
+    """Probe inside the zones and between some of them, in `sweeps` sweeps with different pairs."""
     draw, effort = np.random.default_rng((seed, 1)), ProbeConfig()
     leaf = {name: f"z{zone}" for name, zone in zip(fabric.names, fabric.leaf, strict=True)}
     samples: list[LinkSample] = []
@@ -140,7 +140,11 @@ def flagged(names: tuple[str, ...], scores: LinkScores) -> npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Rates:
-    """Detection of bad links: recall and precision, recall of each of KINDS, and share of bad uplinks found."""
+    """Detection of bad links.
+
+    `recall_by_kind` has an entry for each of KINDS; `uplinks` is the number of detected bad uplinks over that of bad
+    or reported ones.
+    """
 
     recall: float
     precision: float
@@ -165,7 +169,7 @@ def shuffled(scores: LinkScores, draw: np.random.Generator) -> LinkScores:
 
 
 def rows(seed: int = 0, nodes: int = NODES, repeats: int = REPEATS) -> Iterator[Row]:
-    """Yield recall and precision at the target noise and above, the cost, and the negative control."""
+    """Yield recall and precision at the target noise and above, cost, and negative control."""
     label = f"{nodes} nodes, {DEGRADED:.0%} bad"
     probed = []
     for number in range(repeats):

@@ -10,8 +10,8 @@ A probe measures all links. Then the same training runs on the nodes and in the 
 - zone + score: slurmdl with both; and with only throughput, delay or loss of each link.
 - shuffled: slurmdl with zones and the scores of other nodes (negative control); the gain must vanish.
 
-In addition 20 jobs of random sizes are submitted while some nodes are busy: a degraded node may be chosen only if
-there are too few others.
+In addition, 20 jobs of random sizes are submitted while some nodes are busy: a degraded node may be chosen only if
+too few other nodes are free.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.slurm import hostlist
 
 NODES, ZONES, RANKS = 12, 2, 4
-#: bits/s of the nodes' links; small, so that two CPUs are not what bounds the time
+#: bits/s of the links of nodes and zones; low, so that two CPUs are not the bottleneck
 NODE_RATE, ZONE_RATE = 2e8, 2e8
 SLOW, LOSSY = "n03", "n01"
 MODEL = "mlp:256,128"
@@ -45,8 +45,8 @@ STEPS, WARM_UP, REPEATS, TRIALS = 12, 2, 3, 20
 PLAIN, LEAF, ZONE, SCORE, BOTH = "Slurm", "leaf order", "zone", "links", "zone + score"
 SHUFFLED = "shuffled (control)"
 FIGURES = ("throughput", "delay", "loss")
-#: Open MPI 4.1.4 crashes now and then in MPI_Init, where a message comes before it is ready for it; without -K the
-#: other ranks would wait for that one for ever. So often a step is started
+#: attempts to start a step: Open MPI 4.1.4 sometimes crashes in MPI_Init if a message arrives too early, and
+#: `srun -K` then ends the other ranks
 _STARTS = 8
 _FLAT = f"SwitchName=all Nodes=n[01-{NODES}]\n"
 
@@ -129,7 +129,7 @@ class _TrainingBenchmark:
         """Measure step times by rule."""
         names = list(self.scores.nodes)
         shuffled = names[1:] + names[:1]
-        # the degraded links' figures stand at nodes that nobody would otherwise avoid
+        # assign the scores of the degraded links to healthy nodes
         wrong = replace(self.scores, nodes={a: self.scores.nodes[b] for a, b in zip(names, shuffled, strict=True)})
         flat = self.folder / "flat.conf"
         flat.write_text(_FLAT)
@@ -196,8 +196,7 @@ class _TrainingBenchmark:
     def _call(self, argv: Sequence[str], directory: str = "") -> str:
         """Run a command on the login host as the ordinary user; return its stdout."""
         done = subprocess.run(self.sandbox.command(argv, directory=directory or str(self.folder)),
-                              capture_output=True,
-                              text=True, timeout=240, check=False)
+                              capture_output=True, text=True, timeout=240, check=False)
         if done.returncode:
             raise SandboxError(f"{' '.join(argv[:3])}: exit status {done.returncode}: "
                                f"{' '.join(done.stderr.split())[-300:]}")

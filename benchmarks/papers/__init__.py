@@ -1,4 +1,4 @@
-"""The papers behind slurmdl: one experiment for each, with the published values next to those measured here.
+"""The papers behind slurmdl: one experiment for each, with published and measured values.
 
     python -m benchmarks.papers dltap adaptive-gossip
 
@@ -14,7 +14,7 @@ PAPERS = {"dltap": "benchmarks.papers.dltap", "zones": "benchmarks.papers.zones"
           "adaptive-gossip": "benchmarks.papers.adaptive_gossip",
           "heterogeneous": "benchmarks.heterogeneous.gossip_variants",
           "frameworks": "benchmarks.papers.frameworks"}
-SUITE = Suite("papers", "For each paper behind slurmdl one experiment, with the published values next to those "
-              "measured here (all but adaptive-gossip need root).",
+SUITE = Suite("papers", "One experiment for each paper behind slurmdl, with published and measured values "
+              "(all but adaptive-gossip need root).",
               tuple(PAPERS), module_rows(PAPERS), package_versions("torch", "numpy", "scikit-learn", "ortools"),
               positional=True)

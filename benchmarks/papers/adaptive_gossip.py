@@ -23,7 +23,7 @@ from benchmarks.strategies.accuracy_vs_bytes import (
 )
 
 PUBLISHED_BYTES, PUBLISHED_TIME = 92.0, 52.0
-#: of the same compressor as the trigger, and periods that send about as much
+#: periods that send about as many bytes as the trigger, with the same compressor
 RIVALS = tuple(Variant(TARGET_VARIANT.compressor, period) for period in (2, 4, 8, 16))
 SEEDS = 5
 
@@ -31,7 +31,7 @@ SEEDS = 5
 def rows(seed: int) -> Iterator[Row]:
     """Yield bytes saved at equal accuracy on same and skewed data, and time saved by rate of the inter-zone links.
 
-    The published figures stand beside ours; the targets are above them.
+    Published values are the baselines; the targets are above them.
     """
     for situation in ("same data, SGD", "skewed data, SGD"):
         outcomes = accuracy_vs_bytes.run((NO_EXCHANGE, EVERY_STEP, TARGET_VARIANT, *RIVALS), SITUATIONS[situation],

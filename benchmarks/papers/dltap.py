@@ -32,14 +32,14 @@ from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
 from slurmdl.topology.topology import Topology
 
-#: elements of the networks: a perceptron of 784, 512, 512 and 10 units, and as in docs/train.md
+#: elements of the networks; MLP is a perceptron of 784, 512, 512 and 10 units, see docs/train.md for the others
 NETWORKS = {"MLP": 669_706, "ResNet-50": 25_557_032, "VGG-16": 138_357_544}
 JOBS = 40
 SPREAD = "tasks spread over all free nodes"
 VARIANTS = (PLACED, DEFAULT, SPREAD, LEAST, NEGATIVE_CONTROL)
-#: jobs that are submitted at once, and how often; a job's nodes, tasks on each, and servers
+#: jobs that are submitted at once, number of repeats, and the job
 SUBMITTERS, BURSTS, SHAPE = 6, 3, Job("PS", 2, 4, 2)
-#: seconds that the jobs of a burst may take
+#: time limit of the jobs of a burst in seconds
 PATIENCE = 120.0
 
 
@@ -67,7 +67,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 def compare(jobs: Jobs, case: Case, topology: Topology,
             random: np.random.Generator) -> dict[str, Mapping[str, float]]:
-    """Return network -> method -> bytes between nodes per step, while another job holds the busy nodes."""
+    """Return network -> variant -> bytes between nodes per step, while another job occupies the busy nodes."""
     blocker = jobs.hold(case.busy)
     try:
         slurm = jobs.granted(case.job.nodes, case.job.tasks_per_node)
@@ -87,7 +87,7 @@ def compare(jobs: Jobs, case: Case, topology: Topology,
 
 
 def evaluate(name: str, costs: Sequence[Mapping[str, float]]) -> Iterator[Row]:
-    """Yield the savings of all jobs with one network, next to the largest possible savings; and the control."""
+    """Yield the savings of all jobs with one network, next to the largest possible savings, and the control."""
     of = {variant: [job_bytes[variant] for job_bytes in costs if variant in job_bytes] for variant in VARIANTS}
     least = of[LEAST] if len(of[LEAST]) == len(costs) else None
     for base in (DEFAULT, SPREAD):
@@ -108,16 +108,16 @@ def saving(label: str, base: str, before: Sequence[float], placed: Sequence[floa
 
 
 def burst(jobs: Jobs, topology: Topology, variant: str) -> float:
-    """Submit several jobs at once; return the bytes between nodes per step, all jobs together.
+    """Submit several jobs at once; return the bytes between nodes per step, summed over the jobs.
 
     Raises
     ------
-    SandboxError : a job is refused, or does not run in time.
+    SandboxError : a job is rejected, or does not run in time.
     """
     sandbox, folder = jobs.sandbox, jobs.folder
     start, submit = ("slurmdl srun", ["slurmdl", "sbatch"]) if variant == PLACED else ("srun", ["sbatch"])
     script = folder / "burst.sh"
-    # each rank tells where it is; who has told waits for the others to get their nodes
+    # each rank reports its node; the job then keeps its nodes until all jobs have theirs
     script.write_text(
         f"#!/bin/sh\n#SBATCH -N {SHAPE.nodes} --ntasks-per-node={SHAPE.tasks_per_node} --no-requeue -t 5\n"
         "#SBATCH -o /dev/null\n"
@@ -146,5 +146,5 @@ def _places(folder: Path, number: str, deadline: float) -> list[str]:
             at = dict(reports)
             return [at[str(rank)] for rank in range(ranks)]
         if time.monotonic() > deadline:
-            raise SandboxError(f"job {number}: its ranks have not told where they are in {PATIENCE:g} s")
+            raise SandboxError(f"job {number}: not all ranks reported their node within {PATIENCE:g} s")
         time.sleep(0.2)

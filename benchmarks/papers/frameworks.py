@@ -1,10 +1,10 @@
 """ResNet-50 with several frameworks on one and more nodes: images per second, scaling, and phases of a step.
 
-Wang et al. 2019, the evaluation of frameworks on ResNet-50. doi:10.5281/zenodo.3455641. None of its values is quoted
-here, because they belong to its GPUs and its network. Its questions are asked here of other frameworks, with `slurmdl
-bench run` on a sandbox. The network has its real size, 25,557,032 parameters. Its computation is that of small
-images, and sleep for the rest, because the ranks outnumber the cores; waiting threads sleep for the same reason.
-Links carry 1 Gbit/s. Weak scaling keeps the batch size of a node, strong scaling that of all nodes together.
+Wang et al. 2019, the evaluation of frameworks on ResNet-50. doi:10.5281/zenodo.3455641. Its values are not quoted,
+because they belong to its GPUs and its network. The same comparison is made here with other frameworks, by `slurmdl
+bench run` on a sandbox. The network has its real size, 25,557,032 parameters. Its computation uses small images and
+sleeps for the remaining time, because the ranks outnumber the cores; waiting threads sleep for the same reason. Links
+have 1 Gbit/s. Weak scaling keeps the batch size of a node, strong scaling that of all nodes together.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from slurmdl.train.report.meters import PHASES
 
 FRAMEWORKS = ("slurmdl", "ddp", "ddp-mpi", "post-local", "horovod", "bluefog")
 NODES, CPUS = (1, 2, 4), 2
-#: bits/s of each node's link and of each zone's
+#: bits/s of the links of nodes and zones
 RATE = 1e9
-#: images of a node's batch, and seconds of their computation
+#: batch size of a node, and its computation in seconds
 BATCH, SECONDS = 8, 0.8
 REPEATS, STEPS, WARM_UP = 2, 8, 3
-#: images of all classes
+#: images of the data set
 IMAGES = 1000
-#: seconds that a matrix may take
+#: time limit of a matrix in seconds
 LIMIT = 2400.0
 
 
@@ -58,7 +58,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 def measure(sandbox: Sandbox, name: str, nodes: Sequence[int], batch: int, seconds: float,
             seed: int) -> list[ReportRow]:
-    """Run a matrix of all frameworks as the ordinary user."""
+    """Run a matrix of all frameworks as the ordinary user; return its rows."""
     spec = sandbox.shared / f"{name}.yaml"
     spec.write_text(matrix(nodes, batch, seconds, seed))
     done = subprocess.run(sandbox.command(["env", "OMP_WAIT_POLICY=passive", "slurmdl", "bench", "run", str(spec)],
@@ -68,7 +68,7 @@ def measure(sandbox: Sandbox, name: str, nodes: Sequence[int], batch: int, secon
         raise SandboxError(f"slurmdl bench run {spec}: exit status {done.returncode}")
     lines = report.report_rows(Path(spec).with_suffix(""))
     if not any(line.jobs for line in lines):
-        raise SandboxError(f"slurmdl bench run {spec}: no cell has figures; the first: {lines[0].status}")
+        raise SandboxError(f"slurmdl bench run {spec}: no cell completed; the first one: {lines[0].status}")
     return lines
 
 
@@ -89,7 +89,7 @@ seed: {seed}
 
 
 def evaluate(scaling: str, lines: Sequence[ReportRow]) -> Iterator[Row]:
-    """Yield the rows of one kind of scaling; control: a single process is equally fast with all frameworks."""
+    """Yield the rows of one kind of scaling; control: one node is equally fast with all frameworks."""
     measured = [line for line in lines if line.jobs]
     for line in lines:
         if line.jobs:

@@ -1,7 +1,7 @@
-"""Zones first, then link scores: the value of each, and no loss where Slurm's choice is already optimal.
+"""Value of zones and of link scores, and no loss if Slurm's choice is already optimal.
 
-Lee et al.: Electronics 12 (2023), 3021. It is the source of the weighted score (`cost_model: weighted`). None of its
-values is quoted here, because they were measured on another system and against another scheduler.
+Lee et al.: Electronics 12 (2023), 3021. It is the source of the weighted score (`cost_model: weighted`). Its values
+are not quoted, because they were measured on another system and against another scheduler.
 
 The first half is the part `training-value` of `benchmarks.link_scores`: one job on a cluster with two degraded nodes,
 placed by {Slurm, leaf order, zone, score, zone + score}. The second half compares predicted step times of placement
@@ -26,12 +26,12 @@ from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 JOBS = 60
-#: a ratio that is no difference
+#: tolerance of equal predictions
 SAME = 1e-6
 
 
 def rows(seed: int) -> Iterator[Row]:
-    """Yield measured step times by rule, then predicted ones by occupancy."""
+    """Yield measured step times by rule, then predicted step times by occupancy."""
     yield from training_value.rows(seed)
     topology = round_robin_topology(NODES, ZONES)
     sandbox = lifecycle.sandbox_up(SandboxSpec(f"zones-{os.getpid()}", topology, cpus=CPUS, zone_features=False,

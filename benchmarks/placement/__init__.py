@@ -18,7 +18,7 @@ PARTS = {name.replace("_", "-"): f"benchmarks.placement.{name}" for name in (
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the solvers, the graph mappers and Slurm, as far as they are installed."""
+    """Return the versions of NumPy, libc, and the installed solver, graph mapper and Slurm."""
     installed = {"numpy": np.__version__, "libc": " ".join(platform.libc_ver())}
     for package in ("ortools", "kahip"):
         with contextlib.suppress(PackageNotFoundError):

@@ -1,16 +1,16 @@
 """Concurrent submitters: collisions of their choices, wait times, and completion time of the queue.
 
-Each submission decides on its own, so concurrent submitters can choose the same nodes. The controller is real, its
-nodes are a cloud, and time is scaled: jobs of seconds stand for jobs of hours.
+Submissions choose nodes independently, so concurrent submitters can choose the same nodes. The controller is real,
+its nodes are cloud nodes, and time is scaled: jobs of seconds represent jobs of hours.
 
 - one snapshot: 20 jobs placed on the same snapshot of a half-full cluster, each with its own seed as in a submission,
   and without seeds as negative control.
 - burst: 20 concurrent submissions on such a cluster, with sbatch, with `slurmdl sbatch`, and as negative control with
   node lists that are never released.
 - trace: 200 jobs over time, every second one placed, compared with the same trace with sbatch alone. Submitters,
-  controller and the clock that ends the jobs share this machine: 0.1 s of CPU time for a choice, which costs other
-  jobs nothing on a cluster, delays all jobs here. So the baseline is sbatch under the same load, with each choice
-  computed and discarded. This baseline runs before and after; the difference between the two is noise.
+  controller and the driver of the jobs share this machine. A choice takes 0.1 s of CPU time, which delays all jobs
+  here, but not on a cluster. So the baseline is sbatch under the same load, with each choice computed and discarded.
+  This baseline runs before and after; the difference between the two is noise.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from slurmdl.topology.topology import Topology
 CPUS = 4
 LEAVES, NODES = 10, 200
 SUBMITTERS, BURST_SIZES, BURST_BUSY = 20, (1, 8), 0.5
-#: seconds that a job of a burst may wait until it counts as waiting for ever
+#: seconds after which a waiting job of a burst counts as never started
 PATIENCE = 15.0
 JOBS, SIZES, DURATIONS, ARRIVALS = 200, (1, 40), (1.0, 10.0), 70.0
-#: seconds for a trace as a whole
+#: time limit of a trace in seconds
 LIMIT = 240.0
-#: what a comparison with sbatch forgives, and how much more where it is one job's wait: passes of the scheduler come
-#: once a second
+#: tolerance factor of comparisons with sbatch, and extra seconds for the wait of one job: the scheduler runs once a
+#: second
 SLACK, PASS = 1.05, 1.0
-#: snapshots, bursts and traces, each with a seed of its own
+#: number of snapshots, bursts and traces, each with its own seed
 SNAPSHOTS, BURSTS, TRACES = 10, 2, 2
 VARIANTS = ("sbatch", "slurmdl", "control")
-#: the ways of a trace, in the order in which they are played
-TRACE_VARIANTS = ("sbatch", "thrown away", "slurmdl", "thrown away")
+#: variants of a trace, in running order
+TRACE_VARIANTS = ("sbatch", "choice discarded", "slurmdl", "choice discarded")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Job:
         if variant == "sbatch" or not self.placed:
             return ["sbatch", *options]
         strategy = f"--dl-strategy={self.strategy}"
-        if variant == "thrown away":
+        if variant == "choice discarded":
             both = 'slurmdl place "$@" >/dev/null 2>&1; shift; exec sbatch "$@"'
             return ["sh", "-c", both, "sh", strategy, *options]
         bind = ["--dl-node-binding=nodelist"] if variant == "control" else []
@@ -101,11 +101,11 @@ class Run:
 
     Attributes
     ----------
-    waits : seconds from the queue to the start of each job, inf where it never started.
-    submissions : seconds from arrival to the queue, which on a machine with few cores are many.
-    nodes : of each job.
-    completion : seconds to the last end.
-    lost : jobs that ended before their time, which the controller did, not we.
+    waits : seconds from submission to start of each job; inf if it never started.
+    submissions : seconds from arrival to submission of each job; long on a machine with few cores.
+    nodes : nodes of each job.
+    completion : seconds until the last job ends.
+    lost : number of jobs that the controller ended early.
     """
 
     waits: tuple[float, ...]
@@ -118,7 +118,7 @@ class Run:
 def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = LIMIT) -> Run:
     """Submit the jobs on arrival, end each after its duration, and wait for all.
 
-    A job that has not started `patience` seconds after it was queued is cancelled.
+    A job that has not started within `patience` seconds after its submission is cancelled.
     """
     began = time.monotonic()
     queued: dict[int, float] = {}
@@ -153,13 +153,13 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
             lost |= set(starts) - listed - done
             done |= lost
             if time.monotonic() - began > LIMIT:
-                raise SandboxError(f"{len(jobs) - len(done)} jobs of a trace are not done after {LIMIT:g} s")
+                raise SandboxError(f"trace: {len(jobs) - len(done)} jobs did not complete within {LIMIT:g} s")
             time.sleep(0.1)
         completion = time.monotonic() - began
     finally:
         for child in children:
             if child.wait(timeout=60):
-                raise SandboxError("a job of a trace was refused")
+                raise SandboxError("trace: sbatch rejected a job")
     cloud_nodes.wait_for_idle_nodes(sandbox, sorted(set(itertools.chain.from_iterable(held.values()))))
     return Run(tuple(starts.get(i, np.inf) - queued[i] for i in range(len(jobs))),
                tuple(queued[i] - job.arrival for i, job in enumerate(jobs)),
@@ -173,7 +173,7 @@ def rows(seed: int = 0) -> Iterator[Row]:
     try:
         sandbox = sandbox_cluster.sandbox_up(spec)
     except SandboxError as error:
-        print(f"no herding measured: {error}", file=sys.stderr, flush=True)
+        print(f"concurrent submitters: skipped: {error}", file=sys.stderr, flush=True)
         return
     try:
         yield from _traces(sandbox, [trace(JOBS, SIZES, ARRIVALS, seed + i, every=2) for i in range(TRACES)])
@@ -190,7 +190,10 @@ def rows(seed: int = 0) -> Iterator[Row]:
 
 @dataclass
 class Collisions:
-    """For each burst on one snapshot: pairs that share a node, and choices that share one with an earlier choice."""
+    """Collisions of each burst on one snapshot.
+
+    `pairs` counts pairs of choices that share a node, `late` choices that share a node with an earlier one.
+    """
 
     pairs: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
@@ -230,7 +233,7 @@ def _snapshots(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Ro
                    plain.pairs, "pairs", baseline=float(np.median(seeded.pairs)),
                    target="above those with seeds",
                    met=float(np.median(plain.pairs)) > float(np.median(seeded.pairs)))
-    # no control: where the jobs want most of the free nodes, almost every choice meets one before it
+    # not a control: if jobs request most of the free nodes, almost every choice shares a node with an earlier one
     yield make_row(f"one snapshot: of {count} choices, those that share a node with an earlier one, beside those "
                    "without seeds", seeded.late, "jobs", baseline=float(np.median(plain.late)))
 
@@ -239,7 +242,8 @@ def _bursts(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
     runs_by_variant: dict[str, list[Run]] = {variant: [] for variant in VARIANTS}
     for number, jobs in enumerate(bursts):
         for variant in VARIANTS:
-            print(f"herding: burst {number + 1} of {len(bursts)}, {variant}", file=sys.stderr, flush=True)
+            print(f"concurrent submitters: burst {number + 1} of {len(bursts)}, {variant}", file=sys.stderr,
+                  flush=True)
             runs_by_variant[variant].append(play(sandbox, jobs, variant, PATIENCE))
     waits = {variant: [[min(wait, PATIENCE) for wait in run.waits] for run in runs] for variant,
              runs in runs_by_variant.items()}
@@ -272,7 +276,8 @@ def _traces(sandbox: Sandbox, traces: Sequence[Sequence[Job]]) -> Iterator[Row]:
     for number, jobs in enumerate(traces):
         runs = []
         for variant in TRACE_VARIANTS:
-            print(f"herding: trace {number + 1} of {len(traces)}, {variant}", file=sys.stderr, flush=True)
+            print(f"concurrent submitters: trace {number + 1} of {len(traces)}, {variant}", file=sys.stderr,
+                  flush=True)
             runs.append(play(sandbox, jobs, variant))
         played.append(_Played(jobs, *runs))
     yield from _compared(f"trace of {len(traces[0])} jobs: completion of the queue", played,
@@ -306,7 +311,7 @@ def _compared(metric: str, played: Sequence[_Played], figure: Callable[[Run, Seq
               allowance: float | None = None) -> Iterator[Row]:
     """Yield a metric with slurmdl, relative to sbatch under the same load, and with sbatch alone.
 
-    The target is SLACK times the baseline plus `more`; no target if `more` is None.
+    The target is SLACK times the baseline plus `allowance`; no target if `allowance` is None.
     """
     placed = [figure(trace.placed, trace.jobs) for trace in played]
     pairs = [(figure(trace.before, trace.jobs), figure(trace.after, trace.jobs)) for trace in played]

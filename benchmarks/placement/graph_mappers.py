@@ -1,6 +1,6 @@
 """Rank maps by general graph mappers: Scotch's gmap, and KaHIP's kaffpa applied zone by zone.
 
-Both get the input of our rank map: the traffic between ranks, the slots, and the distances between slots.
+Both get the same input as slurmdl's rank map: traffic between ranks, slots, and distances between slots.
 
 Pellegrini and Roman, SCOTCH: a software package for static mapping by dual recursive bipartitioning of process and
 architecture graphs, HPCN 1996. Sanders and Schulz, Think locally, act globally: highly balanced graph
@@ -28,14 +28,14 @@ IntArray = npt.NDArray[np.int64]
 
 #: Debian's name of gmap
 GMAP = "scotch_gmap"
-#: seconds that gmap may take
+#: time limit of gmap in seconds
 LIMIT = 120
-#: greatest weight of an edge or distance: the mappers take whole numbers
+#: maximum weight of an edge or distance; the mappers require integers
 STEPS = 1000
 
 
 def missing() -> dict[str, str]:
-    """Return mapper -> how to install it, for the mappers that are not installed."""
+    """Return mapper -> message with its package, for the mappers that are not installed."""
     reasons = {}
     if not shutil.which(GMAP):
         reasons["gmap"] = f"{GMAP} is not installed (Debian package scotch)"
@@ -45,7 +45,7 @@ def missing() -> dict[str, str]:
 
 
 def volumes(phases: Sequence[Phase], ranks: int) -> FloatArray:
-    """Return bytes between each pair of ranks, both directions and all phases; shape (ranks, ranks), symmetric."""
+    """Return bytes between each pair of ranks, over both directions and all phases; (ranks, ranks), symmetric."""
     total = np.zeros((ranks, ranks))
     for phase in phases:
         if phase.all_pairs:
@@ -61,11 +61,11 @@ def distances(network: NetworkLinks, slots: IntArray) -> FloatArray:
 
     Parameters
     ----------
-    slots : shape (slots,), node of each.
+    slots : shape (slots,), node of each slot.
     """
     own = 1 / network.node_capacity
     zone = np.append(1 / network.zone_capacity, 0.0)
-    # up from each node to its root, less twice what the two have in common
+    # both paths to the root, minus twice their common part
     climb = own + zone[network.ancestors].sum(axis=1)
     shared = np.zeros((len(own), len(own)))
     for column in network.ancestors.T:
@@ -89,7 +89,7 @@ def gmap(traffic: FloatArray, far: FloatArray) -> tuple[IntArray, float]:
 
     Parameters
     ----------
-    traffic, far : as `volumes` and `distances` give them; slots that are neighbours in the network stand together.
+    traffic, far : results of `volumes` and `distances`; neighboring slots in the network are adjacent.
     """
     with tempfile.TemporaryDirectory() as folder:
         source, target, out = (Path(folder) / name for name in ("source.grf", "target.tgt", "out.map"))
@@ -139,13 +139,13 @@ def _architecture(far: FloatArray) -> str:
 def kahip(traffic: FloatArray, zones: IntArray) -> tuple[IntArray, float]:
     """Map ranks to slots with KaHIP; return the slot of each rank, and the seconds.
 
-    The zones of the highest level are split into two halves, the ranks with them, and so on down to the slots of
-    a leaf. KaHIP splits evenly: a heavy rank that talks to nobody makes up for what one half is larger.
+    The zones of the highest level are split into two halves and the ranks with them, recursively down to the slots
+    of a leaf. KaHIP splits evenly: an isolated vertex, the filler, compensates for the difference of the halves.
 
     Parameters
     ----------
-    traffic : as `volumes` gives it.
-    zones : shape (slots, levels), zone of each slot from the root down to its node; slots of a zone stand together.
+    traffic : result of `volumes`.
+    zones : shape (slots, levels), zones of each slot from the root down to its node; slots of a zone are adjacent.
     """
     weight = _whole(traffic)
     slot = np.zeros(len(weight), np.int64)
@@ -155,7 +155,7 @@ def kahip(traffic: FloatArray, zones: IntArray) -> tuple[IntArray, float]:
 
 
 def _split(weight: IntArray, ranks: IntArray, first: int, zones: IntArray, slot: IntArray) -> None:
-    """Assign the slots from `first` on to `ranks`."""
+    """Assign the slots starting at `first` to `ranks`."""
     slot_zones = zones[first:first + len(ranks)]
     column = next((level for level in range(zones.shape[1])
                    if (slot_zones[:, level] != slot_zones[0, level]).any()), None)
@@ -182,9 +182,9 @@ def _half(weight: IntArray, size: int) -> npt.NDArray[np.bool_]:
     _, blocks = library.kaffpa(loads, starts, weight[source, target].tolist(), target.tolist(), 2, 0.0, True, 1,
                                library.ECO)
     block = np.array(blocks[:ranks], np.int64)
-    # the filler stands with the smaller half
+    # the filler is in the block of the smaller half
     inside = block == (block[0] if not filler_weight else blocks[ranks] if 2 * size < ranks else 1 - blocks[ranks])
-    # where it could not balance: those with least traffic into the half leave it, or the others join
+    # repair an unbalanced split: move ranks with the least traffic out of the half, or with the most into it
     over = int(inside.sum()) - size
     if over:
         pull = weight @ inside

@@ -30,11 +30,11 @@ from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 
-#: seconds that the exact solver may take for one cluster
+#: time limit of the exact solver for one cluster in seconds
 LIMIT = 20.0
-#: cases that are dealt to the processes at once
+#: cases per batch for the worker processes
 BATCH = 100
-#: leaf order is off where it takes so much longer than the optimum
+#: ratio to the optimum above which leaf order counts as off
 OFF = 1.1
 
 
@@ -56,7 +56,7 @@ class Outcome:
     Attributes
     ----------
     fits : the job fits one leaf zone.
-    proven : `optimum` is one, not only the best that the solver found in time.
+    proven : `optimum` is proven, not only the best solution within the time limit.
     """
 
     seed: int
@@ -76,7 +76,7 @@ class Outcome:
 
 
 def case(seed: int) -> Case:
-    """Draw 8 to 24 nodes in 3 to 6 leaf zones of a tree with two or three levels, different links, busy nodes."""
+    """Draw 8 to 24 nodes, some busy, in 3 to 6 leaf zones of a tree with two or three levels and random links."""
     generator = np.random.default_rng(seed)
     leaves, nodes = int(generator.integers(3, 7)), int(generator.integers(8, 25))
     names = [f"n{i:02d}" for i in generator.permutation(nodes)]
@@ -135,7 +135,7 @@ def outcome(given: Case) -> Outcome | None:
 
 
 def leaf_order(given: Case, nodes: Sequence[str]) -> list[str]:
-    """Choose like Slurm: the lowest zone that fits, in it the fullest leaves, and the ranks leaf by leaf."""
+    """Choose like Slurm: the lowest zone that fits, its largest leaves, the last one best-fit; ranks leaf by leaf."""
     topology, wanted = given.topology, resolve_job_size(given.request).nodes
     below = {zone: [node for node in nodes if zone in topology.path_of(node)] for zone in topology.zones}
     zone = min((zone for zone in topology.zones if len(below[zone]) >= wanted),
@@ -153,7 +153,7 @@ def leaf_order(given: Case, nodes: Sequence[str]) -> list[str]:
 
 
 def predicted(given: Case, order: Sequence[str]) -> float:
-    """Predict the seconds of ranks on these nodes in this order."""
+    """Predict the seconds of an iteration; `order` is the node of each rank."""
     names = sorted(set(order))
     ranks = np.array([names.index(name) for name in order], np.int64)
     phases = Traffic.from_options(given.request.dl).phases(len(order))
@@ -161,7 +161,7 @@ def predicted(given: Case, order: Sequence[str]) -> float:
 
 
 def outcomes(clusters: int, seed: int) -> Iterator[Outcome]:
-    """Yield cases until `clusters` of them count, solved in parallel; the others are included."""
+    """Solve cases in parallel and yield all of them until `clusters` count."""
     counted = 0
     with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
         for first in itertools.count(seed * 1_000_000, BATCH):

@@ -6,10 +6,10 @@ jobs are placed one by one, each on the same free nodes:
 - Slurm: the nodes that a real slurmctld with topology/tree assigns (a cloud sandbox), with ranks in order of node
   names (Slurm up to 25.11) and by leaf (from 26.05 on).
 - depth-first: the first free nodes in depth-first order over the tree, ranks in the same order.
-- gmap, KaHIP: our nodes, ranks mapped by Scotch or KaHIP.
-- least bytes, parameter servers only: the nodes and ranks that send the fewest bytes between leaves, however long
-  they take. It is the reference for the savings.
-- random: random free nodes, and random ranks on our nodes; the negative controls.
+- gmap, KaHIP: slurmdl's nodes, ranks mapped by Scotch or KaHIP.
+- least bytes, parameter servers only: the nodes and ranks that send the fewest bytes between leaves, regardless of
+  time. It is the reference for the savings.
+- random: random free nodes, and random ranks on slurmdl's nodes; the negative controls.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ from slurmdl.topology.topology import Indices, Topology
 
 CPUS = 4
 MODEL_BYTES = 100e6
-#: nodes of the jobs
+#: number of nodes of the jobs
 SIZES = (8, 16, 32, 64, 128, 256, 512)
-#: share of the nodes that is busy, and the seed of the trace that made it so
+#: share of busy nodes, and seed of the background trace
 LOADS = ((0.7, 1), (0.85, 2))
-#: Two kinds of network. Behind the default uplinks, half of what the nodes below can send, the nodes' own links bound
-#: most jobs, so that the time is often the same and bytes across zones decide; thin ones, half as fast as the link of
-#: one node, bound almost all jobs.
+#: Two kinds of network. Default uplinks have half the total rate of the nodes below: the nodes' own links bound most
+#: jobs, so times are often equal and bytes across zones decide. Thin uplinks have half the rate of one node's link
+#: and bound almost all jobs.
 LINKS = {"2:1 uplinks": LinkScores(), "thin uplinks": LinkScores(default_zone_bandwidth=(6.25e8,))}
-#: Where savings of bytes are judged. Behind thin uplinks the least bytes, all servers in the fullest leaves, and the
-#: least time, no uplink busier than the others, are different choices, and time is the objective.
+#: Network with a target for savings of bytes. With thin uplinks the fewest bytes (all servers in the leaves with the
+#: most nodes) and the shortest time (equally loaded uplinks) are different choices, and time is the objective.
 BYTES_JUDGED = "2:1 uplinks"
 SAVED_TARGET = 0.95
-#: A mapping is timed so many times, a slow one once. Ours counts with its median and the others with their best: a
-#: noisy machine only makes us look worse.
+#: Number of timings of a mapping, and duration in seconds above which it is timed once. The median of slurmdl is
+#: compared with the minimum of the others, so noise cannot favor slurmdl.
 TIMINGS, SLOW = 3, 1.0
 LEAST = "least bytes"
-#: stands for a ratio to nothing: JSON has no infinity
+#: replaces a ratio to zero: JSON has no infinity
 INFINITE = 1e9
-#: rounding that a comparison of predictions forgives
+#: tolerance of comparisons of predictions, for rounding
 SLACK = 1e-6
-#: ways to choose nodes and ranks that ours may never be above
+#: methods whose predicted time slurmdl must not exceed
 VARIANTS = ("Slurm, names", "Slurm, leaves", "depth-first", "gmap", "KaHIP")
 CONTROLS = ("random nodes", "random ranks")
 
@@ -82,7 +82,7 @@ class Pattern:
 
     def request(self, nodes: int) -> JobRequest:
         servers = nodes // self.nodes_per_server if self.nodes_per_server else 0
-        # as the other mappers, which know nothing of a first node
+        # the other mappers do not constrain the node of rank 0
         dl = DlOptions(strategy=self.strategy, ps=servers, model_bytes=MODEL_BYTES, rank0="any")
         return JobRequest(dl, (nodes, nodes), ntasks_per_node=self.per_node, exclusive=True, requeue=False)
 
@@ -92,7 +92,7 @@ PATTERNS = (Pattern("ring", "allreduce"), Pattern("gossip", "gossip"), Pattern("
 
 @dataclass(frozen=True)
 class Shape:
-    """One cluster; slurmctld can load a tree."""
+    """One cluster; slurmctld can load it if it is a tree."""
 
     name: str
     topology: Topology
@@ -108,7 +108,7 @@ def shapes() -> tuple[Shape, ...]:
 
 @dataclass
 class JobResult:
-    """Results of one job: method -> cost, and method -> seconds of the mapping."""
+    """Results of one job: variant -> cost, and variant -> seconds of the mapping."""
 
     pattern: str
     links: str
@@ -126,7 +126,7 @@ class LoadedCluster:
         self.generator = np.random.default_rng(seed)
 
     def modelled(self) -> ClusterSnapshot:
-        """Return the cluster as a reader would, without a controller."""
+        """Return a snapshot of the cluster without a controller."""
         whole = (CPUS, CPUS * 1000)
         return ClusterSnapshot.from_nodes(
             [Node(name, ("ALLOCATED",) if busy else ("IDLE",), True, whole[0], 0 if busy else whole[0], whole[1],
@@ -141,7 +141,7 @@ class LoadedCluster:
         Parameters
         ----------
         network : one of LINKS.
-        slurm : nodes that Slurm gave such a job; () where it was not asked.
+        slurm : nodes that Slurm assigned to such a job; () without Slurm.
 
         Raises
         ------
@@ -213,7 +213,7 @@ class LoadedCluster:
         first: list[str] = []
         last: list[str] = []
         for zone, taken, count in least_ps_deal(room, nodes, per_node, servers):
-            # one server on each node, then a second one: apart from each other
+            # one server on each node, then a second one on each, so that servers are spread
             tasks = self.names(np.tile(free[leaf == zone][:taken], per_node))
             first += tasks[:count]
             last += tasks[count:]
@@ -229,10 +229,9 @@ def _timed(work: Callable[[], object]) -> float:
 def least_ps_deal(room: Indices, nodes: int, per_node: int, servers: int) -> list[tuple[int, int, int]]:
     """Return (leaf, nodes, servers) with the fewest bytes between leaves, over all choices of nodes and servers.
 
-    What stays inside is the sum of p (t - p) over the leaves, with p servers among the t tasks of a leaf, and the
-    most of it over p is a symmetric, convex function of the t: it is greatest where the t are least even, and no
-    choice is less even than the roomiest leaves filled one after the other. There each further server goes where
-    it adds most, t - 2 p - 1, which falls with p.
+    A leaf with p servers among its t tasks keeps p (t - p) server-worker pairs inside. The maximum over p is a
+    symmetric, convex function of the t, so it is largest for the least even t: fill the largest leaves one by one.
+    Then assign each server to the leaf with the largest gain, t - 2 p - 1, which decreases with p.
 
     Parameters
     ----------
@@ -249,9 +248,9 @@ def least_ps_deal(room: Indices, nodes: int, per_node: int, servers: int) -> lis
 
 
 def rows(seed: int = 0) -> Iterator[Row]:
-    """Yield the rows of all clusters and loads; `seed` is added to those of the traces."""
+    """Yield the rows of all clusters and loads; `seed` is added to the seeds of the traces."""
     for reason in graph_mappers.missing().values():
-        print(f"without a mapper: {reason}", file=sys.stderr, flush=True)
+        print(f"quality: mapper skipped: {reason}", file=sys.stderr, flush=True)
     for shape in shapes():
         results: list[JobResult] = []
         refused = 0
@@ -274,8 +273,8 @@ def rows(seed: int = 0) -> Iterator[Row]:
 
 def _asked(shape: Shape, loaded: LoadedCluster,
            sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
-    """Yield (nodes of a job, cluster before it, nodes that Slurm assigns); () if there is no Slurm."""
-    reason = "Slurm 22.05 knows no blocks" if shape.topology.kind != "tree" else \
+    """Yield (size of a job, snapshot before it, nodes that Slurm assigns); the nodes are () without Slurm."""
+    reason = "Slurm 22.05 has no block topology" if shape.topology.kind != "tree" else \
         "a controller needs root" if os.geteuid() else ""
     sandbox = None
     if not reason:
@@ -286,7 +285,7 @@ def _asked(shape: Shape, loaded: LoadedCluster,
         except SandboxError as error:
             reason = str(error)
     if sandbox is None:
-        print(f"quality: {shape.name}: not against Slurm: {reason}", file=sys.stderr, flush=True)
+        print(f"quality: {shape.name}: comparison with Slurm skipped: {reason}", file=sys.stderr, flush=True)
         modelled = loaded.modelled()
         yield from ((size, modelled, ()) for size in sizes)
         return
@@ -335,7 +334,7 @@ def evaluate(name: str, results: Sequence[JobResult]) -> Iterator[Row]:
                                baseline=1.0, target=f"median at most 1 (above for {slower} of {len(times)} jobs)",
                                met=float(np.median(times)) <= 1)
         for control in CONTROLS:
-            # ranks of uniform gossip are all alike
+            # all ranks of uniform gossip are equivalent
             if not (control == "random ranks" and pattern.strategy == "gossip"):
                 lost = [_excess(f.costs[control], f.costs["ours"]) for f in of_pattern]
                 metric = f"control: {name}, {pattern.name}: {control}, predicted seconds over ours, or bytes"
@@ -344,10 +343,9 @@ def evaluate(name: str, results: Sequence[JobResult]) -> Iterator[Row]:
 
 
 def saved(name: str, results: Sequence[JobResult], is_judged: bool) -> Iterator[Row]:
-    """Yield the share of the possible byte savings of parameter servers, relative to Slurm's nodes by leaf.
+    """Yield the achieved share of the possible byte savings of parameter servers, relative to Slurm's nodes by leaf.
 
-    Where time and bytes contradict each other the share says little: how much longer the least bytes take stands
-    beside it.
+    The share means little if time and bytes conflict; hence the last row, the predicted time of the least bytes.
     """
     costs = [(f.costs["ours"], f.costs["Slurm, leaves"], f.costs[LEAST]) for f in results
             if LEAST in f.costs and "Slurm, leaves" in f.costs]

@@ -1,7 +1,7 @@
-"""What `slurmdl sbatch` adds to `sbatch`: paired runs on a real controller, as an ordinary user.
+"""Overhead of `slurmdl sbatch` over `sbatch`: paired runs on a real controller, as an ordinary user.
 
-The time ends with the line that holds the job number, because scripts wait for it. The later check of a pinned job is
-reported separately, and so is the CPU time, which tells the cost on a machine without other load.
+The time ends at the line with the job number, because scripts wait for it. The later check of a pinned job is
+reported separately. CPU time, also reported, is the cost on a machine without other load.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology import example
 
 REPEATS = 15
-#: nodes of the large clusters, and leaves on which they are; the nodes are a cloud, so jobs stay there with theirs
+#: nodes of the large clusters, and their numbers of leaves; the nodes are cloud nodes, so jobs never end
 LARGE, LEAVES = 10_000, (10, 200)
 CHECK_TARGET = 1.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of submission: options of both commands, and options of `slurmdl sbatch` only."""
+    """One kind of submission; `options` are those of both commands, `slurmdl_options` only of `slurmdl sbatch`."""
 
     name: str
     target: float
@@ -54,8 +54,8 @@ LARGE_TARGET = 0.270
 
 def rows(seed: int = 0) -> Iterator[Row]:
     """Yield the rows of all cases; `seed` has no effect. Print one line if there is no cluster."""
-    # pip compiles an installed package; a source tree stays uncompiled for ordinary users, who may not write to it,
-    # and then compiling takes 60 to 100 ms of each submission
+    # pip compiles an installed package; ordinary users cannot write bytecode into a source tree, and compilation
+    # would add 60 to 100 ms to each submission
     compileall.compile_dir(str(Path(slurmdl.__file__).parent), quiet=1)
     name = f"overhead-{os.getpid()}"
     for spec, cases in ((SandboxSpec(name, round_robin_topology(8, 2)), SMALL_CASES),
@@ -64,7 +64,7 @@ def rows(seed: int = 0) -> Iterator[Row]:
         try:
             sandbox = sandbox_cluster.sandbox_up(spec)
         except SandboxError as error:
-            print(f"no overhead measured on {len(spec.topology.nodes)} nodes: {error}", file=sys.stderr, flush=True)
+            print(f"overhead: {len(spec.topology.nodes)} nodes skipped: {error}", file=sys.stderr, flush=True)
             continue
         try:
             for case in cases:
@@ -86,10 +86,10 @@ def _large(name: str, leaves: int, features: bool) -> tuple[SandboxSpec, tuple[C
 def _measured(sandbox: Sandbox, case: Case) -> Iterator[Row]:
     plain, overhead, checks, plain_works, work = [], [], [], [], []
     arguments = ["-o", "/dev/null", *case.options, "--wrap=true"]
-    for command in (["sbatch"], ["slurmdl", "sbatch"]):  # once unmeasured, so that all files are in memory
+    for command in (["sbatch"], ["slurmdl", "sbatch"]):  # warm-up: load all files into memory
         _submit(sandbox, [*command, *arguments])
     for number in range(REPEATS):
-        # in turn the one and the other first: what comes second finds the controller busy with what came first
+        # alternate the order: the second submission finds the controller busy with the first
         pair = {}
         for is_slurmdl in (False, True) if number % 2 else (True, False):
             command = ["slurmdl", "sbatch", *case.slurmdl_options] if is_slurmdl else ["sbatch"]

@@ -19,18 +19,18 @@ import numpy as np
 
 from benchmarks.results import Row, make_row
 
-#: nodes of the cluster, on leaves of 20 below one root, two of five busy
+#: nodes of the cluster, on leaves of 20 below one root; two of five are busy
 SIZES = (1_000, 10_000, 100_000)
-#: nodes of the cluster -> seconds that a job of 1,024 ranks (256 nodes) may take
+#: nodes of the cluster -> maximum seconds for a job of 1,024 ranks (256 nodes)
 TARGETS = {1_000: 0.010, 10_000: 0.050, 100_000: 0.500}
-#: nodes of the cluster and ranks of the largest job, one to a node: it takes them all
+#: nodes of the cluster and ranks of the largest job, which uses all nodes with one rank each
 LARGEST = 10_000
 LARGEST_TARGET = 1.0
 MEMORY_TARGET = 500.0
 RANKS, PER_NODE = 1_024, 4
 STRATEGIES = ("allreduce", "gossip", "ps")
 REPEATS = 5
-#: seconds after which a call is given up; it then counts as this long
+#: time limit of a call in seconds; a call that exceeds it counts as this long
 LIMIT = 20.0
 
 _PROGRAM = """\
@@ -99,7 +99,7 @@ def rows(seed: int = 0) -> Iterator[Row]:
         for nodes in SIZES:
             yield from _times(plain[strategy, nodes], samples[plain[strategy, nodes]], TARGETS.get(nodes))
         for smaller, larger in itertools.pairwise(SIZES):
-            # over the best time of the smaller one, so that a busy machine does not make it look slow
+            # relative to the best time of the smaller size, so that load cannot hide growth
             best = min(sample.seconds for sample in samples[plain[strategy, smaller]])
             growth = [sample.seconds / best for sample in samples[plain[strategy, larger]]]
             yield make_row(f"growth of place, {strategy}, {smaller} to {larger} nodes", growth, "times",
@@ -125,8 +125,8 @@ def _sample(case: Case, seed: int) -> Sample:
         done = subprocess.run([sys.executable, "-c", _PROGRAM, job], capture_output=True, text=True, timeout=LIMIT,
                               check=False)
     except subprocess.TimeoutExpired:
-        print(f"speed: {case.name}: given up after {LIMIT:g} s", file=sys.stderr, flush=True)
-        # its memory is unknown; at the target it misses it
+        print(f"speed: {case.name}: time limit of {LIMIT:g} s exceeded", file=sys.stderr, flush=True)
+        # the memory is unknown; a value at the target counts as missed
         return Sample(LIMIT, LIMIT, MEMORY_TARGET)
     if done.returncode:
         raise RuntimeError(f"place of {job}: {done.stderr.strip().splitlines()[-1]}")

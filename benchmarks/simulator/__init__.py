@@ -39,6 +39,6 @@ def plot(results_file: str) -> None:
 SUITE = Suite("simulator",
               "Simulated step times compared with measured ones (needs root), and the value of placement "
               "from 8 to 10,000 nodes. Draws a plot next to the results file.",
-              ("validation", "scaling"), rows, lambda: {
-               "numpy": np.__version__, "simgrid": predict.simgrid_version()},
+              ("validation", "scaling"), rows,
+              lambda: {"numpy": np.__version__, "simgrid": predict.simgrid_version()},
               quick="fewer placements, at most 512 nodes", plot=plot)

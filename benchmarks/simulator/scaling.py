@@ -1,9 +1,9 @@
-"""Value of placement from 8 to 10,000 nodes, simulated: one job at a time on a cluster with three levels of zones
-behind 2:1 uplinks, of which other jobs hold a fifth.
+"""Simulated value of placement from 8 to 10,000 nodes.
 
-The negative control, random nodes and ranks, must be slower if each rank communicates with its neighbors in rank
-order. If all ranks communicate with all, or with servers whose own links are the bottleneck, random nodes may be as
-fast; this is shown without a target.
+One job at a time runs on a cluster with three levels of zones behind 2:1 uplinks, of which a fifth is busy. The
+negative control, random nodes and ranks, must be slower if each rank communicates with its neighbors in rank order.
+If all ranks communicate with all, or with servers whose own links are the bottleneck, random nodes can be as fast;
+this is shown without a target.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from slurmdl.simulate.workload import TrainingWorkload
 from slurmdl.topology import example
 
 SIZES = (8, 32, 128, 512, 2_048, 10_000)
-#: zones of each level, then nodes; share that others hold
+#: number of zones of each level, then of nodes; share of busy nodes
 CLUSTER, BUSY = (1, 25, 625, 12_500), 0.2
-#: of ResNet-50, and seconds that a step computes
+#: parameters of ResNet-50, and computation of a step in seconds
 PARAMETERS, COMPUTE = 25_557_032, 0.1
-#: nodes to a parameter server, and most servers
+#: nodes per parameter server, and maximum number of servers
 NODES_PER_SERVER, MOST_SERVERS = 16, 64
-#: seconds that the prediction of one placement may take
+#: maximum seconds for the prediction of one placement
 LIMIT = 60.0
-#: how much longer a placed job may take than in leaf order: choices are made by another model
+#: tolerance of placed jobs relative to leaf order: placement uses another model than the simulator
 SLACK = 0.02
-#: of the ways in a picture: broad below narrow, so that each is seen where they coincide
+#: line styles of the placements in the plot: wide below narrow, so that coincident lines stay visible
 LINES: tuple[dict[str, Any], ...] = ({"linewidth": 4, "alpha": 0.5},
                                      {"linewidth": 1.2, "marker": "o", "markersize": 3},
                                      {"linewidth": 1.2, "linestyle": ":", "color": "black"})
-#: the strategy of which random placement is the control
+#: strategy for which random placement is the negative control
 CONTROLLED = "allreduce"
 
 
@@ -50,7 +50,7 @@ class Point:
 
 
 def trainings(nodes: int, seed: int) -> tuple[TrainingWorkload, ...]:
-    """Return the strategies of a job with `nodes` nodes."""
+    """Return the workloads of a job with `nodes` nodes, one for each strategy."""
     servers = min(MOST_SERVERS, max(1, nodes // NODES_PER_SERVER))
     return (TrainingWorkload("allreduce", PARAMETERS, comm_pattern="hierarchical", compute_seconds=COMPUTE),
             TrainingWorkload("gossip", PARAMETERS, compute_seconds=COMPUTE, seed=seed),

@@ -1,9 +1,9 @@
 """Simulation compared with measurements: the random placements of benchmarks.cost_model, measured and simulated.
 
-Each case is simulated message by message, with the same gossip partners, and evaluated by its communication time and
-by its order relative to the other cases. A pair of cases counts if the measurement separates them: no block of steps
-of one took as long as any block of the other. The negative control is the simulation of other placements: the values
-of each strategy shuffled.
+Each case is simulated message by message, with the same gossip partners. The metrics are its communication time and
+its order relative to the other cases. A pair of cases counts if the measurement separates them: every block of steps
+of one is shorter than every block of the other. The negative control is the simulation of other placements: the
+shuffled values of each strategy.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from slurmdl.simulate.predict import step_end_times
 from slurmdl.simulate.workload import TrainingWorkload
 from slurmdl.topology.topology import Topology
 
-#: largest error of a case, and least share of the pairs in the right order
+#: maximum error of a case, and minimum share of pairs in the right order
 ERROR, ORDER = 0.2, 0.95
 SHUFFLES = 20
 
 
 def rows(quick: bool = False) -> Iterator[Row]:
-    """Run and simulate the placements on a sandbox (`quick`: those before the links first change)."""
+    """Measure the placements on a sandbox and simulate them (`quick`: only those before the links first change)."""
     topology = round_robin_topology(9, 3)
     jobs = cost_model.draw(topology)
     if quick:
@@ -44,7 +44,7 @@ def rows(quick: bool = False) -> Iterator[Row]:
 
 
 def simulate(job: Job, topology: Topology) -> float:
-    """Simulate communication seconds per iteration over the same steps as measured: median of the blocks."""
+    """Simulate communication seconds per iteration over the measured steps; return the median of the blocks."""
     names = sorted(job.nodes)
     place = np.array([names.index(node) for node in job.nodes])
     steps = cost_model.STEPS[job.pattern]

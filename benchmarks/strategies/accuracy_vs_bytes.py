@@ -1,6 +1,6 @@
 """Accuracy lost by sending fewer bytes: periods and triggers on one graph, with and without compression.
 
-All runs use 8 virtual ranks, the hypercube graph, and a small perceptron on the digits; bytes are exact. Each variant
+All runs use 8 virtual ranks, the base-2 graph, and a small perceptron on the digits; bytes are exact. Each variant
 uses the same folds and seeds as gossip at every step, so the differences are paired.
 """
 
@@ -16,18 +16,18 @@ from itertools import product
 from benchmarks.results import Row, make_row
 from benchmarks.virtual_runs import Outcome, outcomes
 
-# computation takes no time: nobody asks for times here, and ranks change over less often
+# no emulated computation: times do not matter here, and the simulation switches ranks less often
 COMMON = ("--virtual-ranks", "8", "--model", "mlp:64", "--batch-size", "16", "--comm-pattern", "base-2",
           "--emulate-compute", "0")
 STEPS = 500
 FOLDS = 5
 SGD, ADAM = ("--lr", "0.05"), ("--optimizer", "adam", "--lr", "0.002")
-#: each rank has images of its own in any case: ranks that were dealt all of them in turn would train well alone
+#: each rank has its own partition of the images; with all images in turn, a rank trains well alone
 SAME, SKEWED = ("--dirichlet-alpha", "1000"), ("--dirichlet-alpha", "0.3")
-#: what is trained: its name, and its options
+#: situation -> its options
 SITUATIONS = {"same data, SGD": (*SGD, *SAME), "skewed data, SGD": (*SGD, *SKEWED),
               "same data, Adam": (*ADAM, *SAME), "skewed data, Adam": (*ADAM, *SKEWED)}
-#: where a trigger may gain over a period: a learning rate that changes, once or in phases
+#: changing learning rates, with which a trigger may be better than a period
 CHANGING = {f"skewed data, SGD, {words}": (*SGD, *SKEWED, "--lr-schedule", name) for name, words in (
     ("step", "rate falls in steps"), ("cosine", "rate falls"), ("cosine-restarts", "rate falls four times"))}
 #: asynchronous gossip, the part `accuracy-vs-bytes-async`
@@ -36,11 +36,11 @@ ASYNC_OPTIONS = (*SGD, *SKEWED, "--async", "--emulate-compute", "0.005", "--stra
 COMPRESSORS = {"fp32": (), "int4": ("--compression", "int4"), "sign": ("--compression", "sign")}
 PERIODS = tuple(1 << power for power in range(8))
 THRESHOLDS = (0.05, 0.2)
-#: the trigger whose bytes are set beforehand; how, and with which compressor, was chosen on other seeds (1 to 5)
+#: communication budget of the trigger; budget and compressor were chosen on other seeds (1 to 5)
 BUDGET = "2.8%"
-#: periods of each compressor that send no more than triggers do begin about here
+#: compressor -> shortest period that sends about as many bytes as a trigger
 SELDOM = {"fp32": 8, "int4": 8, "sign": 2}
-#: points of accuracy that may be lost, and the share of the bytes that must be saved
+#: maximum loss of accuracy in points, and minimum saving of bytes in %
 LOSS, SAVED = 0.5, 97.0
 #: Student's t, one-sided 95 %, by degrees of freedom
 T95 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 9: 1.833}
@@ -53,8 +53,8 @@ class Variant:
     Attributes
     ----------
     compressor : key of COMPRESSORS.
-    period : steps from exchange to exchange; 0 for a trigger.
-    trigger : its options, () for a period.
+    period : steps between exchanges; 0 for a trigger.
+    trigger : options of the trigger; () for a period.
     """
 
     compressor: str
@@ -72,7 +72,7 @@ class Variant:
 
 
 EVERY_STEP = Variant("fp32", 1)
-#: the control: no rank ever hears of another, and each is judged by its own model
+#: negative control: ranks never exchange, and each is evaluated by its own model
 NO_EXCHANGE = Variant("fp32", 1 << 20)
 TARGET_VARIANT = Variant("sign", trigger=("--comm-budget", BUDGET))
 VARIANTS = (NO_EXCHANGE, *(Variant(compressor, period) for compressor in ("fp32", "int4") for period in PERIODS),
@@ -82,7 +82,7 @@ VARIANTS = (NO_EXCHANGE, *(Variant(compressor, period) for compressor in ("fp32"
 
 
 def seldom(*compressors: str) -> tuple[Variant, ...]:
-    """Return the variants that send few bytes, with which a trigger is compared."""
+    """Return the variants of these compressors that send few bytes, to compare with a trigger."""
     return tuple(variant for variant in VARIANTS if variant in (NO_EXCHANGE, EVERY_STEP) or (
         variant.compressor in compressors and (variant.period == 0 or variant.period >= SELDOM[variant.compressor])))
 
@@ -96,7 +96,7 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
 
 def rows_async(seed: int, quick: bool = False) -> Iterator[Row]:
     """Yield the rows of asynchronous gossip with one slow rank."""
-    # a model that is pushed to one that does not wait for it goes whole
+    # asynchronous pushes send whole, uncompressed models
     yield from measure(ASYNC_SITUATION, seldom("fp32"), ASYNC_OPTIONS, seed, quick)
 
 
@@ -127,8 +127,8 @@ def evaluate(situation: str, by_variant: dict[Variant, list[list[Outcome]]], jud
 
     Parameters
     ----------
-    judged : whether the outcomes are enough to tell that a target is met or missed.
-    published : % of the bytes that others have saved.
+    judged : whether there are enough outcomes to decide about targets.
+    published : saving of bytes that a paper reports, in %.
     """
     every = by_variant[EVERY_STEP]
     base = _mean([[outcome.accuracy for outcome in folds] for folds in every])

@@ -22,21 +22,22 @@ NODES, NAME = 8, "allreduce"
 RANKS = (4, 8)
 #: links between zones -> bits/s, 0 for unshaped
 LINKS = {"unshaped": 0.0, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
-#: elements of a model -> replayed seconds of a step's computation
+#: elements of a model -> emulated computation of a step in seconds
 SIZES = {1_000_000: 0.1, 25_000_000: 0.4}
-#: what is measured at all rates and sizes; the ring where that does not take too long
+#: variants for all rates and sizes; the ring is added if its steps are short enough
 VARIANTS = ("none", "barrier", "ddp", "post-local", "hierarchical")
-#: shares of what the others reach, of which the smaller counts
+#: minimum ratios to DDP and to no communication; the smaller rate is the target
 OF_DDP, OF_NONE = 1.3, 0.9
-
-
 #: variant -> "seconds" and "idle" -> one figure for each repeat
 Figures = Mapping[str, Mapping[str, list[float]]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A set of ranks; entry i of `nodes` is the node of rank i. `worst`: ranks alternate between the zones."""
+    """One set of ranks and its variants.
+
+    `nodes` : entry i is the node of rank i. `worst` : ranks alternate between the zones.
+    """
 
     nodes: tuple[str, ...]
     size: int
@@ -68,7 +69,7 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
 
 
 def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
-    """Return the jobs for one link rate; fewer steps and no ring if steps take very long."""
+    """Return the jobs for one link rate; large models on slow links get fewer repeats and no ring."""
     selected = []
     for ranks in RANKS:
         alternating = tuple(sorted(zones))[:ranks]

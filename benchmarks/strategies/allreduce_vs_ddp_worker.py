@@ -2,8 +2,8 @@
 
     srun --mpi=pmix python -m benchmarks.strategies.allreduce_vs_ddp_worker WORK.json RESULT.json
 
-All train the trainer's stand-in for a network: its gradients become ready one after the other while the rank sleeps,
-so that ranks that outnumber the cores do not slow each other down. The messages are real.
+All train the trainer's synthetic workload: its gradients become ready one by one while the rank sleeps, so that ranks
+do not slow each other down if they outnumber the cores. The messages are real.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def main() -> None:
     """Measure each job of WORK.json (see benchmarks.sandbox_mpi).
 
     WORK.json is {"zones": {node: zone}, "jobs": [{"nodes", "parameters", "seconds", "variants", "repeats",
-    "steps"}]}: `seconds` are those of a step's computation. For each job the answer is {variant: {"seconds": [per
-    step, the slowest rank's, one figure for each repeat], "idle": [share of the processors' time]}}.
+    "steps"}]}; `seconds` is the computation of a step. The result of a job is {variant: {"seconds": [step time of
+    the slowest rank in each repeat], "idle": [idle share of the CPUs in each repeat]}}.
     """
     sandbox_mpi.measure_jobs(lambda transport, job, work: measure(transport, job, work["zones"]))
 
@@ -49,11 +49,11 @@ def measure(transport: Transport, job: Mapping[str, Any],
         "hierarchical": lambda: slurmdl_step(transport, job, "hierarchical", node, zones[node])}
     variants = {name: makers[name]() for name in job["variants"]}
     for step, _ in variants.values():
-        step()  # the first one asks the kernel for memory
+        step()  # the first step allocates memory
     figures: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "idle": []} for name in variants}
     for repeat in range(job["repeats"]):
         for name in list(variants)[::-1 if repeat % 2 else 1]:
-            # post-local SGD exchanges in one of so many steps
+            # post-local SGD exchanges once in PERIOD steps
             steps = post_local.PERIOD if name == "post-local" else job["steps"]
             transport.barrier()
             begun, processors = time.perf_counter(), CpuIdleMeter()
@@ -71,7 +71,7 @@ def measure(transport: Transport, job: Mapping[str, Any],
 
 
 def task(job: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return a stand-in for a network, and its optimizer."""
+    """Return a synthetic workload and its optimizer."""
     import torch
 
     workload = SyntheticWorkload(job["parameters"], lambda samples: float(job["seconds"]), time.sleep, SEED)
@@ -99,7 +99,7 @@ def slurmdl_step(transport: Transport, job: Mapping[str, Any], comm_pattern: str
 
 
 class Rival:
-    """PyTorch's own methods, over gloo between the same ranks."""
+    """PyTorch's own methods, over Gloo between the same ranks."""
 
     def __init__(self, transport: Transport, job: Mapping[str, Any]) -> None:
         self._transport, self._job = transport, job

@@ -1,4 +1,4 @@
-"""Share of the step time that the phase meter takes: the time of its calls over the step time of the smallest model.
+"""Overhead of the phase meter: time of its calls in a step over the step time of the smallest model.
 
 The negative control is the same meter with a clock that takes CLOCK seconds to read.
 """
@@ -14,11 +14,11 @@ from contextlib import redirect_stdout
 from benchmarks.results import Row, make_row
 from slurmdl.train.report.meters import PHASES, PhaseTimer, StepMeter
 
-#: of one rank that sends to nobody: what a step takes is its computation
+#: options of a run with one rank, which sends no messages: a step is only computation
 RUN = ("--virtual-ranks", "1", "--model", "mlp:64", "--batch-size", "16", "--steps", "1000")
 #: largest share of a step
 TARGET = 0.01
-#: s
+#: seconds of a clock read in the negative control
 CLOCK = 20e-6
 REPEATS, CALLS = 9, 10_000
 
@@ -55,7 +55,7 @@ def _step(seed: int) -> float:
 
     with redirect_stdout(io.StringIO()):
         summary = train(parse_train_options([*RUN, "--seed", str(seed)], {}))
-    assert summary is not None, "a simulation gives its summary"
+    assert summary is not None, "a simulation returns its summary"
     return float(summary["seconds_per_step"])
 
 

@@ -1,7 +1,7 @@
 """Gossip inside a node: shared memory compared with MPI messages, alternating in one run.
 
-MPI messages inside a node use shared memory, too (MPI's default transports). The window saves the receive buffer and
-its copy. The negative control disables the window in both.
+MPI messages inside a node also use shared memory (MPI's default transports). The window avoids the receive buffer and
+its copy. The negative control compares messages with messages.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from benchmarks.sandbox_mpi import ROOT
 from slurmdl.errors import SlurmdlError
 from slurmdl.mpi_library import OVERSUBSCRIBE_ENV
 
-#: elements of a model -> exchanges in one repeat
+#: elements of a model -> exchanges per repeat
 SIZES = {1_000_000: 40, 25_000_000: 6}
 REPEATS = 7
 TARGET = 1.5
-#: shared memory of each rank, in models, and room for the rest
+#: required space in /dev/shm per rank, in models
 _ROOM = 3
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
-    """Yield ratios of exchange times, for as many ranks as cores and for twice as many."""
+    """Yield ratios of exchange times, for 2 ranks and for up to 4 ranks."""
     cores = os.cpu_count() or 1
     for ranks in sorted({2, min(2 * cores, 4)}):
         for size, steps in SIZES.items():

@@ -2,7 +2,7 @@
 
     mpirun -n 4 python -m benchmarks.strategies.shared_memory_gossip_worker WORK.json RESULT.json
 
-It runs the trainer's own strategies on models that are not trained, so that only the exchanges take time.
+It runs the trainer's own gossip on models that are not trained, so that only the exchanges take time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SEED = 1
 def main() -> None:
     """Measure the variants of WORK.json.
 
-    WORK.json is {"parameters": D, "variants": [[name, whether through shared memory]], "repeats", "steps"},
-    RESULT.json {name: [seconds per exchange, one figure for each repeat]}, those of the slowest rank.
+    WORK.json is {"parameters": D, "variants": [[name, whether it uses shared memory]], "repeats", "steps"};
+    RESULT.json is {name: [seconds per exchange of the slowest rank in each repeat]}.
     """
     work_file, result_file = sys.argv[1:]
     transport = world.init_mpi()
@@ -65,7 +65,8 @@ def measure(transport: Transport, shared: bool, size: int, steps: int) -> float:
     strategy.finish()
     comm_thread.close()
     if strategy.exchanges < steps or abs(float(model.parameters.mean()) - (len(ranks) - 1) / 2) > 1e-3:
-        raise RuntimeError(f"{strategy.exchanges} exchanges have led to {model.parameters.mean()}")
+        raise RuntimeError(f"{strategy.exchanges} exchanges: mean parameter {model.parameters.mean()}; "
+                           f"expected at least {steps} exchanges and {(len(ranks) - 1) / 2}")
     return float(max(transport.allgather(seconds)))
 
 

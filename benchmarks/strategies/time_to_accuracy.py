@@ -16,34 +16,34 @@ from benchmarks.strategies.accuracy_vs_bytes import SAME, SKEWED, Variant
 from benchmarks.strategies.accuracy_vs_bytes import TARGET_VARIANT as BYTES_VARIANT
 from benchmarks.virtual_runs import Outcome, outcomes
 
-#: seconds of a step's computation, and the accuracy to be reached in %
+#: computation of a step in seconds, and target accuracy in %
 COMPUTE, GOAL = 0.005, 93.0
 COMMON = ("--virtual-ranks", "8", "--virtual-zones", "A:4,B:4", "--model", "mlp:256,128", "--batch-size", "16",
           "--lr", "0.05", "--comm-pattern", "base-2", "--steps", "300", "--evaluate-every", "5",
           "--emulate-compute", f"{COMPUTE}")
-#: rates between zones in bit/s, as they are called; within a zone it is the fastest of them
+#: name -> rate between zones in bit/s; the rate within a zone is 10 Gbit/s
 RATES = {"100 Mbit/s": "100M", "1 Gbit/s": "1G", "10 Gbit/s": "10G"}
 DATA = {"same data": SAME, "skewed data": SKEWED}
 EVERY_STEP = ("--strategy", "gossip")
-#: the control: no rank ever hears of another, so that each has but its own images
+#: negative control: ranks never exchange, and each trains on its own images
 NO_EXCHANGE = ("--strategy", "gossip", "--period", "1000000")
-#: for slow links; the other adaptive variant exchanges more at the start, for faster links
+#: for slow links; the other adaptive variant, for faster links, exchanges more often at the start
 TARGET_VARIANT = f"adaptive, {BYTES_VARIANT}"
 VARIANTS = {"every step": EVERY_STEP, TARGET_VARIANT: BYTES_VARIANT.options(),
             "adaptive, int4, budget 5 %, warm-up 60": ("--strategy", "adaptive-gossip", "--compression", "int4",
                                                        "--comm-budget", "5%", "--trigger-warmup", "60"),
             **{str(variant): variant.options() for variant in (Variant("sign", 2), Variant("int4", 16))},
             "alone": NO_EXCHANGE}
-#: less time is promised where the share of communication is at least this
+#: minimum share of communication for a target, and the target: time saved in %
 SHARE, LESS = 0.70, 60.0
-#: points by which the control must be worse
+#: minimum loss of accuracy of the negative control in points
 SHORT = 1.0
 
 
 def rows(seed: int, quick: bool = False, published: float | None = None) -> Iterator[Row]:
     """Yield times, gains and controls of each link rate.
 
-    `quick`: 2 seeds instead of 5; `published`: % of the time that others have saved.
+    `quick`: 2 seeds instead of 5; `published`: saving of time that a paper reports, in %.
     """
     seeds = range(seed, seed + (2 if quick else 5))
     cases = list(product(DATA, RATES, VARIANTS, seeds))
@@ -67,7 +67,7 @@ def evaluate(label: str, by_variant: dict[str, list[Outcome]], published: float 
 
     Raises
     ------
-    RuntimeError : one of the ways, the control apart, does not reach the goal.
+    RuntimeError : a variant other than the negative control does not reach the goal.
     """
     every = by_variant["every step"]
     base = [reached(outcome) for outcome in every]
@@ -102,4 +102,4 @@ def reached(outcome: Outcome) -> float:
     for (_, before, _), (clock, now, _) in pairwise(outcome.course):
         if min(before, now) >= GOAL:
             return clock
-    raise RuntimeError(f"{GOAL:g} % are not reached in {outcome.course[-1][0]:.2f} s on the clock")
+    raise RuntimeError(f"an accuracy of {GOAL:g} % is not reached in {outcome.course[-1][0]:.2f} virtual seconds")

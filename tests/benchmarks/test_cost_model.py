@@ -1,4 +1,4 @@
-"""What the benchmark of the cost model draws and how it judges; it runs on a sandbox (make bench-model)."""
+"""Random cases and evaluation of the cost model's benchmark, which runs on a sandbox (make bench-model)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NINE = round_robin_topology(9, 3)
 
 @pytest.mark.parametrize(("x", "y", "expected"), [
     ([1, 2, 3, 4], [10, 20, 30, 99], 1.0), ([1, 2, 3, 4], [4, 3, 2, 1], -1.0), ([1, 1, 1], [1, 2, 3], 0.0),
-    # ranks 1, 2.5, 2.5, 4 against 1, 3, 2, 4: covariance 4.5 / sqrt(4.5 x 5)
+    # ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: covariance 4.5 / sqrt(4.5 x 5)
     ([1, 5, 5, 9], [1, 3, 2, 4], 4.5 / (4.5 * 5) ** 0.5),
 ])
-def test_spearman(x, y, expected):
+def test_spearman_known_values_match(x, y, expected):
     assert cost_model.spearman(x, y) == pytest.approx(expected)
 
 
-def test_placements_are_random_and_the_same_for_the_same_seed():
+def test_draw_is_random_and_reproducible():
     jobs = cost_model.draw(NINE)
     assert jobs == cost_model.draw(NINE)
     assert Counter(job.pattern for job in jobs) == dict.fromkeys(cost_model.PATTERNS, cost_model.PLACEMENTS)
@@ -35,7 +35,7 @@ def test_placements_are_random_and_the_same_for_the_same_seed():
 
 
 @pytest.mark.parametrize(("noise", "met"), [(0.01, True), (3.0, False)])
-def test_a_model_that_is_right_is_told_from_one_that_is_not(noise, met):
+def test_evaluate_accepts_accurate_and_rejects_wrong_model(noise, met):
     jobs = cost_model.draw(NINE)
     predicted = cost_model.predict(jobs, NINE)
     random = np.random.default_rng(1)

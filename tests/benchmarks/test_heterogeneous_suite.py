@@ -1,4 +1,4 @@
-"""Cases and evaluation of the benchmark of heterogeneous ranks, which needs sandboxes (bench-heterogeneous)."""
+"""Cases and evaluation of the benchmark of heterogeneous ranks, which needs sandboxes (make bench-heterogeneous)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def snapshot(busy: Sequence[str]) -> ClusterSnapshot:
         (Partition("main", True),))
 
 
-def test_occupancies_are_random_and_the_same_for_the_same_seed() -> None:
+def test_draw_is_random_and_reproducible() -> None:
     cases = draw(SIXTEEN, 3)
     assert cases == draw(SIXTEEN, 3) != draw(SIXTEEN, 4)
     each = placement_savings.OCCUPANCIES // len(KINDS)
@@ -61,7 +61,7 @@ def test_occupancies_are_random_and_the_same_for_the_same_seed() -> None:
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_all_ways_are_on_free_nodes_and_none_sends_less_than_the_least(number: int) -> None:
+def test_orders_use_free_nodes_and_exact_optimum_sends_least(number: int) -> None:
     case = draw(SIXTEEN, 5)[number]
     slurm = sorted(set(SIXTEEN.nodes) - set(case.busy))[:case.job.nodes]
     variants = orders(case, SIXTEEN, snapshot(case.busy), slurm, np.random.default_rng(1))
@@ -77,14 +77,14 @@ def test_all_ways_are_on_free_nodes_and_none_sends_less_than_the_least(number: i
     assert sent.get(LEAST, 0.0) <= min(sent.values()) * (1 + 1e-9)
 
 
-def test_servers_that_stand_together_send_all_that_they_serve() -> None:
-    """4 nodes of 2 ranks, 2 servers on the first one: each pair of server and worker is apart, 6 workers."""
+def test_predicted_colocated_servers_send_all_bytes() -> None:
+    """4 nodes of 2 ranks, both servers on the first node: all 6 workers are on other nodes."""
     job = Job("PS", 4, 2, 2)
     case = Case(job, SIXTEEN.nodes[4:])
     variants = orders(case, SIXTEEN, snapshot(case.busy), SIXTEEN.nodes[:4], np.random.default_rng(1))
     whole = 2 * 6 * job.request.dl.model_bytes
     assert predicted(job, variants[DEFAULT], SIXTEEN).inter_node_bytes == pytest.approx(whole)
-    # placed, each server has a worker beside it
+    # placed: each server shares its node with one worker
     assert predicted(job, variants[PLACED], SIXTEEN).inter_node_bytes == pytest.approx(whole * 5 / 6)
 
 
@@ -98,7 +98,7 @@ def result(seconds: float, *, idle: float = 0.5, sent: float = 100.0, nodes: Seq
                    "steps": 10, "seconds_per_step": seconds}, (seconds,) * 10, idle)
 
 
-def test_savings_are_held_against_the_least_bytes() -> None:
+def test_evaluate_compares_savings_with_least_bytes() -> None:
     def outcomes(placed: float, chance: float) -> list[JobOutcome]:
         return [JobOutcome("PS",
                       {PLACED: cost(placed), LEAF: cost(100.0), DEFAULT: cost(200.0), NEGATIVE_CONTROL: cost(chance),
@@ -117,14 +117,14 @@ def test_savings_are_held_against_the_least_bytes() -> None:
     assert worse[control].met is False
 
 
-def test_where_nothing_can_be_saved_nothing_is_judged() -> None:
+def test_evaluate_without_possible_saving_has_no_targets() -> None:
     same = dict.fromkeys((*VARIANTS, NEGATIVE_CONTROL, LEAST), cost(100.0))
     rows = list(placement_savings.evaluate([JobOutcome("allreduce", same)]))
     assert [row.value for row in rows] == [0.0] * 4
     assert all(row.met is None for row in rows)
 
 
-def test_jobs_that_ran_are_judged_by_their_seconds() -> None:
+def test_ran_evaluates_step_times() -> None:
     def rows(placed: float, chance: float, idle: float = 0.5) -> dict[str, Row]:
         took = {PLACED: placed, LEAF: 1.0, DEFAULT: 2.0, NEGATIVE_CONTROL: chance}
         runs = {variant: (Run.of(result(seconds, idle=idle)), cost(20.0, seconds)) for variant,
@@ -146,23 +146,24 @@ def test_jobs_that_ran_are_judged_by_their_seconds() -> None:
 @pytest.mark.parametrize(("ratio", "noise", "ties", "differs"), [
     (1.0, 0.01, True, False), (1.2, 0.01, False, False), (0.5, 0.01, False, True), (1.05, 0.1, True, False),
     (1.0, 0.5, False, False)], ids=["equal", "slower", "faster", "noisy", "too noisy to tell"])
-def test_a_tie_is_told_from_a_difference(ratio: float, noise: float, ties: bool, differs: bool) -> None:
+def test_no_bottleneck_control_separates_tie_and_difference(ratio: float, noise: float, ties: bool,
+                                                            differs: bool) -> None:
     spread = np.exp(noise * np.array([-1.0, -0.5, 0.0, 0.5, 1.0]))
     runs = [{PLACED: Run.of(result(ratio * factor)), DEFAULT: Run.of(result(1.0))} for factor in spread.tolist()]
     assert no_bottleneck_control.evaluate("PS", runs, shaped=False).met is ties
     assert no_bottleneck_control.evaluate("PS", runs, shaped=True).met is differs
 
 
-def test_shares_of_the_speed_without_communication() -> None:
+def test_throughput_evaluate_computes_shares_of_speed_without_communication() -> None:
     def free(rate: float) -> Result:
         return Result({"samples_per_second": rate}, (), 0.5)
 
     def in_step(seconds: float) -> Result:
-        """Slow until batches have found their sizes, then as given."""
+        """Slow until the batch sizes converge, then `seconds` per step."""
         first = (9.0,) * throughput.SETTLED
         return Result({"num_workers": 8, "batch_size": 64}, (*first, seconds, seconds), 0.5)
 
-    # 8 ranks of 64 samples in 0.5 s are 1,024 in a second
+    # 8 ranks with 64 samples in 0.5 s: 1,024 samples/s
     results = {OFF: [free(1000.0)] * 3, GOSSIP: [free(940.0), free(960.0), free(970.0)], BALANCED: [in_step(0.5)] * 3,
              throughput.NEGATIVE_CONTROL: [in_step(1.0)] * 3}
     rows = by_metric(list(throughput.evaluate("x", results)))
@@ -177,7 +178,7 @@ def test_shares_of_the_speed_without_communication() -> None:
     assert slow[f"x: {throughput.NEGATIVE_CONTROL}, as a share of {OFF}"].met is False
 
 
-def test_accuracy_is_paired_and_the_control_must_be_worse() -> None:
+def test_accuracy_evaluate_pairs_seeds_and_requires_worse_control() -> None:
     noise = np.random.default_rng(1).normal(0, 0.5, (5, 2)).tolist()
 
     def outcomes(right: float, own: float | None = None) -> list[list[Outcome]]:
@@ -200,7 +201,7 @@ def test_accuracy_is_paired_and_the_control_must_be_worse() -> None:
     assert rows(97.0, 96.9)[control].met is False
 
 
-def test_runs_are_simulated_by_seed_and_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accuracy_run_returns_outcomes_by_seed_and_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy, "COMMON", ("--virtual-ranks", "2", "--model", "mlp:8", "--steps", "12"))
     monkeypatch.setattr(accuracy, "FOLDS", 2)
     by_case = accuracy.run({("gossip", EQUAL): ("--strategy", "gossip")}, range(4, 6))
@@ -212,7 +213,7 @@ def test_runs_are_simulated_by_seed_and_fold(monkeypatch: pytest.MonkeyPatch) ->
     f"{variant.options} --virtual-zones {variant.zones}"
     for variant in (*gossip_variants.COMBINATIONS, *gossip_variants.ALLREDUCE))])
 @pytest.mark.parametrize("slow", SPEEDS.values())
-def test_all_ways_go_together(options: str, slow: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variants_train_with_all_speeds(options: str, slow: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--virtual-ranks 8 --model mlp:8 --batch-size 4 --steps 3 --emulate-compute 0.01 "
              f"--straggler {slow} {options}")
     summary = train(parse_train_options(arguments.split(), {}))
@@ -221,7 +222,7 @@ def test_all_ways_go_together(options: str, slow: str, capsys: pytest.CaptureFix
     assert summary["samples_per_second"] > 0
 
 
-def test_what_is_balanced_must_keep_up_and_what_is_not_must_not() -> None:
+def test_gossip_variants_throughput_targets_depend_on_balance() -> None:
     variants = [*gossip_variants.COMBINATIONS, *gossip_variants.ALLREDUCE]
     assert [gossip_variants.throughput(variant, "", [94.0, 98.0], 100.0).met for variant in variants] == [
         *[False, True] * 6, None, None]
@@ -229,6 +230,6 @@ def test_what_is_balanced_must_keep_up_and_what_is_not_must_not() -> None:
         *[True, False] * 6, None, None]
 
 
-def test_a_part_that_does_not_exist() -> None:
+def test_suite_unknown_part_raises() -> None:
     with pytest.raises(UsageError, match="--only placement: unknown part; valid: throughput, accuracy"):
         heterogeneous.SUITE.run(["placement"])

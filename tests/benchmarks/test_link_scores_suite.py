@@ -1,4 +1,4 @@
-"""The simulation of probing many nodes, on a few."""
+"""Benchmarks of link scores: simulated probes of a small cluster, and cost of the collector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurmdl.errors import UsageError
 from slurmdl.links.link_scores import LinkScore, LinkScores
 
 
-def test_bad_links_are_found_among_600_and_shuffled_scores_find_none() -> None:
+def test_scale_rows_bad_links_detected_and_not_with_shuffled_scores() -> None:
     rows = {row.metric: row for row in scale.rows(seed=3, nodes=600, repeats=1)}
     assert rows["600 nodes, 1% bad, noise 10%: recall"].met
     assert rows["600 nodes, 1% bad, noise 10%: precision"].met
@@ -23,32 +23,32 @@ def test_bad_links_are_found_among_600_and_shuffled_scores_find_none() -> None:
     assert control.value < 0.5 and control.baseline == 1.0
 
 
-def test_without_noise_nothing_but_the_bad_links_is_flagged() -> None:
+def test_probe_without_noise_flags_only_bad_links() -> None:
     fabric = Fabric.of(400, np.random.default_rng(1))
     rates = Rates.of(fabric, probe(fabric, 1, noise=0.0).scores)
     assert (rates.recall, rates.precision, rates.uplinks) == (1.0, 1.0, 1.0)
     assert set(fabric.kind[fabric.kind >= 0]) == {0, 1, 2}
 
 
-def test_shuffling_keeps_the_scores_and_moves_them() -> None:
+def test_shuffled_permutes_scores() -> None:
     given = LinkScores(nodes={f"n{i}": LinkScore(1.0 + i) for i in range(50)})
     mixed = shuffled(given, np.random.default_rng(0))
     assert list(mixed.nodes) == list(given.nodes) and mixed.nodes != given.nodes
     assert sorted(score.throughput or 0 for score in mixed.nodes.values()) == [1.0 + i for i in range(50)]
 
 
-def test_what_was_not_measured_is_not_flagged() -> None:
+def test_flagged_unmeasured_node_is_false() -> None:
     assert not flagged(("a", "b"), LinkScores()).any()
     assert flagged(("a", "b"), LinkScores(nodes={"b": LinkScore(1.0)})).tolist() == [False, True]
 
 
-def test_a_run_of_the_collector_is_measured_and_makes_a_sample() -> None:
+def test_collector_cost_rows_measure_run_and_write_sample() -> None:
     cpu_time, memory, samples = collector_cost.rows(repeats=2)
     assert cpu_time.repeats == 2 and cpu_time.baseline and cpu_time.baseline > 0
     assert memory.met and memory.baseline and memory.value >= memory.baseline > 5
     assert samples.met
 
 
-def test_a_part_that_does_not_exist() -> None:
+def test_suite_unknown_part_raises() -> None:
     with pytest.raises(UsageError, match="valid: probe-recovery, training-value, scale, collector-cost"):
         link_scores.SUITE.run(["speed"])

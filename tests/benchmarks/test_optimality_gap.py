@@ -82,14 +82,14 @@ def test_lower_bound_is_below_the_optimum(seed: int) -> None:
         assert placement.lower_bound == pytest.approx(best, rel=1e-6)
 
 
-def test_leaf_order_and_random_choice_lose() -> None:
+def test_outcome_leaf_order_and_random_choice_are_slower() -> None:
     results = [result for result in map(outcome, map(case, range(20_000, 20_012))) if result and result.counts]
     placed = sum(result.placed for result in results)
     assert sum(result.leaf for result in results) > 1.1 * placed
     assert sum(result.chance for result in results) > 1.1 * placed
 
 
-def test_rows_check_every_target() -> None:
+def test_optimality_gap_rows_have_all_targets() -> None:
     by_metric = {row.metric: row for row in rows(3, clusters=4)}
     assert sum(row.met is not None for row in by_metric.values()) == 5
     assert all(row.value >= 1 - 1e-6 for name, row in by_metric.items() if "ratio" in name or "percentile" in name)

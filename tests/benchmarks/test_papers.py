@@ -1,4 +1,4 @@
-"""How the experiments of the papers judge, and the page of all results; they run on sandboxes (make bench-paper)."""
+"""Evaluation of the papers' experiments, which run on sandboxes (make bench-paper), and the page of all results."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def by_metric(rows: Sequence[Row]) -> dict[str, Row]:
     return {row.metric: row for row in rows}
 
 
-def test_papers_are_named() -> None:
+def test_papers_suite_unknown_part_raises() -> None:
     with pytest.raises(UsageError, match="alexnet: unknown part; valid: dltap, zones, adaptive-gossip"):
         papers.SUITE.run(["alexnet"])
 
 
 @pytest.mark.parametrize(("placed", "met"), [(80.0, True), (90.0, False)])
-def test_bytes_saved_stand_beside_the_published(placed: float, met: bool) -> None:
+def test_dltap_evaluate_compares_saving_with_published_value(placed: float, met: bool) -> None:
     costs = [{PLACED: placed, DEFAULT: 100.0, dltap.SPREAD: 200.0, LEAST: 50.0, NEGATIVE_CONTROL: 120.0}] * 3
     rows = by_metric(list(dltap.evaluate("VGG-16", costs)))
     row = rows[f"VGG-16, 3 jobs: bytes between nodes saved against {DEFAULT}"]
@@ -55,14 +55,14 @@ def test_bytes_saved_stand_beside_the_published(placed: float, met: bool) -> Non
     assert rows[f"VGG-16: bytes between nodes of {NEGATIVE_CONTROL} over those of placement (control)"].met
 
 
-def test_where_the_least_is_not_known_for_all_jobs_none_is_shown() -> None:
+def test_dltap_evaluate_incomplete_least_bytes_has_no_baseline() -> None:
     costs = [{PLACED: 80.0, DEFAULT: 100.0, dltap.SPREAD: 200.0, NEGATIVE_CONTROL: 70.0}] * 2
     rows = list(dltap.evaluate("MLP", [*costs, {**costs[0], LEAST: 3.0}]))
     assert rows[0].baseline is None
-    assert rows[-1].met is False, "random places that send less are no control"
+    assert rows[-1].met is False, "the control misses if random nodes send fewer bytes"
 
 
-def test_placement_must_tie_where_slurm_is_right() -> None:
+def test_zones_evaluate_requires_tie_if_slurm_is_optimal() -> None:
     def outcome(slurm: float, placed: float) -> JobOutcome:
         return JobOutcome("PS", {DEFAULT: Cost(slurm, 0, 0), PLACED: Cost(placed, 0, 0), LEAF: Cost(slurm, 0, 0),
                                  NEGATIVE_CONTROL: Cost(9.0, 0, 0)})
@@ -83,7 +83,7 @@ def line(framework: str, nodes: int, images: float, sums: float = 1.0) -> Report
                      images / nodes / 10)
 
 
-def test_frameworks_are_set_beside_ddp() -> None:
+def test_frameworks_evaluate_uses_ddp_as_baseline() -> None:
     lines = [line("slurmdl", 1, 10.0), line("ddp", 1, 9.5), line("slurmdl", 4, 30.0), line("ddp", 4, 20.0, sums=0.9),
              ReportRow(Cell("horovod", "allreduce", "resnet50", 1, "slurm"), "missing: Horovod is not installed"),
              ReportRow(Cell("slurmdl", "allreduce", "resnet50", 2, "slurm"), "failed: of its own")]
@@ -101,7 +101,7 @@ def test_frameworks_are_set_beside_ddp() -> None:
     assert rows["weak scaling: images/s on one node, slowest framework over quickest (control)"].met
 
 
-def test_what_the_frameworks_train_can_be_trained(tmp_path: Path) -> None:
+def test_frameworks_matrix_is_valid_spec(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(frameworks.matrix((1, 2), 8, 0.5, 3))
     spec = read_matrix_spec(str(tmp_path / "spec.yaml"))
     assert (spec.nodes, spec.batch_size, spec.emulate_compute, spec.seed) == ((1, 2), 8, 0.5, 3)
@@ -110,7 +110,7 @@ def test_what_the_frameworks_train_can_be_trained(tmp_path: Path) -> None:
 @pytest.mark.parametrize("main", [
     *(module.main for module in (demo, topology_io, cost_model, spank_overhead, optimality_gap)),
     *(suite.SUITE.main for suite in (papers, placement, strategies, heterogeneous, link_scores, simulator))])
-def test_unwritable_results_file_is_refused_before_measurements(
+def test_unwritable_results_file_raises_before_measurements(
         main: Callable[[list[str]], None], tmp_path: Path) -> None:
     for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "none" / "x.json", "No such file or directory")):
         with pytest.raises(UsageError, match=re.escape(f"--results={path}: cannot be written ({reason})")):
@@ -118,7 +118,7 @@ def test_unwritable_results_file_is_refused_before_measurements(
     assert not list(tmp_path.iterdir())
 
 
-def test_results_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_to_markdown_lists_rows_with_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [results.make_row("a | b", [1.0, 3.0, 2.0], "s", baseline=4.0, target="below 4", met=True),
             results.make_row("lost", [1.0], "", target="2", met=False), results.make_row("told", [1.0], "")]
     results.write(str(tmp_path / "some.json"), rows, seed=3, versions={"numpy": "2"},
@@ -139,5 +139,6 @@ def test_results_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         results.to_markdown(tmp_path)
 
 
-def test_the_page_of_results_is_what_the_files_say() -> None:
-    assert (ROOT / "docs/results.md").read_text() == results.to_markdown(ROOT / "results"), "make results writes it"
+def test_results_page_matches_result_files() -> None:
+    page = (ROOT / "docs/results.md").read_text()
+    assert page == results.to_markdown(ROOT / "results"), "update with `make results`"

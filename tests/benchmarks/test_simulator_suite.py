@@ -1,4 +1,4 @@
-"""How the benchmark of the simulation judges, and a small scaling; the measuring runs on a sandbox."""
+"""Evaluation of the simulator's benchmark, which measures on a sandbox, and a small run of the part `scaling`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ NINE = round_robin_topology(9, 3)
 
 
 @needs_simgrid
-def test_a_case_is_simulated_as_it_is_measured() -> None:
+def test_simulate_matches_predicted_seconds() -> None:
     jobs = [next(job for job in cost_model.draw(NINE) if job.pattern == pattern) for pattern in cost_model.PATTERNS]
     simulated = [validation.simulate(job, NINE) for job in jobs]
     predicted = cost_model.predict(jobs, NINE)
-    # the model's figure for gossip is a mean over all partners; the other two are what they are
+    # the model averages gossip over all partners; the simulation uses the partners of each step
     assert simulated[:2] == pytest.approx(predicted[:2], rel=0.1)
     assert simulated[2] > predicted[2]
 
 
 @pytest.mark.parametrize(("noise", "met"), [(0.01, True), (1.0, False)], ids=["right", "wrong"])
-def test_a_simulation_that_is_right_is_told_from_one_that_is_not(noise: float, met: bool) -> None:
+def test_evaluate_accepts_accurate_and_rejects_wrong_simulation(noise: float, met: bool) -> None:
     jobs = cost_model.draw(NINE)
     measured = cost_model.predict(jobs, NINE)
     random = np.random.default_rng(1)
@@ -40,7 +40,7 @@ def test_a_simulation_that_is_right_is_told_from_one_that_is_not(noise: float, m
 
 
 @needs_simgrid
-def test_scaling_writes_its_rows_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_scaling_writes_rows_and_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(scaling, "SIZES", (8,))

@@ -1,4 +1,4 @@
-"""How the benchmark of the plugin judges; it runs on sandboxes (make bench-spank)."""
+"""Evaluation of the SPANK plugin's benchmark, which runs on sandboxes (make bench-spank)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from benchmarks import spank_overhead
 from benchmarks.spank_overhead import Step
 
 
-class Drawn:
-    """Steps that a generator draws: a launch takes 40 ms, give or take 2, and what the plugin adds."""
+class RandomSteps:
+    """Random steps: a launch takes 40 +- 2 ms plus the overhead of the plugin."""
 
     def __init__(self, seed: int, added: float, grows: float = 0.0) -> None:
         self._random = np.random.default_rng(seed)
@@ -33,9 +33,9 @@ class Drawn:
 
 @pytest.mark.parametrize(("added", "grows", "missed"), [
     (0.0001, 0.0, set()), (0.004, 0.0, {"srun's start to", "callbacks in both"}), (0.0001, 1.0, {"growth"})])
-def test_what_costs_more_than_a_millisecond_or_grows_is_told(added, grows, missed):
-    rows = list(spank_overhead.measure(Drawn(1, 0.0), Drawn(2, added, grows), Drawn(3, added), Path("timed.so"),
-                                       1000))
+def test_measure_overhead_or_memory_growth_misses_targets(added, grows, missed):
+    steps = RandomSteps(1, 0.0), RandomSteps(2, added, grows), RandomSteps(3, added)
+    rows = list(spank_overhead.measure(*steps, Path("timing.so"), 1000))
     judged = [row for row in rows if row.met is not None]
     assert len(judged) == 9
     failed = [row.metric for row in judged if not row.met]
@@ -43,7 +43,8 @@ def test_what_costs_more_than_a_millisecond_or_grows_is_told(added, grows, misse
     assert all(any(metric.startswith(start) for start in missed) for metric in failed), failed
 
 
-def test_a_control_that_does_not_lose_is_told(monkeypatch):
+def test_measure_control_without_sleep_misses_targets(monkeypatch):
     monkeypatch.setattr(spank_overhead, "SLEEP", 0)
-    rows = list(spank_overhead.measure(Drawn(1, 0.0), Drawn(2, 0.0), Drawn(3, 0.0), Path("timed.so"), 1000))
+    steps = RandomSteps(1, 0.0), RandomSteps(2, 0.0), RandomSteps(3, 0.0)
+    rows = list(spank_overhead.measure(*steps, Path("timing.so"), 1000))
     assert [row.met for row in rows if row.metric.startswith("control")] == [False, False]

@@ -1,4 +1,4 @@
-"""The benchmark of strategies at a small size: its rows, its controls and its statistics."""
+"""Benchmark of strategies at a small size: rows, negative controls and statistics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def outcomes(right: float, sent: int, own: float | None = None) -> list[list[Outcome]]:
-    """Of 5 seeds and 2 folds, with a little noise that is the same for all ways."""
+    """Make outcomes of 5 seeds and 2 folds, with the same noise for all variants."""
     noise = np.random.default_rng(1).normal(0, 0.5, (5, 2))
     return [[Outcome(right + offset, (right if own is None else own) + offset, sent, 0.5) for offset in seed_offsets]
             for seed_offsets in noise.tolist()]
@@ -44,20 +44,20 @@ FOUND = {EVERY_STEP: outcomes(97, 1000), NO_EXCHANGE: outcomes(95, 0, own=80), T
          Variant("fp32", 8): outcomes(97.5, 5)}
 
 
-def test_ways_are_judged_against_every_step_and_triggers_against_periods() -> None:
+def test_evaluate_compares_variants_with_every_step_and_triggers_with_periods() -> None:
     rows = {row.metric: row for row in evaluate("here", FOUND)}
     assert rows["here: control: ranks that never exchange, over every step"].met is True
     judged = rows[f"here: {TARGET_VARIANT}: accuracy over every step"]
     assert (judged.met, judged.value, judged.repeats) == (True, pytest.approx(0), 5)
     assert rows[f"here: {TARGET_VARIANT}: bytes saved"].value == 98
-    # the period of 4 is better, but sends more; that of fp32 is of another compressor
+    # the period of 4 is more accurate, but sends more bytes; fp32 is another compressor
     gain = rows[f"here: {TARGET_VARIANT}: accuracy over sign, every 8 steps, the best period at no more bytes"]
     assert gain.value == pytest.approx(1)
     assert gain.target.startswith("a gain")
     assert rows["here: sign, every 4 steps: accuracy over every step"].met is None
 
 
-def test_less_accuracy_or_too_many_bytes_miss() -> None:
+def test_evaluate_lower_accuracy_or_more_bytes_misses_targets() -> None:
     worse = {row.metric: row for row in evaluate("here", {**FOUND, TARGET_VARIANT: outcomes(96, 20)})}
     assert worse[f"here: {TARGET_VARIANT}: accuracy over every step"].met is False
     larger = {row.metric: row for row in evaluate("here", {**FOUND, TARGET_VARIANT: outcomes(97, 40)})}
@@ -67,13 +67,13 @@ def test_less_accuracy_or_too_many_bytes_miss() -> None:
     assert control.met is False
 
 
-def test_a_benchmark_that_is_ended_takes_its_workers_with_it() -> None:
+def test_terminated_benchmark_ends_workers() -> None:
     done = subprocess.Popen([sys.executable, "-m", "benchmarks.strategies", "--only", "accuracy-vs-bytes-async"],
                             cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                             stderr=subprocess.DEVNULL, start_new_session=True)
 
     def working() -> int:
-        """Those of the session that have not ended."""
+        """Count the running processes of the session."""
         stats = []
         for file in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
@@ -82,7 +82,7 @@ def test_a_benchmark_that_is_ended_takes_its_workers_with_it() -> None:
 
     try:
         deadline = time.monotonic() + 60
-        while working() < 2 + virtual_runs.SIDE_BY_SIDE:  # itself, and multiprocessing's tracker
+        while working() < 2 + virtual_runs.SIDE_BY_SIDE:  # plus the benchmark and multiprocessing's resource tracker
             assert done.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
         done.terminate()
@@ -96,24 +96,24 @@ def test_a_benchmark_that_is_ended_takes_its_workers_with_it() -> None:
         done.wait()
 
 
-def test_bounds_hold_as_often_as_they_say() -> None:
+def test_lower_bound_95_holds_in_95_percent() -> None:
     random = np.random.default_rng(3)
     below = [lower_bound_95(random.normal(1.0, 0.3, 5).tolist()) <= 1.0 for _ in range(4000)]
     assert np.mean(below) == pytest.approx(0.95, abs=0.012)
 
 
-def test_a_run_and_its_course() -> None:
+def test_outcome_has_accuracy_bytes_and_course() -> None:
     result = outcome(("--virtual-ranks", "2", "--steps", "40", "--model", "mlp:16", "--strategy", "gossip",
                      "--evaluate-every", "20", "--emulate-compute", "0.25"))
-    # the last batch of an epoch is smaller, and takes as much less
+    # the last batch of an epoch is smaller and takes proportionally less time
     assert [clock for clock, _, _ in result.course] == pytest.approx([5.0, 10.0], rel=0.02)
-    assert result.own == pytest.approx(result.accuracy), "two that exchange at every step are the same"
+    assert result.own == pytest.approx(result.accuracy), "two ranks that exchange at every step have the same model"
     assert result.accuracy > 50
     assert result.course[-1][1] == pytest.approx(result.accuracy, abs=0.01)
     assert result.sent > 0
 
 
-def test_times_gains_and_the_control() -> None:
+def test_time_to_accuracy_evaluate_times_gains_and_control() -> None:
     def course(*means: float, own: float = 50.0) -> tuple[tuple[float, float, float], ...]:
         return tuple((1.0 + at, mean, own) for at, mean in enumerate(means))
 
@@ -132,8 +132,8 @@ def test_times_gains_and_the_control() -> None:
         time_to_accuracy.reached(Outcome(90, 90, 1, 0.5, course(80, 90)))
 
 
-def test_command_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of runs that take no time; the runs themselves are those of the test above."""
+def test_strategies_suite_writes_command_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs are replaced by fixed outcomes."""
     scores = itertools.cycle([outcomes(97, 1000)[0][0]])
     monkeypatch.setattr(accuracy_vs_bytes, "outcomes", lambda runs: (next(scores) for _ in runs))
     file = tmp_path / "results.json"
@@ -146,23 +146,23 @@ def test_command_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         strategies.SUITE.run(["speed"])
 
 
-def test_metering_tells_a_slow_clock() -> None:
+def test_meter_overhead_slow_clock_is_detected() -> None:
     rows = list(meter_overhead.rows(1, quick=True))
     assert [row.unit for row in rows] == ["share", "share", "s"]
     assert rows[1].value > 5 * rows[0].value
     assert rows[1].met is True
 
 
-def test_every_way_is_one_that_the_trainer_takes() -> None:
+def test_variants_are_valid_trainer_options() -> None:
     from slurmdl.train.compatibility import check_compatibility
     from slurmdl.train.trainer.options import parse_train_options
     situations = [*itertools.product([*accuracy_vs_bytes.SITUATIONS.values(), *accuracy_vs_bytes.CHANGING.values()],
                                      accuracy_vs_bytes.VARIANTS),
                   *itertools.product([accuracy_vs_bytes.ASYNC_OPTIONS], accuracy_vs_bytes.seldom("fp32"))]
     for options, variant in situations:
-        asked = parse_train_options([*accuracy_vs_bytes.COMMON, *options, *variant.options()], {})
-        assert asked.virtual_ranks == 8
-        check_compatibility(dataclasses.replace(asked.strategy_config, comm_pattern="base-2"))
+        parsed = parse_train_options([*accuracy_vs_bytes.COMMON, *options, *variant.options()], {})
+        assert parsed.virtual_ranks == 8
+        check_compatibility(dataclasses.replace(parsed.strategy_config, comm_pattern="base-2"))
     for variant, rate in itertools.product(time_to_accuracy.VARIANTS.values(), time_to_accuracy.RATES):
         arguments = [*time_to_accuracy.COMMON, *time_to_accuracy.link_options(rate), *variant]
         assert len(parse_train_options(arguments, {}).virtual_links) == 2

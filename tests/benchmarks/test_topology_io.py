@@ -1,4 +1,4 @@
-"""The benchmark of topologies: its rows, its negative controls, and the file it writes."""
+"""Benchmark of topologies: rows, negative controls, and results file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from benchmarks import topology_io as bench
 
 
-def test_one_repeat_on_small_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_topology_io_one_repeat_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                       capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench, "SIZES", (200, 2000))
     monkeypatch.setattr(bench, "TARGETS", {2000: (1e-9, None)})
