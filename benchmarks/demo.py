@@ -61,7 +61,7 @@ class Job:
 class Outcome:
     """Results of the runs of one job with one method.
 
-    `across` are the bytes between zones that the routers counted, `metered` those that the trainer counted.
+    `across` : bytes between zones counted by the routers. `metered` : the same counted by the trainer.
     """
 
     nodes: str = ""

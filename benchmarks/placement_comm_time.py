@@ -30,7 +30,7 @@ def main() -> None:
     """Measure each job of WORK.json (see benchmarks.sandbox_mpi).
 
     WORK.json is {"parameters": D, "jobs": [{"strategy", "ps", "nodes", "zones", "warm_up", "blocks", "steps"}]};
-    entry i of "zones" is the zone of rank i. The result of a job is that of `measure`.
+    entry i of "zones" is the zone of rank i. The result of a job is the return value of `measure`.
     """
     sandbox_mpi.measure_jobs(lambda transport, job, work: measure(transport, job, work["parameters"]))
 

@@ -1,8 +1,8 @@
 """Accuracy of probes on shaped links: random settings of one node's link on a sandbox.
 
 A setting is a rate, and a delay and a loss in each direction. An ordinary user runs `slurmdl links probe` PROBES
-times; the median counts, as in a score. The expected round-trip time is twice the shaped delay plus that of the
-unshaped link. The negative control compares the measurements with another setting.
+times; the median counts, as in a score. The expected round-trip time is twice the shaped delay plus the time of
+the unshaped link. The negative control compares the measurements with another setting.
 
 Idle-priority loops keep the CPUs awake during the probes: a halted virtual CPU needs up to a tenth of a millisecond
 to wake up, which would count as link delay.

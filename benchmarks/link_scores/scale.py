@@ -1,8 +1,8 @@
 """Detection of bad links among 10,000 nodes, with the production code on synthetic links.
 
-The schedule of pairs, the estimate of links, the aggregation of samples and the capacities for placement are those of
-a cluster. A pair measures the slower of two links, the sum of two delays and the combined loss, each with noise. In
-one pair of a hundred, other traffic takes two thirds of the throughput.
+Schedule of pairs, estimate of links, aggregation of samples and capacities for placement are production code. A pair
+measures the slower of two links, the sum of two delays and the combined loss, each with noise. In one pair of a
+hundred, other traffic takes two thirds of the throughput.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def flagged(names: tuple[str, ...], scores: LinkScores) -> npt.NDArray[np.bool_]
 class Rates:
     """Detection of bad links.
 
-    `recall_by_kind` has an entry for each of KINDS; `uplinks` is the number of detected bad uplinks over that of bad
-    or reported ones.
+    `recall_by_kind` has an entry for each of KINDS. `uplinks` is the ratio of detected bad uplinks to uplinks
+    that are bad or reported as bad.
     """
 
     recall: float

@@ -4,7 +4,7 @@ Ho et al.: Adaptive communication for gossip SGD. 2018. Published: 92 % fewer by
 gossip at equal accuracy.
 
 8 virtual ranks with the strategies and messages of a real run, paired over seeds and folds. The best period of the
-same compressor at no more bytes separates the effect of compression from that of the trigger.
+same compressor at no more bytes separates the effects of compression and trigger.
 """
 
 from __future__ import annotations

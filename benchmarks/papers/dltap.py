@@ -5,7 +5,7 @@ containerized cluster environment. ITM Web of Conferences 12 (2017), 03030. doi:
 
 Servers and workers train three networks of real size, with 2 to 4 tasks on each of 3 to 5 nodes of a partly occupied
 cluster. A real controller chooses the nodes of plain Slurm; a spread placement assigns the tasks to all free nodes in
-turn. Bytes are those of the cost model; the part `placement-savings` of `benchmarks.heterogeneous` compares them with
+turn. The cost model predicts the bytes; the part `placement-savings` of `benchmarks.heterogeneous` compares them with
 metered bytes. Then SUBMITTERS jobs are submitted at once to the empty cluster and run, and each rank reports its
 node.
 """

@@ -4,7 +4,7 @@ Wang et al. 2019, the evaluation of frameworks on ResNet-50. doi:10.5281/zenodo.
 because they belong to its GPUs and its network. The same comparison is made here with other frameworks, by `slurmdl
 bench run` on a sandbox. The network has its real size, 25,557,032 parameters. Its computation uses small images and
 sleeps for the remaining time, because the ranks outnumber the cores; waiting threads sleep for the same reason. Links
-have 1 Gbit/s. Weak scaling keeps the batch size of a node, strong scaling that of all nodes together.
+have 1 Gbit/s. Weak scaling keeps the batch size per node, strong scaling the total batch size.
 """
 
 from __future__ import annotations

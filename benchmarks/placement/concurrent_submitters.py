@@ -168,7 +168,7 @@ def play(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = 
 
 def rows(seed: int = 0) -> Iterator[Row]:
     """Yield the rows of snapshots, bursts and traces; print one line if there is no cluster."""
-    spec = SandboxSpec(f"herding-{os.getpid()}", example.tree_topology((1, LEAVES, NODES)), cpus=CPUS,
+    spec = SandboxSpec(f"submitters-{os.getpid()}", example.tree_topology((1, LEAVES, NODES)), cpus=CPUS,
                        cloud_nodes=True, zone_features=False, slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES)
     try:
         sandbox = sandbox_cluster.sandbox_up(spec)

@@ -34,7 +34,7 @@ CHECK_TARGET = 1.0
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of submission; `options` are those of both commands, `slurmdl_options` only of `slurmdl sbatch`."""
+    """One kind of submission; `options` go to both commands, `slurmdl_options` only to `slurmdl sbatch`."""
 
     name: str
     target: float

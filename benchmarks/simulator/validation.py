@@ -82,7 +82,7 @@ def evaluate(jobs: Sequence[Job], simulated: FloatArray, measured: FloatArray) -
 
 
 def _order(label: str, simulated: FloatArray, measured: FloatArray, wanted: npt.NDArray[np.bool_]) -> Iterator[Row]:
-    """Yield the share of pairs, among those that the measurement separates, that the simulation orders correctly.
+    """Yield the share of correctly simulated orders among the pairs that the measurement separates.
 
     Parameters
     ----------

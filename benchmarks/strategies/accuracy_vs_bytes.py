@@ -28,7 +28,7 @@ SAME, SKEWED = ("--dirichlet-alpha", "1000"), ("--dirichlet-alpha", "0.3")
 SITUATIONS = {"same data, SGD": (*SGD, *SAME), "skewed data, SGD": (*SGD, *SKEWED),
               "same data, Adam": (*ADAM, *SAME), "skewed data, Adam": (*ADAM, *SKEWED)}
 #: changing learning rates, with which a trigger may be better than a period
-CHANGING = {f"skewed data, SGD, {words}": (*SGD, *SKEWED, "--lr-schedule", name) for name, words in (
+CHANGING = {f"skewed data, SGD, {label}": (*SGD, *SKEWED, "--lr-schedule", name) for name, label in (
     ("step", "rate falls in steps"), ("cosine", "rate falls"), ("cosine-restarts", "rate falls four times"))}
 #: asynchronous gossip, the part `accuracy-vs-bytes-async`
 ASYNC_SITUATION = "skewed data, SGD, nobody waits, one rank 4 x slower"

@@ -51,8 +51,8 @@ def snapshot(busy: Sequence[str]) -> ClusterSnapshot:
 def test_draw_is_random_and_reproducible() -> None:
     cases = draw(SIXTEEN, 3)
     assert cases == draw(SIXTEEN, 3) != draw(SIXTEEN, 4)
-    each = placement_savings.OCCUPANCIES // len(KINDS)
-    assert Counter(case.job.kind for case in cases) == dict.fromkeys(KINDS, each)
+    cases_per_kind = placement_savings.OCCUPANCIES // len(KINDS)
+    assert Counter(case.job.kind for case in cases) == dict.fromkeys(KINDS, cases_per_kind)
     assert {case.job.tasks_per_node for case in cases} == {2, 3, 4}
     assert all(case.job.nodes <= len(SIXTEEN.nodes) - len(case.busy) for case in cases)
     assert all((case.job.ps > 0) == (case.job.kind == "PS") for case in cases)
