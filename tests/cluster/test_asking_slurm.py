@@ -93,6 +93,6 @@ def test_both_output_forms_of_scontrol_give_the_same_snapshot(cluster, reserve):
         cluster.run(["scontrol", "update", "nodename=n2", "state=resume"], as_root=True)
     one_line, multi_line = snapshots["-o"], snapshots[""]
     assert multi_line.to_json() == one_line.to_json()
-    assert multi_line.node["n2"].state == ("IDLE", "DRAIN")
-    assert [multi_line.node[f"n{i}"].cpus_unallocated for i in (1, 3)] == [2, 1]
+    assert multi_line.node_by_name["n2"].state == ("IDLE", "DRAIN")
+    assert [multi_line.node_by_name[f"n{i}"].cpus_unallocated for i in (1, 3)] == [2, 1]
     assert [(each.name, each.nodes) for each in multi_line.reservations] == [("soon", ("n5", "n6"))]

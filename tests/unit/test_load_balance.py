@@ -377,7 +377,7 @@ def test_straggler_over_mpi_gets_less_work(words: str, tmp_path: Path) -> None:
     what = "steps_per_worker" if "steps" in words else "batch_size_per_worker"
     assert summary[what][slow] == min(summary[what])
     assert summary[what][slow] < 0.8 * max(summary[what])
-    assert ("steps of each worker" if "steps" in words else "batch size of each worker") in done.stdout
+    assert ("steps, by worker" if "steps" in words else "batch size, by worker") in done.stdout
     # 60 steps are two epochs of 23 (or, of three workers, 30) steps and a part of a third
     taken = round(sum(np.multiply(summary["steps_per_worker"], summary["batch_size_per_worker"])))
     epochs, rest = divmod(steps, GlobalBatches(1437, summary["num_workers"], batch, True, 1).steps_per_epoch)

@@ -249,7 +249,7 @@ def test_run_writes_summary_plot_and_traces(tmp_path: Path) -> None:
         [0.9, 0.6, 0.5])
     assert summary["train_loss"] is not None
     text = " ".join(format_summary(summary).split())
-    for word in ("peer_wait", "exchanges", "local models, worst 50.00%", "spectral gap"):
+    for word in ("peer wait", "exchanges", "local models, worst 50.00%", "spectral gap"):
         assert word in text
     assert meter.drift.count == meter.loss.count == 4
     assert meter.drift.points[:, 2].min() > 0

@@ -131,18 +131,18 @@ def test_open_mpi_sends_chunks_eagerly_over_tcp(environ: dict[str, str], word: s
     done = mpirun(2, "-c", """
 import time
 import numpy as np
-from slurmdl.train import runtime
-from slurmdl.train.p2p import CHUNK
-transport, chunk, word = runtime.connect(), np.ones(CHUNK["intra_zone"], np.uint8), np.zeros(1, np.uint8)
+from slurmdl.train.p2p import CHUNK_BYTES
+from slurmdl.train.world import init_mpi
+transport, chunk, word = init_mpi(), np.ones(CHUNK_BYTES["intra_zone"], np.uint8), np.zeros(1, np.uint8)
 if transport.rank == 0:
-    leaves, end = transport.send(1, chunk, 1), time.monotonic() + 3
-    while not (sent := transport.test([leaves])) and time.monotonic() < end:
+    request, end = transport.isend(1, chunk, 1), time.monotonic() + 3
+    while not (sent := transport.testall([request])) and time.monotonic() < end:
         time.sleep(0.001)
     print("sent" if sent else "waits")
-    transport.wait([leaves, transport.send(1, word, 2)])
+    transport.waitall([request, transport.isend(1, word, 2)])
 else:
-    transport.wait([transport.receive(0, word, 2)])
-    transport.wait([transport.receive(0, chunk, 1)])
+    transport.waitall([transport.irecv(0, word, 2)])
+    transport.waitall([transport.irecv(0, chunk, 1)])
 """, environ=environ)
     assert (done.returncode, done.stdout) == (0, word + "\n"), done.stderr
 

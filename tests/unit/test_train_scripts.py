@@ -73,9 +73,9 @@ def test_run_is_closed_at_exit() -> None:
 @pytest.mark.parametrize("fault, status, words", [
     ("model", 76, "slurmdl: rank 1 on n1 has parameter weight (3, 4) float32 trained where rank 0 has parameter "
                   "weight (2, 4) float32 trained: all ranks need the same"),
-    ("early", 76, "slurmdl: train: rank 1 on n1: rank 0 goes on while this one has ended after 2 steps"),
-    ("exit", 76, "slurmdl: train: rank 1 on n1: rank 0 goes on while this one has ended after 2 steps"),
-    ("nan", 76, "slurmdl: rank 1 on n1: step 1: the gradient of weight has entries that are infinite")])
+    ("early", 76, "slurmdl: train: rank 1 on n1: rank 0 continues, but this one has ended after 2 steps"),
+    ("exit", 76, "slurmdl: train: rank 1 on n1: rank 0 continues, but this one has ended after 2 steps"),
+    ("nan", 76, "slurmdl: rank 1 on n1: step 1: the gradient of weight has infinite or NaN entries")])
 def test_fault_of_one_worker_ends_all_ranks(fault: str, status: int, words: str) -> None:
     done = mpirun(2, SCRIPT, fault, per_rank="export SLURMD_NODENAME=n$R")
     assert done.returncode == status

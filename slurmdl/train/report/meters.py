@@ -341,8 +341,8 @@ def format_summary(summary: dict[str, Any]) -> str:
             return [(label, f"{min(s[key]):{spec}} to {max(s[key]):{spec}}")]
         return [(label, ", ".join(format(value, spec) for value in s[key]))]
 
-    uneven = [*per_worker("  of each worker", "steps_per_worker", "d"),
-              *per_worker("batch size, each", "batch_size_per_worker", ".1f")]
+    uneven = [*per_worker("steps, by worker", "steps_per_worker", "d"),
+              *per_worker("batch size, by worker", "batch_size_per_worker", ".1f")]
     rate = s["samples_per_second" if uneven else "samples_per_second_median_step"]
     rows = [("strategy", f"{s['strategy']}, {s['comm_pattern']}"),
             *optional("spectral gap", "spectral_gap", ".3f"),
@@ -354,7 +354,7 @@ def format_summary(summary: dict[str, Any]) -> str:
             *uneven,
             ("seconds/step", f"{s['seconds_per_step']:.4f}"),
             *([("samples/s", f"{rate:,.0f}")] if s["batch_size"] else []),
-            *((phase, share(seconds)) for phase, seconds in phases.items()),
+            *((phase.replace("_", " "), share(seconds)) for phase, seconds in phases.items()),
             *([("  overlapped", f"{s['overlapped_comm_seconds']:.2f} s of communication during computation")]
               if s["overlapped_comm_seconds"] >= 0.005 else []),
             ("between steps", f"{s['between_steps_seconds']:.2f} s"),
