@@ -43,8 +43,9 @@ def test_slurm_warns_of_the_same(new_cluster):
     found = cluster.run(["slurmdl", "topology", "check"]).stdout
     for slurm, ours in (("switches lack access to 1 nodes: n8", "1 node of the cluster without a zone: n8"),
                         ("Invalid hostnames in switch configuration: x9", "x9: unknown to the cluster"),
-                        ("Multiple leaf switches contain nodes: n4", "n4: in zone 's1', too"),
-                        ("no switch can reach all nodes", "no switch reaches all nodes; left,right have none")):
+                        ("Multiple leaf switches contain nodes: n4", "n4: also in zone 's1'"),
+                        ("no switch can reach all nodes",
+                         "no switch reaches all nodes; no job can span the roots left,right")):
         assert slurm in said
         assert ours in found
 
