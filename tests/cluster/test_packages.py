@@ -101,7 +101,7 @@ def test_packages_from_install_to_purge(root, tmp_path):
 
         # enabled
         plugstack.write_text("optional slurmdl.so\n")
-        assert doctor(cluster, "--nodes=n[1-4]")["nodes' plugin"] == "the same on n[1-4]"
+        assert doctor(cluster, "--nodes=n[1-4]")["node plugin"] == "identical on n[1-4]"
         job = cluster.submit(["sbatch", "-N4", "--dl-ps=1", "--wrap=srun sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'"])
         assert sorted(cluster.output(job).split("\n"))[1:] == ["0 ps", "1 worker", "2 worker", "3 worker"]
 
@@ -116,7 +116,7 @@ def test_packages_from_install_to_purge(root, tmp_path):
         site_config = root / "etc/slurmdl/slurmdl.yaml"
         shipped = site_config.read_text()
         site_config.write_text("link_scores: {trusted_owner: slurmdl}\n")
-        assert "newest score" in doctor(cluster)["scores"]
+        assert "newest link score" in doctor(cluster)["link_scores"]
 
         # an upgrade keeps the site's configuration
         install(root)

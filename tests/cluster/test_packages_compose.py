@@ -97,7 +97,7 @@ def test_packages_install_enable_use_disable_remove(site, packages):
 
     # enabled: on all hosts, which share /etc/slurm
     (site.etc / "plugstack.conf").write_text("optional slurmdl.so\n")
-    assert doctor(site, "--nodes=n[1-8]", all_ok=False)["nodes' plugin"] == "the same on n[1-8]"
+    assert doctor(site, "--nodes=n[1-8]", all_ok=False)["node plugin"] == "identical on n[1-8]"
     assert roles(site, lambda: site.submit(["sbatch", "-N4", "--dl-ps=1", f"--wrap=srun {print_role}"])) == expected
     script = site.script("#DL --dl-strategy=gossip\n"
                          f"slurmdl srun {site.launcher} slurmdl train --steps 4 --model mlp:8")
