@@ -68,7 +68,7 @@ class TrainingWorkload:
         return Traffic(self.strategy, self.wire_bytes(self.parameters), self.ps, self.comm_pattern)
 
     def check_supported(self, ranks: int) -> None:
-        """Check that the simulator supports the workload on so many ranks.
+        """Check that the simulator supports the workload on `ranks` ranks.
 
         Raises
         ------

@@ -115,7 +115,7 @@ class SyntheticWorkload:
 
     Parameters
     ----------
-    compute_seconds : seconds of a step with so many samples.
+    compute_seconds : returns the seconds of a step for a number of samples.
 
     Attributes
     ----------
