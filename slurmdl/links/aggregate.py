@@ -1,4 +1,4 @@
-"""Aggregate link samples into scores: age-weighted medians with hysteresis; implausible samples are rejected.
+"""Aggregate link samples into scores: age-weighted medians with hysteresis; implausible samples are ignored.
 
 A metric of a link is the weighted median of its samples in the window; weights halve after each half-life. Loss,
 which is mostly 0 and sometimes high, is the mean without the highest tenth. A published value changes only if the
@@ -7,13 +7,13 @@ samples leave it by the deadband, and improves only if most samples agree, so pl
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from slurmdl.links.capacity import SLOW_PATH_FRACTION, one_way_latency
+from slurmdl.links.capacity import SLOW_PATH_FRACTION
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.samples import LINK_KINDS, LinkSample
 
@@ -21,8 +21,8 @@ from slurmdl.links.samples import LINK_KINDS, LinkSample
 MAX_CLOCK_SKEW_S = 60.0
 #: bytes/s of a link that carries nothing
 MIN_THROUGHPUT = 1.0
-#: weight of samples by source (default 1); retransmissions concern all links that a node's traffic crosses
-SOURCE_WEIGHTS = {"counters": 0.25}
+#: weight of samples of counters relative to others; retransmissions concern all links that a node's traffic crosses
+COUNTERS_WEIGHT = 0.25
 #: measured nodes from which on their median replaces the default of unmeasured nodes
 MIN_NODES = 3
 #: loss difference below which losses count as equal
@@ -39,12 +39,11 @@ WeightedValues = Sequence[tuple[float, float]]
 class AggregationRules:
     """Parameters of the aggregation.
 
-    Attributes
-    ----------
-    window : seconds after which a sample is ignored.
-    half_life : seconds after which a sample counts half as much; 0 for no decay.
-    tolerance : relative difference below which metrics of two links count as equal; `noise_tolerance` may raise it.
-        Half of it is the deadband around a published value.
+    Attributes:
+        window: seconds after which a sample is ignored.
+        half_life: seconds after which a sample counts half as much; 0 for no decay.
+        tolerance: relative difference below which metrics of two links count as equal; `noise_tolerance` may raise
+            it. Half of it is the deadband around a published value.
     """
 
     window: float = 900.0
@@ -59,49 +58,31 @@ class AggregationRules:
 DEFAULT_RULES = AggregationRules()
 
 
-@dataclass(frozen=True)
-class AggregatedScores:
-    """Scores, and the number of rejected samples by reason."""
-
-    scores: LinkScores
-    rejected: Counter[str] = field(default_factory=Counter)
-
-
 def aggregate_scores(samples: Iterable[LinkSample], now: float, previous: LinkScores | None = None,
-                     rules: AggregationRules = DEFAULT_RULES) -> AggregatedScores:
-    """Aggregate samples into scores.
+                     rules: AggregationRules = DEFAULT_RULES) -> LinkScores:
+    """Aggregate samples, in any order, into scores at `now` (s since the epoch); duplicates count once.
 
-    Parameters
-    ----------
-    samples : in any order; duplicates count once.
-    now : seconds since the epoch.
-    previous : last published scores, or None.
+    `previous` are the last published scores, None if there are none.
     """
     previous = previous or LinkScores()
-    rejected: Counter[str] = Counter()
-    by_link: dict[str, dict[str, list[LinkSample]]] = {kind: {} for kind in LINK_KINDS}
+    samples_of: dict[str, dict[str, list[LinkSample]]] = {kind: {} for kind in LINK_KINDS}
     for sample in set(samples):
-        if reason := _rejection_reason(sample, now, rules):
-            rejected[reason] += 1
-        else:
-            by_link[sample.kind].setdefault(sample.name, []).append(sample)
-    rules = replace(rules, tolerance=noise_tolerance(by_link["node"], rules.tolerance))
-    previous_links = {"node": previous.nodes, "zone": previous.zones, "inter_leaf": previous.inter_leaf}
+        if _is_plausible(sample, now, rules):
+            samples_of[sample.kind].setdefault(sample.name, []).append(sample)
+    rules = replace(rules, tolerance=noise_tolerance(samples_of["node"], rules.tolerance))
     nodes, zones, inter_leaf = (
-        {name: _aggregate_link(by_link[kind][name], now, previous_links[kind].get(name), rules)
-         for name in sorted(by_link[kind])} for kind in LINK_KINDS)
-    scores = LinkScores(nodes=nodes, zones=zones, inter_leaf=inter_leaf, time=now, tolerance=rules.tolerance)
-    throughputs = [score.throughput for score in nodes.values() if score.throughput is not None]
-    if len(throughputs) >= MIN_NODES:
-        old = previous.default_node_bandwidth if previous.link_count else 0.0
-        scores = replace(scores, default_node_bandwidth=_with_deadband(float(np.median(throughputs)), old,
-                                                                       rules.deadband))
-    latencies = [one_way_latency(score.rtt) for score in nodes.values() if score.rtt]
-    if len(latencies) >= MIN_NODES:
-        old = previous.default_latency if previous.link_count else 0.0
-        scores = replace(scores, default_latency=_with_deadband(float(np.median(latencies)), old, rules.deadband))
+        {name: _aggregate_link(of_link, now, old_scores.get(name), rules)
+         for name, of_link in sorted(samples_of[kind].items())} for kind, old_scores in previous.by_kind.items())
+    defaults: dict[str, Any] = {}
+    for key, values in (
+            ("default_node_bandwidth", [score.throughput for score in nodes.values() if score.throughput]),
+            ("default_latency", [score.rtt / 2 for score in nodes.values() if score.rtt])):
+        if len(values) >= MIN_NODES:
+            center, old = float(np.median(values)), getattr(previous, key) if previous.link_count else 0.0
+            defaults[key] = old if abs(center - old) <= rules.deadband * old else center
+    scores = LinkScores(nodes=nodes, inter_leaf=inter_leaf, time=now, tolerance=rules.tolerance, **defaults)
     measured = {name: _drop_node_limited(score, _node_limited_threshold(scores)) for name, score in zones.items()}
-    return AggregatedScores(replace(scores, zones={**infer_uplinks(scores), **measured}), rejected)
+    return replace(scores, zones={**infer_uplinks(scores), **measured})
 
 
 def noise_tolerance(samples_by_node: Mapping[str, Sequence[LinkSample]], tolerance: float) -> float:
@@ -151,21 +132,15 @@ def _infer_uplink(paths: Sequence[LinkScore], threshold: float) -> LinkScore:
 
 def _drop_node_limited(score: LinkScore, threshold: float) -> LinkScore:
     """Drop a throughput that pairs of nodes measured over an uplink and that their own links limited."""
-    is_limited = score.source in ("probe", "agent", "job") and score.throughput is not None \
-        and score.throughput >= threshold
+    is_limited = score.source in ("probe", "job") and score.throughput is not None and score.throughput >= threshold
     return replace(score, throughput=None) if is_limited else score
 
 
-def _rejection_reason(sample: LinkSample, now: float, rules: AggregationRules) -> str:
-    if sample.time > now + MAX_CLOCK_SKEW_S:
-        return "in the future"
-    if now - sample.time > rules.window:
-        return "too old"
-    if sample.throughput is None and sample.rtt is None and sample.loss is None:
-        return "without a metric"
-    if sample.rtt is not None and sample.rtt_p99 is not None and sample.rtt_p99 < sample.rtt:
-        return "rtt_p99 below rtt"
-    return ""
+def _is_plausible(sample: LinkSample, now: float, rules: AggregationRules) -> bool:
+    """Whether a sample is recent, has a metric, and its RTT tail is not below its median."""
+    return -MAX_CLOCK_SKEW_S <= now - sample.time <= rules.window \
+        and (sample.throughput, sample.rtt, sample.loss) != (None, None, None) \
+        and (sample.rtt is None or sample.rtt_p99 is None or sample.rtt_p99 >= sample.rtt)
 
 
 def _aggregate_link(samples: Sequence[LinkSample], now: float,
@@ -203,25 +178,18 @@ def _aggregate_link(samples: Sequence[LinkSample], now: float,
 def _sample_weight(sample: LinkSample, now: float, rules: AggregationRules) -> float:
     age = max(0.0, now - sample.time)
     decay = max(0.5 ** (age / rules.half_life), 1e-9) if rules.half_life else 1.0
-    return SOURCE_WEIGHTS.get(sample.source, 1.0) * decay
+    return decay * COUNTERS_WEIGHT if sample.source == "counters" else decay
 
 
 def _with_hysteresis(median: float, worse_quartile: float, previous: float, tolerance: float) -> float:
-    """Value to publish, if less is better: the previous one unless the samples leave it by the tolerance.
+    """Value to publish, if less is better: the previous one (0 if there is none) unless the samples leave it.
 
-    Parameters
-    ----------
-    worse_quartile : value that a quarter of the samples exceed.
-    previous : published value; 0 if there is none.
+    A quarter of the samples exceed `worse_quartile`.
     """
     if not previous:
         return median
     deadband = tolerance * abs(previous)
     return median if median > previous + deadband or worse_quartile < previous - deadband else previous
-
-
-def _with_deadband(current: float, previous: float, tolerance: float) -> float:
-    return previous if abs(current - previous) <= tolerance * previous else current
 
 
 def _weighted_quantile(values: WeightedValues, fraction: float) -> float:
@@ -239,16 +207,3 @@ def _trimmed_mean(values: WeightedValues) -> float:
     bound = _weighted_quantile(values, 0.9) if len(values) >= 5 else values[-1][0]
     kept = [(value, weight) for value, weight in values if value <= bound]
     return sum(value * weight for value, weight in kept) / sum(weight for _, weight in kept)
-
-
-def with_current_ages(scores: LinkScores, now: float) -> LinkScores:
-    """Add the time since `scores.time`, if it is set, to all ages."""
-    elapsed = max(0.0, now - scores.time) if scores.time else 0.0
-    if not elapsed:
-        return scores
-
-    def with_age(links: Mapping[str, LinkScore]) -> dict[str, LinkScore]:
-        return {name: replace(score, age=score.age + elapsed) for name, score in links.items()}
-
-    return replace(scores, nodes=with_age(scores.nodes), zones=with_age(scores.zones),
-                   inter_leaf=with_age(scores.inter_leaf), time=now)

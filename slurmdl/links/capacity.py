@@ -41,11 +41,6 @@ TLP_SLACK_S = 4e-3
 MAX_LOSS = 0.9
 
 
-def one_way_latency(rtt: float) -> float:
-    """One-way latency of a link with this RTT."""
-    return rtt / 2
-
-
 def node_links(nodes: Sequence[str], scores: LinkScores) -> tuple[FloatArray, FloatArray]:
     """Capacity (bytes/s) and one-way latency (s) of each node's link to its leaf zone, both of shape (nodes,)."""
     return _apply_scores(nodes, np.full(len(nodes), float(scores.default_node_bandwidth)), scores.node_table, scores)
@@ -55,11 +50,10 @@ def zone_uplinks(zones: Sequence[str], level: npt.NDArray[np.integer[Any]], node
                  declared_bandwidth: FloatArray, scores: LinkScores) -> tuple[FloatArray, FloatArray]:
     """Capacity (bytes/s) and one-way latency (s) of the uplink of each zone, both of shape (zones,).
 
-    Parameters
-    ----------
-    level : shape (zones,), height of each zone, 0 = leaf.
-    node_count : shape (zones,), nodes of the topology below each zone.
-    declared_bandwidth : shape (zones,), bytes/s in the topology, NaN if not declared.
+    Args:
+        level: shape (zones,), height of each zone, 0 = leaf.
+        node_count: shape (zones,), nodes of the topology below each zone.
+        declared_bandwidth: shape (zones,), bytes/s in the topology, NaN if not declared.
     """
     if scores.default_zone_bandwidth:
         by_level = np.array(scores.default_zone_bandwidth, float)
@@ -74,10 +68,7 @@ def inter_leaf_paths(names: Sequence[str], default_capacity: FloatArray,
                      scores: LinkScores) -> tuple[FloatArray, FloatArray]:
     """Capacity (bytes/s) and one-way latency (s) of inter-leaf paths, both of shape (names,).
 
-    Parameters
-    ----------
-    names : from link_scores.inter_leaf_name.
-    default_capacity : bytes/s of paths that were not measured.
+    Names are from link_scores.inter_leaf_name; `default_capacity` (bytes/s) holds for paths that were not measured.
     """
     return _apply_scores(names, default_capacity.copy(), scores.inter_leaf_table, scores)
 
@@ -86,9 +77,11 @@ def _apply_scores(names: Sequence[str], capacity: FloatArray, table: ScoreArrays
                   scores: LinkScores) -> tuple[FloatArray, FloatArray]:
     """Replace the default capacities (in place) and latencies of the measured links."""
     latency = np.full(len(names), float(scores.default_latency))
-    known, row = _find_measured(names, table)
-    if not len(known):
+    if not table.index:
         return capacity, latency
+    row = np.fromiter(map(table.index.get, names, repeat(-1)), np.int64, len(names))
+    known = np.flatnonzero(row >= 0)
+    row = row[known]
     prior, default, loss, rdma = capacity[known], latency[known], table.loss[row], table.rdma[row]
     link_rtt = np.where(np.isnan(table.rtt[row]), 2 * scores.default_latency, table.rtt[row])
     throughput = np.where(np.isnan(table.throughput[row]), prior, table.throughput[row])
@@ -115,24 +108,10 @@ def _apply_scores(names: Sequence[str], capacity: FloatArray, table: ScoreArrays
     return capacity, latency
 
 
-def _find_measured(names: Sequence[str], table: ScoreArrays) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Indices of the names that are in the table, and their rows there."""
-    if not table.index:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    row = np.fromiter(map(table.index.get, names, repeat(-1)), np.int64, len(names))
-    known = np.flatnonzero(row >= 0)
-    return known, row[known]
-
-
 def usable_throughput(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, rdma: BoolArray) -> FloatArray:
-    """Bytes/s that a link carries: the measured throughput, or less if TCP cannot reach it at this loss.
+    """Bytes/s that a link carries: the measured throughput, or less if TCP cannot reach it at this loss and RTT.
 
-    Parameters
-    ----------
-    throughput : measured bytes/s.
-    loss : fraction of packets lost.
-    rtt : seconds, above 0.
-    rdma : links without TCP, whose adapters repair losses, which are part of the throughput then.
+    The adapters of RDMA links repair losses, which are part of the measured throughput then.
     """
     return np.asarray(np.where(rdma, throughput, np.minimum(throughput, padhye_throughput(loss, rtt))))
 
@@ -162,13 +141,9 @@ def expected_rto_stall(loss: FloatArray, rtt: FloatArray, rdma: BoolArray) -> Fl
 
 def weighted_score(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, good_throughput: FloatArray,
                    good_rtt: FloatArray, weights: MetricWeights) -> FloatArray:
-    """Score of a link in (0, 1]: weighted mean of its metrics relative to a good link.
+    """Score of a link in (0, 1]: weighted mean of its metrics (see `usable_throughput`) relative to a good link.
 
-    Parameters
-    ----------
-    throughput, loss, rtt : as in `usable_throughput`.
-    good_throughput : bytes/s of a good link.
-    good_rtt : RTT of a good link in s.
+    A good link has `good_throughput` (bytes/s) and `good_rtt` (s).
     """
     total = weights.throughput + weights.rtt + weights.loss
     score = (weights.throughput * np.minimum(throughput / good_throughput, 1.0)
@@ -177,12 +152,9 @@ def weighted_score(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, go
 
 
 def quantize(value: FloatArray, baseline: FloatArray, tolerance: float) -> FloatArray:
-    """Round the ratio of value to baseline in log space; values within the tolerance become the baseline.
+    """Round value / baseline, both above 0, in log space; values within the tolerance become the baseline.
 
-    Parameters
-    ----------
-    value, baseline : above 0.
-    tolerance : relative difference, 0 for no rounding.
+    The tolerance is a relative difference, 0 for no rounding.
     """
     if tolerance <= 0:
         return value

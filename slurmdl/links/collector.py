@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import time
 
 from slurmdl import file_trust
-from slurmdl.errors import InputError, UnavailableError
-from slurmdl.links import aggregate, prometheus_exporter
+from slurmdl.errors import InputError, UnavailableError, warn
+from slurmdl.links import aggregate, prometheus
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.links.sample_store import SampleStore, publish_file
-from slurmdl.links.samples import LinkSample, parse_sample_lines
-from slurmdl.links.score_files import parse_scores
-from slurmdl.links.sender import SPOOL_SUFFIX
+from slurmdl.links.samples import SPOOL_SUFFIX, LinkSample, parse_sample_lines
+from slurmdl.links.score_sources import parse_scores
 
 #: suffix of spool files that were rejected as a whole or in part, and how many of them are kept
 REJECTED_SUFFIX, MAX_REJECTED_FILES = ".rejected", 100
@@ -28,14 +27,12 @@ MAX_REJECTION_REASONS = 100
 class Collector:
     """State of one collector.
 
-    Attributes
-    ----------
-    store : open database.
-    snapshot_path : file of scores for readers on a shared file system.
-    textfile_path : file of Prometheus text, "" for none.
-    trusted_users : whose spool files are accepted (see file_trust).
-    known_names : names of nodes and zones; samples of other links are rejected. None if the topology is unknown.
-    rejected : reason -> number of samples since the last report.
+    Attributes:
+        snapshot_path: file of scores for readers on a shared file system.
+        textfile_path: file of Prometheus text, "" for none.
+        trusted_users: whose spool files are accepted (see file_trust).
+        known_names: names of nodes and zones; samples of other links are rejected. None if the topology is unknown.
+        rejected: reason -> number of samples since the last report.
     """
 
     store: SampleStore
@@ -71,25 +68,12 @@ class Collector:
         is_known = self.known_names is None or self.known_names.issuperset(names)
         return "" if is_known else f"unknown {sample.kind} {sample.name}"
 
-    def store_samples(self, samples: Iterable[LinkSample]) -> None:
-        """Store all samples; UnavailableError if that fails, and none is stored."""
-        self.store.add(samples)
-
-    def store_batches(self, batches: Sequence[Sequence[str]]) -> list[int]:
-        """Store the valid samples in the lines of several senders; return their number for each sender."""
-        samples = [self.parse_samples(lines, time()) for lines in batches]
-        self.store_samples(sample for batch in samples for sample in batch)
-        return [len(batch) for batch in samples]
-
     def ingest_spool(self, spool_dir: str) -> None:
         """Store the samples in a spool directory, then remove their files.
 
         An untrusted file, or a file with a rejected line, is renamed with REJECTED_SUFFIX instead: it is reported
-        once and kept for inspection.
-
-        Raises
-        ------
-        UnavailableError : the directory cannot be read, or samples cannot be stored; then all files are kept.
+        once and kept for inspection. Raises UnavailableError if the directory cannot be read, or samples cannot be
+        stored; then all files are kept.
         """
         now, samples = time(), []
         ingested: list[str] = []
@@ -107,7 +91,7 @@ class Collector:
                 except InputError as error:
                     self._count_rejection(str(error))
                 (ingested if self.rejected.total() == rejections else rejected).append(path)
-        self.store_samples(samples)
+        self.store.add(samples)
         for path in ingested:
             with suppress(OSError):
                 os.unlink(path)
@@ -121,16 +105,15 @@ class Collector:
             with suppress(OSError):
                 os.unlink(path)
 
-    def publish_scores(self) -> LinkScores:
+    def publish_scores(self) -> None:
         """Aggregate the recent samples, publish the scores and prune the database."""
         now = time()
         samples = self.store.samples_since(now - self.rules.window)
-        scores = aggregate.aggregate_scores(samples, now, self._load_previous_scores(now), self.rules).scores
+        scores = aggregate.aggregate_scores(samples, now, self._load_previous_scores(now), self.rules)
         publish_file(self.snapshot_path, scores.to_text())
         if self.textfile_path:
-            publish_file(self.textfile_path, prometheus_exporter.exposition_text(scores))
+            publish_file(self.textfile_path, prometheus.exposition_text(scores))
         self.store.prune(now)
-        return scores
 
     def _load_previous_scores(self, now: float) -> LinkScores | None:
         """Scores of the last snapshot; None if it is missing or not valid."""
@@ -139,10 +122,11 @@ class Collector:
         except InputError:
             return None
 
-    def rejection_summary(self) -> str:
-        """Rejections since the last call, or "" if there are none."""
+    def report_rejections(self) -> None:
+        """Warn about the rejections since the last call, if there are any."""
         rejected, self.rejected = self.rejected, Counter()
         reasons = "; ".join(f"{reason} ({count})" if count > 1 else reason
                             for reason, count in rejected.most_common(2))
         more = f"; and {len(rejected) - 2} other reasons" if len(rejected) > 2 else ""
-        return f"{rejected.total()} rejected: {reasons}{more}" if rejected else ""
+        if rejected:
+            warn(f"{rejected.total()} rejected: {reasons}{more}")

@@ -34,13 +34,12 @@ class RdmaPort(NamedTuple):
 class CounterReading(NamedTuple):
     """All counters at one time.
 
-    Attributes
-    ----------
-    boot_id : of the running kernel; counters start at 0 at boot.
-    uptime_s : seconds since boot, monotonic.
-    segments_sent, segments_retransmitted, spurious_retransmits : TCP segments.
-    bandwidth : bytes/s of the fastest physical interface that is up, 0 if unknown.
-    rdma_ports : active RDMA ports by name.
+    Attributes:
+        boot_id: of the running kernel; counters start at 0 at boot.
+        uptime_s: seconds since boot, monotonic.
+        segments_sent, segments_retransmitted, spurious_retransmits: TCP segments.
+        bandwidth: bytes/s of the fastest physical interface that is up, 0 if unknown.
+        rdma_ports: active RDMA ports by name.
     """
 
     boot_id: str
@@ -68,16 +67,9 @@ class CounterReading(NamedTuple):
 
 
 def read_counters(root: str = "/", interface: str = "") -> CounterReading:
-    """Read the current counters.
+    """Read the current counters below `root`, and the speed of the interface, "" for the fastest.
 
-    Parameters
-    ----------
-    root : directory with /sys and /proc.
-    interface : the interface whose speed is read, "" for the fastest.
-
-    Raises
-    ------
-    InputError : the kernel reports no TCP segments.
+    Raises InputError if the kernel reports no TCP segments.
     """
     tcp = _read_proc_table(os.path.join(root, "proc/net/snmp")).get("Tcp", {})
     extended = _read_proc_table(os.path.join(root, "proc/net/netstat")).get("TcpExt", {})
@@ -96,26 +88,21 @@ def sample_from_counters(previous: CounterReading | None, current: CounterReadin
     """Sample of a node's link from two readings; None if neither loss nor bandwidth is known.
 
     Counters that decrease (reboot, reloaded driver, wrap) give no loss. If the node has RDMA ports, TCP counters are
-    ignored: TCP uses another path.
-
-    Parameters
-    ----------
-    previous : None for the first reading.
-    timestamp : seconds since the epoch.
+    ignored: TCP uses another path. `previous` is None for the first reading; `timestamp` is in s since the epoch.
     """
-    has_previous = previous is not None and previous.boot_id == current.boot_id \
-        and previous.uptime_s <= current.uptime_s
+    if previous is not None and (previous.boot_id != current.boot_id or previous.uptime_s > current.uptime_s):
+        previous = None
     loss: float | None = None
     if current.rdma_ports:
         bandwidth = max(port.bandwidth for port in current.rdma_ports.values())
-        old_ports = previous.rdma_ports if previous is not None and has_previous else {}
+        old_ports = previous.rdma_ports if previous is not None else {}
         pairs = [(old_ports[name], port) for name, port in current.rdma_ports.items() if name in old_ports]
         if all(port.packets_lost >= old.packets_lost and port.packets >= old.packets for old, port in pairs):
             loss = _loss_ratio(sum(port.packets_lost - old.packets_lost for old, port in pairs),
                                sum(port.packets - old.packets for old, port in pairs))
     else:
         bandwidth = current.bandwidth
-        if previous is not None and has_previous:
+        if previous is not None:
             sent = current.segments_sent - previous.segments_sent
             retransmitted = current.segments_retransmitted - previous.segments_retransmitted
             spurious = current.spurious_retransmits - previous.spurious_retransmits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError
-from slurmdl.links.samples import KIND_OF_KEY, MAX_BANDWIDTH, SOURCES, is_link_name, link_name_form, short_json_repr
+from slurmdl.links.samples import (
+    KIND_OF_KEY,
+    MAX_BANDWIDTH,
+    MAX_RTT_S,
+    SOURCES,
+    check_link_name,
+    is_number_up_to,
+    short_json_repr,
+)
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -22,16 +30,16 @@ FloatArray = npt.NDArray[np.float64]
 class LinkScore:
     """State of one link.
 
-    Attributes
-    ----------
-    throughput : bytes/s; None if not measured.
-    rtt : median round-trip time in s; 0 if not measured.
-    loss : fraction of packets lost, 0 to 1.
-    age : seconds since the newest sample.
-    samples : number of samples.
-    rtt_p99 : 99th percentile of the round-trip time in s; 0 if not measured.
-    rdma : whether the link belongs to an RDMA fabric, whose losses TCP does not repair.
-    source : of the newest sample, one of samples.SOURCES ("counters" only if no other source exists); "" if unknown.
+    Attributes:
+        throughput: bytes/s; None if not measured.
+        rtt: median round-trip time in s; 0 if not measured.
+        loss: fraction of packets lost, 0 to 1.
+        age: seconds since the newest sample.
+        samples: number of samples.
+        rtt_p99: 99th percentile of the round-trip time in s; 0 if not measured.
+        rdma: whether the link belongs to an RDMA fabric, whose losses TCP does not repair.
+        source: of the newest sample, one of samples.SOURCES ("counters" only if no other source exists); "" if
+            unknown.
     """
 
     throughput: float | None = None
@@ -57,26 +65,15 @@ class LinkScore:
         return cls(**data)
 
 
-def _range_check(low: float, high: float, exclude_low: bool = False) -> Callable[[Any], bool]:
-    def is_in_range(value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            return False
-        return not exclude_low or value > low
-
-    return is_in_range
-
-
-_MAX_RTT_S, _MAX_AGE_S = 60.0, 1e10
-
-_is_bandwidth = _range_check(0, MAX_BANDWIDTH, exclude_low=True)
-_RTT_RANGE = f"a number from 0 to {_MAX_RTT_S:g}", _range_check(0, _MAX_RTT_S)
+_MAX_AGE_S = 1e10
+_RTT_RANGE = f"a number from 0 to {MAX_RTT_S:g}", lambda value: is_number_up_to(value, MAX_RTT_S)
 #: key of a score -> expected values, and the check of a value
 _VALID_RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "throughput": (f"a number above 0, up to {MAX_BANDWIDTH:g}, or null",
-                   lambda value: value is None or _is_bandwidth(value)),
+                   lambda value: value is None or (is_number_up_to(value, MAX_BANDWIDTH) and value > 0)),
     "rtt": _RTT_RANGE, "rtt_p99": _RTT_RANGE,
-    "loss": ("a number from 0 to 1", _range_check(0, 1)),
-    "age": (f"a number from 0 to {_MAX_AGE_S:g}", _range_check(0, _MAX_AGE_S)),
+    "loss": ("a number from 0 to 1", lambda value: is_number_up_to(value, 1)),
+    "age": (f"a number from 0 to {_MAX_AGE_S:g}", lambda value: is_number_up_to(value, _MAX_AGE_S)),
     "samples": ("an integer from 1", lambda value: type(value) is int and 1 <= value < 2**53),
     "rdma": ("true or false", lambda value: isinstance(value, bool)),
     "source": (", ".join(SOURCES), lambda value: isinstance(value, str) and value in ("", *SOURCES)),
@@ -101,11 +98,10 @@ class MetricWeights:
 class ScoreArrays:
     """Scores of all links of one kind as arrays of shape (links,).
 
-    Attributes
-    ----------
-    index : link name -> array index.
-    throughput, rtt : as in LinkScore, NaN if not measured.
-    loss, age, rdma : as in LinkScore.
+    Attributes:
+        index: link name -> array index.
+        throughput, rtt: as in LinkScore, NaN if not measured.
+        loss, age, rdma: as in LinkScore.
     """
 
     index: Mapping[str, int]
@@ -129,18 +125,17 @@ class LinkScores:
 
     A link without a score has the `LinkSpeed` of the topology, else the default of its level.
 
-    Attributes
-    ----------
-    nodes, zones : name -> LinkScore.
-    inter_leaf : "leafA|leafB", names sorted -> LinkScore of the path between the two leaf zones.
-    default_node_bandwidth : bytes/s of a node's link.
-    default_zone_bandwidth : bytes/s of a zone's uplink by level (index 0 = leaf); the last entry holds for all higher
-        levels. () for half of the sum of the node links below each zone (2:1 oversubscription).
-    default_latency : one-way seconds per message at each level crossed.
-    time : seconds since the epoch at which the ages were right; 0 for now.
-    half_life : seconds after which a score counts half as much as the default of its link; None for no decay.
-    tolerance : relative difference below which metrics count as equal, since measurements are that noisy.
-    weights : of the weighted cost model; None for the TCP cost model (see capacity).
+    Attributes:
+        nodes, zones: name -> LinkScore.
+        inter_leaf: "leafA|leafB", names sorted -> LinkScore of the path between the two leaf zones.
+        default_node_bandwidth: bytes/s of a node's link.
+        default_zone_bandwidth: bytes/s of a zone's uplink by level (index 0 = leaf); the last entry holds for all
+            higher levels. () for half of the sum of the node links below each zone (2:1 oversubscription).
+        default_latency: one-way seconds per message at each level crossed.
+        time: seconds since the epoch at which the ages were right; 0 for now.
+        half_life: seconds after which a score counts half as much as the default of its link; None for no decay.
+        tolerance: relative difference below which metrics count as equal, since measurements are that noisy.
+        weights: of the weighted cost model; None for the TCP cost model (see capacity).
     """
 
     nodes: Mapping[str, LinkScore] = field(default_factory=dict)
@@ -169,7 +164,26 @@ class LinkScores:
     @property
     def link_count(self) -> int:
         """Number of links with a score."""
-        return len(self.nodes) + len(self.zones) + len(self.inter_leaf)
+        return sum(map(len, self.by_kind.values()))
+
+    @property
+    def by_kind(self) -> dict[str, Mapping[str, LinkScore]]:
+        """Kind of link -> the scores of its links by name."""
+        return {kind: getattr(self, key) for key, kind in KIND_OF_KEY.items()}
+
+    def map_links(self, convert: Callable[[Mapping[str, LinkScore]], Mapping[str, LinkScore]]) -> LinkScores:
+        """Convert the scores of each kind of link."""
+        links: dict[str, Any] = {key: convert(getattr(self, key)) for key in KIND_OF_KEY}
+        return replace(self, **links)
+
+    def with_current_ages(self, now: float) -> LinkScores:
+        """Add the time since `time`, if it is set, to all ages."""
+        elapsed = max(0.0, now - self.time) if self.time else 0.0
+        if not elapsed:
+            return self
+        aged = self.map_links(lambda links: {name: replace(score, age=score.age + elapsed)
+                                             for name, score in links.items()})
+        return replace(aged, time=now)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -193,21 +207,20 @@ class LinkScores:
     def from_json(cls, data: Any, on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
         """Inverse of `to_json`; every key is optional. InputError if the data is not valid.
 
-        Parameters
-        ----------
-        on_reject : called with the reason for each invalid score; if it returns, the other scores are kept.
+        Args:
+            on_reject: called with the reason for each invalid score; if it returns, the other scores are kept.
         """
         if not isinstance(data, dict):
             raise InputError(f"expected an object, not {type(data).__name__}")
-        known = {entry.name for entry in fields(cls)}
+        known = sorted(entry.name for entry in fields(cls))
         for key in data:
             if key not in known:
-                raise InputError(f"unknown key {key!r}; expected {', '.join(sorted(known))}")
+                raise InputError(f"unknown key {key!r}; expected {', '.join(known)}")
         values: dict[str, Any] = {key: _parse_links(key, data[key], on_reject) for key in KIND_OF_KEY if key in data}
-        for key in ("default_node_bandwidth", "default_latency", "time", "half_life", "tolerance"):
-            if key in data:
-                allow_zero = key in ("default_latency", "time", "tolerance")
-                values[key] = _parse_number(key, data[key], allow_zero, allow_none=key == "half_life")
+        for key, allow_zero in (("default_node_bandwidth", False), ("half_life", False), ("default_latency", True),
+                                ("time", True), ("tolerance", True)):
+            if key in data and not (key == "half_life" and data[key] is None):
+                values[key] = _parse_number(key, data[key], allow_zero)
         if "default_zone_bandwidth" in data:
             bandwidths = data["default_zone_bandwidth"]
             if not isinstance(bandwidths, (list, tuple)):
@@ -230,18 +243,15 @@ def _parse_links(key: str, data: Any, on_reject: Callable[[str], None]) -> dict[
     kind, scores = KIND_OF_KEY[key], {}
     for name, score in data.items():
         try:
-            if not is_link_name(name, kind):
-                raise InputError(f"{key}: {short_json_repr(name)}: expected {link_name_form(kind)}")
+            check_link_name(name, kind, f"{key}: ")
             scores[name] = LinkScore.from_json(name, score)
         except InputError as error:
             on_reject(str(error))
     return scores
 
 
-def _parse_number(key: str, value: Any, allow_zero: bool = False, allow_none: bool = False) -> float | None:
-    if allow_none and value is None:
-        return None
-    if not _range_check(0, MAX_BANDWIDTH, exclude_low=not allow_zero)(value):
+def _parse_number(key: str, value: Any, allow_zero: bool = False) -> float:
+    if not is_number_up_to(value, MAX_BANDWIDTH) or (value == 0 and not allow_zero):
         raise InputError(f"{key} {short_json_repr(value)}: expected a number {'from' if allow_zero else 'above'} 0")
     return float(value)
 

@@ -21,11 +21,10 @@ MESSAGE_BYTES = 1e6
 class LinkRow:
     """One link.
 
-    Attributes
-    ----------
-    kind : one of samples.LINK_KINDS.
-    zone : leaf zone of a node, parent of a zone, "" if there is none.
-    slowdown : transfer time of MESSAGE_BYTES relative to a link without a score.
+    Attributes:
+        kind: one of samples.LINK_KINDS.
+        zone: leaf zone of a node, parent of a zone, "" if there is none.
+        slowdown: transfer time of MESSAGE_BYTES relative to a link without a score.
     """
 
     kind: str
@@ -44,16 +43,15 @@ def link_rows(scores: LinkScores, topology: Topology) -> list[LinkRow]:
     parent: Mapping[str, str] = {zone: topology.zones[index] if index >= 0 else ""
                                  for zone, index in zip(topology.zones, topology.parent.tolist(), strict=True)}
     rows = []
-    for kind, links, zone_of in (("node", scores.nodes, topology.leaf_of),
-                                 ("zone", scores.zones, lambda name: parent.get(name, "")),
-                                 ("inter_leaf", scores.inter_leaf, lambda name: "")):
-        factors = slowdowns(kind, tuple(links), scores, topology)
-        rows += [LinkRow(kind, name, zone_of(name), float(f"{factor:.4g}"), links[name])
+    for kind, links in scores.by_kind.items():
+        factors = _slowdowns(kind, tuple(links), scores, topology)
+        rows += [LinkRow(kind, name, topology.leaf_of(name) if kind == "node" else parent.get(name, ""),
+                         float(f"{factor:.4g}"), links[name])
                  for name, factor in zip(links, factors.tolist(), strict=True)]
     return sorted(rows, key=lambda row: (-row.slowdown, row.kind, row.name))
 
 
-def slowdowns(kind: str, names: Sequence[str], scores: LinkScores, topology: Topology) -> FloatArray:
+def _slowdowns(kind: str, names: Sequence[str], scores: LinkScores, topology: Topology) -> FloatArray:
     """Transfer times of a message over these links relative to links without a score, shape (names,)."""
     def transfer_seconds(assumed: LinkScores) -> FloatArray:
         if kind == "node":
@@ -72,12 +70,9 @@ def slowdowns(kind: str, names: Sequence[str], scores: LinkScores, topology: Top
 
 def _uplink_capacity(names: Sequence[str], scores: LinkScores, topology: Topology) -> tuple[FloatArray, FloatArray]:
     index = np.array([topology.zone_index.get(name, -1) for name in names], np.int64)
-    known = index >= 0
-    level, node_count = np.zeros(len(names), np.int64), np.ones(len(names), np.int64)
-    bandwidth = np.full(len(names), np.nan)
-    level[known], node_count[known] = topology.level[index[known]], topology.node_count[index[known]]
-    bandwidth[known] = topology.uplink_bandwidth[index[known]]
-    return capacity.zone_uplinks(names, level, node_count, bandwidth, scores)
+    # index -1 selects the appended values, those of a leaf zone with one node
+    return capacity.zone_uplinks(names, np.append(topology.level, 0)[index], np.append(topology.node_count, 1)[index],
+                                 np.append(topology.uplink_bandwidth, np.nan)[index], scores)
 
 
 def format_link_table(rows: Sequence[LinkRow], max_rows: int) -> str:

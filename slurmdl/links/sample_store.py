@@ -1,7 +1,7 @@
 """The collector's database of samples, in SQLite on a local disk, and the files that it publishes.
 
-Samples are committed with fsync before the collector acknowledges them, so they survive a power failure. On a full
-disk or a held lock new samples are rejected and stored ones are kept. Age, rows and bytes are bounded.
+Samples are committed with fsync before their spool files are removed, so they survive a power failure. On a full disk
+or a held lock new samples are rejected and stored ones are kept. Age, rows and bytes are bounded.
 """
 
 from __future__ import annotations
@@ -37,10 +37,8 @@ class SampleStore:
     def open(cls, path: str) -> Iterator[SampleStore]:
         """Open the database in a file, and create it if it does not exist.
 
-        Raises
-        ------
-        UnavailableError : the file cannot be opened or is locked.
-        InputError : the file is not a database of samples of this version.
+        Raises UnavailableError if the file cannot be opened or is locked, InputError if it is not a database of
+        samples of this version.
         """
         with _translate_sqlite_errors(path), \
                 closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)) as connection:
@@ -65,9 +63,7 @@ class SampleStore:
     def add(self, samples: Iterable[LinkSample]) -> int:
         """Store all samples or none, skip those that are already stored, and return the number of new ones.
 
-        Raises
-        ------
-        UnavailableError : the disk is full, or another process holds the lock.
+        Raises UnavailableError if the disk is full, or another process holds the lock.
         """
         names, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
         with _translate_sqlite_errors(self._path), self._transaction():

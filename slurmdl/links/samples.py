@@ -1,27 +1,32 @@
-"""Link samples: single measurements of one link, in the form in which they are sent, spooled and stored.
+"""Link samples: single measurements of one link, as JSON lines in files and in a spool directory.
 
-Samples travel as JSON lines, one object each; unknown values are left out.
+Each line is one object; unknown values are left out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slurmdl.errors import InputError
+from slurmdl import files
+from slurmdl.errors import InputError, UnavailableError
 
-#: link of a node to its leaf zone, uplink of a zone, path between two leaf zones
-LINK_KINDS = ("node", "zone", "inter_leaf")
-#: key of the scores of one kind of link in files -> the kind
+#: key of the scores of one kind of link in files -> the kind: link of a node to its leaf zone, uplink of a zone, path
+#: between two leaf zones
 KIND_OF_KEY = {"nodes": "node", "zones": "zone", "inter_leaf": "inter_leaf"}
-#: upper bounds of valid values: bytes/s, seconds since the epoch
-MAX_BANDWIDTH, MAX_TIMESTAMP = 1e15, 1e12
+LINK_KINDS = tuple(KIND_OF_KEY.values())
+#: upper bounds of valid values: bytes/s, seconds since the epoch, seconds
+MAX_BANDWIDTH, MAX_TIMESTAMP, MAX_RTT_S = 1e15, 1e12, 60.0
 #: characters of a link's name; Slurm allows 255 for a node
 MAX_NAME_CHARS = 600
 #: relative standard error above which a throughput is meaningless
 MAX_RSE = 100.0
-SOURCES = ("probe", "agent", "job", "counters", "prometheus", "file")
+#: suffix of complete spool files, and number of files of one host in a spool; older ones are deleted
+SPOOL_SUFFIX, MAX_SPOOL_FILES = ".jsonl", 100
+SOURCES = ("probe", "job", "counters", "prometheus", "file")
 
 
 class _LinkSampleFields(NamedTuple):
@@ -41,17 +46,16 @@ class _LinkSampleFields(NamedTuple):
 class LinkSample(_LinkSampleFields):
     """One measurement of one link; InputError if a field is not valid.
 
-    Attributes
-    ----------
-    kind : one of LINK_KINDS.
-    name : of the node or zone; for "inter_leaf" the sorted names of both leaf zones, joined with "|".
-    time : seconds since the epoch.
-    source : one of SOURCES.
-    throughput : bytes/s.
-    rtt, rtt_p99 : round-trip time in s, median and 99th percentile.
-    loss : fraction of packets lost, 0 to 1.
-    rdma : whether the link belongs to an RDMA fabric, whose losses TCP does not repair.
-    throughput_rse : relative standard error of the throughput.
+    Attributes:
+        kind: one of LINK_KINDS.
+        name: of the node or zone; for "inter_leaf" the sorted names of both leaf zones, joined with "|".
+        time: seconds since the epoch.
+        source: one of SOURCES.
+        throughput: bytes/s.
+        rtt, rtt_p99: round-trip time in s, median and 99th percentile.
+        loss: fraction of packets lost, 0 to 1.
+        rdma: whether the link belongs to an RDMA fabric, whose losses TCP does not repair.
+        throughput_rse: relative standard error of the throughput.
     """
 
     __slots__ = ()
@@ -66,19 +70,18 @@ class LinkSample(_LinkSampleFields):
         kind, name = self.kind, self.name
         if kind not in LINK_KINDS:
             raise InputError(f"sample: kind {short_json_repr(kind)}: expected one of {', '.join(LINK_KINDS)}")
-        if not is_link_name(name, kind):
-            raise InputError(f"sample: name {short_json_repr(name)}: expected {link_name_form(kind)}")
+        check_link_name(name, kind, "sample: name ")
         if self.source not in SOURCES:
             raise InputError(f"sample of {name}: source {short_json_repr(self.source)}: "
                              f"expected one of {', '.join(SOURCES)}")
         if not isinstance(self.rdma, bool):
             raise InputError(f"sample of {name}: rdma {short_json_repr(self.rdma)}: expected true or false")
-        _check_number("time", self.time, name, 0, MAX_TIMESTAMP)
-        for key, low, high in (("throughput", 0, MAX_BANDWIDTH), ("rtt", 0, 60), ("rtt_p99", 0, 60), ("loss", 0, 1),
-                               ("throughput_rse", 0, MAX_RSE)):
+        for key, high in (("time", MAX_TIMESTAMP), ("throughput", MAX_BANDWIDTH), ("rtt", MAX_RTT_S),
+                          ("rtt_p99", MAX_RTT_S), ("loss", 1), ("throughput_rse", MAX_RSE)):
             value = getattr(self, key)
-            if value is not None:
-                _check_number(key, value, name, low, high)
+            if not is_number_up_to(value, high) and (value is not None or key == "time"):
+                raise InputError(f"sample of {name}: {key} {short_json_repr(value)}: "
+                                 f"expected a number from 0 to {high:g}")
 
     def to_json(self) -> dict[str, Any]:
         return {key: value for key, value in self._asdict().items() if value is not None and value is not False}
@@ -91,20 +94,15 @@ class LinkSample(_LinkSampleFields):
         for key in data:
             if key not in cls._fields:
                 raise InputError(f"sample: unknown key {short_json_repr(key)}; expected {', '.join(cls._fields)}")
-        for key in cls._fields[:_REQUIRED_COUNT]:
-            if key not in data:
+        for key in cls._fields:
+            if key not in data and key not in cls._field_defaults:
                 raise InputError(f"sample: {key} is missing")
         return cls(**data)
 
 
-#: number of leading fields without a default
-_REQUIRED_COUNT = len(LinkSample._fields) - len(LinkSample._field_defaults)
-
-
-def _check_number(key: str, value: Any, name: str, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise InputError(f"sample of {name}: {key} {short_json_repr(value)}: "
-                         f"expected a number from {low:g} to {high:g}")
+def is_number_up_to(value: Any, high: float) -> bool:
+    """Whether a JSON value is a number from 0 to `high`."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= high
 
 
 def short_json_repr(value: Any) -> str:
@@ -115,21 +113,16 @@ def short_json_repr(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:30]}...{text[-20:]}"
 
 
-def is_link_name(name: Any, kind: str) -> bool:
-    """Whether `name` is a valid name of a link of that kind."""
-    return isinstance(name, str) and name.isprintable() and 0 < len(name) <= MAX_NAME_CHARS \
-        and (kind != "inter_leaf" or is_inter_leaf_name(name))
-
-
-def link_name_form(kind: str) -> str:
-    """Description of a valid link name, for error messages."""
-    return "two leaf zone names A|B in sorted order" if kind == "inter_leaf" else f"a {kind} name"
-
-
-def is_inter_leaf_name(name: str) -> bool:
-    """Whether `name` is the name of a path between two leaf zones."""
-    parts = name.split("|")
-    return len(parts) == 2 and all(parts) and parts == sorted(parts)
+def check_link_name(name: Any, kind: str, culprit: str) -> None:
+    """Raise InputError, with `culprit` before the name, unless it is a valid name of a link of that kind."""
+    is_name = isinstance(name, str) and name.isprintable() and 0 < len(name) <= MAX_NAME_CHARS
+    if kind == "inter_leaf":
+        expected, ends = "two leaf zone names A|B in sorted order", name.split("|") if is_name else []
+        is_name = len(ends) == 2 and all(ends) and ends == sorted(ends)
+    else:
+        expected = f"a {kind} name"
+    if not is_name:
+        raise InputError(f"{culprit}{short_json_repr(name)}: expected {expected}")
 
 
 def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -157,3 +150,24 @@ def parse_sample_lines(lines: Iterable[str]) -> Iterator[LinkSample | InputError
             yield InputError(f"is not JSON ({type(error).__name__})", line=number, text=line[:80])
         except InputError as error:
             yield InputError(str(error), line=number)
+
+
+def spool_samples(spool_dir: str, samples: Sequence[LinkSample]) -> None:
+    """Write samples to a new file, which appears complete, in a spool directory that hosts may share.
+
+    Raises UnavailableError if that fails.
+    """
+    if not samples:
+        return
+    host = os.uname().nodename
+    path = os.path.join(spool_dir, f"{samples[-1].time:.6f}-{host}-{os.getpid()}{SPOOL_SUFFIX}")
+    try:
+        os.makedirs(spool_dir, mode=0o755, exist_ok=True)
+        files.write_atomic(path, format_sample_lines(samples))
+        own_files = sorted(name for name in os.listdir(spool_dir) if name.endswith(SPOOL_SUFFIX)
+                           and name.partition("-")[2].rpartition("-")[0] == host)
+        for name in own_files[:-MAX_SPOOL_FILES]:
+            with suppress(FileNotFoundError):  # read by the collector
+                os.unlink(os.path.join(spool_dir, name))
+    except OSError as error:
+        raise UnavailableError(f"{spool_dir}: samples cannot be written ({error.strerror})") from error

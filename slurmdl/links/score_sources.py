@@ -1,11 +1,14 @@
 """Sources of link scores: the collector's file, the user's own probes and a Prometheus server, or one given source.
 
-Link scores are optional: a source that is missing, stale, malformed, untrusted or slow gives a warning, and all
-sources together take at most a second.
+Files hold JSON, CSV, or JSON lines of samples. Link scores are optional: a source that is missing, stale, malformed,
+untrusted or slow gives a warning, and all sources together take at most a second.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +17,19 @@ from functools import partial
 from time import monotonic, time
 from typing import Any
 
+from slurmdl import file_trust
 from slurmdl.config import Config
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
-from slurmdl.links import aggregate, score_files
-from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights
+from slurmdl.links.aggregate import DEFAULT_RULES, MAX_CLOCK_SKEW_S, AggregationRules, aggregate_scores
+from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights, raise_rejection
+from slurmdl.links.samples import LINK_KINDS, check_link_name, parse_sample_lines, reject_duplicate_keys
 
 #: for all sources together
 SOURCES_TIMEOUT_S = 0.9
 #: values of --dl-link-scores that are neither a file nor a URL
 KEYWORDS = ("auto", "off")
+#: metric column of a CSV file -> type of its values
+_CSV_COLUMNS = {"throughput": float, "rtt": float, "rtt_p99": float, "loss": float, "age": float, "samples": int}
 
 
 @dataclass(frozen=True)
@@ -69,11 +76,9 @@ def user_probe_file(environ: Mapping[str, str]) -> str:
 
 
 def load_from_sources(config: Config, source: str, environ: Mapping[str, str]) -> LoadedScores:
-    """Read the link scores that --dl-link-scores names, in at most a second.
+    """Read the link scores of the value of --dl-link-scores, in at most a second.
 
-    Parameters
-    ----------
-    source : "off", "auto", a file (JSON, CSV, or JSON lines of samples) or the URL of a Prometheus server.
+    It is "off", "auto", a file (JSON, CSV, or JSON lines of samples) or the URL of a Prometheus server.
     """
     defaults = _defaults(config)
     if source == "off":
@@ -91,7 +96,8 @@ def load_from_sources(config: Config, source: str, environ: Mapping[str, str]) -
         else:
             if reader.rejected:
                 warnings.append(f"{reader.name}: {len(reader.rejected)} rejected, the first: {reader.rejected[0]}")
-            fresh = _drop_expired(reader.scores, max_age)
+            fresh = reader.scores.map_links(lambda links: {name: score for name, score in links.items()
+                                                           if score.age <= max_age})
             if reader.scores.link_count and not fresh.link_count:
                 warnings.append(f"{reader.name}: stale, the newest score is {newest_age(reader.scores):.0f} s old "
                                 f"(link_scores.max_age: {max_age:g})")
@@ -114,45 +120,36 @@ def _defaults(config: Config) -> LinkScores:
 def _list_sources(config: Config, source: str, environ: Mapping[str, str], now: float,
                   deadline: float) -> list[tuple[str, ScoreReader]]:
     settings = config.link_scores
-    rules = aggregate.AggregationRules(settings.max_age, settings.half_life, settings.tolerance)
+    rules = AggregationRules(settings.max_age, settings.half_life, settings.tolerance)
 
     def query_prometheus(url: str, _: Callable[[str], None]) -> LinkScores:
-        from slurmdl.links import prometheus_query  # its imports take longer than reading files
+        from slurmdl.links import prometheus  # its imports take longer than reading files
 
         label = settings.prometheus_node_label
-        samples = prometheus_query.query_samples(url, settings.prometheus_queries, label, deadline)
+        samples = prometheus.query_samples(url, settings.prometheus_queries, label, deadline)
         if not samples:
             raise UnavailableError(f"prometheus: no result has a node name in the label {label!r}")
-        return aggregate.aggregate_scores(samples, now, rules=rules).scores
+        return aggregate_scores(samples, now, rules=rules)
 
-    def load_file(path: str, on_reject: Callable[[str], None]) -> LinkScores:
-        return score_files.load_scores(path, now, settings.trusted_owner, rules, on_reject)
-
-    def load_if_exists(path: str, on_reject: Callable[[str], None]) -> LinkScores:
-        return load_file(path, on_reject) if os.path.exists(path) else LinkScores()
+    def load_file(path: str, on_reject: Callable[[str], None], required: bool = True) -> LinkScores:
+        if not required and not os.path.exists(path):
+            return LinkScores()
+        return load_scores(path, now, settings.trusted_owner, rules, on_reject)
 
     if source not in KEYWORDS:
         is_url = source.startswith(("http://", "https://"))
         return [(source, partial(query_prometheus if is_url else load_file, source))]
-    is_configured = settings.file != type(settings).file
+    is_configured, own_file = settings.file != type(settings).file, user_probe_file(environ)
     sources: list[tuple[str, ScoreReader]] = [
-        (settings.file, partial(load_file if is_configured else load_if_exists, settings.file)),
-        (user_probe_file(environ), partial(load_if_exists, user_probe_file(environ)))]
+        (settings.file, partial(load_file, settings.file, required=is_configured)),
+        (own_file, partial(load_file, own_file, required=False))]
     if settings.prometheus_url:
         sources.append((settings.prometheus_url, partial(query_prometheus, settings.prometheus_url)))
     return sources
 
 
-def _drop_expired(scores: LinkScores, max_age: float) -> LinkScores:
-    def recent(links: Mapping[str, LinkScore]) -> dict[str, LinkScore]:
-        return {name: score for name, score in links.items() if score.age <= max_age}
-
-    return replace(scores, nodes=recent(scores.nodes), zones=recent(scores.zones),
-                   inter_leaf=recent(scores.inter_leaf))
-
-
 def newest_age(scores: LinkScores) -> float:
-    return min(score.age for links in (scores.nodes, scores.zones, scores.inter_leaf) for score in links.values())
+    return min(score.age for links in scores.by_kind.values() for score in links.values())
 
 
 def _merge_sources(defaults: LinkScores, loaded: Sequence[LinkScores]) -> LinkScores:
@@ -186,3 +183,92 @@ def _merge_links(links: Sequence[Mapping[str, LinkScore]]) -> dict[str, LinkScor
                             rtt_p99=score.rtt_p99 or other.rtt_p99, loss=score.loss or other.loss)
         merged[name] = score
     return merged
+
+
+def load_scores(path: str, now: float, trusted_users: str = "", rules: AggregationRules = DEFAULT_RULES,
+                on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
+    """Read the scores in a trusted file (see file_trust.read_trusted_text), with their ages at `now`.
+
+    `on_reject` is called with the reason for each invalid score or sample; if it returns, the others are kept. Raises
+    InputError if the file cannot be read, is not trusted, or holds no scores.
+    """
+    text = file_trust.read_trusted_text(path, trusted_users)
+    try:
+        return parse_scores(text, now, path.endswith(".csv"), rules, on_reject)
+    except InputError as error:
+        raise InputError(str(error), file=path) from error
+
+
+def parse_scores(text: str, now: float, is_csv: bool = False, rules: AggregationRules = DEFAULT_RULES,
+                 on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
+    """Parse CSV, one JSON object of `LinkScores.to_json`, or samples as JSON lines."""
+    if is_csv:
+        return _parse_csv(text, on_reject)
+    first_line = text.lstrip().partition("\n")[0]
+    if first_line.startswith("{") and '"kind"' in first_line:
+        return _aggregate_sample_lines(text, now, rules, on_reject)
+    try:
+        data = json.loads(text, object_pairs_hook=reject_duplicate_keys)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not JSON ({error})") from error
+    scores = LinkScores.from_json(data, on_reject)
+    if scores.time > now + MAX_CLOCK_SKEW_S:
+        raise InputError(f"link scores: time is {scores.time - now:.0f} s in the future")
+    return scores.with_current_ages(now)
+
+
+def _aggregate_sample_lines(text: str, now: float, rules: AggregationRules,
+                            on_reject: Callable[[str], None]) -> LinkScores:
+    """Aggregate the valid lines; InputError if there are only invalid ones."""
+    results = list(parse_sample_lines(text.splitlines()))
+    errors = [each for each in results if isinstance(each, InputError)]
+    samples = [each for each in results if not isinstance(each, InputError)]
+    if errors and not samples:
+        raise errors[0]
+    for error in errors:
+        on_reject(f"line {str(error).lstrip(':')}")
+    return aggregate_scores(samples, now, rules=rules)
+
+
+def _parse_csv(text: str, on_reject: Callable[[str], None]) -> LinkScores:
+    """Parse a table with the column `name`, and optionally `kind` (default: node) and metrics of LinkScore."""
+    scores: dict[str, dict[str, LinkScore]] = {kind: {} for kind in LINK_KINDS}
+    try:
+        rows = csv.DictReader(io.StringIO(text), strict=True, skipinitialspace=True)
+        header, valid = rows.fieldnames or (), ("kind", "name", *_CSV_COLUMNS)
+        for column in header:
+            if column not in valid:
+                raise InputError(f"unknown column {column!r}; expected {', '.join(valid)}")
+        if "name" not in header or len(set(header)) < len(header):
+            raise InputError(f"first line: expected column names of {', '.join(valid)}, each once, including name")
+        for row in rows:
+            try:
+                kind, name, score = _parse_csv_row(row, len(header))
+                if name in scores[kind]:
+                    raise InputError(f"{kind} {name!r}: duplicate row")
+                scores[kind][name] = score
+            except InputError as error:
+                on_reject(f"line {rows.line_num}: {error}")
+    except csv.Error as error:
+        raise InputError(f"is not CSV ({error})") from error
+    return LinkScores(nodes=scores["node"], zones=scores["zone"], inter_leaf=scores["inter_leaf"])
+
+
+def _parse_csv_row(row: Mapping[str | Any, str | Any], columns: int) -> tuple[str, str, LinkScore]:
+    """Kind, name and score of one row; InputError if it is not valid."""
+    if None in row or None in row.values():
+        raise InputError(f"expected {columns} columns")
+    kind, name = row.get("kind") or "node", row["name"]
+    if kind not in LINK_KINDS:
+        raise InputError(f"kind {kind!r}: expected one of {', '.join(LINK_KINDS)}")
+    check_link_name(name, kind, "name ")
+    return kind, name, LinkScore.from_json(name, {key: _parse_number(value, convert)
+                                                  for key, convert in _CSV_COLUMNS.items()
+                                                  if (value := row.get(key) or "").strip()})
+
+
+def _parse_number(text: str, convert: type[int] | type[float]) -> float:
+    try:
+        return convert(text)
+    except ValueError as error:
+        raise InputError(f"{text[:40]!r}: expected a number") from error

@@ -1,33 +1,21 @@
-"""Authentication of senders of samples on a real cluster with munge on every host."""
+"""Samples of a real cluster in a shared spool, files and pipes: owners, database, snapshot, rejected files."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from slurmdl.links.samples import LinkSample, format_sample_lines
+from slurmdl.links.sample_store import SampleStore
 
-#: sends a file as it stands, from any port, and prints the answer
-SEND = """
-import socket, sys
-with socket.create_connection(("login", 6840)) as connection:
-    connection.sendall(open(sys.argv[1], "rb").read())
-    connection.shutdown(socket.SHUT_WR)
-    print(connection.makefile().read(), end="")
-"""
-#: writes a file of samples with a credential of the user who runs it before them
-SIGN = """
-import sys
-from slurmdl.links import munge
-data = open(sys.argv[1], "rb").read()
-open(sys.argv[2], "wb").write(munge.create_credential(data).encode() + b"\\n" + data)
+#: program that writes a sample of a node to a spool
+WRITE = """
+import sys, time
+from slurmdl.links.samples import LinkSample, spool_samples
+spool_samples(sys.argv[1], [LinkSample("node", sys.argv[2], time.time(), "probe", 1e8)])
 """
 
 
@@ -36,124 +24,86 @@ def site(new_sandbox):
     return new_sandbox(nodes=2, zones=1)
 
 
-@contextmanager
-def collector(site, *options: str) -> Iterator[Path]:
-    """Run `slurmdl links ingest` on the login host as root; yield its directory."""
-    place = site.directory("collector")
-    child = subprocess.Popen(
-        site.box.command(["sh", "-c", f'echo $$ >{place}/pid; exec "$@"', "sh", "slurmdl", "links", "ingest",
-                          "--listen=:6840", "--allow=10.0.0.0/8", "--interval=1", f"--database={place}/samples.db",
-                          f"--snapshot={place}/scores.json", *options],
-                         as_root=True, directory="/"), stderr=subprocess.PIPE, text=True)
-    try:
-        told = child.stderr.readline()
-        assert "listening on port 6840" in told, told
-        (place / "stderr").write_text(told)
-        yield place
-    finally:
-        site.run(["sh", "-c", f"kill $(cat {place}/pid)"], as_root=True)
-        (place / "stderr").write_text((place / "stderr").read_text() + child.stderr.read())
-        child.wait(30)
-
-
-def written(site, name: str = "n1", **figures: float) -> Path:
-    """Write a file with one sample in a directory of the ordinary user."""
-    path = site.directory("samples") / "1.jsonl"
-    path.write_text(format_sample_lines(
-        [LinkSample("node", name, time.time(), "probe", **(figures or {"throughput": 1e8}))]))
-    os.chmod(path, 0o644)
+@pytest.fixture
+def spool(site) -> Path:
+    """A directory of root on the shared file system to which all users may write, as to /tmp."""
+    path = site.directory("spool")
+    site.run(["chown", "root:", str(path)], as_root=True).check_returncode()
+    site.run(["chmod", "1777", str(path)], as_root=True).check_returncode()
     return path
 
 
-def sent(site, path: Path, **where: object) -> str:
-    """Answer of the collector to the raw contents of a file."""
-    done = site.run(["python3", "-c", SEND, str(path)], **where)
-    done.check_returncode()
-    return done.stdout
+def ingest_command(spool: Path, directory: Path, *options: str) -> list[str]:
+    return ["slurmdl", "links", "ingest", f"--spool-dir={spool}", f"--database={directory}/samples.db",
+            f"--snapshot={directory}/scores.json", *options]
 
 
-def signed(site, path: Path, **who: object) -> Path:
-    credential = path.with_suffix(".signed")
-    site.run(["python3", "-c", SIGN, str(path), str(credential)], **who).check_returncode()
-    return credential
+def published_nodes(directory: Path) -> set[str]:
+    """Return the nodes in the snapshot."""
+    return set(json.loads((directory / "scores.json").read_text())["nodes"])
 
 
-def collected(site, spool: Path, **who: object) -> subprocess.CompletedProcess[str]:
-    """Send a spool with `links counters`."""
-    return site.run(["slurmdl", "links", "counters", "--strict", "--collector=login:6840", f"--spool-dir={spool}",
-                     f"--state-dir={spool}"], host="n1", **who)
+def write_sample(site, spool: Path, node: str, **user: object) -> None:
+    """Write a sample of a node on that node."""
+    site.run(["python3", "-c", WRITE, str(spool), node], host=node, **user).check_returncode()
 
 
-def test_munge_accepts_trusted_users_only(site):
-    user = site.run(["id", "-u"]).stdout.strip()
-    with collector(site) as place:
-        mine, roots = written(site), written(site)
-        refused = collected(site, mine.parent)
-        assert refused.returncode == 69 and f"user {user} is not trusted" in refused.stderr, refused.stderr
-        assert mine.exists()  # kept for the next attempt
-        done = collected(site, roots.parent, as_root=True)
-        assert done.returncode == 0, done.stderr
-        assert not roots.exists()
-    assert "senders need a munge credential of user 0" in (place / "stderr").read_text()
-    assert f"user {user} is not trusted" in (place / "stderr").read_text()
-    assert list(json.loads((place / "scores.json").read_text())["nodes"]) == ["n1"]
-    with collector(site, f"--users={user}"):
-        assert collected(site, mine.parent).returncode == 0
+def test_spool_files_of_trusted_users_only_are_stored(site, spool):
+    directory, (user, number) = site.directory("collector"), site.run(["sh", "-c", "id -un; id -u"]).stdout.split()
+    write_sample(site, spool, "n1", as_root=True)
+    write_sample(site, spool, "n2")
+    user_file, = (path for path in spool.iterdir() if path.stat().st_uid == int(number))
+    done = site.run(ingest_command(spool, directory), as_root=True)
+    assert done.returncode == 0 and f"1 rejected: {user_file}: is ignored: user {number} owns it" in done.stderr
+    assert [path.name for path in spool.iterdir()] == [f"{user_file.name}.rejected"]
+    assert published_nodes(directory) == {"n1"}
+    done = site.run(ingest_command(spool, directory), as_root=True)
+    assert (done.returncode, done.stderr) == (0, "")  # the rejection is reported only once
+    write_sample(site, spool, "n2")
+    site.run(ingest_command(spool, directory, f"--users={user}"), as_root=True).check_returncode()
+    assert published_nodes(directory) == {"n1", "n2"}
+    with SampleStore.open(str(directory / "samples.db")) as store:
+        assert {sample.name for sample in store.samples_since(0)} == {"n1", "n2"}
 
 
-def test_munge_rejects_ports_and_invalid_credentials(site):
-    """A privileged port, and stolen, modified, replayed and forged credentials are rejected."""
-    plain = written(site)
-    stolen = signed(site, plain, as_root=True)
-    credential, _, samples = stolen.read_bytes().partition(b"\n")
-    with collector(site) as place:
-        assert "no munge credential" in sent(site, plain, host="n1")
-        other = plain.with_suffix(".other")
-        other.write_bytes(credential + b"\n" + samples.replace(b"1e8", b"1.0").replace(b"100000000.0", b"1.0"))
-        assert "the credential is for other samples" in sent(site, other, host="n1")
-        # each host accepts a credential once, whatever its samples
-        assert "eplayed" in sent(site, stolen, host="n1")
-        other.write_bytes(b"MUNGE:AwQDAAB:\n" + samples)
-        assert "munge: " in sent(site, other, host="n1")
-        other.write_bytes(b"MUNGE:" + b"A" * 10**5 + b":\n" + samples)
-        assert "no munge credential" in sent(site, other, host="n1")
-        low = "import time; from slurmdl.links import munge, sender; munge._LIBRARY = 'libnone.so'; " \
-              "from slurmdl.links.samples import LinkSample; " \
-              "sample = LinkSample('node', 'n2', time.time(), 'probe', 1e8); " \
-              "sender.send_samples(('login', 6840), [sample], '/run/spool')"
-        done = site.run(["python3", "-c", low], host="n2", as_root=True)
-        assert "no munge credential" in done.stderr
-        assert sent(site, signed(site, plain, as_root=True), host="n2") == "stored 1\n"
-    assert list(json.loads((place / "scores.json").read_text())["nodes"]) == ["n1"]
-    assert len((place / "stderr").read_text().splitlines()) <= 10
+def test_service_reads_the_spool_of_all_nodes_until_it_is_terminated(site, spool):
+    directory = site.directory("collector")
+    command = site.box.command(["sh", "-c", f'echo $$ >{directory}/pid; exec "$@"', "sh",
+                                *ingest_command(spool, directory, "--interval=0.2")], as_root=True, directory="/")
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        for node in ("n1", "n2"):
+            write_sample(site, spool, node, as_root=True)
+        deadline = time.monotonic() + 30
+        while not (directory / "scores.json").exists() or published_nodes(directory) != {"n1", "n2"}:
+            assert time.monotonic() < deadline and child.poll() is None
+            time.sleep(0.1)
+        assert not list(spool.iterdir())
+    finally:
+        site.run(["sh", "-c", f"kill $(cat {directory}/pid)"], as_root=True)
+    assert child.communicate(timeout=30)[1] == ""
+
+
+def test_samples_of_a_pipe_are_stored(site):
+    directory = site.directory("pipe")
+    line = json.dumps({"kind": "node", "name": "n1", "time": time.time(), "source": "probe", "throughput": 1e8})
+    (directory / "samples").write_text(line)
+    done = site.run(["sh", "-c", f"cat {directory}/samples | slurmdl links ingest - "
+                                 f"--database={directory}/samples.db --snapshot={directory}/scores.json"])
+    assert done.returncode == 0, done.stderr
+    assert published_nodes(directory) == {"n1"}
 
 
 def test_probe_file_is_accepted_from_trusted_users_only(site):
-    """Measurements of an ordinary user do not affect others unless the admin trusts the user."""
-    user, place = site.run(["id", "-un"]).stdout.strip(), site.directory("probe")
-    site.run(["slurmdl", "links", "probe", "--nodes=n[1-2]", "--budget=2s", f"--output={place}/probe.jsonl"],
-             directory=place).check_returncode()
-    words = ["slurmdl", "links", "ingest", f"{place}/probe.jsonl", f"--database={place}/samples.db",
-             f"--snapshot={place}/scores.json"]
-    refused = site.run(words, as_root=True)
-    assert refused.returncode == 65 and "probe.jsonl: is ignored: user " in refused.stderr
-    assert not (place / "scores.json").exists()
-    done = site.run([*words, f"--users={user}"], as_root=True)
+    """Measurements of an ordinary user do not affect other users unless the admin trusts the user."""
+    user, directory = site.run(["id", "-un"]).stdout.strip(), site.directory("probe")
+    site.run(["slurmdl", "links", "probe", "--nodes=n[1-2]", "--budget=2s", f"--output={directory}/probe.jsonl"],
+             directory=directory).check_returncode()
+    argv = ["slurmdl", "links", "ingest", f"{directory}/probe.jsonl", f"--database={directory}/samples.db",
+             f"--snapshot={directory}/scores.json"]
+    rejected = site.run(argv, as_root=True)
+    assert rejected.returncode == 65 and "probe.jsonl: is ignored: user " in rejected.stderr
+    assert not (directory / "scores.json").exists()
+    done = site.run([*argv, f"--users={user}"], as_root=True)
     assert done.returncode == 0, done.stderr
-    assert set(json.loads((place / "scores.json").read_text())["nodes"]) == {"n1", "n2"}
-
-
-def test_without_munge_the_source_port_decides(new_sandbox):
-    site = new_sandbox(nodes=2, zones=1)
-    site.run(["sh", "-c", "kill $(cat /run/munge/munged.pid)"], as_root=True).check_returncode()
-    with collector(site) as place:
-        mine, roots = written(site), written(site, "n2")
-        refused = collected(site, mine.parent)
-        assert refused.returncode == 69 and "is not privileged" in refused.stderr, refused.stderr
-        done = collected(site, roots.parent, as_root=True)  # with a credential, which is not required
-        assert done.returncode == 0, done.stderr
-    assert "senders need a port below 1024" in (place / "stderr").read_text()
-    assert list(json.loads((place / "scores.json").read_text())["nodes"]) == ["n2"]
-    done = site.run(["slurmdl", "links", "ingest", "--listen=:6840", "--auth=munge",
-                     f"--database={place}/samples.db"], as_root=True)
-    assert done.returncode == 69 and "munge does not answer" in done.stderr
+    assert set(json.loads((directory / "scores.json").read_text())["nodes"]) == {"n1", "n2"}

@@ -1,4 +1,4 @@
-"""Effect of link scores on jobs of a real cluster."""
+"""Effect of link scores on jobs on a real cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from jobs import MAPPED, occupy, own_lines, ranks
+from jobs import MAPPED, occupy, rank_nodes, slurmdl_messages
 
 from slurmdl.links.link_scores import LinkScore, LinkScores
 
@@ -14,7 +14,7 @@ SLOW, LOSSY = LinkScore(1.25e8, 4e-5), LinkScore(1.25e9, 4e-5, 0.02)
 
 
 def scores_file(cluster, *bad: str, age: float = 0.0, kind: LinkScore = SLOW) -> Path:
-    """Write scores of all nodes, some of them bad, to a file of the user."""
+    """Write scores of all nodes to a file of the user; the nodes `bad` have the score `kind`."""
     nodes = {f"n{i}": LinkScore(1.25e9, 4e-5) for i in range(1, 9)}
     text = LinkScores({**nodes, **dict.fromkeys(bad, kind)}, time=time.time() - age, tolerance=0.25).to_text()
     path = cluster.directory("scores") / "scores.json"
@@ -27,7 +27,7 @@ def test_job_gets_healthy_nodes_if_there_are_enough(cluster):
     job = cluster.submit(["slurmdl", "sbatch", "-N3", "--dl-node-binding=nodelist", f"--dl-link-scores={file}",
                           str(script)],
                          directory=script.parent)
-    nodes = set(ranks(cluster.output(job)))
+    nodes = set(rank_nodes(cluster.output(job)))
     assert nodes in ({"n3", "n5", "n7"}, {"n2", "n6", "n8"})
 
 
@@ -36,9 +36,9 @@ def test_degraded_node_is_used_if_others_do_not_suffice(cluster):
     script, file = cluster.script(MAPPED), scores_file(cluster, "n1")
     args = ["slurmdl", "sbatch", "--dl-node-binding=nodelist", f"--dl-link-scores={file}"]
     three = cluster.submit([*args, "-N3", str(script)], directory=script.parent)
-    assert set(ranks(cluster.output(three))) == {"n3", "n5", "n7"}
+    assert set(rank_nodes(cluster.output(three))) == {"n3", "n5", "n7"}
     four = cluster.submit([*args, "-N4", str(script)], directory=script.parent)
-    assert set(ranks(cluster.output(four))) == {"n1", "n3", "n5", "n7"}
+    assert set(rank_nodes(cluster.output(four))) == {"n1", "n3", "n5", "n7"}
 
 
 def test_explanation_lists_the_decisive_scores(cluster):
@@ -57,18 +57,18 @@ def test_unusable_scores_give_one_warning_and_topology_placement(cluster):
     broken, forged = scores_file(cluster, "n1"), scores_file(cluster, "n1")
     cluster.run(["sh", "-c", f"echo '{{' > {broken}"]).check_returncode()
     cluster.run(["chmod", "666", str(forged)]).check_returncode()
-    for file, why in ((stale, "stale"), (broken, "is not JSON"), (forged, "others may write it"),
-                      (script.parent / "missing", "No such file")):
+    for file, reason in ((stale, "stale"), (broken, "is not JSON"), (forged, "others may write it"),
+                         (script.parent / "missing", "No such file")):
         done = cluster.run(["slurmdl", "place", "-N3", f"--dl-link-scores={file}"])
         assert done.returncode == 0 and "choice     none" not in done.stdout
-        assert len(own_lines(done.stderr)) == 1 and why in done.stderr
+        assert len(slurmdl_messages(done.stderr)) == 1 and reason in done.stderr
         assert done.stderr.endswith("the topology alone decides\n")
     args = ["slurmdl", "sbatch", "--parsable", "-N3", "--dl-link-scores=http://127.0.0.1:9"]
     strict = cluster.run([*args, "--dl-strict", str(script)], directory=script.parent)
     assert strict.returncode == 65 and "refused" in strict.stderr and not strict.stdout
     done = cluster.run([*args, str(script)], directory=script.parent)
-    assert done.returncode == 0 and len(own_lines(done.stderr)) == 1 and "refused" in done.stderr
-    nodes = ranks(cluster.output(int(done.stdout)))
+    assert done.returncode == 0 and len(slurmdl_messages(done.stderr)) == 1 and "refused" in done.stderr
+    nodes = rank_nodes(cluster.output(int(done.stdout)))
     assert len(nodes) == 3 and len({int(node[1:]) % 2 for node in nodes}) == 1
 
 
@@ -81,7 +81,7 @@ def test_scores_of_another_user_are_ignored(cluster):
 
 
 def test_rank_map_of_a_step_follows_the_scores(cluster):
-    """A parameter server is not placed on a node with a bad link, even if the nodes are given."""
+    """A parameter server is not mapped to a node with a bad link, even if the user selected the nodes."""
     file = scores_file(cluster, "n1", "n5")
     script = cluster.script("slurmdl srun --dl-strategy=ps --dl-ps=1 --dl-rank0=any sh -c "
                             "'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n")

@@ -1,20 +1,17 @@
-"""Table and heat map of link scores."""
+"""Table of link scores."""
 
 from __future__ import annotations
 
 import json
 import time
 from pathlib import Path
-from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from placing import two_level
 
 from slurmdl.cli.main import main
-from slurmdl.links import heatmap, link_table
+from slurmdl.links import link_table
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.topology.topology import Topology
 
 SIX = two_level(("n1", "n2"), ("n3", "n4"), ("n5", "n6"))
 SCORES = LinkScores(nodes={"n1": LinkScore(1.25e9, 4e-5), "n2": LinkScore(1.25e8, 4e-5), "n5": LinkScore(loss=0.02)},
@@ -29,38 +26,6 @@ def test_rows_are_sorted_by_slowdown() -> None:
     # a MB at a tenth of 1.25e9 bytes/s, and 2 x 20 us
     assert rows[2].slowdown == pytest.approx((8e-3 + 4e-5) / (8e-4 + 4e-5), rel=1e-3)
     assert rows[-1].slowdown == 1.0
-
-
-def test_heatmap_has_paths_and_zones() -> None:
-    matrix = heatmap.build_heatmap(SCORES, SIX)
-    assert matrix.zones == ("z0", "z1", "z2")
-    assert matrix.slowdowns[0, 1] == matrix.slowdowns[1, 0] == pytest.approx(2, rel=0.1)
-    assert matrix.slowdowns[0, 2] == matrix.slowdowns[1, 2] > 10  # by the uplink of z2
-    assert matrix.slowdowns[0, 0] > 9 and np.isnan(matrix.slowdowns[1, 1]) and matrix.slowdowns[2, 2] > 5
-    assert heatmap.heatmap_text(matrix).splitlines()[1:] == ["z0  9 2 9", "z1  2 · 9", "z2  9 9 9"]
-
-
-def test_heatmap_without_topology_has_the_zones_of_the_paths() -> None:
-    matrix = heatmap.build_heatmap(SCORES, Topology.flat(()))
-    assert matrix.zones == ("z0", "z1") and matrix.slowdowns[0, 1] == pytest.approx(2, rel=0.1)
-    assert heatmap.build_heatmap(LinkScores(), Topology.flat(())).zones == ()
-
-
-def test_heatmap_shows_the_worst_of_many_zones() -> None:
-    many = two_level(*([f"n{i}"] for i in range(120)))
-    matrix = heatmap.build_heatmap(LinkScores(nodes={"n77": LinkScore(1e6)}), many)
-    text = heatmap.heatmap_text(matrix)
-    assert "z77" in text and f"the worst {heatmap.MAX_TEXT_ZONES} of 120" in text
-    assert len(text.splitlines()) == heatmap.MAX_TEXT_ZONES + 1
-    svg = heatmap.heatmap_svg(matrix)
-    ElementTree.fromstring(svg)
-    assert "inside z77, worst node" in svg and f"the worst {heatmap.MAX_SVG_ZONES} of 120" in svg
-
-
-def test_heatmap_svg_matches_golden_file(golden: object) -> None:
-    svg = heatmap.heatmap_svg(heatmap.build_heatmap(SCORES, SIX))
-    ElementTree.fromstring(svg)
-    golden("scores/heat.svg", svg)  # type: ignore[operator]
 
 
 @pytest.fixture
@@ -79,14 +44,13 @@ def show(site: Path, *args: str) -> int:
     return main(["links", "show", f"--link-scores={site}/scores.json", f"--topology={site}/topology.conf", *args])
 
 
-def test_show_prints_table_and_heatmap(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show(site, "--svg", str(site / "heat.svg")) == 0
+def test_show_prints_the_table(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(site) == 0
     output = capsys.readouterr()
     assert output.err == ""
     assert "3 of 6 nodes (50.0%) have a link score younger than 15 min" in output.out
     assert output.out.index("n5 ") < output.out.index("z2    ") < output.out.index("n1 ")
-    assert "2.00%" in output.out and "1 Gbit/s" in output.out and "z0  9 2 9" in output.out
-    ElementTree.parse(site / "heat.svg")
+    assert "2.00%" in output.out and "1 Gbit/s" in output.out
 
 
 def test_show_json_lists_links_and_coverage(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
         child.stdout.close()
 
 
-def complete(output: list[dict[str, object]]) -> bool:
+def is_complete(output: list[dict[str, object]]) -> bool:
     """Whether every pair was measured, with all metrics."""
     pairs = [line for line in output if "first" in line]
     return output[-1] == tcp_task.END_MESSAGE and [(p["first"], p["second"]) for p in pairs] == [
@@ -64,7 +64,7 @@ def complete(output: list[dict[str, object]]) -> bool:
 
 def test_probe_measures_all_pairs_without_notes(probe):
     output = probe(secrets.token_hex())
-    assert complete(output), output
+    assert is_complete(output), output
     assert not [line for line in output if "note" in line], output
 
 
@@ -81,7 +81,7 @@ def connections(port: int, count: int) -> list[socket.socket]:
     return opened
 
 
-def drip(connection: socket.socket) -> None:
+def send_slowly(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while True:
             connection.sendall(b"0")
@@ -96,7 +96,7 @@ def test_leader_is_not_blocked_by_unauthenticated_connections(probe):
     def disturb() -> None:
         opened.extend(connections(tcp_task.leader_ports(secret.encode())[0], 100))
         for connection in opened[::2]:
-            threading.Thread(target=drip, args=(connection,), daemon=True).start()
+            threading.Thread(target=send_slowly, args=(connection,), daemon=True).start()
         for connection in opened[1::4]:
             connection.sendall(b'{"token": "", "node": "127.0.0.2"}\n')
 
@@ -105,20 +105,20 @@ def test_leader_is_not_blocked_by_unauthenticated_connections(probe):
     finally:
         for connection in opened:
             connection.close()
-    assert complete(output), output
+    assert is_complete(output), output
     notes = [line["note"] for line in output if "note" in line]
     assert notes == ["100 unauthenticated connections to this probe rejected"], notes
 
 
 def test_program_on_the_leader_port_gets_no_secret_and_cannot_join(probe):
-    """A program holds the leader's first port: the leader takes the next one, and the tasks find it there."""
+    """A program listens on the leader's first port: the leader uses the next port, and the tasks connect to it."""
     secret, received = secrets.token_hex(), []
     first, second = tcp_task.leader_ports(secret.encode())[:2]
-    done = threading.Event()
+    stopped = threading.Event()
 
-    def greedy(server: socket.socket) -> None:
+    def impersonate_leader(server: socket.socket) -> None:
         """Record the messages of the tasks, answer like a leader, and replay them to the leader."""
-        while not done.is_set():
+        while not stopped.is_set():
             with contextlib.suppress(OSError):
                 connection = server.accept()[0]
                 connection.settimeout(1)
@@ -132,14 +132,14 @@ def test_program_on_the_leader_port_gets_no_secret_and_cannot_join(probe):
 
     with socket.create_server(("127.0.0.1", first)) as server:
         server.settimeout(0.2)
-        thread = threading.Thread(target=greedy, args=(server,))
+        thread = threading.Thread(target=impersonate_leader, args=(server,))
         thread.start()
         try:
             output = probe(secret)
         finally:
-            done.set()
+            stopped.set()
             thread.join()
-    assert complete(output), output
+    assert is_complete(output), output
     assert len(received) >= 2
     assert not any(secret.encode() in text or bytes.fromhex(secret) in text for text in received)
 

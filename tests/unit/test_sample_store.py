@@ -29,7 +29,7 @@ def samples(count: int, now: float = NOW) -> list[LinkSample]:
 
 
 def test_stored_samples_are_returned(tmp_path: Path) -> None:
-    stored_samples = [*samples(20), LinkSample("inter_leaf", "a|b", NOW, "agent", rtt=1.0, rtt_p99=2.0, rdma=True)]
+    stored_samples = [*samples(20), LinkSample("inter_leaf", "a|b", NOW, "job", rtt=1.0, rtt_p99=2.0, rdma=True)]
     with SampleStore.open(str(tmp_path / "h.db")) as database:
         assert database.add(stored_samples) == 21
         assert database.add(stored_samples[5:]) == 0
@@ -57,17 +57,17 @@ def test_prune_with_a_clock_ahead_deletes_nothing(tmp_path: Path) -> None:
         assert len(database.samples_since(0)) == 6
 
 
-def test_locked_database_is_an_error_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_database_is_an_error_without_loss_of_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_store, "LOCK_TIMEOUT_S", 0.1)
     path = str(tmp_path / "h.db")
     with SampleStore.open(path) as database:
         database.add(samples(3))
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
+        lock_holder = sqlite3.connect(path, isolation_level=None)
+        lock_holder.execute("BEGIN IMMEDIATE")
         with pytest.raises(UnavailableError, match=r"h\.db: database is locked; stored samples are kept"):
             database.add(samples(10))
-        other.execute("ROLLBACK")
-        other.close()
+        lock_holder.execute("ROLLBACK")
+        lock_holder.close()
         assert len(database.samples_since(0)) == 3
         assert database.add(samples(10)) == 7
 
@@ -135,8 +135,8 @@ def test_killed_process_loses_no_committed_samples(tmp_path: Path) -> None:
     child.wait()
     output = int(remaining[-1]) if remaining else output
     with SampleStore.open(path) as database:
-        kept = len(database.samples_since(0))
-    assert kept >= output and kept % 50 == 0
+        stored = len(database.samples_since(0))
+    assert stored >= output and stored % 50 == 0
 
 
 def test_published_file_is_replaced_atomically(tmp_path: Path) -> None:
@@ -283,9 +283,8 @@ def test_samples_of_other_users_are_rejected_unless_trusted(site: Path,
 
 
 @pytest.mark.parametrize(("args", "message"), [
-    (["--listen", "nowhere"], "expected HOST:PORT"), (["--listen", "::1:9"], "expected HOST:PORT"),
-    (["--listen", ":99999"], "expected HOST:PORT"), (["--interval", "0"], "greater than 0"),
-    (["--allow", "10.0.0.0/99"], "expected networks and addresses"), (["missing.jsonl"], "cannot be read"),
+    (["--interval", "0"], "greater than 0"), (["--interval", "inf"], "greater than 0"),
+    (["missing.jsonl"], "cannot be read"),
 ])
 def test_invalid_argument_is_reported_in_one_line(site: Path, capsys: pytest.CaptureFixture[str], args: list[str],
                                   message: str) -> None:

@@ -20,10 +20,10 @@ from slurmdl import config
 from slurmdl.config import Config, LinkScoresConfig
 from slurmdl.errors import InputError
 from slurmdl.launch import cluster_state
-from slurmdl.links import aggregate, prometheus_query, score_files
+from slurmdl.links import aggregate, prometheus
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.samples import LinkSample, format_sample_lines
-from slurmdl.links.score_sources import load_from_sources, user_probe_file
+from slurmdl.links.score_sources import load_from_sources, parse_scores, user_probe_file
 
 NOW = 1.8e9
 ONE = LinkScores(nodes={"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3, 2e-4, False, "probe")},
@@ -32,9 +32,9 @@ ONE = LinkScores(nodes={"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3, 2e-4, False, "p
 
 def test_scores_round_trip_as_json() -> None:
     assert LinkScores.from_json(json.loads(json.dumps(ONE.to_json()))) == ONE
-    assert score_files.parse_scores(ONE.to_text(), NOW) == ONE
-    assert score_files.parse_scores("{}", NOW) == LinkScores()
-    assert score_files.parse_scores(ONE.to_text(), NOW + 60).nodes["n1"].age == 65
+    assert parse_scores(ONE.to_text(), NOW) == ONE
+    assert parse_scores("{}", NOW) == LinkScores()
+    assert parse_scores(ONE.to_text(), NOW + 60).nodes["n1"].age == 65
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -57,7 +57,7 @@ def test_scores_round_trip_as_json() -> None:
     ('{"nodes": {"n": {"samples": 1.5}}}', "an integer from 1"),
     ('{"nodes": {"n": {"samples": 0}}}', "an integer from 1"),
     ('{"nodes": {"n": {"rdma": 1}}}', "expected true or false"),
-    ('{"nodes": {"n": {"source": "rumour"}}}', "expected probe, agent"),
+    ('{"nodes": {"n": {"source": "rumour"}}}', "expected probe, job"),
     ('{"inter_leaf": {"b|a": {}}}', "in sorted order"), ('{"inter_leaf": {"a": {}}}', "in sorted order"),
     ('{"inter_leaf": {"|": {}}}', "in sorted order"), ('{"default_zone_bandwidth": 5}', "expected a list"),
     ('{"default_zone_bandwidth": [0]}', "default_zone_bandwidth 0: expected"),
@@ -69,17 +69,17 @@ def test_scores_round_trip_as_json() -> None:
 ])
 def test_malformed_json_is_reported(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
-        score_files.parse_scores(text, NOW)
+        parse_scores(text, NOW)
     assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 700
 
 
 def test_csv_is_parsed() -> None:
     text = ("kind,name,throughput,rtt,loss,age,samples\nnode,n1,1e8,0.0001,0.01,5,3\nzone,z1,,0.001,,,\n"
             'inter_leaf,"a|b",5e8,,,,\n')
-    loaded = score_files.parse_scores(text, NOW, is_csv=True)
+    loaded = parse_scores(text, NOW, is_csv=True)
     assert loaded.nodes == {"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3)}
     assert (loaded.zones, loaded.inter_leaf) == ({"z1": LinkScore(rtt=1e-3)}, {"a|b": LinkScore(5e8)})
-    assert score_files.parse_scores("name,loss\nn1,0.5\n", NOW, is_csv=True).nodes == {"n1": LinkScore(loss=0.5)}
+    assert parse_scores("name,loss\nn1,0.5\n", NOW, is_csv=True).nodes == {"n1": LinkScore(loss=0.5)}
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -93,13 +93,13 @@ def test_csv_is_parsed() -> None:
 ])
 def test_malformed_csv_is_reported(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        score_files.parse_scores(text, NOW, is_csv=True)
+        parse_scores(text, NOW, is_csv=True)
 
 
 def test_sample_lines_are_aggregated_into_scores() -> None:
     text = format_sample_lines([LinkSample("node", "n1", NOW - i, "probe", throughput=1e8) for i in range(3)])
     rejected: list[str] = []
-    loaded = score_files.parse_scores(text + "half a li", NOW, on_reject=rejected.append)
+    loaded = parse_scores(text + "half a li", NOW, on_reject=rejected.append)
     assert (loaded.nodes["n1"].throughput, loaded.nodes["n1"].samples) == (1e8, 3)
     assert rejected == ["line 4: 'half a li': is not JSON (JSONDecodeError)"]
 
@@ -135,7 +135,7 @@ def running_server(reply: Reply) -> Iterator[str]:
         running.server_close()
 
 
-def responds(body: bytes, status: int = 200) -> Reply:
+def respond(body: bytes, status: int = 200) -> Reply:
     def reply(handler: BaseHTTPRequestHandler, query: str) -> None:
         handler.send_response(status)
         handler.end_headers()
@@ -143,7 +143,7 @@ def responds(body: bytes, status: int = 200) -> Reply:
     return reply
 
 
-def sends_slowly(handler: BaseHTTPRequestHandler, query: str) -> None:
+def send_slowly(handler: BaseHTTPRequestHandler, query: str) -> None:
     handler.send_response(200)
     handler.end_headers()
     for byte in vector_response(n1=1e8) * 60:
@@ -152,14 +152,14 @@ def sends_slowly(handler: BaseHTTPRequestHandler, query: str) -> None:
         time.sleep(0.01)
 
 
-def sends_too_much(handler: BaseHTTPRequestHandler, query: str) -> None:
+def send_too_much(handler: BaseHTTPRequestHandler, query: str) -> None:
     handler.send_response(200)
     handler.end_headers()
-    for _ in range(prometheus_query.MAX_ANSWER_BYTES // 2**20 + 2):
+    for _ in range(prometheus.MAX_ANSWER_BYTES // 2**20 + 2):
         handler.wfile.write(b" " * 2**20)
 
 
-def hangs(handler: BaseHTTPRequestHandler, query: str) -> None:
+def hang(handler: BaseHTTPRequestHandler, query: str) -> None:
     time.sleep(60)
 
 
@@ -177,7 +177,7 @@ def test_prometheus_metrics_are_read_by_node(site: Path) -> None:
     def reply(handler: BaseHTTPRequestHandler, query: str) -> None:
         responses = {"speed": vector_response(n1=2e8), "lost": vector_response(n1=0.02, n2=0.0),
                      "rtt": vector_response(n1=1e-3)}
-        responds(responses[query])(handler, query)
+        respond(responses[query])(handler, query)
 
     with running_server(reply) as url:
         queries = {"throughput": "speed", "loss": "lost", "rtt": "rtt"}
@@ -194,11 +194,11 @@ def test_default_queries_are_sent_without_configuration(site: Path) -> None:
 
     def reply(handler: BaseHTTPRequestHandler, query: str) -> None:
         queries.append(query)
-        responds(vector_response(n1=1.25e9) if "speed" in query else vector_response(n1=0.0))(handler, query)
+        respond(vector_response(n1=1.25e9) if "speed" in query else vector_response(n1=0.0))(handler, query)
 
     with running_server(reply) as url:
         loaded = load_from_sources(Config(), url, os.environ)
-    assert queries == list(prometheus_query.DEFAULT_QUERIES.values())
+    assert queries == list(prometheus.DEFAULT_QUERIES.values())
     assert loaded.scores.nodes["n1"].source == "counters"  # the speed of an interface is no measurement
 
 
@@ -208,25 +208,25 @@ def test_default_queries_are_sent_without_configuration(site: Path) -> None:
 def test_node_name_is_taken_from_the_label(instance: str, node: str) -> None:
     text = json.dumps({"status": "success", "data": {"resultType": "vector", "result": [
         {"metric": {"instance": instance}, "value": [1.0, "0.5"]}]}}).encode()
-    assert [sample.name for sample in prometheus_query.parse_instant_vector(text, "loss", "instance")] == [node]
+    assert [sample.name for sample in prometheus.parse_instant_vector(text, "loss", "instance")] == [node]
 
 
 def test_implausible_prometheus_values_are_skipped() -> None:
     text = vector_response(n1=float("nan"), n2=-1, n3=0.5, n4=float("inf"))
-    loaded = prometheus_query.parse_instant_vector(text, "loss", "instance")
+    loaded = prometheus.parse_instant_vector(text, "loss", "instance")
     assert [sample.name for sample in loaded] == ["n3"]
 
 
 @pytest.mark.parametrize(("reply", "reason"), [
-    (responds(b"<html><body>Log in</body></html>"), "not JSON"), (responds(b"", 500), "HTTP status 500"),
-    (responds(b"", 404), "HTTP status 404"), (responds(b"{}"), "malformed"), (responds(b"[]"), "malformed"),
-    (responds(b""), "not JSON"),
-    (responds(b'{"status": "error", "error": "parse error"}'), "malformed|parse error"),
-    (responds(b'{"status": "success", "data": {"resultType": "matrix", "result": []}}'), "matrix"),
-    (responds(b'{"status": "success", "data": {"resultType": "vector", "result": [5]}}'), "malformed"),
-    (responds(vector_response()), "no result has a node name"), (responds(b"[" * 10_000_000), "not JSON"),
-    (sends_too_much, "more than|not complete|no response|no answer"),
-    (sends_slowly, "not complete|no response|no answer"), (hangs, "no response|no answer"),
+    (respond(b"<html><body>Log in</body></html>"), "not JSON"), (respond(b"", 500), "HTTP status 500"),
+    (respond(b"", 404), "HTTP status 404"), (respond(b"{}"), "malformed"), (respond(b"[]"), "malformed"),
+    (respond(b""), "not JSON"),
+    (respond(b'{"status": "error", "error": "parse error"}'), "malformed|parse error"),
+    (respond(b'{"status": "success", "data": {"resultType": "matrix", "result": []}}'), "matrix"),
+    (respond(b'{"status": "success", "data": {"resultType": "vector", "result": [5]}}'), "malformed"),
+    (respond(vector_response()), "no result has a node name"), (respond(b"[" * 10_000_000), "not JSON"),
+    (send_too_much, "more than|not complete|no response|no answer"),
+    (send_slowly, "not complete|no response|no answer"), (hang, "no response|no answer"),
 ], ids=["html", "500", "404", "empty-object", "list", "nothing", "error", "matrix", "odd", "no-node", "nested",
         "sends_too_much", "sends_slowly", "hangs"])
 def test_bad_server_gives_one_warning_in_bounded_time(site: Path, reply: Reply, reason: str) -> None:
@@ -243,8 +243,8 @@ def test_bad_server_gives_one_warning_in_bounded_time(site: Path, reply: Reply, 
 
 
 def test_unreachable_server_gives_one_warning(site: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
     for url in (f"http://127.0.0.1:{port}", "http://no-such-host.invalid:9090", "http://[::1"):
         loaded = load_from_sources(Config(), url, os.environ)
         assert loaded.scores.link_count == 0 and len(loaded.warnings) == 1, url
@@ -354,7 +354,7 @@ def test_configured_rules_apply_to_samples(site: Path) -> None:
     rules = aggregate.AggregationRules(60, 30, 0.1)
     text = format_sample_lines([LinkSample("node", "n1", NOW - 61, "probe", loss=0.1),
                      LinkSample("node", "n2", NOW - 59, "probe", loss=0.1)])
-    loaded = score_files.parse_scores(text, NOW, rules=rules)
+    loaded = parse_scores(text, NOW, rules=rules)
     assert (list(loaded.nodes), loaded.tolerance) == (["n2"], 0.1)
 
 

@@ -12,13 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurmdl import files
-from slurmdl.cli.address import parse_address
 from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, warn
 
 #: option -> metavar and help
 OPTIONS = {
-    "collector": ("HOST:PORT", "address of `slurmdl links ingest --listen`"),
-    "spool-dir": ("DIR", "directory for samples, with --collector for unsent ones (default: spool in the state "
+    "spool-dir": ("DIR", "directory for samples, read by `slurmdl links ingest` (default: spool in the state "
                          "directory)"),
     "state-dir": ("DIR", "directory of the last reading (default: /var/lib/slurmdl for root)"),
     "node-name": ("NAME", "name of this node in Slurm (default: its host name)"),
@@ -65,27 +63,18 @@ def _parse_with_argparse(argv: Sequence[str]) -> dict[str, str]:
 
 
 def _collect_sample(options: Mapping[str, str]) -> None:
-    from slurmdl.links import counters, sender
+    from slurmdl.links import counters, samples
 
     options = {**dict.fromkeys(OPTIONS, ""), **options}
-    collector = parse_address(options["collector"], "--collector") if options["collector"] else None
     directory = options["state-dir"] or state_dir()
     path = os.path.join(directory, "counters.json")
     current, previous = counters.read_counters(interface=options["interface"]), counters.load_reading(path)
-    sample = counters.sample_from_counters(previous, current, options["node-name"] or slurm_node_name(), time.time())
+    node = options["node-name"] or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    sample = counters.sample_from_counters(previous, current, node, time.time())
     if counters.should_replace(previous, current):
         _write_state(path, json.dumps(current.to_json()))
-    samples = [sample] if sample is not None else []
-    spool_dir = options["spool-dir"] or os.path.join(directory, "spool")
-    if collector is None:
-        sender.spool_samples(spool_dir, samples)
-    else:
-        sender.send_samples(collector, samples, spool_dir)
-
-
-def slurm_node_name() -> str:
-    """Slurm's name of this node if the environment has it, else the host name."""
-    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    if sample is not None:
+        samples.spool_samples(options["spool-dir"] or os.path.join(directory, "spool"), [sample])
 
 
 def state_dir() -> str:

@@ -1,43 +1,33 @@
 """store samples and publish link scores
 
-Reads samples as JSON lines from files, a spool directory and the network, stores them in a database on a local disk,
-and publishes a snapshot for `--dl-link-scores=auto`. Runs once, or with --listen or --interval until terminated.
+Reads samples as JSON lines from files and a spool directory, stores them in a database on a local disk, and publishes
+a snapshot for `--dl-link-scores=auto`. Runs once, or with --interval until terminated.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
 import re
 import signal
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from queue import Empty, SimpleQueue
 from time import time
 
 from slurmdl import config, file_trust
-from slurmdl.cli.address import parse_address, parse_networks
 from slurmdl.cli.arguments import CliParser
-from slurmdl.errors import SlurmdlError, UnavailableError, UsageError, report_error, warn
+from slurmdl.errors import SlurmdlError, UsageError, report_error, warn
 from slurmdl.links.aggregate import AggregationRules
 from slurmdl.links.collector import Collector
-from slurmdl.links.receiver import SampleReceiver
 from slurmdl.links.sample_store import SampleStore
-from slurmdl.links.tcp_server import LOOPBACK
 from slurmdl.slurm.slurm_conf import slurm_conf_path
 from slurmdl.topology import load
 
 DEFAULT_DATABASE = "/var/lib/slurmdl/samples.db"
-DEFAULT_INTERVAL_S = 30.0
 
 
 def run(argv: list[str]) -> int:
     options = _build_parser().parse_args(argv)
     if options.interval is not None and not 0 < options.interval < float("inf"):
         raise UsageError(f"--interval {options.interval:g}: expected a number of seconds greater than 0")
-    networks = parse_networks(options.allow, "--allow") if options.allow is not None else LOOPBACK
-    address = parse_address(options.listen, "--listen") if options.listen else None
     settings = config.load_config().link_scores
     trusted_users = _trusted_users(options.users, settings.trusted_owner)
     rules = AggregationRules(settings.max_age, settings.half_life, settings.tolerance)
@@ -46,21 +36,11 @@ def run(argv: list[str]) -> int:
                               _known_link_names())
         for file in options.files:
             lines = file_trust.read_trusted_lines(file, trusted_users)
-            collector.store_samples(collector.parse_samples(lines, time()))
-        if address is None and options.interval is None:
+            store.add(collector.parse_samples(lines, time()))
+        if options.interval is None:
             _ingest_and_publish(collector, options.spool_dir)
-            return 0
-
-        def ingest_once() -> None:
-            # in a thread with its own database connection, so that senders need not wait
-            with SampleStore.open(options.database) as own_store:
-                _ingest_and_publish(replace(collector, store=own_store, rejected=Counter()), options.spool_dir)
-
-        receiver = SampleReceiver(collector.store_batches, warn, networks, _accepted_uids(options, trusted_users),
-                                  options.allow_unprivileged_ports)
-        asyncio.run(_serve_until_signal(collector, ingest_once, options.interval or DEFAULT_INTERVAL_S, receiver,
-                                        address))
-        _ingest_and_publish(collector, options.spool_dir)
+        else:
+            _ingest_until_signal(collector, options.spool_dir, options.interval)
     return 0
 
 
@@ -73,22 +53,11 @@ def _build_parser() -> argparse.ArgumentParser:
                         help="published link scores (default: link_scores.file of slurmdl.yaml)")
     parser.add_argument("--textfile", default="", metavar="FILE", help="publish link scores as Prometheus text, too")
     parser.add_argument("--spool-dir", metavar="DIR", help="store the samples of its *.jsonl files and remove them")
-    parser.add_argument("--listen", metavar="HOST:PORT",
-                        help="receive samples over TCP (`slurmdl links counters --collector`)")
-    parser.add_argument("--allow", metavar="NET,...",
-                        help="addresses and networks of senders, e.g. 10.0.0.0/8,fd00::/8 (default: this host)")
-    proof = parser.add_mutually_exclusive_group()
-    proof.add_argument("--auth", choices=("munge", "port"),
-                       help="required of senders: a munge credential of a trusted user, or a source port below 1024 "
-                            "(default: munge if it answers on this host)")
-    proof.add_argument("--allow-unprivileged-ports", action="store_true",
-                       help="accept senders without authentication")
     parser.add_argument("--users", metavar="NAME,...",
                         help="trusted users, in addition to root, SlurmUser, link_scores.trusted_owner and the user "
                              "of this process")
     parser.add_argument("--interval", type=float, metavar="SECONDS",
-                        help="keep running and publish periodically (default with --listen: "
-                             f"{DEFAULT_INTERVAL_S:g})")
+                        help="keep running, and read the spool and publish periodically")
     return parser
 
 
@@ -101,49 +70,24 @@ def _ingest_and_publish(collector: Collector, spool_dir: str | None) -> None:
         try:
             collector.publish_scores()
         finally:
-            _report_rejections(collector)
+            collector.report_rejections()
 
 
-def _report_rejections(collector: Collector) -> None:
-    if text := collector.rejection_summary():
-        warn(text)
-
-
-async def _serve_until_signal(collector: Collector, ingest_once: Callable[[], None], interval_s: float,
-                              receiver: SampleReceiver, address: tuple[str, int] | None) -> None:
-    """Receive samples and publish link scores until SIGTERM or SIGINT.
-
-    Raises
-    ------
-    UnavailableError : the address cannot be bound.
-    """
-    async def ingest_periodically() -> None:
-        while True:
-            try:
-                await asyncio.to_thread(ingest_once)
-            except Exception as error:  # the next cycle may succeed, e.g. if the disk was full
-                report_error(error)
-            _report_rejections(collector)
-            await asyncio.sleep(interval_s)
-
-    tasks = [asyncio.ensure_future(ingest_periodically())]
-    if address is not None:
-        tasks.append(asyncio.ensure_future(receiver.serve(
-            *address, on_listening=lambda port: warn(f"listening on port {port}{_sender_proof_text(receiver)}"))))
+def _ingest_until_signal(collector: Collector, spool_dir: str | None, interval_s: float) -> None:
+    """Ingest the spool and publish link scores periodically until SIGTERM or SIGINT."""
+    stop: SimpleQueue[int] = SimpleQueue()  # whose `put` is safe in a signal handler
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: [task.cancel() for task in tasks])
-    try:
-        await asyncio.gather(*tasks)
-    except asyncio.CancelledError:
+        signal.signal(number, lambda number, _: stop.put(number))
+    while True:
+        try:
+            _ingest_and_publish(collector, spool_dir)
+        except Exception as error:  # the next cycle may succeed, e.g. if the disk was full
+            report_error(error)
+        try:
+            stop.get(timeout=interval_s)
+        except Empty:
+            continue
         return
-    except OSError as error:
-        raise UnavailableError(f"--listen: cannot listen ({error.strerror})") from error
-
-
-def _sender_proof_text(receiver: SampleReceiver) -> str:
-    if receiver.trusted_uids is not None:
-        return f"; senders need a munge credential of user {', '.join(map(str, sorted(receiver.trusted_uids)))}"
-    return "" if receiver.allow_unprivileged else "; senders need a port below 1024"
 
 
 def _trusted_users(users: str | None, owner: str) -> str:
@@ -163,24 +107,6 @@ def _slurm_user() -> str:
     except OSError:
         return ""
     return users[-1].partition("(")[0] if users else ""
-
-
-def _accepted_uids(options: argparse.Namespace, trusted_users: str) -> frozenset[int] | None:
-    """Users whose munge credentials are accepted; None if no credential is required.
-
-    Raises
-    ------
-    UnavailableError : --auth=munge, and munge does not answer.
-    """
-    from slurmdl.links import munge
-
-    if options.allow_unprivileged_ports or options.auth == "port" or options.listen is None:
-        return None
-    if not munge.is_munge_available():
-        if options.auth == "munge":
-            raise UnavailableError("--auth munge: munge does not answer on this host; start it or use --auth port")
-        return None
-    return frozenset(file_trust.resolve_uids(trusted_users) | {0, os.geteuid()})
 
 
 def _known_link_names() -> frozenset[str] | None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from slurmdl import config, files, units
 from slurmdl.cli.arguments import CliParser
-from slurmdl.errors import SlurmdlError, UsageError, warn
+from slurmdl.cli.links import load_topology_or_flat
+from slurmdl.errors import UsageError, warn
 from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
     from slurmdl.links.samples import LinkSample
-    from slurmdl.topology.topology import Topology
 
 #: age at which samples of earlier probes are removed from the file
 SAMPLE_RETENTION_S = 3600.0
@@ -30,8 +30,9 @@ def run(argv: list[str]) -> int:
     selection.add_argument("--all", action="store_true", help="all idle nodes")
     parser.add_argument("--budget", default="30s", type=_parse_duration, metavar="TIME",
                         help="time for all rounds (default: %(default)s)")
-    parser.add_argument("--rate-limit", default=0.0, type=_parse_byte_rate, metavar="RATE",
-                        help="bytes/s of one stream, e.g. 100M; throughput at the limit is not reported")
+    parser.add_argument("--rate-limit", default=0.0, type=lambda text: units.parse_bytes(text, "--rate-limit"),
+                        metavar="RATE", help="bytes/s of one stream, e.g. 100M; throughput at the limit is not "
+                                             "reported")
     parser.add_argument("--transport", default="tcp", choices=("tcp", "mpi"),
                         help="protocol of the probes; mpi uses the path of the training (default: %(default)s)")
     parser.add_argument("--interface", default="", metavar="IF",
@@ -65,7 +66,7 @@ def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
     nodes = _select_nodes(options)
     if len(nodes) < 2:
         raise UsageError(f"slurmdl links probe: {len(nodes)} node{'s' * (len(nodes) != 1)}; expected at least two")
-    topology = _load_topology_or_flat(nodes)
+    topology = load_topology_or_flat(None, nodes, "all nodes count as one zone")
     immediate = () if "SLURM_JOB_ID" in os.environ else ("--immediate=30",)
     step = probe_step.ProbeStep(nodes, topology, ProbeConfig(rate_limit=options.rate_limit), options.budget,
                                 transport=options.transport, interface=options.interface,
@@ -74,7 +75,7 @@ def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
     if options.output == "-":
         print(format_sample_lines(samples), end="")
         return 0
-    rows = link_table.link_rows(aggregate.aggregate_scores(samples, time.time()).scores, topology)
+    rows = link_table.link_rows(aggregate.aggregate_scores(samples, time.time()), topology)
     print_escaped(link_table.format_link_table(rows, len(rows)))
     _merge_into_file(options.output or user_probe_file(os.environ), samples)
     return 0
@@ -104,18 +105,6 @@ def _select_nodes(options: argparse.Namespace) -> tuple[str, ...]:
     raise UsageError("slurmdl links probe: no nodes; expected --nodes LIST or --all outside of a job")
 
 
-def _load_topology_or_flat(nodes: tuple[str, ...]) -> Topology:
-    """The cluster's topology; with a warning a single zone if it cannot be read."""
-    from slurmdl.topology import load
-    from slurmdl.topology.topology import Topology
-
-    try:
-        return load.load_topology()
-    except SlurmdlError as error:
-        warn(f"{error}; all nodes count as one zone")
-        return Topology.flat(nodes)
-
-
 def _merge_into_file(path: str, samples: list[LinkSample]) -> None:
     """Atomically write the samples and those in the file that are younger than SAMPLE_RETENTION_S."""
     from slurmdl.links.samples import format_sample_lines, parse_sample_lines
@@ -141,7 +130,3 @@ def _parse_duration(text: str) -> float:
         return units.parse_duration(text, min_s=1, max_s=3600)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _parse_byte_rate(text: str) -> float:
-    return units.parse_bytes(text, "--rate-limit")

@@ -1,4 +1,4 @@
-"""show link scores as a table and a heat map, worst links first"""
+"""show link scores as a table, worst links first"""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import json
 import os
 import shutil
 from time import time
-from typing import TYPE_CHECKING
 
 from slurmdl import config
-from slurmdl.cli.arguments import CliParser, write_output_file
-from slurmdl.errors import InputError, SlurmdlError, warn
+from slurmdl.cli.arguments import CliParser
+from slurmdl.cli.links import load_topology_or_flat
+from slurmdl.errors import InputError, warn
 from slurmdl.text import print_escaped
-
-if TYPE_CHECKING:
-    from slurmdl.topology.topology import Topology
 
 
 def run(argv: list[str]) -> int:
@@ -24,9 +21,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--topology", metavar="FILE", help="topology file (default: the cluster's topology)")
     parser.add_argument("--all", action="store_true", help="all links (default: as many as fit the terminal)")
     parser.add_argument("--json", action="store_true", help="JSON output, worst links first")
-    parser.add_argument("--svg", metavar="FILE", help="write the heat map as SVG, too")
     options = parser.parse_args(argv)
-    from slurmdl.links import heatmap, link_table
+    from slurmdl.links import link_table
     from slurmdl.links.score_sources import load_from_sources
     from slurmdl.placement import score_report
 
@@ -36,7 +32,7 @@ def run(argv: list[str]) -> int:
         warn(f"link scores: {warning}")
     if not loaded.scores.link_count and options.link_scores != "auto":
         return InputError.exit_status
-    topology = _load_topology_or_empty(options.topology)
+    topology = load_topology_or_flat(options.topology, (), "no zones are shown")
     rows = link_table.link_rows(loaded.scores, topology)
     node_count, scored = len(topology.nodes), sum(name in loaded.scores.nodes for name in topology.nodes)
     if options.json:
@@ -52,23 +48,4 @@ def run(argv: list[str]) -> int:
         if rows:
             assumption = score_report.unmeasured_link_assumption(topology, loaded.scores)
             print_escaped(f"x1: same as a link without a score ({assumption})")
-    matrix = heatmap.build_heatmap(loaded.scores, topology)
-    if matrix.zones and not options.json:
-        print_escaped(f"\n{heatmap.heatmap_text(matrix)}")
-    if options.svg:
-        write_output_file(options.svg, "--svg", heatmap.heatmap_svg(matrix))
     return 0
-
-
-def _load_topology_or_empty(path: str | None) -> Topology:
-    """The topology; with a warning an empty one if the cluster's cannot be read."""
-    from slurmdl.topology import load
-    from slurmdl.topology.topology import Topology
-
-    try:
-        return load.load_topology(path)
-    except SlurmdlError as error:
-        if path:
-            raise
-        warn(f"no zones: {error}")
-        return Topology.flat(())

@@ -1,3 +1,3 @@
-"""Active probes of links: `schedule` pairs the nodes, `measure` and `reflector` are the two sides of a probe,
-`protocol` and `channel` the messages between them, `tcp_task` and `mpi_task` the tasks of the Slurm step, and
-`link_estimator` derives links from pairs."""
+"""Active probes of links: `pairs` chooses pairs of nodes and estimates links from them, `measurement` and `reflector`
+are the two sides of a probe, `protocol` and `channel` the messages between them, `tcp_task` and `mpi_task` the tasks
+of the Slurm step."""

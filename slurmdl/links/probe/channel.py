@@ -2,7 +2,7 @@
 
 Each side first sends a random nonce. Secret and nonces give one key per direction; each line carries the HMAC-SHA256
 of its sequence number and text. Forged, changed, dropped, repeated and replayed lines are rejected. The secret is not
-transmitted and nothing is encrypted. An empty secret accepts any peer that speaks the protocol.
+transmitted and nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -41,14 +41,7 @@ class Deadline:
 
 
 class AuthenticatedChannel:
-    """One side of the connection.
-
-    Parameters
-    ----------
-    secret : shared with the peer.
-    is_client : whether this side opened the connection.
-    deadline : of blocking operations; None for no limit.
-    """
+    """One side of the connection; the client opened it. `deadline` bounds blocking operations, None for no limit."""
 
     def __init__(self, connection: socket.socket, secret: bytes, *, is_client: bool,
                  deadline: Deadline | None = None) -> None:
@@ -56,7 +49,7 @@ class AuthenticatedChannel:
         self._secret, self._is_client = secret, is_client
         self._nonce = secrets.token_hex(_NONCE_BYTES).encode()
         self._buffer = b""
-        self._keys: tuple[bytes, bytes] | None = None  # for sent and for received messages
+        self._keys: tuple[bytes, bytes] | None = None
         self._messages_sent = self._messages_received = 0
         self.tag = b""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -70,24 +63,21 @@ class AuthenticatedChannel:
 
     def write_message(self, **message: Any) -> None:
         """Send a message; waits for the peer's nonce first."""
-        while self._keys is None and not self._derive_keys():
+        while (keys := self._session_keys()) is None:
             self._receive_before_deadline()
-        assert self._keys is not None
         self._set_timeout()
         text = json.dumps(message).encode()
-        self.socket.sendall(self._hmac_hex(self._keys[0], self._messages_sent, text) + b" " + text + b"\n")
+        self.socket.sendall(self._hmac_hex(keys[0], self._messages_sent, text) + b" " + text + b"\n")
         self._messages_sent += 1
 
     def next_message(self) -> dict[str, Any] | None:
         """Next message if it is complete, else None; PeerError if it is not valid."""
-        if self._keys is None and not self._derive_keys():
-            return None
-        assert self._keys is not None
-        line = self._pop_line()
-        if line is None:
+        keys = self._session_keys()
+        line = self._pop_line() if keys else None
+        if keys is None or line is None:
             return None
         code, _, text = line.partition(b" ")
-        if not hmac.compare_digest(code, self._hmac_hex(self._keys[1], self._messages_received, text)):
+        if not hmac.compare_digest(code, self._hmac_hex(keys[1], self._messages_received, text)):
             raise PeerError("the peer does not have the secret")
         self._messages_received += 1
         try:
@@ -121,19 +111,17 @@ class AuthenticatedChannel:
         self._buffer = rest
         return line
 
-    def _derive_keys(self) -> bool:
-        """Derive the keys if the peer's nonce is complete; return whether it is."""
-        nonce = self._pop_line()
-        if nonce is None:
-            return False
-        if len(nonce) != 2 * _NONCE_BYTES:
-            raise PeerError("malformed message from the peer: expected a nonce")
-        nonces = (self._nonce + nonce) if self._is_client else (nonce + self._nonce)
-        client, server, datagrams = (hmac.digest(self._secret, purpose + nonces, "sha256")
-                                     for purpose in (b"client ", b"server ", b"datagrams "))
-        self._keys = (client, server) if self._is_client else (server, client)
-        self.tag = datagrams[:TAG_BYTES]
-        return True
+    def _session_keys(self) -> tuple[bytes, bytes] | None:
+        """Keys for sent and for received messages; None until the peer's nonce is complete."""
+        if self._keys is None and (nonce := self._pop_line()) is not None:
+            if len(nonce) != 2 * _NONCE_BYTES:
+                raise PeerError("malformed message from the peer: expected a nonce")
+            nonces = (self._nonce + nonce) if self._is_client else (nonce + self._nonce)
+            client, server, datagrams = (hmac.digest(self._secret, purpose + nonces, "sha256")
+                                         for purpose in (b"client ", b"server ", b"datagrams "))
+            self._keys = (client, server) if self._is_client else (server, client)
+            self.tag = datagrams[:TAG_BYTES]
+        return self._keys
 
     @staticmethod
     def _hmac_hex(key: bytes, number: int, text: bytes) -> bytes:

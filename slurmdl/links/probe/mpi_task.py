@@ -62,9 +62,10 @@ def _run_pair(world: MPI.Comm, names: tuple[str, str], node: str,
     """Measure as the first node of the pair, or reflect as the second."""
     first, second = names
     if node == second:
-        peer = rank_of[first]
+        peer, message = rank_of[first], bytearray(64)
         for _ in range(config.rtt_probes):
-            world.Send(_receive_into(world, bytearray(64), peer, _ECHO_TAG), peer, _ECHO_TAG)
+            world.Recv(message, peer, _ECHO_TAG)
+            world.Send(message, peer, _ECHO_TAG)
         _receive_stream(world, peer)
         _send_stream(world, peer, config)
         return None
@@ -72,18 +73,13 @@ def _run_pair(world: MPI.Comm, names: tuple[str, str], node: str,
     for _ in range(config.rtt_probes):
         start = time.perf_counter()
         world.Send(message, peer, _ECHO_TAG)
-        _receive_into(world, message, peer, _ECHO_TAG)
+        world.Recv(message, peer, _ECHO_TAG)
         rtts.append(time.perf_counter() - start)
     rtts.sort()
     _send_stream(world, peer, config)
     return PairMeasurement(first, second, forward=world.recv(source=peer),
                            backward=_receive_stream(world, peer, send_rate=False), rtt=rtts[len(rtts) // 2],
                            rtt_p99=rtts[len(rtts) * 99 // 100])
-
-
-def _receive_into(world: MPI.Comm, message: bytearray, peer: int, tag: int) -> bytearray:
-    world.Recv(message, peer, tag)
-    return message
 
 
 def _send_stream(world: MPI.Comm, peer: int, config: ProbeConfig) -> None:
@@ -103,7 +99,7 @@ def _receive_stream(world: MPI.Comm, peer: int, *, send_rate: bool = True) -> fl
     """Receive a stream; return its bytes/s, and send them to the peer if `send_rate`."""
     marks, message = [(time.monotonic(), 0)], bytearray(_CHUNK_BYTES)
     while True:
-        _receive_into(world, message, peer, _STREAM_TAG)
+        world.Recv(message, peer, _STREAM_TAG)
         marks.append((time.monotonic(), marks[-1][1] + _CHUNK_BYTES))
         if not message[0]:
             break

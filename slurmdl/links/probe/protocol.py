@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import math
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable
 
 from slurmdl.links.probe.channel import TAG_BYTES, AuthenticatedChannel, Deadline, PeerError
-from slurmdl.links.tcp_server import parse_peer_address
 
 #: a stream consists of chunks; the first byte of the last one is 0
 CHUNK_BYTES = 16_384
@@ -34,12 +32,12 @@ class ControlChannel(AuthenticatedChannel):
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 4 * CHUNK_BYTES)
         super().__init__(connection, secret, is_client=is_client, deadline=deadline)
 
-    def send_stream(self, size: int, seconds: float, pace: Callable[[int], None]) -> None:
-        """Send `size` bytes, or for `seconds`; `pace` may wait before each chunk."""
+    def send_stream(self, size: int, seconds: float, rate: float = 0.0) -> None:
+        """Send `size` bytes, or for `seconds`, at up to `rate` bytes/s (0: no limit)."""
         chunk, last = b"\1" + bytes(CHUNK_BYTES - 1), bytes(CHUNK_BYTES)
-        end = time.monotonic() + seconds
+        end, pacer = time.monotonic() + seconds, Pacer(rate)
         for _ in range(max(1, size // CHUNK_BYTES)):
-            pace(CHUNK_BYTES)
+            pacer.wait_to_send(CHUNK_BYTES)
             self.socket.settimeout(self.deadline.remaining_s())
             if time.monotonic() > end:
                 break
@@ -83,32 +81,25 @@ def steady_state_rate(marks: list[tuple[float, int]]) -> float:
 class ProbeSocket:
     """UDP socket for one peer, with kernel timestamps and a count of receive buffer overflows.
 
-    Each datagram ends with the tag of the session; datagrams without it are dropped.
-
-    Attributes
-    ----------
-    overflow : datagrams that were dropped by the full receive buffer, not by the network.
+    Each datagram ends with the tag of the session; datagrams without it are dropped. `overflow` counts the datagrams
+    that the full receive buffer dropped, not the network.
     """
 
     def __init__(self, address: str) -> None:
-        own = str(parse_peer_address(address))
+        own = _plain_address(address)
         self._family = socket.AF_INET6 if ":" in own else socket.AF_INET
         self.socket = socket.socket(self._family, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
         self.socket.bind((own, 0))
+        self.port: int = self.socket.getsockname()[1]
         self.overflow, self._tag = 0, b""
 
     def connect(self, peer: tuple[str, int], tag: bytes) -> None:
         """Set the only peer (address, port), and the tag of the session."""
-        self.socket.connect((str(parse_peer_address(peer[0])), peer[1]))
+        self.socket.connect((_plain_address(peer[0]), peer[1]))
         self._tag = tag
-
-    @property
-    def port(self) -> int:
-        port: int = self.socket.getsockname()[1]
-        return port
 
     def receive(self, timeout_s: float) -> tuple[bytes, float] | None:
         """Next datagram and the kernel's arrival time in s; None after `timeout_s`."""
@@ -153,6 +144,12 @@ class ProbeSocket:
         self.socket.close()
 
 
+def _plain_address(host: str) -> str:
+    """Address of a socket without its scope; an IPv4-mapped IPv6 address becomes IPv4."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
 class PacketTrainReceiver:
     """Throughput of a packet train, which, unlike a TCP stream, does not slow down after losses."""
 
@@ -164,10 +161,6 @@ class PacketTrainReceiver:
     def add(self, data: bytes, timestamp: float) -> None:
         self._read_times.append(time.monotonic())
         self._marks.append((timestamp, (self._marks[-1][1] if self._marks else 0) + len(data)))
-
-    @property
-    def has_started(self) -> bool:
-        return bool(self._marks)
 
     def throughput(self) -> float:
         """Bytes/s after the first quarter, which a token bucket may have let pass; 0 if it is unknown.
@@ -183,27 +176,6 @@ class PacketTrainReceiver:
             return 0.0
         dropped = (self._probe_socket.overflow - self._overflow_before) / len(self._marks)
         return (total - before) * (1 + dropped) / (end - start) if end > start else 0.0
-
-
-class TokenBucket:
-    """Token bucket of `rate` bytes/s (0: no limit) with a burst of ten seconds."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate or math.inf
-        self._tokens, self._last_refill, self._lock = 10 * self._rate, time.monotonic(), threading.Lock()
-
-    def try_consume(self, size: int) -> bool:
-        """Consume `size` bytes if they are available; return whether they were."""
-        if self._rate == math.inf:
-            return True
-        with self._lock:
-            now = time.monotonic()
-            self._tokens = min(10 * self._rate, self._tokens + (now - self._last_refill) * self._rate)
-            self._last_refill = now
-            if size > self._tokens:
-                return False
-            self._tokens -= size
-            return True
 
 
 class Pacer:

@@ -1,4 +1,4 @@
-"""Server side of a probe: echoes datagrams, receives and sends streams, in a bounded number of sessions."""
+"""Server side of a probe: echoes datagrams, receives and sends streams."""
 
 from __future__ import annotations
 
@@ -6,21 +6,11 @@ import select
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from slurmdl.links.probe.channel import HANDSHAKE_S, Deadline, PeerError
-from slurmdl.links.probe.protocol import (
-    CHUNK_BYTES,
-    ControlChannel,
-    Pacer,
-    PacketTrainReceiver,
-    ProbeSocket,
-    TokenBucket,
-)
-from slurmdl.links.tcp_server import IPNetwork, create_listener, is_in_networks, parse_peer_address
+from slurmdl.links.probe.protocol import CHUNK_BYTES, ControlChannel, Pacer, PacketTrainReceiver, ProbeSocket
 
 #: datagrams of a packet train
 PACKET_TRAIN_LENGTH = 256
@@ -31,48 +21,28 @@ _MAX_STREAM_BYTES = 2**30
 _MAX_REQUEST_S, _MAX_IDLE_S, _MAX_SESSION_S = 10.0, 5.0, 30.0
 #: connections that are not yet authenticated; the oldest is dropped for a new one
 _MAX_UNAUTHENTICATED = 64
+_ACCEPT_BACKLOG = 1024
 
 
 class Reflector:
-    """Answers the probes of other nodes in background threads until it is closed.
+    """Answers the probes of peers with the secret in background threads until the process ends.
 
-    Parameters
-    ----------
-    address : to listen on, "" for all.
-    port : 0 for any.
-    secret : required of peers; empty for none.
-    allowed_networks : of the peers, () for all.
-    max_sessions : at the same time, at most half of them with one host. Unauthenticated connections do not count.
-    rate_limit : bytes/s of all sessions together, 0 for no limit; requests above it are rejected.
+    It listens on `address`, "" for all addresses.
     """
 
-    def __init__(self, address: str = "", port: int = 0, *, secret: bytes = b"",
-                 allowed_networks: Sequence[IPNetwork] = (), max_sessions: int = 16, rate_limit: float = 0.0) -> None:
-        self._server, self._closed = create_listener(address, port), False
-        self._secret, self._allowed_networks = secret, tuple(allowed_networks)
-        self._token_bucket = TokenBucket(rate_limit)
-        self._max_sessions, self._lock = max_sessions, threading.Lock()
+    def __init__(self, address: str, secret: bytes) -> None:
+        self._server, self._secret = _create_listener(address), secret
         self._unauthenticated: dict[socket.socket, None] = {}  # oldest first
-        self._sessions_by_host: Counter[str] = Counter()
+        self._lock = threading.Lock()
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._accept_connections, daemon=True).start()
 
-    def close(self) -> None:
-        """Stop listening; running sessions end by themselves."""
-        self._closed = True
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-
     def _accept_connections(self) -> None:
-        while not self._closed:
+        while True:
             try:
-                connection, (host, *_) = self._server.accept()
+                connection, _ = self._server.accept()
             except OSError:
-                time.sleep(0.05)  # closed, out of file descriptors, or the peer has disconnected
-                continue
-            address = parse_peer_address(host)
-            if self._allowed_networks and not is_in_networks(address, self._allowed_networks):
-                connection.close()
+                time.sleep(0.05)  # out of file descriptors, or the peer has disconnected
                 continue
             with self._lock:
                 self._unauthenticated[connection] = None
@@ -82,13 +52,13 @@ class Reflector:
                     with suppress(OSError):
                         oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
             try:
-                threading.Thread(target=self._handle_connection, args=(connection, str(address)), daemon=True).start()
+                threading.Thread(target=self._handle_connection, args=(connection,), daemon=True).start()
             except RuntimeError:  # out of threads
                 with self._lock:
                     self._unauthenticated.pop(connection, None)
                 connection.close()
 
-    def _handle_connection(self, connection: socket.socket, host: str) -> None:
+    def _handle_connection(self, connection: socket.socket) -> None:
         try:
             with connection:
                 try:
@@ -97,64 +67,47 @@ class Reflector:
                 finally:
                     with self._lock:
                         self._unauthenticated.pop(connection, None)
-                if self._acquire_session(host):
-                    try:
-                        self._serve_session(control, hello)
-                    finally:
-                        self._release_session(host)
+                _serve_session(control, hello)
         except (OSError, ValueError, TypeError, OverflowError):
             pass  # disconnected or invalid peer
 
-    def _acquire_session(self, host: str) -> bool:
-        with self._lock:
-            if self._sessions_by_host.total() >= self._max_sessions \
-                    or self._sessions_by_host[host] >= max(1, self._max_sessions // 2):
-                return False
-            self._sessions_by_host[host] += 1
-            return True
 
-    def _release_session(self, host: str) -> None:
-        with self._lock:
-            self._sessions_by_host[host] -= 1
-            if not self._sessions_by_host[host]:
-                del self._sessions_by_host[host]
+def _create_listener(host: str) -> socket.socket:
+    """Listening socket on a free port; `host` is "" for all addresses, IPv4 and IPv6."""
+    is_dual_stack = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual_stack or ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=_ACCEPT_BACKLOG, dualstack_ipv6=is_dual_stack)
 
-    def _serve_session(self, control: ControlChannel, hello: dict[str, Any]) -> None:
-        connection, session = control.socket, Deadline(_MAX_SESSION_S)
-        probe_socket = ProbeSocket(connection.getsockname()[0])
-        try:
-            probe_socket.connect((connection.getpeername()[0], int(hello.get("udp", 0))), control.tag)
-            control.write_message(udp=probe_socket.port)
-            while True:
-                control.deadline = Deadline(min(_MAX_IDLE_S, session.remaining_s()))
-                request = control.read_message()
-                control.deadline = Deadline(min(_MAX_REQUEST_S, session.remaining_s()))
-                self._handle_request(control, probe_socket, request)
-        finally:
-            probe_socket.close()
 
-    def _handle_request(self, control: ControlChannel, probe_socket: ProbeSocket, request: dict[str, Any]) -> None:
-        seconds = min(float(request.get("seconds", 0)), _MAX_REQUEST_S)
-        size = min(int(request.get("size", 0)), _MAX_STREAM_BYTES)
-        op = request.get("op")
-        if op in ("receive_train", "send_train"):
-            size = PACKET_TRAIN_LENGTH * probe_socket.max_payload()
-        if not self._token_bucket.try_consume(max(0, size)):
-            raise PeerError("rate limit exceeded")
-        match op:
-            case "echo":
-                control.write_message(**_echo_datagrams(control, probe_socket, size // ECHO_BYTES))
-            case "receive_stream":
-                control.write_message(rate=control.receive_stream(size + 2 * CHUNK_BYTES))
-            case "send_stream":
-                control.send_stream(size, seconds, Pacer(0).wait_to_send)
-            case "receive_train":
-                control.write_message(rate=_receive_packet_train(control, probe_socket))
-            case "send_train":
-                send_packet_train(probe_socket, seconds, 0)
-                control.write_message(done=True)
-            case _:
-                raise PeerError("malformed message from the peer: unknown op")
+def _serve_session(control: ControlChannel, hello: dict[str, Any]) -> None:
+    connection, session = control.socket, Deadline(_MAX_SESSION_S)
+    with closing(ProbeSocket(connection.getsockname()[0])) as probe_socket:
+        probe_socket.connect((connection.getpeername()[0], int(hello.get("udp", 0))), control.tag)
+        control.write_message(udp=probe_socket.port)
+        while True:
+            control.deadline = Deadline(min(_MAX_IDLE_S, session.remaining_s()))
+            request = control.read_message()
+            control.deadline = Deadline(min(_MAX_REQUEST_S, session.remaining_s()))
+            _handle_request(control, probe_socket, request)
+
+
+def _handle_request(control: ControlChannel, probe_socket: ProbeSocket, request: dict[str, Any]) -> None:
+    seconds = min(float(request.get("seconds", 0)), _MAX_REQUEST_S)
+    size = min(int(request.get("size", 0)), _MAX_STREAM_BYTES)
+    match request.get("op"):
+        case "echo":
+            control.write_message(**_echo_datagrams(control, probe_socket, size // ECHO_BYTES))
+        case "receive_stream":
+            control.write_message(rate=control.receive_stream(size + 2 * CHUNK_BYTES))
+        case "send_stream":
+            control.send_stream(size, seconds)
+        case "receive_train":
+            control.write_message(rate=_receive_packet_train(control, probe_socket))
+        case "send_train":
+            send_packet_train(probe_socket, seconds, 0)
+            control.write_message(done=True)
+        case _:
+            raise PeerError("malformed message from the peer: unknown op")
 
 
 def _echo_datagrams(control: ControlChannel, probe_socket: ProbeSocket, max_echoes: int) -> dict[str, int]:

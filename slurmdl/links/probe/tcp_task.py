@@ -9,24 +9,25 @@ only.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
 import selectors
 import socket
+import struct
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.links.probe.channel import HANDSHAKE_S, AuthenticatedChannel, Deadline, derive_secret
-from slurmdl.links.probe.measure import measure_pair
-from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
+from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig, measure_pair
 from slurmdl.links.probe.reflector import Reflector
 from slurmdl.slurm import hostlist
 
@@ -48,16 +49,14 @@ _PORT_COUNT, _FIRST_PORT, _PORT_CANDIDATES = 20_000, 30_000, 4
 class ProbeSchedule:
     """Input of the leader.
 
-    Attributes
-    ----------
-    nodes : names.
-    rounds : pairs of indices of nodes.
-    budget_s : seconds for all rounds; a round that would not fit is not started.
-    interface : to probe over, "" for that of the route to the leader.
+    Attributes:
+        rounds: pairs of indices of `nodes`.
+        budget_s: seconds for all rounds; a round that would not fit is not started.
+        interface: to probe over, "" for that of the route to the leader.
     """
 
-    nodes: tuple[str, ...]
-    rounds: tuple[tuple[tuple[int, int], ...], ...]
+    nodes: Sequence[str]
+    rounds: Sequence[Sequence[tuple[int, int]]]
     config: ProbeConfig
     budget_s: float
     interface: str = ""
@@ -67,21 +66,18 @@ class ProbeSchedule:
 
     @classmethod
     def from_json(cls, data: Any) -> ProbeSchedule:
-        rounds = tuple(tuple((int(a), int(b)) for a, b in pairs) for pairs in data["rounds"])
-        return cls(tuple(data["nodes"]), rounds, ProbeConfig(**data["config"]), float(data["budget_s"]),
-                   data["interface"])
+        return cls(**{**data, "config": ProbeConfig(**data["config"])})
 
 
 @dataclass
 class _Follower:
     """A follower, as the leader knows it.
 
-    Attributes
-    ----------
-    join_deadline : by which it must authenticate.
-    name : its node; "" until it is authenticated.
-    address, port : of its reflector.
-    pending_probe : id of the probe that it has not answered yet.
+    Attributes:
+        join_deadline: by which it must authenticate.
+        name: its node; "" until it is authenticated.
+        address, port: of its reflector.
+        pending_probe: id of the probe that it has not answered yet.
     """
 
     channel: AuthenticatedChannel
@@ -150,7 +146,7 @@ class _Leader:
     def _accept(self) -> None:
         with suppress(OSError):
             connection, _ = self._server.accept()
-            connection.setblocking(False)  # messages are short: a peer that does not read them is dropped
+            connection.setblocking(False)  # a handshake must not block the other tasks
             follower = _Follower(AuthenticatedChannel(connection, self._secret, is_client=False),
                                  time.monotonic() + HANDSHAKE_S)
             self._unauthenticated[connection] = follower
@@ -247,9 +243,6 @@ class _Leader:
 
 def interface_address(interface: str) -> str:
     """IPv4 address of an interface (netdevice(7)); UnavailableError if it has none."""
-    import fcntl
-    import struct
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query_socket:
         try:
             ifreq = fcntl.ioctl(query_socket, 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
@@ -263,7 +256,7 @@ def run_follower(host: str, ports: list[int], secret: bytes, node: str) -> None:
     channel, welcome = _connect_to_leader(host, ports, secret, node)
     config, interface = ProbeConfig(**welcome["config"]), str(welcome["interface"])
     source = interface_address(interface) if interface else ""
-    reflector = Reflector(source, secret=derive_secret(secret, node))
+    reflector = Reflector(source, derive_secret(secret, node))
     channel.write_message(port=reflector.port, address=source or channel.socket.getsockname()[0])
     while True:
         request = channel.read_message()
@@ -271,8 +264,7 @@ def run_follower(host: str, ports: list[int], secret: bytes, node: str) -> None:
             return
         peer, (address, port) = request["peer"], request["address"]
         try:
-            pair = measure_pair((node, peer), (address, port), config, secret=derive_secret(secret, peer),
-                                source=source)
+            pair = measure_pair((node, peer), (address, port), config, derive_secret(secret, peer), source)
         except OSError as error:
             channel.write_message(probe=request["probe"], peer=peer, error=str(error))
         else:

@@ -1,8 +1,13 @@
-"""Link samples from a Prometheus server, by its HTTP API (https://prometheus.io/docs/prometheus/latest/querying/api/).
+"""Prometheus: link samples from a server's answers, and link scores as text for node_exporter's textfile collector.
 
-The default queries use metrics of node_exporter (https://github.com/prometheus/node_exporter): the speed of a node's
-fastest interface, which is an upper bound of its throughput, and the fraction of retransmitted TCP segments. It has
-no RTT; a site with a blackbox exporter or a ping mesh configures its own query.
+Samples come from the HTTP API (https://prometheus.io/docs/prometheus/latest/querying/api/). The default queries use
+metrics of node_exporter (https://github.com/prometheus/node_exporter): the speed of a node's fastest interface, which
+is an upper bound of its throughput, and the fraction of retransmitted TCP segments. It has no RTT; a site with a
+blackbox exporter or a ping mesh configures its own query.
+
+Scores are written in the text exposition format 0.0.4
+(https://prometheus.io/docs/instrumenting/exposition_formats/); metric names follow
+https://prometheus.io/docs/practices/naming/.
 """
 
 from __future__ import annotations
@@ -10,13 +15,14 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.client import HTTPException
 from time import monotonic
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 from slurmdl.errors import InputError, UnavailableError
+from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.samples import LinkSample
 
 #: metric -> PromQL, in base units
@@ -29,20 +35,27 @@ DEFAULT_QUERIES: Mapping[str, str] = {
 MAX_ANSWER_BYTES = 32 * 2**20
 _CHUNK_BYTES = 65536
 
+#: metric -> (help, value of a score made at a time, or None if it was not measured)
+_METRICS: Mapping[str, tuple[str, Callable[[LinkScore, float], float | None]]] = {
+    "slurmdl_link_throughput_bytes_per_second": (
+        "Throughput of the link, median of the recent samples.", lambda score, _: score.throughput),
+    "slurmdl_link_rtt_seconds": (
+        "Round-trip time over the link, median of the recent samples.", lambda score, _: score.rtt or None),
+    "slurmdl_link_rtt_p99_seconds": (
+        "Round-trip time over the link, 99th percentile.", lambda score, _: score.rtt_p99 or None),
+    "slurmdl_link_loss_ratio": ("Fraction of packets lost on the link.", lambda score, _: score.loss),
+    "slurmdl_link_samples": ("Samples of the score.", lambda score, _: score.samples),
+    "slurmdl_link_sampled_timestamp_seconds": (
+        "Time of the newest sample since the epoch.", lambda score, time: time - score.age),
+}
+
 
 def query_samples(url: str, queries: Mapping[str, str], node_label: str, deadline: float) -> list[LinkSample]:
-    """Current samples of the nodes, one per node and metric.
+    """Current samples of the nodes, one per node and metric; `deadline` (monotonic clock) holds for all responses.
 
-    Parameters
-    ----------
-    queries : metric -> PromQL; they override or extend DEFAULT_QUERIES.
-    node_label : label with the node name; its port and domain are dropped.
-    deadline : on the monotonic clock, for all responses.
-
-    Raises
-    ------
-    UnavailableError : no response in time, or an HTTP error.
-    InputError : the response is not valid.
+    `queries` (metric -> PromQL) override or extend DEFAULT_QUERIES. The label `node_label` has the node's name; its
+    port and domain are dropped. Raises UnavailableError if there is no response in time, or an HTTP error; InputError
+    if a response is not valid.
     """
     # the default throughput query returns nominal speeds, which are only an upper bound
     return [sample for metric, query in {**DEFAULT_QUERIES, **queries}.items()
@@ -51,12 +64,7 @@ def query_samples(url: str, queries: Mapping[str, str], node_label: str, deadlin
 
 
 def parse_instant_vector(text: bytes, metric: str, node_label: str, source: str = "prometheus") -> list[LinkSample]:
-    """Samples in the response to an instant query; implausible values are skipped.
-
-    Raises
-    ------
-    InputError : the response is not valid.
-    """
+    """Samples in the response to an instant query; implausible values are skipped. InputError if it is not valid."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -65,21 +73,17 @@ def parse_instant_vector(text: bytes, metric: str, node_label: str, source: str 
         if answer["status"] != "success" or answer["data"]["resultType"] != "vector":
             reason = str(answer.get("error") or answer["data"]["resultType"])[:200]
             raise InputError(f"prometheus: {reason!r}; expected an instant vector")
-        samples = [_parse_vector_element(each, metric, node_label, source) for each in answer["data"]["result"]]
+        samples = []
+        for element in answer["data"]["result"]:
+            time, value = element["value"]
+            fields = {"kind": "node", "name": _node_name(str(element["metric"].get(node_label, ""))),
+                      "time": float(time), "source": source, metric: float(value)}
+            with suppress(InputError):
+                samples.append(LinkSample.from_json(fields))
+        return samples
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         reason = f"{type(error).__name__}: {str(error)[:80]}"
         raise InputError(f"prometheus: response is malformed ({reason})") from error
-    return [sample for sample in samples if sample is not None]
-
-
-def _parse_vector_element(element: Any, metric: str, node_label: str, source: str) -> LinkSample | None:
-    time, value = element["value"]
-    name = _node_name(str(element["metric"].get(node_label, "")))
-    try:
-        return LinkSample.from_json({"kind": "node", "name": name, "time": float(time), "source": source,
-                                     metric: float(value)})
-    except InputError:
-        return None
 
 
 def _node_name(target: str) -> str:
@@ -121,3 +125,23 @@ def _error_reason(error: Exception) -> str:
         return "no response in time"
     reason = getattr(error, "reason", "") or error
     return getattr(reason, "strerror", "") or str(reason) or type(error).__name__
+
+
+def exposition_text(scores: LinkScores) -> str:
+    """All scores as text, one time series per metric and link; values that were not measured are left out."""
+    lines = []
+    for metric, (help_text, value_of) in _METRICS.items():
+        lines += [f"# HELP {metric} {help_text}", f"# TYPE {metric} gauge"]
+        for kind, links in scores.by_kind.items():
+            for name, score in sorted(links.items()):
+                value = value_of(score, scores.time)
+                if value is not None:
+                    lines.append(f'{metric}{{kind="{kind}",link="{_escape_label(name)}"}} {value!r}')
+    metric = "slurmdl_scores_timestamp_seconds"
+    lines += [f"# HELP {metric} Time at which the scores were made, since the epoch.", f"# TYPE {metric} gauge",
+              f"{metric} {scores.time!r}"]
+    return "\n".join(lines) + "\n"
+
+
+def _escape_label(label: str) -> str:
+    return re.sub(r'[\\"\n]', lambda match: {"\n": r"\n"}.get(match[0], "\\" + match[0]), label)

@@ -1,20 +1,28 @@
-"""Estimate links from pairs: each node's own link, each path between two zones, each zone's uplink.
+"""Pairs of nodes: rounds of disjoint pairs to probe, and the links estimated from their measurements.
 
-The throughput of a path is the minimum over its links; RTT and the logarithm of the delivered fraction are sums. As
-one bad link spoils all paths over it, a link is estimated from its paths over other good links: for throughput, from
-peers that carry at least as much; for sums, by the median over the peers (of two peers the lower value, so that one
-bad peer does not spoil a good node).
+Each node is paired with a few others of its zone, and a few pairs of nodes measure the path between two zones:
+O(nodes + zones^2) probes. Both are round-robin tournaments by the circle method: with n players (n even), round r
+pairs i with r - i modulo n - 1; the player paired with itself gets the last player.
+
+Estimated are each node's own link, each path between two zones, and each zone's uplink. The throughput of a path is
+the minimum over its links; RTT and the logarithm of the delivered fraction are sums. As one bad link spoils all paths
+over it, a link is estimated from its paths over other good links: for throughput, from peers that carry at least as
+much; for sums, by the median over the peers (of two peers the lower value, so that one bad peer does not spoil a good
+node).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median, median_low
 
 from slurmdl.links.probe.measurement import PairMeasurement
 from slurmdl.links.samples import LinkSample
 
+#: default number of rounds inside zones, and of node pairs per pair of zones
+ROUNDS_IN_ZONE, PAIRS_PER_ZONE_PAIR = 4, 2
 #: fraction of an end's throughput that a peer must carry to count in its estimate; allows for noise
 _MIN_PEER_FRACTION = 0.75
 #: passes over all ends; each corrects the estimates by those of the peers
@@ -27,32 +35,75 @@ MEDIAN_SE_FACTOR = math.sqrt(math.pi / 2)
 PathValues = Sequence[tuple[str, str, float]]
 
 
-def estimate_links(pairs: Iterable[PairMeasurement], leaf: Mapping[str, str],
+def round_robin_schedule(leaf: Sequence[int], seed: int = 0, *, rounds_in_zone: int = ROUNDS_IN_ZONE,
+                         pairs_per_zone_pair: int = PAIRS_PER_ZONE_PAIR) -> Iterator[list[tuple[int, int]]]:
+    """Yield rounds of node index pairs, those inside zones first. A round has at most one pair per node, and at most
+    one inter-zone pair per zone.
+
+    Args:
+        leaf: leaf zone of each node as a number; nodes without a zone share one.
+        rounds_in_zone: rounds inside zones; small zones need fewer.
+        pairs_per_zone_pair: node pairs that measure the path between two zones.
+    """
+    rng = random.Random(seed)
+    zones: dict[int, list[int]] = {}
+    for node, zone in enumerate(leaf):
+        zones.setdefault(zone, []).append(node)
+    members = list(zones.values())
+    for nodes in members:
+        rng.shuffle(nodes)
+    rounds = [_sample_rounds(len(nodes), rounds_in_zone, rng) for nodes in members]
+    for i in range(max(map(len, rounds), default=0)):
+        yield [(nodes[a], nodes[b]) for nodes, numbers in zip(members, rounds, strict=True) if i < len(numbers)
+               for a, b in _round_pairs(len(nodes), numbers[i])]
+    used = [0] * len(members)  # pairs so far, per zone
+    for _ in range(pairs_per_zone_pair):
+        for number in _sample_rounds(len(members), len(members), rng):
+            pairs = []
+            for a, b in _round_pairs(len(members), number):
+                pairs.append((members[a][used[a] % len(members[a])], members[b][used[b] % len(members[b])]))
+                used[a] += 1
+                used[b] += 1
+            yield pairs
+
+
+def _sample_rounds(players: int, max_rounds: int, rng: random.Random) -> list[int]:
+    """Numbers of at most `max_rounds` rounds of a tournament in random order; none for less than two players."""
+    total = players - 1 + players % 2 if players > 1 else 0
+    return rng.sample(range(total), min(max_rounds, total))
+
+
+def _round_pairs(players: int, round_number: int) -> Iterator[tuple[int, int]]:
+    """Pairs of one round; with an odd number of players one of them is idle."""
+    circle = players - 1 + players % 2
+    for i in range(circle):
+        j = (round_number - i) % circle
+        if i < j:
+            yield i, j
+        elif i == j and players % 2 == 0:
+            yield i, players - 1
+
+
+def estimate_links(pairs: Sequence[PairMeasurement], leaf: Mapping[str, str],
                    time: float, source: str = "probe") -> list[LinkSample]:
     """Estimate samples of all links.
 
     A node without a measured peer in its zone cannot be distinguished from the zone's uplink: its path counts as its
     own link. With two zones, half of what the path adds belongs to each uplink, and both get its throughput. The
-    throughput of an uplink is a lower bound if the links of the nodes carry less.
-
-    Parameters
-    ----------
-    leaf : leaf zone of each node; nodes that are missing count as one zone.
-    time : of the samples, in seconds since the epoch.
+    throughput of an uplink is a lower bound if the links of the nodes carry less. Nodes that are missing in
+    `leaf` (node -> leaf zone) count as one zone. `time` of the samples is in seconds since the epoch.
     """
-    all_pairs = list(pairs)
-    inside = [pair for pair in all_pairs if leaf.get(pair.first, "") == leaf.get(pair.second, "")]
-    between = [pair for pair in all_pairs if leaf.get(pair.first, "") != leaf.get(pair.second, "")]
+    inside = [pair for pair in pairs if leaf.get(pair.first, "") == leaf.get(pair.second, "")]
+    between = [pair for pair in pairs if leaf.get(pair.first, "") != leaf.get(pair.second, "")]
     measured_inside = {node for pair in inside for node in (pair.first, pair.second)}
     lone_pairs = [pair for pair in between if not {pair.first, pair.second} <= measured_inside]
     nodes = _EndpointEstimates(inside + lone_pairs)
-    by_zones: dict[tuple[str, str], list[PairMeasurement]] = {}
+    residuals: dict[tuple[str, str], list[PairMeasurement]] = {}
     for pair in between:
         left, right = sorted((leaf.get(pair.first, ""), leaf.get(pair.second, "")))
         if left:
-            by_zones.setdefault((left, right), []).append(pair)
-    paths = [_inter_leaf_path(left, right, [nodes.subtract_endpoints(pair) for pair in group], group)
-             for (left, right), group in by_zones.items()]
+            residuals.setdefault((left, right), []).append(nodes.subtract_endpoints(pair))
+    paths = [_inter_leaf_path(left, right, pairs_between) for (left, right), pairs_between in residuals.items()]
     # the RTT of an inter-leaf path without the nodes' own links is the sum over its two uplinks
     return [*nodes.samples("node", time, source),
             *(_make_sample("inter_leaf", f"{path.first}|{path.second}", path, time, source) for path in paths),
@@ -74,25 +125,6 @@ def robust_spread(paths: PathValues, estimates: Mapping[str, float]) -> float | 
     return 1.4826 * median(abs(value - center) for value in deviations) * math.sqrt(count / freedom)
 
 
-def estimate_own_link(pairs: Sequence[PairMeasurement], node: str, time: float,
-                      source: str = "agent") -> LinkSample | None:
-    """Estimate a node's own link from its paths to a few peers; None without paths.
-
-    The best path counts: its throughput, its loss and half of its RTT, since each end contributes one half.
-    """
-    def best(metric: Callable[[PairMeasurement], float | None], choose: Callable[..., float]) -> float | None:
-        values = [value for pair in pairs if (value := metric(pair)) is not None]
-        return choose(values) if values else None
-
-    def half_min(values: list[float]) -> float:
-        return min(values) / 2
-
-    link = PairMeasurement(node, "", best(lambda pair: pair.throughput, max), None,
-                           best(lambda pair: pair.rtt, half_min), best(lambda pair: pair.rtt_p99, half_min),
-                           best(lambda pair: pair.loss, min))
-    return _make_sample("node", node, link, time, source) if pairs else None
-
-
 class _EndpointEstimates:
     """Estimates of the ends of paths."""
 
@@ -109,11 +141,10 @@ class _EndpointEstimates:
         self.names = list(dict.fromkeys(end for pair in pairs for end in (pair.first, pair.second)))
 
     def samples(self, kind: str, time: float, source: str) -> list[LinkSample]:
-        links = [PairMeasurement(name, "", self.throughput.get(name), None, self.rtt.get(name),
-                                 self.rtt_p99.get(name), _log_to_loss(self.log_loss.get(name)))
-                 for name in self.names]
-        return [_make_sample(kind, link.first, link, time, source, self.throughput_rse.get(link.first))
-                for link in links]
+        return [_make_sample(kind, name, PairMeasurement(
+                    name, "", self.throughput.get(name), None, self.rtt.get(name), self.rtt_p99.get(name),
+                    _log_to_loss(self.log_loss.get(name))), time, source, self.throughput_rse.get(name))
+                for name in self.names]
 
     def subtract_endpoints(self, pair: PairMeasurement) -> PairMeasurement:
         """The path without the links of its ends."""
@@ -126,14 +157,13 @@ class _EndpointEstimates:
                                _log_to_loss(subtract(_loss_to_log(pair.loss), self.log_loss)))
 
 
-def _inter_leaf_path(left: str, right: str,
-                     residuals: Sequence[PairMeasurement], group: Sequence[PairMeasurement]) -> PairMeasurement:
+def _inter_leaf_path(left: str, right: str, residuals: Sequence[PairMeasurement]) -> PairMeasurement:
     """Path between two zones from the pairs that measured it: maximum throughput, medians of the residuals."""
     def known_median(metric: Callable[[PairMeasurement], float | None]) -> float | None:
         values = [value for pair in residuals if (value := metric(pair)) is not None]
         return median(values) if values else None
 
-    throughput = max((pair.throughput for pair in group if pair.throughput is not None), default=None)
+    throughput = max((pair.throughput for pair in residuals if pair.throughput is not None), default=None)
     return PairMeasurement(left, right, throughput, None, known_median(lambda pair: pair.rtt),
                            known_median(lambda pair: pair.rtt_p99), known_median(lambda pair: pair.loss))
 
