@@ -9,45 +9,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import cycle
 
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.plan import group_ranks
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class GossipGroup:
-    """Workers of a graph.
-
-    Attributes
-    ----------
-    zones : entry i is the leaf zone of worker i.
-    seed : of random partners; the same on all workers.
-    costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones; {} if unknown.
-    """
-
-    zones: Sequence[str]
-    seed: int = 0
-    costs: Mapping[str, float] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.zones)
 
 
 @dataclass(frozen=True, eq=False)
 class MixingRound:
     """One round of a graph.
 
-    Attributes
-    ----------
-    target : shape (count,): entry i is the receiver of worker i's model, i itself if it is idle.
-    weight : shape (count,): weight of the received model in worker i's new model; equal along each cycle.
+    Attributes:
+        target: shape (count,): entry i is the receiver of worker i's model, i itself if it is idle.
+        weight: shape (count,): weight of the received model in worker i's new model; equal along each cycle.
     """
 
     target: IntArray
@@ -77,17 +59,20 @@ def _pairwise_round(count: int, pairs: IntArray, weight: float | FloatArray = 0.
 class Graph:
     """Base of all graphs.
 
-    Attributes
-    ----------
-    pairwise : whether each worker receives from the worker that it sends to, in every round.
-    static_neighbors : whether each worker has a fixed set of few neighbors.
+    Args:
+        zones: entry i is the leaf zone of worker i.
+        seed: of random partners; the same on all workers.
+
+    Attributes:
+        pairwise: whether each worker receives from the worker that it sends to, in every round.
+        static_neighbors: whether each worker has a fixed set of few neighbors.
     """
 
     pairwise = True
     static_neighbors = True
 
-    def __init__(self, members: GossipGroup) -> None:
-        self._rounds: tuple[MixingRound, ...] = (MixingRound(np.arange(len(members)), np.full(len(members), 0.5)),)
+    def __init__(self, zones: Sequence[str], seed: int = 0) -> None:
+        self._rounds: tuple[MixingRound, ...] = (MixingRound(np.arange(len(zones)), np.full(len(zones), 0.5)),)
 
     def round(self, step: int) -> MixingRound:
         """Round of a step, counted from 0."""
@@ -103,30 +88,18 @@ class Graph:
         return [(entry, count / len(self._rounds)) for entry, count in Counter(self._rounds).items()]
 
 
-class RandomizedGraph(Graph):
-    """Base of graphs with random pairs in each step."""
+class RandomMatching(Graph):
+    """Random matching in each step; one worker of an odd number is idle.
+
+    Reference: S. Boyd, A. Ghosh, B. Prabhakar, D. Shah: Randomized gossip algorithms. IEEE Trans. Inf. Theory 52
+    (2006). doi:10.1109/TIT.2006.874516
+    """
 
     static_neighbors = False
 
-    def __init__(self, members: GossipGroup) -> None:
-        self._count, self._seed = len(members), members.seed
-
-    @property
-    def period(self) -> int:
-        return 0
-
-    def weighted_rounds(self) -> list[tuple[MixingRound, float]]:
-        return []
-
-
-class RandomMatching(RandomizedGraph):
-    """Random matching; one worker of an odd number is idle.
-
-    References
-    ----------
-    S. Boyd, A. Ghosh, B. Prabhakar, D. Shah: Randomized gossip algorithms. IEEE Trans. Inf. Theory 52 (2006).
-    doi:10.1109/TIT.2006.874516
-    """
+    def __init__(self, zones: Sequence[str], seed: int = 0) -> None:
+        self._rounds = ()
+        self._count, self._seed = len(zones), seed
 
     def round(self, step: int) -> MixingRound:
         order = np.random.default_rng((self._seed, step)).permutation(self._count)
@@ -138,17 +111,15 @@ class OnePeerExponential(Graph):
 
     Exact average after k rounds for 2^k workers; approximate for other numbers.
 
-    References
-    ----------
-    B. Ying et al.: Exponential graph is provably efficient for decentralized deep training. NeurIPS 2021.
+    Reference: B. Ying et al.: Exponential graph is provably efficient for decentralized deep training. NeurIPS 2021.
     arXiv:2110.13363
     """
 
     pairwise = False
 
-    def __init__(self, members: GossipGroup) -> None:
-        super().__init__(members)
-        count = len(members)
+    def __init__(self, zones: Sequence[str], seed: int = 0) -> None:
+        super().__init__(zones, seed)
+        count = len(zones)
         workers, half = np.arange(count), np.full(count, 0.5)
         if count > 1:
             self._rounds = tuple(MixingRound((workers + distance) % count, half)
@@ -163,15 +134,13 @@ class Base2Graph(Graph):
     Then each group, the largest first, exchanges with the members of all smaller ones, with the weight that makes its
     sum its share of the total, and averages again.
 
-    References
-    ----------
-    Y. Takezawa, R. Sato, H. Bao, K. Niwa, M. Yamada: Beyond exponential graph: communication-efficient topologies
-    for decentralized learning via finite-time convergence. NeurIPS 2023. arXiv:2305.11420
+    Reference: Y. Takezawa, R. Sato, H. Bao, K. Niwa, M. Yamada: Beyond exponential graph: communication-efficient
+    topologies for decentralized learning via finite-time convergence. NeurIPS 2023. arXiv:2305.11420
     """
 
-    def __init__(self, members: GossipGroup) -> None:
-        super().__init__(members)
-        self._rounds = _base2_rounds(len(members)) or self._rounds
+    def __init__(self, zones: Sequence[str], seed: int = 0) -> None:
+        super().__init__(zones, seed)
+        self._rounds = _base2_rounds(len(zones)) or self._rounds
 
 
 @cache
@@ -214,26 +183,23 @@ class ZoneAware(Graph):
     #: period of rounds between zones
     INTER_ZONE_EVERY = 4
 
-    def __init__(self, members: GossipGroup) -> None:
-        super().__init__(members)
-        size = len(members)
-        groups: dict[str, list[int]] = {}
-        for worker, zone in enumerate(members.zones):
-            groups.setdefault(zone, []).append(worker)
-        zones = [np.array(group) for group in groups.values()]
+    def __init__(self, zones: Sequence[str], seed: int = 0) -> None:
+        super().__init__(zones, seed)
+        size = len(zones)
+        groups = [np.array(group) for group in group_ranks(range(size), zones)]
         intra_zone, inter_zone = list[MixingRound](), list[MixingRound]()
-        for turn in range(max((len(_base2_rounds(len(own))) for own in zones), default=0)):
+        for turn in range(max((len(_base2_rounds(len(own))) for own in groups), default=0)):
             target, weight = np.arange(size), np.full(size, 0.5)
-            for own in zones:
+            for own in groups:
                 if len(own) > 1:
                     base2 = _base2_rounds(len(own))[turn % len(_base2_rounds(len(own)))]
                     target[own], weight[own] = own[base2.target], base2.weight
             intra_zone.append(MixingRound(target, weight))
-        for base2 in _base2_rounds(len(zones)):
+        for base2 in _base2_rounds(len(groups)):
             target, weight = np.arange(size), np.full(size, 0.5)
-            for own, other, share in zip(zones, base2.target.tolist(), base2.weight, strict=True):
-                paired = min(len(own), len(zones[other]))
-                target[own[:paired]], weight[own[:paired]] = zones[other][:paired], share
+            for own, other, share in zip(groups, base2.target.tolist(), base2.weight, strict=True):
+                paired = min(len(own), len(groups[other]))
+                target[own[:paired]], weight[own[:paired]] = groups[other][:paired], share
             inter_zone.append(MixingRound(target, weight))
         if intra_zone and inter_zone:
             every, near, far = self.INTER_ZONE_EVERY, cycle(intra_zone), cycle(inter_zone)
@@ -243,53 +209,6 @@ class ZoneAware(Graph):
             self._rounds = tuple(intra_zone or inter_zone) or self._rounds
 
 
-class LinkAware(RandomizedGraph):
-    """Random matching that prefers fast links; without costs all links are equal.
-
-    The preference of a pair is the inverse of its link's cost; UNIFORM_SHARE of it is uniform, so that slow links are
-    used, too.
-
-    References
-    ----------
-    P. Zhou, Q. Lin, D. Loghin, B. C. Ooi, Y. Wu, H. Yu: Communication-efficient decentralized machine learning over
-    heterogeneous networks. ICDE 2021. arXiv:2009.05766
-    """
-
-    UNIFORM_SHARE = 0.2
-
-    def __init__(self, members: GossipGroup) -> None:
-        super().__init__(members)
-        count = len(members)
-        names, zone = np.unique(np.array(members.zones, dtype=str), return_inverse=True)
-        known = [members.costs.get("|".join(sorted((first, second))), np.nan) for first in names for second in names]
-        cost = np.array(known, dtype=float).reshape(len(names), len(names))
-        cost[~np.isfinite(cost)] = np.nanmean(cost) if np.isfinite(cost).any() else 1.0
-        speed = 1 / np.maximum(cost, 1e-30)[np.ix_(zone, zone)]
-        np.fill_diagonal(speed, 0)
-        share = (1 - self.UNIFORM_SHARE) * speed / np.maximum(speed.sum(1, keepdims=True), 1e-30)
-        share += self.UNIFORM_SHARE / max(count - 1, 1)
-        self._upper_triangle = np.triu_indices(count, 1)
-        self._log_preferences = np.log(share + share.T)[self._upper_triangle]
-
-    def round(self, step: int) -> MixingRound:
-        count = self._count
-        # Gumbel trick: a pair has the largest key with the probability of its preference
-        key = np.full((count, count), -np.inf)
-        noise = np.random.default_rng((self._seed, step)).gumbel(size=len(self._log_preferences))
-        key[self._upper_triangle] = self._log_preferences + noise
-        key = np.maximum(key, key.T)
-        pairs, free = [], np.arange(count)
-        while len(free) > 1:
-            # mutual best pairs are part of the greedy matching
-            best = free[key[np.ix_(free, free)].argmax(1)]
-            mutual = np.zeros(count, np.int64)
-            mutual[free] = best
-            agreed = free[(mutual[best] == free) & (free < best)]
-            pairs.append(np.stack([agreed, mutual[agreed]], axis=1))
-            free = np.setdiff1d(free, pairs[-1])
-        return _pairwise_round(count, np.concatenate([np.empty((0, 2), np.int64), *pairs]))
-
-
 def _hop_distances(count: int) -> list[int]:
     return [1 << bit for bit in range((count - 1).bit_length())]
 
@@ -297,4 +216,4 @@ def _hop_distances(count: int) -> list[int]:
 #: communication pattern -> its graph
 GRAPHS: dict[str, type[Graph]] = {
     "random-matching": RandomMatching, "one-peer-exponential": OnePeerExponential, "base-2": Base2Graph,
-    "zone-aware": ZoneAware, "link-aware": LinkAware}
+    "zone-aware": ZoneAware}

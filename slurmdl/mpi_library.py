@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 #: seconds from the end of MPI_Init to the first message: in Open MPI 4 the first ranks return while others are not
 #: ready, and crash on a message
 POST_INIT_SECONDS = 0.2
-#: environment of Open MPI's mpirun on one machine with more ranks than cores: waiting ranks yield. Permits root
-OVERSUBSCRIBE_ENV: Mapping[str, str] = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "OMPI_MCA_mpi_yield_when_idle": "1"}
-#: messages use TCP over loopback only: container engines rewrite source addresses on other interfaces, and Open MPI
-#: waits forever for a peer with an unknown address
-LOOPBACK_TCP_ENV: Mapping[str, str] = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self",
-                                       "OMPI_MCA_btl_tcp_if_include": "lo"}
-
 #: environment variable, read by MPI_Init: maximum bytes of an eager message of Open MPI over TCP (default 65,536).
 #: Longer messages in both directions between two ranks delay each other's rendezvous reply
 EAGER_LIMIT_VARIABLE = "OMPI_MCA_btl_tcp_eager_limit"

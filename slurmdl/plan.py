@@ -28,9 +28,9 @@ ROLES = ("ps", "worker")
 STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "local-sgd", "ps")
 #: strategy -> its communication patterns, the default first
 COMM_PATTERNS = {
-    "allreduce": ("ring", "hierarchical", "mpi-allreduce"), "ps": ("shards",),
-    "gossip": ("random-matching", "one-peer-exponential", "base-2", "zone-aware", "link-aware"),
-    "adaptive-gossip": ("base-2", "random-matching", "one-peer-exponential", "zone-aware", "link-aware"),
+    "allreduce": ("ring", "hierarchical"), "ps": ("shards",),
+    "gossip": ("random-matching", "one-peer-exponential", "base-2", "zone-aware"),
+    "adaptive-gossip": ("base-2", "random-matching", "one-peer-exponential", "zone-aware"),
     "local-sgd": ("ring", "hierarchical")}
 
 
@@ -51,13 +51,12 @@ def group_ranks(ranks: Sequence[int], labels: Sequence[str]) -> list[list[int]]:
 class Plan:
     """Rank map of one step with its roles and zones.
 
-    Attributes
-    ----------
-    strategy : one of STRATEGIES.
-    nodes, roles : entry i belongs to rank i; a role is one of ROLES.
-    zones : node -> zone path, root first, leaf last; () for a node without a zone.
-    costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, "leaf|leaf" inside one.
-    comm_pattern : one of COMM_PATTERNS[strategy]; "" if the ranks are mapped for traffic matrices of the user.
+    Attributes:
+        strategy: one of STRATEGIES.
+        nodes, roles: entry i belongs to rank i; a role is one of ROLES.
+        zones: node -> zone path, root first, leaf last; () for a node without a zone.
+        costs: "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, "leaf|leaf" inside one.
+        comm_pattern: one of COMM_PATTERNS[strategy]; "" if the ranks are mapped for traffic matrices of the user.
     """
 
     strategy: str

@@ -1,4 +1,4 @@
-"""Runs scripts that use the library on virtual ranks, in this process."""
+"""Run scripts that use the library on virtual ranks, in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from slurmdl.train.transports import virtual
 
 
 def library(count: int, method: StrategyConfig, program: Callable[[Run], Any], **options: Any) -> list[Any]:
-    """What `program` returns on each of `count` virtual ranks, parameter servers included; `options` go to `init`."""
+    """Run `program` on `count` virtual ranks, parameter servers included; return its result for each rank.
+
+    `options` are passed to `init`.
+    """
     def rank(transport: virtual.VirtualTransport) -> Any:
         run = init(method, environ={}, transport=transport, **options)
         result = program(run)
@@ -23,8 +26,8 @@ def library(count: int, method: StrategyConfig, program: Callable[[Run], Any], *
     return virtual.run_virtual_ranks(count, rank)
 
 
-def trains(run: Run, model: Any, opt: Any) -> bool:
-    """Attach model and optimizer; True on a worker, False on a parameter server, which has served then."""
+def attach_or_serve(run: Run, model: Any, opt: Any) -> bool:
+    """Attach model and optimizer, and serve on a parameter server; return True on a worker, False on a server."""
     run.attach(model, opt)
     if run.is_server:
         run.serve()
@@ -32,5 +35,5 @@ def trains(run: Run, model: Any, opt: Any) -> bool:
 
 
 def flat(model: Any) -> Any:
-    """A copy of all parameters of a model, shape (D,)."""
+    """Return a copy of all parameters of a model, shape (D,)."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()]).clone()

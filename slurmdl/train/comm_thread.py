@@ -22,18 +22,16 @@ class CommThread:
     After startup only this thread calls the transport. If the transport is not thread-safe, `submit` runs the op in
     the calling thread.
 
-    Parameters
-    ----------
-    threaded : see Transport.supports_comm_thread.
-    clock : clock of the training thread, in s.
-    peer_wait_clock : see MeteredP2P.peer_wait_seconds.
-    trace : records each op.
+    Args:
+        threaded: see Transport.supports_comm_thread.
+        clock: clock of the training thread, in s.
+        peer_wait_clock: see MeteredP2P.peer_wait_seconds.
+        trace: records each op.
 
-    Attributes
-    ----------
-    blocked_seconds : time that the training thread was blocked here.
-    peer_wait_seconds : part of it before the first chunk of an expected message arrived.
-    busy_seconds : total time of all ops.
+    Attributes:
+        blocked_seconds: time that the training thread was blocked here.
+        peer_wait_seconds: part of it before the first chunk of an expected message arrived.
+        busy_seconds: total time of all ops.
     """
 
     def __init__(self, threaded: bool, clock: Callable[[], float] = time.perf_counter,

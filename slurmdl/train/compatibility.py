@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slurmdl.comm_layout import COMPRESSION_NAMES
 from slurmdl.errors import InvalidOptionsError
 from slurmdl.gossip_graphs import GRAPHS
-from slurmdl.train.strategy_config import COMPRESSION_NAMES, LOAD_BALANCE_MODES, TRIGGER_NAMES, StrategyConfig
+from slurmdl.train.strategy_config import LOAD_BALANCE_MODES, TRIGGER_NAMES, StrategyConfig
 
 _GOSSIP = ("gossip", "adaptive-gossip")
 _RANDOMIZED = tuple(name for name, graph in GRAPHS.items() if not graph.static_neighbors)
@@ -21,11 +22,10 @@ _SYNCHRONOUS_LOAD_BALANCE = ("off", "batch-size")
 class Combination:
     """Choices that are valid together, each with each.
 
-    Attributes
-    ----------
-    reasons : option -> why this row has no further choices of it.
-    asynchronous, shared_memory : whether --async, --shared-memory is required (True), invalid (False) or optional
-        (None).
+    Attributes:
+        reasons: option -> why this row has no further choices of it.
+        asynchronous, shared_memory: whether --async, --shared-memory is required (True), invalid (False) or optional
+            (None).
     """
 
     strategies: tuple[str, ...]
@@ -37,28 +37,21 @@ class Combination:
     shared_memory: bool | None = False
     load_balance_modes: tuple[str, ...] = LOAD_BALANCE_MODES
 
-    @property
-    def switches(self) -> dict[str, bool | None]:
-        return {"--async": self.asynchronous, "--shared-memory": self.shared_memory}
-
     def conflicts(self, config: StrategyConfig) -> dict[str, str]:
         """Option of `config` that this row does not have -> the choices that it has."""
-        valid_choices = {"--comm-pattern": self.comm_patterns, "--trigger": self.triggers,
-                         "--compression": self.compressions, "--load-balance": self.load_balance_modes}
-        switches = _switches(config)
-        conflicts = {option: f"{option} {', '.join(valid_choices[option])}"
-                     for option, choice in _choices(config).items() if choice not in valid_choices[option]}
-        return conflicts | {option: f"{'' if valid else 'no '}{option}" for option, valid in self.switches.items()
-                            if valid not in (None, switches[option])}
+        valid_choices: dict[str, Sequence[object]] = {
+            "--comm-pattern": self.comm_patterns, "--trigger": self.triggers, "--compression": self.compressions,
+            "--load-balance": self.load_balance_modes,
+            "--async": (False, True) if self.asynchronous is None else (self.asynchronous,),
+            "--shared-memory": (False, True) if self.shared_memory is None else (self.shared_memory,)}
+        return {option: _format_choice(option, *valid_choices[option])
+                for option, choice in _choices(config).items() if choice not in valid_choices[option]}
 
 
 #: all valid combinations
 COMBINATIONS = (
     Combination(("allreduce",), ("ring", "hierarchical"), ("period",), _WHOLE_MODEL,
                 {"--compression": "each partial sum would have to be compressed again"},
-                load_balance_modes=_SYNCHRONOUS_LOAD_BALANCE),
-    Combination(("allreduce",), ("mpi-allreduce",), ("period",), ("none",),
-                {"--compression": "the MPI library's allreduce sums fp32"},
                 load_balance_modes=_SYNCHRONOUS_LOAD_BALANCE),
     Combination(_GOSSIP, _RANDOMIZED, TRIGGER_NAMES, _WHOLE_MODEL,
                 {"--compression": "random partners keep no estimates of each other; only whole models can be sent"},
@@ -86,40 +79,32 @@ _REASONS = {"--comm-pattern": "the communication pattern depends on the strategy
             "--load-balance": "each step takes all workers, so none can make more steps"}
 
 
-def _choices(config: StrategyConfig) -> dict[str, str | None]:
+def _choices(config: StrategyConfig) -> dict[str, object]:
     return {"--comm-pattern": config.comm_pattern, "--trigger": config.trigger_name,
-            "--compression": config.compression, "--load-balance": config.load_balance}
+            "--compression": config.compression, "--load-balance": config.load_balance,
+            "--async": config.asynchronous, "--shared-memory": config.shared_memory}
 
 
-def _switches(config: StrategyConfig) -> dict[str, bool]:
-    return {"--async": config.asynchronous, "--shared-memory": config.shared_memory}
+def _format_choice(option: str, *choices: object) -> str:
+    """E.g. `--trigger period, drift`, `--async` or `no --async`."""
+    if isinstance(choices[0], bool):
+        return option if choices[0] else f"no {option}"
+    return f"{option} {', '.join(map(str, choices))}"
 
 
 def check_compatibility(config: StrategyConfig) -> None:
-    """Reject an invalid combination of options.
+    """Raise InvalidOptionsError for an invalid combination, with the option, the reason, and the valid choices.
 
-    Parameters
-    ----------
-    config : with `strategy` and `comm_pattern` set.
-
-    Raises
-    ------
-    InvalidOptionsError : names the option, the reason, and the valid choices.
+    In `config`, `strategy` and `comm_pattern` are set.
     """
     drift_only = config.trigger_name == "drift", "trigger drift"
     for given, option, is_valid, valid in (
-            (config.global_average_every, "--global-average-every",
-             config.strategy in _GOSSIP and not config.asynchronous, "gossip, adaptive-gossip without --async"),
-            (config.quasi_global_momentum, "--quasi-global-momentum", config.strategy in _GOSSIP,
-             "gossip, adaptive-gossip"),
             (config.max_staleness, "--max-staleness", config.strategy == "ps", "strategy ps"),
             (config.period, "--period",
              config.trigger_name == "period" and config.strategy not in ("allreduce", "ps"),
              "gossip, adaptive-gossip, local-sgd and trigger period"),
             (config.drift_threshold is not None, "--drift-threshold", *drift_only),
-            (config.comm_budget is not None, "--comm-budget", *drift_only),
-            (config.trigger_warmup is not None, "--trigger-warmup", *drift_only),
-            (config.max_interval is not None, "--max-interval", *drift_only)):
+            (config.comm_budget is not None, "--comm-budget", *drift_only)):
         if given and not is_valid:
             raise InvalidOptionsError(
                 f"{option}: not valid with strategy {config.strategy}, trigger {config.trigger_name}"
@@ -128,10 +113,10 @@ def check_compatibility(config: StrategyConfig) -> None:
         # ranks may end a round with different numbers of steps, but pairs that exchange after each step may not
         if config.shared_memory:
             raise InvalidOptionsError("--load-balance local-steps: not valid with --shared-memory, whose ranks "
-                                      "exchange after every step; valid: --load-balance batch-size, or --async")
+                                      "exchange after every step; expected --load-balance batch-size, or --async")
         if config.trigger_name == "period" and config.exchange_period == 1:
             raise InvalidOptionsError(
-                "--load-balance local-steps: an exchange after every step leaves no steps to redistribute; valid: "
+                "--load-balance local-steps: an exchange after every step leaves no steps to redistribute; expected "
                 "--period 2 or more (at least the speed ratio of the fastest to the slowest rank); --load-balance "
                 "batch-size; or --async")
     rows = [row for row in COMBINATIONS if config.strategy in row.strategies]
@@ -147,23 +132,9 @@ def _conflict_message(config: StrategyConfig, closest: Sequence[Combination]) ->
     row = next((row for row in closest if row.reasons.keys() & row.conflicts(config)), closest[0])
     conflicts = row.conflicts(config)
     option = next((name for name in conflicts if name in row.reasons), next(iter(conflicts)))
-    texts = {**{name: f"{name} {choice}" for name, choice in _choices(config).items() if choice != "off"},
-             **{name: name for name, given in _switches(config).items() if given}}
-    others = " ".join([str(config.strategy), *(text for name, text in texts.items() if name != option)])
+    choices = _choices(config)
+    others = " ".join([str(config.strategy), *(_format_choice(name, choice) for name, choice in choices.items()
+                                               if name != option and choice not in ("off", False))])
     valid = "; or ".join(dict.fromkeys(", ".join(row.conflicts(config).values()) for row in [row, *closest]))
-    return f"{texts.get(option, f'no {option}')}: {row.reasons.get(option, _REASONS[option])}; asked for with " \
-           f"{others}; valid: {valid}"
-
-
-def to_markdown() -> str:
-    """COMBINATIONS as the Markdown table of docs/train.md."""
-    def code(names: tuple[str, ...]) -> str:
-        return ", ".join(f"`{name}`" for name in names)
-    lines = ["| strategy | `--comm-pattern` | `--trigger` | `--compression` | `--load-balance` | switches |",
-             "| --- | --- | --- | --- | --- | --- |"]
-    for row in COMBINATIONS:
-        switches = [f"`{option}`{'' if required else ' or not'}" for option, required in row.switches.items()
-                    if required is not False]
-        lines.append(f"| {code(row.strategies)} | {code(row.comm_patterns)} | {code(row.triggers)} | "
-                     f"{code(row.compressions)} | {code(row.load_balance_modes)} | {', '.join(switches)} |")
-    return "\n".join(lines)
+    reason = row.reasons.get(option, _REASONS[option])
+    return f"{_format_choice(option, choices[option])}: {reason}; asked for with {others}; expected {valid}"

@@ -1,42 +1,47 @@
-"""Compressors of float32 vectors. A new one is one class and one line in COMPRESSORS."""
+"""Compressors of float32 vectors. A new one is one class in COMPRESSORS, and its size in comm_layout.packed_bytes."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl import comm_layout
+from slurmdl.comm_layout import SCALE_BLOCK, TOP_K
+
 FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.uint8]
 
-#: elements that share a scale
-SCALE_BLOCK = 256
 #: largest finite float16
 FP16_MAX = np.float32(65504)
 
 
-class Compressor(Protocol):
+class Compressor(ABC):
     """Lossy compression of a float32 vector.
 
-    Attributes
-    ----------
-    consensus_step_size : largest share of a difference between compressed models that a gossip edge mixes in (gamma
-        of CHOCO-SGD, Koloskova et al. 2019, arXiv:1902.00340); smaller for coarser compressors.
-    feedback_decay : share of the compression error that is added to the next vector.
-    applies_to_models : whether it compresses models, and not only their differences.
+    Attributes:
+        name: of the compression, a key of COMPRESSORS.
+        consensus_step_size: largest share of a difference between compressed models that a gossip edge mixes in
+            (gamma of CHOCO-SGD, Koloskova et al. 2019, arXiv:1902.00340); smaller for coarser compressors.
+        feedback_decay: share of the compression error that is added to the next vector.
+        applies_to_models: whether it compresses models, and not only their differences.
     """
 
-    consensus_step_size: float
-    feedback_decay: float
-    applies_to_models: bool
+    name: str
+    consensus_step_size = 0.5
+    feedback_decay = 1.0
+    applies_to_models = False
 
     def packed_bytes(self, length: int) -> int:
         """Bytes of a compressed vector of `length` elements."""
+        return comm_layout.packed_bytes(self.name, length)
 
+    @abstractmethod
     def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
         """Compress a contiguous vector into a new array of shape (packed_bytes(length),)."""
 
+    @abstractmethod
     def decompress(self, packed: ByteArray, out: FloatArray) -> None:
         """Decompress into `out`, of the length of the vector."""
 
@@ -58,15 +63,16 @@ def to_fp16(values: FloatArray) -> npt.NDArray[np.float16]:
     return np.clip(values, -FP16_MAX, FP16_MAX).astype(np.float16)
 
 
-class NoCompression:
+def _apply_scale(packed_scale: ByteArray, vector: FloatArray) -> None:
+    """Multiply each block by its float16 scale."""
+    vector *= np.repeat(packed_scale.view(np.float16).astype(np.float32), SCALE_BLOCK)[:vector.size]
+
+
+class NoCompression(Compressor):
     """float32 without change."""
 
-    consensus_step_size = 0.5
-    feedback_decay = 1.0
+    name = "none"
     applies_to_models = True
-
-    def packed_bytes(self, length: int) -> int:
-        return 4 * length
 
     def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
         return vector.copy().view(np.uint8)
@@ -75,15 +81,11 @@ class NoCompression:
         out[:] = packed.view(np.float32)
 
 
-class Fp16:
+class Fp16(Compressor):
     """float16: relative error at most 2^-11, below 2^-14 absolute error 2^-25; clipped at 65,504."""
 
-    consensus_step_size = 0.5
-    feedback_decay = 1.0
+    name = "fp16"
     applies_to_models = True
-
-    def packed_bytes(self, length: int) -> int:
-        return 2 * length
 
     def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
         return to_fp16(vector).view(np.uint8)
@@ -92,25 +94,17 @@ class Fp16:
         out[:] = packed.view(np.float16)
 
 
-class StochasticQuantizer:
+class StochasticQuantizer(Compressor):
     """Integers times a scale per block, rounded stochastically: unbiased, with errors below the scale.
 
     The scale is the block's largest magnitude over `max_level`, rounded up to float16.
 
-    References
-    ----------
-    D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic: QSGD: communication-efficient SGD via gradient
+    Reference: D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic: QSGD: communication-efficient SGD via gradient
     quantization and encoding. NeurIPS 2017. arXiv:1610.02132
     """
 
-    consensus_step_size = 0.5
-    feedback_decay = 1.0
-    applies_to_models = False
     #: levels are -max_level to max_level
     max_level = 127
-
-    def packed_bytes(self, length: int) -> int:
-        return 2 * num_blocks(length) + length
 
     def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
         blocks = to_blocks(vector)
@@ -125,10 +119,9 @@ class StochasticQuantizer:
         return np.concatenate([scale.view(np.uint8), self._pack_levels(levels)])
 
     def decompress(self, packed: ByteArray, out: FloatArray) -> None:
-        count = num_blocks(out.size)
-        scale = packed[:2 * count].view(np.float16).astype(np.float32)
-        out[:] = self._unpack_levels(packed[2 * count:], out.size)
-        out *= np.repeat(scale, SCALE_BLOCK)[:out.size]
+        scale_bytes = 2 * num_blocks(out.size)
+        out[:] = self._unpack_levels(packed[scale_bytes:], out.size)
+        _apply_scale(packed[:scale_bytes], out)
 
     def _pack_levels(self, levels: npt.NDArray[np.int8]) -> ByteArray:
         return levels.view(np.uint8)
@@ -138,14 +131,12 @@ class StochasticQuantizer:
 
 
 class Int8(StochasticQuantizer):
-    max_level = 127
+    name = "int8"
 
 
 class Int4(StochasticQuantizer):
+    name = "int4"
     max_level = 7
-
-    def packed_bytes(self, length: int) -> int:
-        return 2 * num_blocks(length) + (length + 1) // 2
 
     def _pack_levels(self, levels: npt.NDArray[np.int8]) -> ByteArray:
         # levels + 8 in pairs, the first in the upper half of a byte
@@ -159,25 +150,20 @@ class Int4(StochasticQuantizer):
         return shifted[:length] - np.int8(8)
 
 
-class Sign:
+class Sign(Compressor):
     """Sign of each element times the mean magnitude of its block.
 
     For a block v of d elements the error is |v|_2^2 - |v|_1^2 / d, apart from the rounding of the scale, so it needs
     error feedback. Full feedback, by workers and shard owners, oscillates with outer momentum; a decay of 0.9 does
     not.
 
-    References
-    ----------
-    S. P. Karimireddy, Q. Rebjock, S. Stich, M. Jaggi: Error feedback fixes SignSGD and other gradient compression
-    schemes. ICML 2019. arXiv:1901.09847
+    Reference: S. P. Karimireddy, Q. Rebjock, S. Stich, M. Jaggi: Error feedback fixes SignSGD and other gradient
+    compression schemes. ICML 2019. arXiv:1901.09847
     """
 
+    name = "sign"
     consensus_step_size = 0.3
     feedback_decay = 0.9
-    applies_to_models = False
-
-    def packed_bytes(self, length: int) -> int:
-        return 2 * num_blocks(length) + (length + 7) // 8
 
     def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
         blocks = to_blocks(vector)
@@ -187,47 +173,40 @@ class Sign:
         return np.concatenate([scale.view(np.uint8), np.packbits(vector >= 0)])
 
     def decompress(self, packed: ByteArray, out: FloatArray) -> None:
-        count = num_blocks(out.size)
-        scale = packed[:2 * count].view(np.float16).astype(np.float32)
-        out[:] = np.unpackbits(packed[2 * count:], count=out.size)
+        scale_bytes = 2 * num_blocks(out.size)
+        out[:] = np.unpackbits(packed[scale_bytes:], count=out.size)
         out *= 2
         out -= 1
-        out *= np.repeat(scale, SCALE_BLOCK)[:out.size]
+        _apply_scale(packed[:scale_bytes], out)
 
 
-class TopK:
-    """The K elements of largest magnitude of each block, as float16 with their indices.
+class TopK(Compressor):
+    """The TOP_K elements of largest magnitude of each block, as float16 with their indices.
 
-    The squared error is at most 1 - K / SCALE_BLOCK of the vector's square, apart from rounding, so it needs error
-    feedback, with decay as for Sign.
+    The squared error is at most 1 - TOP_K / SCALE_BLOCK of the vector's square, apart from rounding, so it needs
+    error feedback, with decay as for Sign.
 
-    References
-    ----------
-    S. U. Stich, J.-B. Cordonnier, M. Jaggi: Sparsified SGD with memory. NeurIPS 2018. arXiv:1809.07599
+    Reference: S. U. Stich, J.-B. Cordonnier, M. Jaggi: Sparsified SGD with memory. NeurIPS 2018. arXiv:1809.07599
     """
 
+    name = "topk"
     consensus_step_size = 0.1
     feedback_decay = 0.9
-    applies_to_models = False
-    K = 26
-
-    def packed_bytes(self, length: int) -> int:
-        return 3 * self.K * num_blocks(length)
 
     def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
         blocks = to_blocks(vector)
-        indices = np.argpartition(np.abs(blocks), SCALE_BLOCK - self.K, axis=1)[:, SCALE_BLOCK - self.K:]
+        indices = np.argpartition(np.abs(blocks), SCALE_BLOCK - TOP_K, axis=1)[:, SCALE_BLOCK - TOP_K:]
         values = to_fp16(np.take_along_axis(blocks, indices, axis=1))
         return np.concatenate([values.reshape(-1).view(np.uint8), indices.reshape(-1).astype(np.uint8)])
 
     def decompress(self, packed: ByteArray, out: FloatArray) -> None:
         count = num_blocks(out.size)
-        values = packed[:2 * self.K * count].view(np.float16).reshape(count, self.K)
-        indices = packed[2 * self.K * count:].reshape(count, self.K).astype(np.int64)
+        values = packed[:2 * TOP_K * count].view(np.float16).reshape(count, TOP_K)
+        indices = packed[2 * TOP_K * count:].reshape(count, TOP_K).astype(np.int64)
         blocks = np.zeros((count, SCALE_BLOCK), np.float32)
         np.put_along_axis(blocks, indices, values.astype(np.float32), axis=1)
         out[:] = blocks.reshape(-1)[:out.size]
 
 
-COMPRESSORS: dict[str, Compressor] = {"none": NoCompression(), "fp16": Fp16(), "int8": Int8(), "int4": Int4(),
-                                      "sign": Sign(), "topk": TopK()}
+COMPRESSORS: dict[str, Compressor] = {compressor.name: compressor for compressor in (
+    NoCompression(), Fp16(), Int8(), Int4(), Sign(), TopK())}

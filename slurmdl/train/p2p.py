@@ -1,6 +1,6 @@
 """Point-to-point messages between ranks, with meters of bytes by locality level and of waiting time.
 
-Training data is exchanged by these messages alone, except with mpi-allreduce, so the bytes on each link are known.
+Training data is exchanged by these messages alone, so the bytes on each link are known.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.train.transports.transport import Transport
-
-FloatArray = npt.NDArray[np.float32]
 
 #: a communication algorithm as a coroutine: yields the requests that must complete before it can continue, and
 #: whether they are the first of an exchange, so that waiting for them counts as waiting for the peer
@@ -37,13 +35,11 @@ Arrays = Sequence[tuple[int, npt.NDArray[Any]]]
 class MeteredP2P:
     """Messages of one rank.
 
-    Parameters
-    ----------
-    levels : entry i is the locality level of a message to rank i.
+    Args:
+        levels: entry i is the locality level of a message to rank i.
 
-    Attributes
-    ----------
-    bytes_sent : locality level -> payload bytes sent by this rank.
+    Attributes:
+        bytes_sent: locality level -> payload bytes sent by this rank.
     """
 
     def __init__(self, transport: Transport, levels: Sequence[str]) -> None:
@@ -77,11 +73,8 @@ class MeteredP2P:
     def post(self, sends: Arrays, receives: Arrays, tag: int = 0) -> tuple[list[tuple[int, slice, Any]], list[Any]]:
         """Start to send and receive contiguous arrays (peer, array) concurrently, in chunks.
 
-        Two ranks list several arrays between them with the same tag in the same order.
-
-        Returns
-        -------
-        For each chunk to receive, in order, the index in `receives`, slice and request; and the send requests.
+        Two ranks list several arrays between them with the same tag in the same order. Return for each chunk to
+        receive, in order, the index in `receives`, slice and request; and the send requests.
         """
         recv_chunks = [(index, chunk, self.transport.irecv(peer, array[chunk], tag))
                        for index, (peer, array) in enumerate(receives) for chunk in self._chunk_slices(peer, array)]
@@ -132,22 +125,7 @@ class MeteredP2P:
         length = CHUNK_BYTES[self._levels[peer]] // array.itemsize
         return [slice(start, min(start + length, array.size)) for start in range(0, array.size, length)]
 
-    def allreduce(self, vector: FloatArray) -> None:
-        """Replace a vector by its sum over all ranks with the MPI library's allreduce.
-
-        The library's traffic is unknown: counted is the lower bound, that of a ring, 2 (n - 1) / n of the vector to
-        the next rank.
-        """
-        size = self.transport.size
-        self.transport.allreduce(vector)
-        self.bytes_sent[self._levels[(self.rank + 1) % size]] += 2 * vector.nbytes * (size - 1) // size
-
     def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
         """Start to send an array, as Transport.isend, and count its bytes."""
         self.bytes_sent[self._levels[peer]] += array.nbytes
         return self.transport.isend(peer, array, tag)
-
-
-def split_offsets(size: int, parts: int) -> list[int]:
-    """Starts of `parts` nearly equal parts of `size` elements; the last entry is `size`."""
-    return [size * part // parts for part in range(parts + 1)]

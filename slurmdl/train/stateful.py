@@ -11,10 +11,9 @@ import numpy as np
 class Stateful:
     """An object with checkpoint state.
 
-    Attributes
-    ----------
-    state_fields : names of the saved attributes, in addition to those of base classes. Values are numbers, arrays,
-        dicts of these, Stateful objects, or None; all others are rebuilt from the options.
+    Attributes:
+        state_fields: names of the saved attributes, in addition to those of base classes. Values are numbers, arrays,
+            dicts of these, Stateful objects, or None; all others are rebuilt from the options.
     """
 
     state_fields: tuple[str, ...] = ()

@@ -12,19 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from slurmdl.comm_layout import COMPRESSION_NAMES
 from slurmdl.errors import UsageError
 from slurmdl.plan import COMM_PATTERNS
 
 ENV_PREFIX = "SLURMDL_TRAIN_"
 TRACE_DIR_VARIABLE = f"{ENV_PREFIX}TRACE_DIR"
-PLOT_VARIABLE = f"{ENV_PREFIX}PLOT"
 CHECKPOINT_DIR_VARIABLE = f"{ENV_PREFIX}CHECKPOINT_DIR"
 CHECKPOINT_EVERY_VARIABLE = f"{ENV_PREFIX}CHECKPOINT_EVERY"
 CHECK_EVERY_VARIABLE = f"{ENV_PREFIX}CHECK_EVERY"
 #: variables with the prefix that are no fields of StrategyConfig
-NON_STRATEGY_VARIABLES = (TRACE_DIR_VARIABLE, PLOT_VARIABLE, CHECKPOINT_DIR_VARIABLE, CHECKPOINT_EVERY_VARIABLE,
+NON_STRATEGY_VARIABLES = (TRACE_DIR_VARIABLE, CHECKPOINT_DIR_VARIABLE, CHECKPOINT_EVERY_VARIABLE,
                           CHECK_EVERY_VARIABLE)
-COMPRESSION_NAMES = ("none", "fp16", "int8", "int4", "sign", "topk")
 TRIGGER_NAMES = ("period", "drift")
 LOAD_BALANCE_MODES = ("off", "batch-size", "local-steps")
 
@@ -71,10 +70,8 @@ def _parse_switch(text: str) -> bool:
     return valid[text.lower()]
 
 
-def _option(parse: Callable[[str], Any], default: Any, metavar: str,
-            help_text: str, experimental: bool = False) -> Any:
-    return field(default=default,
-                 metadata={"parse": parse, "metavar": metavar, "help": help_text, "experimental": experimental})
+def _option(parse: Callable[[str], Any], default: Any, metavar: str, help_text: str) -> Any:
+    return field(default=default, metadata={"parse": parse, "metavar": metavar, "help": help_text})
 
 
 @dataclass(frozen=True)
@@ -102,22 +99,9 @@ class StrategyConfig:
     comm_budget: float | None = _option(
         float_parser(0, 1, percent=True), None, "SHARE",
         "bytes as a share of the bytes of fp32 gossip at every step, e.g. 1%%; sets the drift threshold")
-    trigger_warmup: int | None = _option(
-        int_parser(0), None, "STEPS",
-        "drift: exchange in each of the first STEPS steps (default: 30; with --comm-budget as many as it pays for)",
-        experimental=True)
-    max_interval: int | None = _option(
-        int_parser(1), None, "STEPS",
-        "drift: maximum steps between exchanges (default: 64; with --comm-budget less if exchanges are frequent)",
-        experimental=True)
     asynchronous: bool = _option(_parse_switch, False, "", "asynchronous exchanges (gossip, ps)")
     shared_memory: bool = _option(_parse_switch, False, "",
                                   "gossip through shared memory inside a node, one leader per node outside")
-    global_average_every: int = _option(int_parser(0), 0, "STEPS",
-                                        "gossip: steps between averages over all ranks (0: never)", experimental=True)
-    quasi_global_momentum: bool = _option(_parse_switch, False, "",
-                                          "gossip: quasi-global momentum (Lin et al. 2021), for non-IID data",
-                                          experimental=True)
     max_staleness: int | None = _option(
         int_parser(0), None, "STEPS",
         "ps: maximum lead of the fastest worker over the slowest, in steps (default: 0, synchronous)")
@@ -126,6 +110,8 @@ class StrategyConfig:
                                 f"{', '.join(LOAD_BALANCE_MODES)}")
     outer_lr: float = _option(float_parser(0, 10), 0.7, "X", "local-sgd: outer learning rate")
     outer_momentum: float = _option(float_parser(0, 1), 0.5, "X", "local-sgd: outer momentum")
+    #: trigger drift: first steps with an exchange each, None for the default; not an option
+    trigger_warmup: int | None = None
 
     @property
     def trigger_name(self) -> str:
@@ -138,10 +124,9 @@ class StrategyConfig:
         """Steps between exchanges with the trigger `period`."""
         return self.period or (32 if self.strategy == "local-sgd" else 1)
 
-    @property
-    def uses_mpi_allreduce(self) -> bool:
-        """Whether the MPI library's own allreduce is called."""
-        return self.comm_pattern == "mpi-allreduce"
+
+#: fields of StrategyConfig that are options
+OPTION_FIELDS = tuple(entry for entry in fields(StrategyConfig) if entry.metadata)
 
 
 def option_name(field_name: str) -> str:
@@ -150,39 +135,33 @@ def option_name(field_name: str) -> str:
 
 
 def add_strategy_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each field to a parser, experimental ones in their own group; absent ones stay None."""
-    experimental = parser.add_argument_group(
-        "Experimental",
-        "These options, and --comm-pattern link-aware and mpi-allreduce, may change or be removed in any release.")
-    for entry in fields(StrategyConfig):
+    """Add all strategy options to a parser; absent ones stay None."""
+    for entry in OPTION_FIELDS:
         settings = entry.metadata
-        add = (experimental if settings["experimental"] else parser).add_argument
         default = "" if entry.default in (None, False) else f" (default: {entry.default})"
         if settings["parse"] is _parse_switch:
-            add(option_name(entry.name), dest=entry.name, action="store_true", default=None, help=settings["help"])
+            parser.add_argument(option_name(entry.name), dest=entry.name, action="store_true", default=None,
+                                help=settings["help"])
         else:
-            add(option_name(entry.name), dest=entry.name, type=settings["parse"], metavar=settings["metavar"],
-                help=settings["help"] + default)
+            parser.add_argument(option_name(entry.name), dest=entry.name, type=settings["parse"],
+                                metavar=settings["metavar"], help=settings["help"] + default)
 
 
 def resolve(options: Mapping[str, Any], environ: Mapping[str, str]) -> StrategyConfig:
     """Build the configuration from options and environment variables; options win.
 
-    Parameters
-    ----------
-    options : field -> value, None if not given; other keys are ignored.
+    Raises UsageError for an unknown variable, or an invalid value.
 
-    Raises
-    ------
-    UsageError : an unknown variable, or a variable with an invalid value.
+    Args:
+        options: field -> value, None if not given; other keys are ignored.
     """
     values: dict[str, Any] = {}
     variables = {ENV_PREFIX + option_name(entry.name)[2:].replace("-", "_").upper(): entry
-                 for entry in fields(StrategyConfig)}
+                 for entry in OPTION_FIELDS}
     for name in sorted(environ.keys() - variables.keys() - set(NON_STRATEGY_VARIABLES)):
         if name.startswith(ENV_PREFIX):
             closest = difflib.get_close_matches(name, variables, 1, 0) or list(variables)
-            raise UsageError(f"{name}: no such variable; valid: {closest[0]} (docs/reference.md lists all)")
+            raise UsageError(f"{name}: no such variable; expected {closest[0]} (docs/reference.md lists all)")
     for variable, entry in variables.items():
         if options.get(entry.name) is not None:
             values[entry.name] = options[entry.name]

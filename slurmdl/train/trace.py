@@ -20,16 +20,13 @@ _JSON_END = b"\n]}\n"
 class Trace:
     """Trace of one rank: `rank-N.json` in a directory, in the Trace Event Format (complete events, "X"). Thread-safe.
 
-    Each event is written when it ends, so the trace of a killed rank is valid JSON.
-
-    Raises
-    ------
-    TrainError : the directory cannot be created or written.
+    Each event is written when it ends, so the trace of a killed rank is valid JSON. Raises TrainError if the
+    directory cannot be created or written.
     """
 
     def __init__(self, trace_dir: str, rank: int, node: str) -> None:
         self._path, self._rank = os.path.join(trace_dir, f"rank-{rank}.json"), rank
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         metadata: list[dict[str, Any]] = [
             {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}, {node}"}},
             *({"name": "thread_name", "ph": "M", "pid": rank, "tid": row, "args": {"name": name}}
@@ -59,13 +56,10 @@ class Trace:
                 with suppress(OSError):
                     os.pwrite(self._file, _JSON_END, self._offset)
                     os.ftruncate(self._file, self._offset + len(_JSON_END))
-                self._close()
+                self.close()
 
     def close(self) -> None:
         with self._lock:
-            self._close()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None

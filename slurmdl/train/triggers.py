@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.comm_budget import MAX_INTERVAL, CommBudget, CommCost, affordable_rate, affordable_warmup
+from slurmdl.errors import InvalidOptionsError
+from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.mixing.drift_estimator import DriftEstimator
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategy_config import StrategyConfig
@@ -23,25 +24,122 @@ DECISION_INTERVAL, BUDGETED_DECISION_INTERVAL = 4, 2
 DEFAULT_DRIFT_THRESHOLD = 0.05
 #: default number of first steps with an exchange each
 DEFAULT_WARMUP_STEPS = 30
+#: change of log(threshold) for one exchange too many
+GAIN = 0.2
+#: steps over which a surplus or deficit is spread
+HORIZON_STEPS = 200
+#: bound of the change of log(threshold)
+MAX_LOG_FACTOR = math.log(1e4)
+#: largest share of the budget of HORIZON_STEPS for the warm-up
+WARMUP_SHARE = 0.25
+#: bound of the interval between exchanges, relative to its mean. On skewed data, rare long intervals cost more
+#: accuracy than the exchanges saved
+MAX_GAP_FACTOR = 2.5
+#: bound of the interval between exchanges, in steps
+MAX_INTERVAL = 64
 
 
-class Trigger(Protocol):
+@dataclass(frozen=True)
+class CommCost:
+    """Bytes sent by a rank.
+
+    Attributes:
+        per_exchange: in an exchange.
+        per_decision: to decide on an exchange.
+        one_off: once per run, as in the final average.
+    """
+
+    per_exchange: float
+    per_decision: float = 0.0
+    one_off: float = 0.0
+
+
+class CommBudget(Stateful):
+    """Controls the threshold in each due step: log(threshold) += GAIN (exchanged - affordable).
+
+    The budget is a share of the bytes of fp32 gossip in every step. All bytes count: exchanges with headers,
+    decisions, warm-up and final average. The affordable exchange rate is the remaining budget over HORIZON_STEPS.
+    Raises InvalidOptionsError if the budget is below the cost of an exchange every `max_interval` steps.
+
+    Args:
+        share: of `full_bytes`.
+        full_bytes: bytes per step of fp32 gossip in every step.
+        cost: of this rank; a single rank's exchanges may cost nothing.
+        decision_interval: steps between two due steps.
+
+    Attributes:
+        threshold_factor: factor of the initial threshold.
+        max_interval: bound of the interval between exchanges in steps: MAX_GAP_FACTOR times the mean interval, at
+            most MAX_INTERVAL.
+    """
+
+    state_fields = ("_spent_bytes", "_log_factor")
+
+    def __init__(self, share: float, full_bytes: float, cost: CommCost, decision_interval: int) -> None:
+        remaining = share * full_bytes - cost.per_decision / decision_interval
+        mean_interval = cost.per_exchange / remaining if remaining > 0 else math.inf
+        self.max_interval = math.ceil(min(MAX_INTERVAL, max(decision_interval, MAX_GAP_FACTOR * mean_interval)))
+        self._min_exchange_rate = 1 / (self.max_interval // decision_interval)
+        per_due_step = cost.per_exchange * self._min_exchange_rate + cost.per_decision
+        minimum = per_due_step / decision_interval / full_bytes
+        if share < minimum:
+            raise InvalidOptionsError(
+                f"--comm-budget {100 * share:g}%: below {100 * minimum:.3g}%, the cost of an exchange every "
+                f"{self.max_interval} steps")
+        self._share, self._full_bytes, self._cost = share, full_bytes, cost
+        self._decision_interval = decision_interval
+        self._spent_bytes = cost.one_off
+        self._log_factor = 0.0
+
+    @property
+    def threshold_factor(self) -> float:
+        return math.exp(self._log_factor)
+
+    def update(self, step: int, exchanged: bool, unconditional: bool) -> None:
+        """Add the cost of a due step, and adjust the threshold unless its exchange was unconditional."""
+        cost = self._cost
+        self._spent_bytes += cost.per_exchange * exchanged + cost.per_decision * (not unconditional)
+        if not unconditional:
+            horizon = step + 1 + HORIZON_STEPS
+            remaining = self._share * self._full_bytes * horizon - self._spent_bytes
+            affordable = (remaining / HORIZON_STEPS * self._decision_interval - cost.per_decision) / max(
+                cost.per_exchange, 1.0)
+            self._log_factor += GAIN * (exchanged - min(1.0, max(self._min_exchange_rate, affordable)))
+            self._log_factor = min(MAX_LOG_FACTOR, max(-MAX_LOG_FACTOR, self._log_factor))
+
+
+class Trigger(Stateful):
     """Due steps of exchanges, and the urgency of an exchange for this rank.
 
-    Ranks evaluate their models some steps ahead, so that the decision overlaps with computation.
+    Ranks evaluate their models some steps ahead, so that the decision overlaps with computation. In this base class
+    all ranks exchange in each due step.
+
+    Args:
+        parameters: shape (D,), the model, which changes in place.
+        sizes: elements of each of its tensors.
+        learning_rate: returns the current learning rate.
+        cost: of this rank's exchanges.
     """
+
+    def __init__(self, config: StrategyConfig, parameters: FloatArray, sizes: Sequence[int],
+                 learning_rate: Callable[[], float], cost: CommCost) -> None:
+        self._config = config
 
     def next_due(self, step: int) -> int:
         """The first due step after `step` (-1 for the start); equal on all ranks."""
+        raise NotImplementedError
 
     def is_unconditional(self, step: int) -> bool:
         """Whether all ranks exchange in a due step regardless of their models; equal on all ranks."""
+        return True
 
     def decision_step(self, due_step: int) -> int:
         """The step in which ranks evaluate their models for a due step, after the previous due step."""
+        return due_step
 
     def urgency(self, due_step: int) -> float:
         """This rank's current urgency of an exchange in a due step; from 1 it requests one."""
+        return 1.0
 
     def observe(self, step: int, exchanged: bool) -> None:
         """Record the result of a due step."""
@@ -50,62 +148,50 @@ class Trigger(Protocol):
         """Record that all models were made equal in a step, outside of exchanges."""
 
 
-class PeriodTrigger(Stateful, Trigger):
-    """An exchange every `period` steps."""
-
-    def __init__(self, period: int) -> None:
-        self._period = period
+class PeriodTrigger(Trigger):
+    """An exchange every `exchange_period` steps."""
 
     def next_due(self, step: int) -> int:
-        return ((step + 1) // self._period + 1) * self._period - 1
-
-    def is_unconditional(self, step: int) -> bool:
-        return True
-
-    def decision_step(self, due_step: int) -> int:
-        return due_step
-
-    def urgency(self, due_step: int) -> float:
-        return 1.0
-
-    def observe(self, step: int, exchanged: bool) -> None:
-        """Do nothing."""
-
-    def reset_reference(self, step: int) -> None:
-        """Do nothing."""
+        period = self._config.exchange_period
+        return ((step + 1) // period + 1) * period - 1
 
 
-class DriftTrigger(Stateful, Trigger):
+class DriftTrigger(Trigger):
     """An exchange if |x - s| / |s| exceeds a threshold; x the model, s the model after the last exchange.
 
     The norms are estimated (DriftEstimator). The threshold scales with the learning rate: theta_t = theta_0 eta_t /
-    eta_0, eta_0 the largest rate so far, so that a rate warm-up does not lower it. The first `trigger_warmup` steps
-    all exchange, and intervals between exchanges are bounded by `max_interval`.
+    eta_0, eta_0 the largest rate so far, so that a rate warm-up does not lower it. In the first
+    steps all exchange, and intervals between exchanges are bounded (MAX_INTERVAL, CommBudget).
 
-    References
-    ----------
-    N. Singh, D. Data, J. George, S. Diggavi: SPARQ-SGD: event-triggered and compressed communication in decentralized
-    optimization. IEEE CDC 2020. arXiv:1910.14280
+    Reference: N. Singh, D. Data, J. George, S. Diggavi: SPARQ-SGD: event-triggered and compressed communication in
+    decentralized optimization. IEEE CDC 2020. arXiv:1910.14280
     """
 
     state_fields = ("_drift_estimator", "_max_learning_rate", "_last_exchange_step", "_budget")
 
     def __init__(self, config: StrategyConfig, parameters: FloatArray, sizes: Sequence[int],
                  learning_rate: Callable[[], float], cost: CommCost) -> None:
-        self._warmup_steps = warmup_steps(config, parameters.size)
-        self._decision_interval = decision_interval(config, parameters.size)
         self._learning_rate = learning_rate
         self._drift_estimator = DriftEstimator(parameters, sizes)
         self._initial_threshold = (DEFAULT_DRIFT_THRESHOLD if config.drift_threshold is None
                                    else config.drift_threshold)
         self._max_learning_rate = 0.0
         self._last_exchange_step = -1
-        self._max_interval = MAX_INTERVAL if config.max_interval is None else config.max_interval
-        self._budget = None
+        self._warmup_steps, self._decision_interval = DEFAULT_WARMUP_STEPS, DECISION_INTERVAL
+        self._max_interval, self._budget = MAX_INTERVAL, None
         if config.comm_budget is not None:
-            self._budget = CommBudget(config.comm_budget, 4.0 * parameters.size, cost, self._decision_interval,
-                                      config.max_interval)
+            full_bytes = 4 * parameters.size
+            # exchanges per step that the budget pays for, if each sends one model and nothing else is sent: the other
+            # costs differ between ranks, but due steps must not
+            rate = min(1.0, config.comm_budget * full_bytes
+                       / COMPRESSORS[config.compression].packed_bytes(parameters.size))
+            self._warmup_steps = min(DEFAULT_WARMUP_STEPS, int(WARMUP_SHARE * HORIZON_STEPS * rate))
+            if rate > 1 / DECISION_INTERVAL:
+                self._decision_interval = BUDGETED_DECISION_INTERVAL
+            self._budget = CommBudget(config.comm_budget, full_bytes, cost, self._decision_interval)
             self._max_interval = self._budget.max_interval
+        if config.trigger_warmup is not None:
+            self._warmup_steps = config.trigger_warmup
 
     def next_due(self, step: int) -> int:
         if step + 1 < self._warmup_steps:
@@ -122,10 +208,9 @@ class DriftTrigger(Stateful, Trigger):
     def urgency(self, due_step: int) -> float:
         if self.next_due(due_step) - self._last_exchange_step > self._max_interval:
             return math.inf
-        return self._drift_estimator.relative_drift() / max(self.current_threshold(), 1e-12)
+        return self._drift_estimator.relative_drift() / max(self._threshold(), 1e-12)
 
-    def current_threshold(self) -> float:
-        """The threshold at the current learning rate."""
+    def _threshold(self) -> float:
         rate = self._learning_rate()
         self._max_learning_rate = max(self._max_learning_rate, rate)
         scale = rate / self._max_learning_rate if self._max_learning_rate else 1.0
@@ -142,27 +227,4 @@ class DriftTrigger(Stateful, Trigger):
         self._last_exchange_step = step
 
 
-def warmup_steps(config: StrategyConfig, num_parameters: int) -> int:
-    """Number of first steps with an exchange each; equal on all ranks."""
-    if config.trigger_warmup is not None:
-        return config.trigger_warmup
-    if config.comm_budget is None:
-        return DEFAULT_WARMUP_STEPS
-    return min(DEFAULT_WARMUP_STEPS, affordable_warmup(
-        affordable_rate(config.comm_budget, config.compression, num_parameters)))
-
-
-def decision_interval(config: StrategyConfig, num_parameters: int) -> int:
-    """Steps between two due steps of the drift trigger; equal on all ranks."""
-    affords_more = config.comm_budget is not None and affordable_rate(
-        config.comm_budget, config.compression, num_parameters) > 1 / DECISION_INTERVAL
-    return BUDGETED_DECISION_INTERVAL if affords_more else DECISION_INTERVAL
-
-
-TriggerFactory = Callable[[StrategyConfig, FloatArray, Sequence[int], Callable[[], float], CommCost], Trigger]
-
-#: name -> factory(config, parameters, tensor sizes, learning rate, cost)
-TRIGGERS: dict[str, TriggerFactory] = {
-    "period": lambda config, parameters, sizes, learning_rate, cost: PeriodTrigger(config.exchange_period),
-    "drift": DriftTrigger,
-}
+TRIGGERS: dict[str, type[Trigger]] = {"period": PeriodTrigger, "drift": DriftTrigger}

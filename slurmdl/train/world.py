@@ -35,12 +35,11 @@ _REPORT_GRACE_SECONDS = 2.0
 class World:
     """All ranks of a run.
 
-    Attributes
-    ----------
-    transport : between all ranks; its rank is this one.
-    config : with `strategy` (a key of STRATEGIES) and `comm_pattern` set.
-    nodes, zones, roles : entry i belongs to rank i; a zone is the leaf zone, "" if unknown.
-    costs : see plan.Plan; {} without a plan.
+    Attributes:
+        transport: between all ranks; its rank is this one.
+        config: with `strategy` (a key of STRATEGIES) and `comm_pattern` set.
+        nodes, zones, roles: entry i belongs to rank i; a zone is the leaf zone, "" if unknown.
+        costs: see plan.Plan; {} without a plan.
     """
 
     transport: Transport
@@ -162,12 +161,8 @@ def init_mpi(environ: Mapping[str, str] = os.environ) -> Transport:
     """Initialize MPI if necessary and return its transport.
 
     If Open MPI is initialized here and the environment does not set its TCP eager limit, the limit is raised so that
-    chunks are sent eagerly.
-
-    Raises
-    ------
-    UnavailableError : no MPI.
-    InvalidRunError : every task has an MPI world of its own, e.g. under torchrun or an unsupported PMI of srun.
+    chunks are sent eagerly. Raises UnavailableError without MPI, and InvalidRunError if every task has an MPI world
+    of its own, e.g. under torchrun or an unsupported PMI of srun.
     """
     try:
         import mpi4py
@@ -215,8 +210,9 @@ def _is_torchrun(environ: Mapping[str, str]) -> bool:
 def _launcher_error(environ: Mapping[str, str]) -> InvalidRunError:
     count = torchrun_world_size(environ)
     culprit = f"torchrun started {count} processes" if _is_torchrun(environ) else f"WORLD_SIZE={count}"
-    return InvalidRunError(f"{culprit}: ranks of slurmdl need an MPI launcher; valid: `slurmdl srun python SCRIPT`, "
-                   f"`srun --mpi=pmix python SCRIPT` or `mpirun -n {count} python SCRIPT`")
+    return InvalidRunError(
+        f"{culprit}: ranks of slurmdl need an MPI launcher; expected `slurmdl srun python SCRIPT`, "
+        f"`srun --mpi=pmix python SCRIPT` or `mpirun -n {count} python SCRIPT`")
 
 
 def no_recovery_reason(environ: Mapping[str, str] = os.environ) -> str:
@@ -251,15 +247,8 @@ def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[
     """Gather the ranks' nodes, zones and options, and choose strategy, roles and communication pattern. Collective.
 
     The step's plan is used if it matches the ranks and nodes; otherwise it is ignored with a warning, and zones come
-    from the tasks' environment. `config` takes precedence over the plan.
-
-    Parameters
-    ----------
-    must_match : further options, by name, that must be the same on all ranks.
-
-    Raises
-    ------
-    InvalidOptionsError : options that differ between ranks, or an invalid combination (see compatibility).
+    from the tasks' environment. `config` takes precedence over the plan. Raises InvalidOptionsError if the options
+    or `must_match`, further values by name, differ between ranks, or if a combination is invalid (see compatibility).
     """
     tasks = transport.allgather((node_name(environ), zone_path(environ), {**vars(config), **(must_match or {})}))
     first = tasks[0][2]

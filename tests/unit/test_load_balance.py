@@ -17,9 +17,9 @@ from virtual_ranks import flat
 
 from slurmdl.errors import InvalidRunError, TrainError, UsageError
 from slurmdl.train import compatibility, init
-from slurmdl.train.library.load_balance import MIN_STEPS_BETWEEN_CHANGES, ThroughputEstimator, WorkShares
+from slurmdl.train.library.load_balance import ThroughputEstimator
 from slurmdl.train.library.run import Run
-from slurmdl.train.library.sampling import GlobalBatches
+from slurmdl.train.library.sampling import MIN_STEPS_BETWEEN_CHANGES, GlobalBatches, WorkShares
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer.options import Straggler, parse_train_options
 from slurmdl.train.trainer.trainer import train
@@ -32,7 +32,7 @@ X = torch.from_numpy(random.standard_normal((SAMPLES, 6)).astype(np.float32))
 Y = torch.from_numpy(random.integers(0, 3, SAMPLES))
 
 
-def net() -> tuple[Any, Any]:
+def make_net() -> tuple[Any, Any]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -45,10 +45,10 @@ def step(model: Any, opt: Any, x: Any, y: Any) -> None:
 
 
 def library(count: int, method: StrategyConfig, program: Callable[[Run, Any, Any], Any], **options: Any) -> list[Any]:
-    """Results of `program` on `count` virtual ranks; servers only serve."""
+    """Return the results of `program` on `count` virtual ranks; servers only serve."""
     def rank(transport: virtual.VirtualTransport) -> Any:
         run = init(method, environ={}, transport=transport, **options)
-        model, opt = net()
+        model, opt = make_net()
         run.attach(model, opt)
         result = program(run, model, opt)
         if run.is_server:
@@ -58,21 +58,21 @@ def library(count: int, method: StrategyConfig, program: Callable[[Run, Any, Any
     return virtual.run_virtual_ranks(count, rank)
 
 
-def slowed(run: Run, samples: int) -> None:
+def emulate_step(run: Run, samples: int) -> None:
     """Emulate a step; worker 1 takes 4 times as long, except in the second epoch."""
     slow = run.worker_rank == 1 and not 40 <= run.global_step < 80
     run.world.transport.emulate_compute(samples * (4e-3 if slow else 1e-3))
 
 
-def trained(run: Run, model: Any, opt: Any) -> Any:
-    """Model and batch sizes on a worker."""
+def train_worker(run: Run, model: Any, opt: Any) -> Any:
+    """Train on a worker; return the parameters and the batch sizes."""
     if run.is_server:
         run.loader((X, Y), BATCH)
         return None
     sizes, loader = [], run.loader((X, Y), BATCH)
     for _ in range(EPOCHS):
         for x, y in loader:
-            slowed(run, len(x))
+            emulate_step(run, len(x))
             step(model, opt, x, y)
             sizes.append(len(x))
     run.finish()
@@ -80,22 +80,21 @@ def trained(run: Run, model: Any, opt: Any) -> Any:
 
 
 @pytest.mark.parametrize("method, workers", [(StrategyConfig("allreduce", load_balance="batch-size"), 4),
-                                             (StrategyConfig("allreduce", comm_pattern="mpi-allreduce",
-                                                             load_balance="batch-size"), 3),
+                                             (StrategyConfig("allreduce", load_balance="batch-size"), 3),
                                              (StrategyConfig("ps", ps=2, load_balance="batch-size"), 4)],
-                         ids=["sum", "library", "ps"])
+                         ids=["allreduce-4", "allreduce-3", "ps"])
 def test_balanced_batches_equal_global_batch(method: StrategyConfig, workers: int) -> None:
-    model, opt = net()
+    model, opt = make_net()
     first = flat(model)
-    deal = GlobalBatches(SAMPLES, workers, BATCH, True, 1)
+    batches = GlobalBatches(SAMPLES, workers, BATCH, True, 1)
     for epoch in range(EPOCHS):
-        for index in global_batches(deal, epoch):
+        for index in global_batches(batches, epoch):
             step(model, opt, X[index], Y[index])
     assert (flat(model) - first).abs().max() > 1e-2, "the reference did not learn"
-    found = [its for its in library(workers + (method.ps or 0), method, trained) if its]
-    for mine, _ in found:
-        assert torch.allclose(mine, flat(model), rtol=0, atol=1e-5)
-    sizes = np.array([its for _, its in found])
+    results = [result for result in library(workers + (method.ps or 0), method, train_worker) if result]
+    for parameters, _ in results:
+        assert torch.allclose(parameters, flat(model), rtol=0, atol=1e-5)
+    sizes = np.array([worker_sizes for _, worker_sizes in results])
     assert (sizes[:, :-1].sum(0) == workers * BATCH).sum() >= sizes.shape[1] - EPOCHS
     assert sizes[1, :3].tolist() == [BATCH] * 3
     assert sizes[1].min() <= 0.35 * BATCH
@@ -133,9 +132,9 @@ def test_second_change_corrects_constant_step_cost() -> None:
 
     shares, slowest = WorkShares(8), []
     for step in range(0, 100, 5):
-        taken = seconds(shares)
-        slowest.append(max(taken))
-        shares.update([share / its for share, its in zip(shares.values, taken, strict=True)], step)
+        durations = seconds(shares)
+        slowest.append(max(durations))
+        shares.update([share / duration for share, duration in zip(shares.values, durations, strict=True)], step)
     assert slowest[0] == pytest.approx(0.41)
     assert slowest[-1] < 1.01 * (0.01 + 0.1 * 8 / 7.25)
 
@@ -147,44 +146,44 @@ WEIGHTS = (0.25, 1.25, 1.5, 1.0)
                          [("random-matching", "none"), ("base-2", "int4"), ("one-peer-exponential", "none"),
                                                ("base-2", "fp16"), ("zone-aware", "none")])
 def test_gossip_preserves_weighted_sum(traffic: str, compress: str) -> None:
-    played = run_strategy(StrategyConfig("gossip", traffic, compression=compress), 4, 60, model_weights=WEIGHTS,
-                          zones="aabb")
-    first, last = (sum(weight * np.float64(getattr(its, name)) for weight, its in zip(WEIGHTS, played, strict=True))
+    logs = run_strategy(StrategyConfig("gossip", traffic, compression=compress), 4, 60, model_weights=WEIGHTS,
+                        zones="aabb")
+    first, last = (sum(weight * np.float64(getattr(log, name)) for weight, log in zip(WEIGHTS, logs, strict=True))
                    for name in ("initial", "final"))
     assert np.abs(first - last).max() < 1e-3 * np.abs(first).max()
-    assert [its.strategy.model_weight for its in played] == pytest.approx(WEIGHTS)
+    assert [log.strategy.model_weight for log in logs] == pytest.approx(WEIGHTS)
 
 
 def test_push_sum_preserves_weighted_sum() -> None:
-    played = run_strategy(StrategyConfig("gossip", "random-matching", asynchronous=True), 4, 40,
-                          model_weights=WEIGHTS, update=noise(0.1),
+    logs = run_strategy(StrategyConfig("gossip", "random-matching", asynchronous=True), 4, 40,
+                        model_weights=WEIGHTS, update=noise(0.1),
                   step_seconds=lambda rank: 1e-3)
-    before = sum(weight * np.float64(its.initial) + its.total_update for weight,
-                 its in zip(WEIGHTS, played, strict=True))
-    after = sum(its.strategy.model_weight * np.float64(its.final) for its in played)
+    before = sum(weight * np.float64(log.initial) + log.total_update for weight,
+                 log in zip(WEIGHTS, logs, strict=True))
+    after = sum(log.strategy.model_weight * np.float64(log.final) for log in logs)
     assert np.abs(after - before).max() < 1e-4
-    assert sum(its.strategy.model_weight for its in played) == pytest.approx(sum(WEIGHTS))
-    assert all(its.strategy.exchanges for its in played)
+    assert sum(log.strategy.model_weight for log in logs) == pytest.approx(sum(WEIGHTS))
+    assert all(log.strategy.exchanges for log in logs)
 
 
 def test_straggler_does_not_accumulate_weight() -> None:
-    """The others keep more than half beside a rank that is 4 times slower."""
-    held = []
+    """One rank is 4 times slower; the others keep more than half of their weight."""
+    weights = []
     for steps in range(30, 40):
-        played = run_strategy(StrategyConfig("gossip", "random-matching", asynchronous=True), 8, steps,
-                              update=noise(0.1),
+        logs = run_strategy(StrategyConfig("gossip", "random-matching", asynchronous=True), 8, steps,
+                            update=noise(0.1),
                       step_seconds=lambda rank: 4.0 if rank == 0 else 1.0)
-        held.append(sum(its.strategy.model_weight for its in played[1:]))
-    assert np.mean(held) > 4
+        weights.append(sum(log.strategy.model_weight for log in logs[1:]))
+    assert np.mean(weights) > 4
 
 
 @pytest.mark.parametrize("compress", ["none", "int8"])
 def test_local_sgd_uses_weighted_mean(compress: str) -> None:
     method = StrategyConfig("local-sgd", "ring", compression=compress, period=5, outer_lr=1.0, outer_momentum=0.0)
-    played = run_strategy(method, 4, 5, model_weights=WEIGHTS)
-    mean = sum(weight * np.float64(its.initial) for weight, its in zip(WEIGHTS, played, strict=True)) / 4
-    for its in played:
-        assert np.abs(its.final - mean).max() < (1e-5 if compress == "none" else 0.05)
+    logs = run_strategy(method, 4, 5, model_weights=WEIGHTS)
+    mean = sum(weight * np.float64(log.initial) for weight, log in zip(WEIGHTS, logs, strict=True)) / 4
+    for log in logs:
+        assert np.abs(log.final - mean).max() < (1e-5 if compress == "none" else 0.05)
 
 
 METHODS = [StrategyConfig("allreduce", load_balance="batch-size"),
@@ -196,10 +195,11 @@ METHODS = [StrategyConfig("allreduce", load_balance="batch-size"),
            StrategyConfig("gossip", "random-matching", asynchronous=True, load_balance="batch-size")]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda its: f"{its.strategy}-{its.load_balance}-{its.asynchronous}")
+@pytest.mark.parametrize("method", METHODS, ids=lambda value: (
+    f"{value.strategy}-{value.load_balance}-{value.asynchronous}"))
 @pytest.mark.parametrize("data", ["arrays", "dataset"])
 def test_loader_assigns_every_sample_once_and_resumes_at_position(method: StrategyConfig, data: str) -> None:
-    """After a restart within an epoch with fewer workers, the rest is assigned."""
+    """After a restart within an epoch with fewer workers, the remaining samples are assigned."""
     class Numbers(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
             return SAMPLES
@@ -210,39 +210,39 @@ def test_loader_assigns_every_sample_once_and_resumes_at_position(method: Strate
     source: Any = Numbers() if data == "dataset" else np.arange(SAMPLES)
 
     def program(begin: dict[str, int] | None) -> Callable[[Run, Any, Any], Any]:
-        def deal(run: Run, model: Any, opt: Any) -> Any:
-            loader, seen, states = run.loader(source, BATCH), [], []
+        def load_epochs(run: Run, model: Any, opt: Any) -> Any:
+            loader, indices, states = run.loader(source, BATCH), [], []
             if begin:
                 loader.load_state_dict(begin)
                 assert loader.state_dict() == begin
             for _ in range(1 if begin else 2):
-                seen.append([])
+                indices.append([])
                 for index in loader:
-                    slowed(run, len(index))
+                    emulate_step(run, len(index))
                     step(model, opt, X[index], Y[index])
-                    seen[-1] += index.tolist()
+                    indices[-1] += index.tolist()
                     states.append((run.global_step, loader.state_dict()))
-            return seen, states
-        return deal
+            return indices, states
+        return load_epochs
 
-    found = library(4, method, program(None))
+    results = library(4, method, program(None))
     for epoch in range(2):
-        assert sorted(sample for seen, _ in found for sample in seen[epoch]) == list(range(SAMPLES))
-    assert found[0][1][-1][1]["epoch"] == 1
-    # at a common step: rounds of 5 or 8 steps are over
+        assert sorted(sample for indices, _ in results for sample in indices[epoch]) == list(range(SAMPLES))
+    assert results[0][1][-1][1]["epoch"] == 1
+    # a common step at which rounds of 5 and of 8 steps have ended
     middle = {"epoch": 1, "cursor": 380} if method.asynchronous else next(
-        state for done, state in found[0][1] if done == 40)
-    rest = library(3, method, program(middle))
-    dealt = sorted(sample for seen, _ in rest for sample in seen[0])
+        state for steps_done, state in results[0][1] if steps_done == 40)
+    resumed = library(3, method, program(middle))
+    assigned = sorted(sample for indices, _ in resumed for sample in indices[0])
     rest_of_epoch = GlobalBatches(SAMPLES, 3, BATCH, True, 1).order(middle["epoch"])[middle["cursor"]:]
-    assert dealt == sorted(rest_of_epoch.tolist())
+    assert assigned == sorted(rest_of_epoch.tolist())
 
 
 @pytest.mark.parametrize("method, text", [
     (StrategyConfig("allreduce", "ring", load_balance="local-steps"),
      "--load-balance local-steps: each step takes all workers, so none can "
      "make more steps; asked for with allreduce --comm-pattern ring --trigger period --compression none; "
-     "valid: --load-balance off, batch-size"),
+     "expected --load-balance off, batch-size"),
     (StrategyConfig("ps", "shards", load_balance="local-steps"),
      "--load-balance local-steps: each step takes all workers"),
     (StrategyConfig("ps", "shards", max_staleness=2, load_balance="local-steps"),
@@ -252,25 +252,25 @@ def test_loader_assigns_every_sample_once_and_resumes_at_position(method: Strate
     (StrategyConfig("gossip", "base-2", shared_memory=True, period=4, load_balance="local-steps"),
      "--load-balance local-steps: not valid with --shared-memory")])
 def test_invalid_load_balance_combinations_are_rejected(method: StrategyConfig, text: str) -> None:
-    with pytest.raises(InvalidRunError) as refused:
+    with pytest.raises(InvalidRunError) as error:
         compatibility.check_compatibility(method)
-    assert str(refused.value).startswith(text)
-    assert "valid: " in str(refused.value)
+    assert str(error.value).startswith(text)
+    assert "expected " in str(error.value)
 
 
-def no_batch(run: Run, model: Any, opt: Any) -> None:
+def create_no_loader(run: Run, model: Any, opt: Any) -> None:
     step(model, opt, X, Y)
 
 
-def two_loaders(run: Run, model: Any, opt: Any) -> None:
+def create_two_loaders(run: Run, model: Any, opt: Any) -> None:
     run.loader((X, Y), BATCH)
     run.loader((X, Y), BATCH)
 
 
 @pytest.mark.parametrize("program, options, words", [
-    (no_batch, {}, "step 1: --load-balance batch-size requires a batch of run.loader"),
-    (two_loaders, {}, r"--load-balance batch-size: requires one run.loader\(\) for all samples"),
-    (no_batch, {"backward_passes_per_step": 2},
+    (create_no_loader, {}, "step 1: --load-balance batch-size requires a batch of run.loader"),
+    (create_two_loaders, {}, r"--load-balance batch-size: requires one run.loader\(\) for all samples"),
+    (create_no_loader, {"backward_passes_per_step": 2},
      "--load-balance batch-size: not valid with backward_passes_per_step=2")])
 def test_scripts_without_balanced_loader_are_rejected(program: Callable[[Run, Any, Any], None],
                                                       options: dict[str, int],
@@ -287,7 +287,7 @@ def test_checkpoints_require_common_step(tmp_path: Path) -> None:
         "gossip",
         asynchronous=True,
         load_balance="local-steps"),
-        no_batch,
+        create_no_loader,
          checkpoint_dir=str(tmp_path))
 
 
@@ -304,30 +304,30 @@ def test_straggler_option_parses_step_ranges() -> None:
             parse_train_options(["--virtual-ranks", "4", "--straggler", text], {})
 
 
-def simulated(*arguments: str, slow: str = "5=4") -> dict[str, Any]:
-    found = train(parse_train_options(["--virtual-ranks", "8", "--virtual-zones", "A:2x2,B:2x2", "--steps", "240",
-                                       "--model", "mlp:32",
+def simulate_run(*arguments: str, slow: str = "5=4") -> dict[str, Any]:
+    summary = train(parse_train_options(["--virtual-ranks", "8", "--virtual-zones", "A:2x2,B:2x2", "--steps", "240",
+                                         "--model", "mlp:32",
                          "--batch-size", "16", *(["--straggler", slow] if slow else []), *arguments], {}))
-    assert found is not None
-    return found
+    assert summary is not None
+    return summary
 
 
-def kinds() -> Iterator[Any]:
+def balanced_runs() -> Iterator[Any]:
     """Command lines of all balanced strategies."""
-    for where in ("messages", "shared", "both"):
-        for way in ("--load-balance batch-size", "--async --load-balance local-steps",
-                    "--async --load-balance batch-size"):
-            zones = {"messages": "", "shared": "--virtual-zones A:1x8", "both": "--virtual-zones A:2x2,B:1x4"}[where]
-            memory = "" if where == "messages" else "--shared-memory"
-            yield pytest.param(f"--strategy gossip {memory} {zones} {way}",
-                               id=f"{where}-{way.replace('--', '').replace(' ', '-')}",
-                               marks=pytest.mark.nightly if where == "shared" else ())
+    for level in ("messages", "shared", "both"):
+        for balance in ("--load-balance batch-size", "--async --load-balance local-steps",
+                        "--async --load-balance batch-size"):
+            zones = {"messages": "", "shared": "--virtual-zones A:1x8", "both": "--virtual-zones A:2x2,B:1x4"}[level]
+            memory = "" if level == "messages" else "--shared-memory"
+            yield pytest.param(f"--strategy gossip {memory} {zones} {balance}",
+                               id=f"{level}-{balance.replace('--', '').replace(' ', '-')}",
+                               marks=pytest.mark.nightly if level == "shared" else ())
     for name, text in (
             ("period", "gossip --period 8 --load-balance local-steps"),
             ("local", "local-sgd --period 8 --load-balance local-steps"),
             ("local-batch", "local-sgd --period 8 --load-balance batch-size"),
             ("allreduce", "allreduce --load-balance batch-size"),
-            ("drift", "adaptive-gossip --trigger-warmup 10 --load-balance local-steps"),
+            ("drift", "adaptive-gossip --load-balance local-steps"),
             ("ps", "ps --ps 1 --load-balance batch-size"),
             ("ps-stale", "ps --ps 1 --max-staleness 2 --load-balance batch-size"),
             ("ps-async", "ps --ps 1 --async --load-balance local-steps")):
@@ -335,27 +335,28 @@ def kinds() -> Iterator[Any]:
         yield pytest.param(f"--strategy {text}", id=name, marks=pytest.mark.nightly if late else ())
 
 
-@pytest.mark.parametrize("words", list(kinds()))
-def test_balanced_run_reaches_accuracy_and_summed_speed(words: str) -> None:
+@pytest.mark.parametrize("words", list(balanced_runs()))
+def test_balanced_run_reaches_accuracy_and_summed_speed(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the virtual clock, compared with the sum of the ranks' speeds."""
-    found = simulated(*words.split())
-    equal = simulated(*words.replace("batch-size", "off").replace("local-steps", "off").split(), slow="")
-    workers = found["num_workers"]
-    at_once = (workers - 0.75) * 16 / 0.01
+    monkeypatch.setattr("slurmdl.train.triggers.DEFAULT_WARMUP_STEPS", 10)
+    balanced = simulate_run(*words.split())
+    equal = simulate_run(*words.replace("batch-size", "off").replace("local-steps", "off").split(), slow="")
+    workers = balanced["num_workers"]
+    ideal_speed = (workers - 0.75) * 16 / 0.01
     # rounds of 4 steps, as with drift, leave little to shift
-    assert found["samples_per_second"] > (0.65 if "adaptive" in words else 0.8) * at_once
-    assert found["test_accuracy"] > equal["test_accuracy"] - 0.03
-    total = [sum(np.multiply(its["steps_per_worker"], its["batch_size_per_worker"])) for its in (found, equal)]
+    assert balanced["samples_per_second"] > (0.65 if "adaptive" in words else 0.8) * ideal_speed
+    assert balanced["test_accuracy"] > equal["test_accuracy"] - 0.03
+    total = [sum(np.multiply(run["steps_per_worker"], run["batch_size_per_worker"])) for run in (balanced, equal)]
     assert total[0] == pytest.approx(total[1], rel=1e-3)
-    slow = 5 - found["num_servers"]  # its place among the workers
-    uneven = found["steps_per_worker" if "steps" in words else "batch_size_per_worker"]
+    slow = 5 - balanced["num_servers"]  # index of the slow rank among the workers
+    uneven = balanced["steps_per_worker" if "steps" in words else "batch_size_per_worker"]
     assert uneven[slow] < 0.5 * np.median(uneven)
 
 
 def test_temporary_straggler_regains_its_share() -> None:
-    found = simulated("--strategy", "allreduce", "--load-balance", "batch-size", slow="5=4@40-80")
-    for_ever = simulated("--strategy", "allreduce", "--load-balance", "batch-size")
-    assert for_ever["batch_size_per_worker"][5] < 6 < 11 < found["batch_size_per_worker"][5] < 15
+    temporary = simulate_run("--strategy", "allreduce", "--load-balance", "batch-size", slow="5=4@40-80")
+    permanent = simulate_run("--strategy", "allreduce", "--load-balance", "batch-size")
+    assert permanent["batch_size_per_worker"][5] < 6 < 11 < temporary["batch_size_per_worker"][5] < 15
 
 
 @needs_mpi
@@ -367,19 +368,19 @@ def test_temporary_straggler_regains_its_share() -> None:
         "local-sgd --period 8 --load-balance local-steps", "ps --async --load-balance local-steps"))])
 def test_straggler_over_mpi_gets_less_work(words: str, tmp_path: Path) -> None:
     steps, batch, file = 60, 16, tmp_path / "summary"
-    done = mpirun(4, "-m", "slurmdl.train", "--strategy", *words.split(), "--steps", str(steps), "--batch-size",
+    proc = mpirun(4, "-m", "slurmdl.train", "--strategy", *words.split(), "--steps", str(steps), "--batch-size",
                   str(batch), "--emulate-compute", "0.01", "--straggler", "2=5", "--model", "mlp:16",
                   "--summary", str(file))
-    assert done.returncode == 0, done.stderr
-    assert not [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
+    assert proc.returncode == 0, proc.stderr
+    assert not [line for line in proc.stderr.splitlines() if line.startswith("slurmdl:")]
     summary = json.loads(file.read_text())
     slow = 2 - summary["num_servers"]
-    what = "steps_per_worker" if "steps" in words else "batch_size_per_worker"
-    assert summary[what][slow] == min(summary[what])
-    assert summary[what][slow] < 0.8 * max(summary[what])
-    assert ("steps, by worker" if "steps" in words else "batch size, by worker") in done.stdout
-    # 60 steps are two epochs of 23 (or, of three workers, 30) steps and a part of a third
-    taken = round(sum(np.multiply(summary["steps_per_worker"], summary["batch_size_per_worker"])))
-    epochs, rest = divmod(steps, GlobalBatches(1437, summary["num_workers"], batch, True, 1).steps_per_epoch)
-    assert taken == epochs * 1437 + rest * summary["num_workers"] * batch
+    key = "steps_per_worker" if "steps" in words else "batch_size_per_worker"
+    assert summary[key][slow] == min(summary[key])
+    assert summary[key][slow] < 0.8 * max(summary[key])
+    assert ("steps, by worker" if "steps" in words else "batch size, by worker") in proc.stdout
+    # 60 steps are two epochs of 23 steps (30 with three workers) and part of a third epoch
+    samples = round(sum(np.multiply(summary["steps_per_worker"], summary["batch_size_per_worker"])))
+    epochs, remainder = divmod(steps, GlobalBatches(1437, summary["num_workers"], batch, True, 1).steps_per_epoch)
+    assert samples == epochs * 1437 + remainder * summary["num_workers"] * batch
     assert summary["test_accuracy"] > 0.8

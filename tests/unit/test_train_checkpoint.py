@@ -28,16 +28,14 @@ from slurmdl.train.transports import virtual
 
 SYNCHRONOUS = {
     "allreduce": "--strategy allreduce --optimizer adam --lr 0.003",
-    "random": "--strategy gossip --global-average-every 7", "base": "--strategy gossip --comm-pattern base-2",
-    "copies": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --drift-threshold 0.02 "
-              "--trigger-warmup 5",
-    "budget": "--strategy adaptive-gossip --comm-budget 5% --trigger-warmup 5 --compression sign "
+    "random": "--strategy gossip", "base": "--strategy gossip --comm-pattern base-2",
+    "copies": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --drift-threshold 0.02",
+    "budget": "--strategy adaptive-gossip --comm-budget 5% --compression sign "
               "--comm-pattern base-2",
     "shared": "--strategy gossip --shared-memory --virtual-zones A:1x2,B:1x2",
-    "quasi-global": "--strategy gossip --comm-pattern one-peer-exponential --quasi-global-momentum",
-    "quasi-global, shared": "--strategy gossip --quasi-global-momentum --shared-memory --virtual-zones A:1x2,B:1x2",
+    "one-peer": "--strategy gossip --comm-pattern one-peer-exponential",
     "local-sgd": "--strategy local-sgd --compression int8 --period 8",
-    "drift": "--strategy local-sgd --trigger drift --trigger-warmup 4",
+    "drift": "--strategy local-sgd --trigger drift",
     "ps": "--strategy ps --ps 2 --optimizer adam --lr 0.003"}
 
 
@@ -46,34 +44,39 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def run_summary(words: str, ranks: int = 4, steps: int = 40, **further: object) -> dict[str, Any]:
-    """Summary of a run on virtual ranks; further options by name."""
-    more = [word for name, value in further.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+@pytest.fixture(autouse=True)
+def short_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the warm-up so that the drift trigger decides in most steps of a short run."""
+    monkeypatch.setattr("slurmdl.train.triggers.DEFAULT_WARMUP_STEPS", 5)
+
+
+def run_summary(words: str, ranks: int = 4, steps: int = 40, **options: object) -> dict[str, Any]:
+    """Return the summary of a run on virtual ranks; `options` are further trainer options."""
+    arguments = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     common = ["--virtual-ranks", str(ranks), "--steps", str(steps), "--model", "mlp:16", "--batch-size", "16",
               "--dirichlet-alpha", "0.3"]
-    found = train(parse_train_options([*words.split(), *common, *more], {}))
-    assert found is not None
-    return found
+    summary = train(parse_train_options([*words.split(), *common, *arguments], {}))
+    assert summary is not None
+    return summary
 
 
 def outcome(summary: dict[str, Any]) -> dict[str, Any]:
     names = ("parameters_crc32", "test_loss", "test_accuracy", "exchanges", "exchanges_skipped", "steps",
-             "train_loss",
-             "consensus_distance")
+             "train_loss", "consensus_distance")
     return {name: summary[name] for name in names}
 
 
 @pytest.mark.parametrize("case", SYNCHRONOUS)
 def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(case: str, tmp_path: Path) -> None:
     """From a step in the middle of the strategy's cycle, with a pending decision."""
-    words, kept = SYNCHRONOUS[case], tmp_path / "kept"
-    unbroken = run_summary(words, lr_schedule="cosine")
-    run_summary(words, lr_schedule="cosine", checkpoint_dir=kept, checkpoint_every=19)
-    (kept / "step-00000038/manifest.json").unlink()
-    resumed = run_summary(words, lr_schedule="cosine", checkpoint_dir=kept, checkpoint_every=19)
-    assert outcome(resumed) == outcome(unbroken)
-    # a checkpoint request to a server is a header of its own
-    assert case == "ps" or resumed["bytes_sent"] == unbroken["bytes_sent"]
+    words, directory = SYNCHRONOUS[case], tmp_path / "kept"
+    uninterrupted = run_summary(words, lr_schedule="cosine")
+    run_summary(words, lr_schedule="cosine", checkpoint_dir=directory, checkpoint_every=19)
+    (directory / "step-00000038/manifest.json").unlink()
+    resumed = run_summary(words, lr_schedule="cosine", checkpoint_dir=directory, checkpoint_every=19)
+    assert outcome(resumed) == outcome(uninterrupted)
+    # a checkpoint request to a server is a separate header
+    assert case == "ps" or resumed["bytes_sent"] == uninterrupted["bytes_sent"]
 
 
 @pytest.mark.parametrize("words", [
@@ -96,19 +99,21 @@ def test_asynchronous_run_resumes(words: str, tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize("every", [0, 1])
 def test_signal_in_any_step_stops_all_ranks(every: int, words: str, tmp_path: Path,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of unequal speed, which are in different steps when the signal comes, agree on one; also where each step
-    ends with a checkpoint, in the midst of which the signal may come."""
+    """Ranks of unequal speed are in different steps when the signal arrives, and agree on one step.
+
+    With `every` 1 each step ends with a checkpoint, and the signal may arrive during a checkpoint.
+    """
     further = {"emulate_compute": "0.2", "straggler": "3=4", "checkpoint_every": every}
-    unbroken = run_summary(words, **further)
+    uninterrupted = run_summary(words, **further)
     record = Run.log_loss
 
-    def signalled(run: Run, loss: float) -> None:
+    def log_loss_and_signal(run: Run, loss: float) -> None:
         record(run, loss)
         if run.step == 17 and run.rank == 2:
             checkpoint_coordinator._on_signal(signal.SIGTERM, None)
 
     monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
-    monkeypatch.setattr(Run, "log_loss", signalled)
+    monkeypatch.setattr(Run, "log_loss", log_loss_and_signal)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command resumes from it$"):
         run_summary(words, checkpoint_dir=tmp_path, **further)
     monkeypatch.setattr(Run, "log_loss", record)
@@ -116,7 +121,7 @@ def test_signal_in_any_step_stops_all_ranks(every: int, words: str, tmp_path: Pa
     assert 17 <= CheckpointDir(str(tmp_path)).list_numbers()[0] < 40
     resumed = run_summary(words, checkpoint_dir=tmp_path, **further)
     if words in SYNCHRONOUS.values():
-        assert outcome(resumed) == outcome(unbroken)
+        assert outcome(resumed) == outcome(uninterrupted)
     else:
         assert resumed["steps"] == 40
 
@@ -125,27 +130,28 @@ def test_signal_in_any_step_stops_all_ranks(every: int, words: str, tmp_path: Pa
     SYNCHRONOUS["base"], SYNCHRONOUS["ps"], "--strategy gossip --async", "--strategy ps --max-staleness 2"])
 def test_repeated_signals_start_no_second_query(words: str, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from scancel to each rank: a pending query is not repeated."""
-    write, begun = CheckpointDir.write_rank_file, list[bool]()
-    begin = checkpoint_coordinator.CheckpointCoordinator._start_query
+    """Signals to every rank, as from scancel: a pending query is not repeated."""
+    write, repeated = CheckpointDir.write_rank_file, list[bool]()
+    start_query = checkpoint_coordinator.CheckpointCoordinator._start_query
 
-    def then_signalled(folder: CheckpointDir, number: int, *its: Any) -> Any:
+    def signal_and_write(folder: CheckpointDir, number: int, *state: Any) -> Any:
         if number >= 17:
             checkpoint_coordinator._on_signal(signal.SIGTERM, None)
-        return write(folder, number, *its)
+        return write(folder, number, *state)
 
-    def counted(its: checkpoint_coordinator.CheckpointCoordinator, *under_way: int) -> None:
+    def record_and_start(coordinator: checkpoint_coordinator.CheckpointCoordinator, *under_way: int) -> None:
         # a promise without a decision belongs to a pending query
-        begun.append(not its._query_open and bool(its._replies) and its._promised_step is not None)
-        begin(its, *under_way)
+        repeated.append(not coordinator._query_open and bool(coordinator._replies)
+                        and coordinator._promised_step is not None)
+        start_query(coordinator, *under_way)
 
     monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
-    monkeypatch.setattr(CheckpointDir, "write_rank_file", then_signalled)
-    monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_start_query", counted)
+    monkeypatch.setattr(CheckpointDir, "write_rank_file", signal_and_write)
+    monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_start_query", record_and_start)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command resumes from it$"):
         run_summary(words, emulate_compute="0.2", straggler="3=4", checkpoint_dir=tmp_path, checkpoint_every=1)
-    assert begun
-    assert not any(begun)
+    assert repeated
+    assert not any(repeated)
 
 
 @pytest.mark.parametrize("words", ["--strategy gossip --async", "--strategy ps --max-staleness 2"])
@@ -154,13 +160,13 @@ def test_signal_after_decision_stops_at_next_checkpoint(words: str, tmp_path: Pa
     """The request is too late for the decided checkpoint."""
     decide, decided = checkpoint_coordinator.CheckpointCoordinator._decide, list[int]()
 
-    def then_asked(its: checkpoint_coordinator.CheckpointCoordinator) -> None:
-        decide(its)
-        decided.append(max(its._replies.values()))
+    def decide_and_request(coordinator: checkpoint_coordinator.CheckpointCoordinator) -> None:
+        decide(coordinator)
+        decided.append(max(coordinator._replies.values()))
         if len(decided) == 2:
-            its._on_message(its._workers[-1], checkpoint_coordinator._STOP_REQUEST, 0, False)
+            coordinator._on_message(coordinator._workers[-1], checkpoint_coordinator._STOP_REQUEST, 0, False)
 
-    monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_decide", then_asked)
+    monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_decide", decide_and_request)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command resumes from it$"):
         run_summary(words, emulate_compute="0.2", straggler="3=4", checkpoint_dir=tmp_path, checkpoint_every=8)
     assert len(decided) == 3
@@ -173,12 +179,12 @@ def test_signal_after_decision_stops_at_next_checkpoint(words: str, tmp_path: Pa
     ("--strategy gossip --shared-memory --virtual-zones A:1x2,B:1x2", 4, 4)])
 def test_other_number_of_ranks_resumes_from_mean(words: str, before: int, after: int, tmp_path: Path) -> None:
     """Without a further step the result is the previous run's mean; then training continues."""
-    at_end = run_summary(words, before, 20, checkpoint_dir=tmp_path / "kept", checkpoint_every=20)
+    previous = run_summary(words, before, 20, checkpoint_dir=tmp_path / "kept", checkpoint_every=20)
     words = words.replace("A:1x2,B:1x2", "A:1x3,B:1x1")
-    taken = run_summary(words, after, 20, checkpoint_dir=tmp_path / "kept")
-    assert taken["test_loss"] == pytest.approx(at_end["test_loss"], rel=1e-5)
+    resumed = run_summary(words, after, 20, checkpoint_dir=tmp_path / "kept")
+    assert resumed["test_loss"] == pytest.approx(previous["test_loss"], rel=1e-5)
     further = run_summary(words, after, 60, checkpoint_dir=tmp_path / "kept")
-    assert further["test_loss"] < 0.8 * at_end["test_loss"]
+    assert further["test_loss"] < 0.8 * previous["test_loss"]
 
 
 def test_push_sum_resumes_from_weighted_mean(tmp_path: Path) -> None:
@@ -190,38 +196,38 @@ def test_push_sum_resumes_from_weighted_mean(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("servers", [1, 2, 4])
 def test_shards_are_reassigned_to_other_number_of_servers(servers: int, tmp_path: Path) -> None:
-    """Including optimizer state: the result is that of the uninterrupted run."""
+    """Parameters and optimizer state equal those of the uninterrupted run."""
     words = "--strategy ps --optimizer adam --lr 0.003 --ps"
-    unbroken = run_summary(f"{words} 3", 7)
+    uninterrupted = run_summary(f"{words} 3", 7)
     run_summary(f"{words} 3", 7, 20, checkpoint_dir=tmp_path / "kept", checkpoint_every=20)
     resumed = run_summary(f"{words} {servers}", 4 + servers, checkpoint_dir=tmp_path / "kept")
-    assert resumed["test_loss"] == pytest.approx(unbroken["test_loss"], rel=1e-5)
+    assert resumed["test_loss"] == pytest.approx(uninterrupted["test_loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("words, ranks, further, why", [
+@pytest.mark.parametrize("words, ranks, further, reason", [
     ("--strategy gossip", 2, {}, "--strategy allreduce, this run has gossip; use the same, or a new directory"),
     ("--strategy allreduce", 2, {"lr": 0.01}, "lr of parameter group 0 0.05, this run has 0.01; use"),
     ("--strategy allreduce", 2, {"batch_size": 8}, "--batch-size 16, this run has 8; use"),
     ("--strategy allreduce", 2, {"model": "mlp:8"}, "--model mlp:16, this run has mlp:8; use")])
-def test_checkpoint_of_another_run_is_rejected(words: str, ranks: int, further: dict[str, Any], why: str,
+def test_checkpoint_of_another_run_is_rejected(words: str, ranks: int, further: dict[str, Any], reason: str,
                                                 tmp_path: Path) -> None:
     run_summary("--strategy allreduce", 2, 5, checkpoint_dir=tmp_path, checkpoint_every=5)
-    with pytest.raises(InvalidRunError, match=f"^--checkpoint-dir {tmp_path}: written with {why}"):
+    with pytest.raises(InvalidRunError, match=f"^--checkpoint-dir {tmp_path}: written with {reason}"):
         run_summary(words, ranks, 5, **{"checkpoint_dir": tmp_path, **further})
 
 
 def test_async_ps_rejects_other_number_of_ranks(tmp_path: Path) -> None:
     words = "--strategy ps --async"
-    why = "written by 2 workers and 1 servers, this run has 1 workers and 1 servers: each worker has"
+    reason = "written by 2 workers and 1 servers, this run has 1 workers and 1 servers: each worker has"
     run_summary(words, 3, 20, checkpoint_dir=tmp_path, checkpoint_every=5, emulate_compute="0.2")
-    with pytest.raises(InvalidRunError, match=f"^--checkpoint-dir {tmp_path}: {why}"):
+    with pytest.raises(InvalidRunError, match=f"^--checkpoint-dir {tmp_path}: {reason}"):
         run_summary(words, 2, 20, checkpoint_dir=tmp_path)
 
 
 def write_checkpoint(folder: CheckpointDir, number: int, ranks: int = 2) -> None:
-    parts = [folder.write_rank_file(number, f"worker-{rank}", {"its": torch.full((1000,), float(number))})
-             for rank in range(ranks)]
-    folder.commit(Manifest(number, {"--strategy": "gossip"}, {"workers": ranks}, {part.name: part for part in parts}))
+    parts = {name: folder.write_rank_file(number, name, {"its": torch.full((1000,), float(number))})
+             for name in (f"worker-{rank}" for rank in range(ranks))}
+    folder.commit(Manifest(number, {"--strategy": "gossip"}, {"workers": ranks}, parts))
 
 
 def test_commit_keeps_two_newest_and_removes_incomplete(tmp_path: Path) -> None:
@@ -233,19 +239,19 @@ def test_commit_keeps_two_newest_and_removes_incomplete(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("spoil", ["cut", "flipped", "lost", "manifest", "half a manifest"])
-def test_corrupt_checkpoint_is_detected(spoil: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "flipped", "lost", "manifest", "half a manifest"])
+def test_corrupt_checkpoint_is_detected(damage: str, tmp_path: Path) -> None:
     folder = CheckpointDir(str(tmp_path))
     write_checkpoint(folder, 10)
     part, manifest = (tmp_path / "step-00000010" / name for name in ("worker-1.pt", "manifest.json"))
     data = part.read_bytes()
-    if spoil == "cut":
+    if damage == "cut":
         part.write_bytes(data[:-1])
-    elif spoil == "flipped":
+    elif damage == "flipped":
         part.write_bytes(data[:2000] + bytes([data[2000] ^ 1]) + data[2001:])
-    elif spoil == "lost":
+    elif damage == "lost":
         part.unlink()
-    elif spoil == "manifest":
+    elif damage == "manifest":
         manifest.write_text(manifest.read_text().replace('"workers": 2', '"workers": 3'))
     else:
         manifest.write_text(manifest.read_text()[:50])
@@ -254,23 +260,23 @@ def test_corrupt_checkpoint_is_detected(spoil: str, tmp_path: Path) -> None:
 
 
 def test_resume_skips_corrupt_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unbroken = run_summary("--strategy gossip")
+    uninterrupted = run_summary("--strategy gossip")
     run_summary("--strategy gossip", checkpoint_dir=tmp_path, checkpoint_every=15)
     part = tmp_path / "step-00000030/worker-2.pt"
     part.write_bytes(part.read_bytes()[:-100])
     capsys.readouterr()
     resumed = run_summary("--strategy gossip", checkpoint_dir=tmp_path, checkpoint_every=15)
-    said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith(f"slurmdl: train: a checkpoint is skipped: {part}: corrupt: ")
-    assert said[1:2] == [f"slurmdl: train: resumed after step 15 from {tmp_path}/step-00000015"]
-    assert resumed["parameters_crc32"] == unbroken["parameters_crc32"]
+    messages = capsys.readouterr().err.splitlines()
+    assert messages[0].startswith(f"slurmdl: train: a checkpoint is skipped: {part}: corrupt: ")
+    assert messages[1:2] == [f"slurmdl: train: resumed after step 15 from {tmp_path}/step-00000015"]
+    assert resumed["parameters_crc32"] == uninterrupted["parameters_crc32"]
     assert CheckpointDir(str(tmp_path)).list_numbers() == [30, 15], "the corrupt one was replaced"
 
 
 def test_checkpoint_time_is_metered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sync = files.fsync_dir
 
-    def slow(folder: str) -> None:
+    def slow_fsync_dir(folder: str) -> None:
         sync(folder)
         virtual_ranks[0].clock += 1.0
 
@@ -278,11 +284,11 @@ def test_checkpoint_time_is_metered(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     make = virtual.VirtualTransport.__init__
     monkeypatch.setattr(virtual.VirtualTransport, "__init__", lambda self, *words: (virtual_ranks.append(self),
                                                                            make(self, *words))[1])
-    monkeypatch.setattr(files, "fsync_dir", slow)
-    found = run_summary("--strategy allreduce", 1, 20, checkpoint_dir=tmp_path, checkpoint_every=10)
+    monkeypatch.setattr(files, "fsync_dir", slow_fsync_dir)
+    summary = run_summary("--strategy allreduce", 1, 20, checkpoint_dir=tmp_path, checkpoint_every=10)
     # three directories are synced per checkpoint: of the rank file, of the manifest, and the parent
-    assert found["checkpoint_seconds"] == pytest.approx(6.0)
-    assert found["between_steps_seconds"] < 0.1
+    assert summary["checkpoint_seconds"] == pytest.approx(6.0)
+    assert summary["between_steps_seconds"] < 0.1
 
 
 def test_metrics_file_has_each_step_once_after_resume(tmp_path: Path) -> None:
@@ -294,29 +300,25 @@ def test_metrics_file_has_each_step_once_after_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count, cursor", [(100, 42), (100, 84), (45, 42), (100, 99)])
 @pytest.mark.parametrize("workers", [2, 3])
-def test_rest_of_epoch_is_assigned_once(count: int, cursor: int, workers: int) -> None:
-    deal = GlobalBatches(count, workers, 7, True, 1)
-    assert np.array_equal(deal.order(4), GlobalBatches(count, 3, 7, True, 1).order(4))
-    dealt = [place for worker in range(workers) for hand in even_slices(deal, worker, cursor)
-             for place in range(hand.start, hand.stop)]
-    assert sorted(dealt) == (list(range(cursor, count)) if count - cursor >= workers else [])
+def test_remaining_samples_of_epoch_are_assigned_once(count: int, cursor: int, workers: int) -> None:
+    batches = GlobalBatches(count, workers, 7, True, 1)
+    assert np.array_equal(batches.order(4), GlobalBatches(count, 3, 7, True, 1).order(4))
+    indices = [index for worker in range(workers) for part in even_slices(batches, worker, cursor)
+               for index in range(part.start, part.stop)]
+    assert sorted(indices) == (list(range(cursor, count)) if count - cursor >= workers else [])
 
 
 def test_assemble_shard_cuts_and_joins() -> None:
     pieces = [(0, 3, {"a": torch.arange(3), "n": 5}), (3, 10, {"a": torch.arange(3, 10), "n": 5})]
-    found = assemble_shard(pieces, slice(2, 8))
-    assert found["a"].tolist() == [2, 3, 4, 5, 6, 7]
-    assert found["n"] == 5
+    shard = assemble_shard(pieces, slice(2, 8))
+    assert shard["a"].tolist() == [2, 3, 4, 5, 6, 7]
+    assert shard["n"] == 5
 
 
 def script(folder: Path, program: Any, ranks: int = 2) -> Sequence[Any]:
     def rank(transport: virtual.VirtualTransport) -> Any:
-        run = init(
-    StrategyConfig("allreduce"),
-    environ={},
-    transport=transport,
-    checkpoint_dir=str(folder),
-     checkpoint_every=2)
+        run = init(StrategyConfig("allreduce"), environ={}, transport=transport, checkpoint_dir=str(folder),
+                   checkpoint_every=2)
         model = torch.nn.Linear(3, 1)
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         return program(run, model, opt)
@@ -330,24 +332,24 @@ def test_step_without_checkpoint_opportunity_is_rejected(tmp_path: Path) -> None
             model(torch.ones(1, 3)).sum().backward()
             opt.step()
     with pytest.raises(TrainError,
-                       match=r"^step 2: checkpoints are written when a batch is requested; valid: batches"):
+                       match=r"^step 2: checkpoints are written when a batch is requested; expected batches"):
         script(tmp_path, program)
 
 
-@pytest.mark.parametrize("state, why", [
-    ({"a": Path("x")}, r"its state holds pathlib.*; valid: numbers"), (None, "has no")])
-def test_register_rejects_unsupported_objects(state: Any, why: str, tmp_path: Path) -> None:
-    class Thing:
+@pytest.mark.parametrize("state, reason", [
+    ({"a": Path("x")}, r"its state holds pathlib.*; expected numbers"), (None, "has no")])
+def test_register_rejects_unsupported_objects(state: Any, reason: str, tmp_path: Path) -> None:
+    class StatefulObject:
         def state_dict(self) -> Any:
             return state
 
-        def load_state_dict(self, its: Any) -> None:
+        def load_state_dict(self, state_dict: Any) -> None:
             raise AssertionError
 
     def program(run: Run, model: Any, opt: Any) -> None:
         run.wrap(model, opt)
-        run.register_for_checkpointing("thing", Thing() if state else object())
-    with pytest.raises(TrainError, match=rf"^register_for_checkpointing\('thing'\): .*{why}"):
+        run.register_for_checkpointing("thing", StatefulObject() if state else object())
+    with pytest.raises(TrainError, match=rf"^register_for_checkpointing\('thing'\): .*{reason}"):
         script(tmp_path, program)
 
 

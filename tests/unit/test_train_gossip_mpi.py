@@ -19,8 +19,8 @@ RANKS = 4
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     program, file = Path(__file__).with_name("mpi_programs") / "gossip.py", tmp_path_factory.mktemp("gossip") / "logs"
-    done = mpirun(RANKS, str(program), str(file), environ={"PYTHONPATH": str(Path(__file__).parents[1])})
-    assert done.returncode == 0, done.stderr
+    proc = mpirun(RANKS, str(program), str(file), environ={"PYTHONPATH": str(Path(__file__).parents[1])})
+    assert proc.returncode == 0, proc.stderr
     return pickle.loads(file.read_bytes())
 
 

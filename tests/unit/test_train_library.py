@@ -50,8 +50,8 @@ def groups(model: Any) -> Any:
                              {"params": [*model.out.parameters(), *model.two.parameters()]}], lr=0.01)
 
 
-def named(thing: Any) -> str | None:
-    return f"{thing.strategy}{thing.ps or ''}" if isinstance(thing, StrategyConfig) else None
+def method_name(value: Any) -> str | None:
+    return f"{value.strategy}{value.ps or ''}" if isinstance(value, StrategyConfig) else None
 
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
@@ -70,8 +70,9 @@ def train(model: Any, opt: Any, batches: Callable[[], Any], none: bool = True, f
         for x, y in batches():
             opt.zero_grad(set_to_none=none)
             nn.functional.cross_entropy(model(x), y).backward()
-            for tensor in filter(lambda its: fill and its.requires_grad and its.grad is None, model.parameters()):
-                tensor.grad = torch.zeros_like(tensor)
+            for tensor in model.parameters() if fill else ():
+                if tensor.requires_grad and tensor.grad is None:
+                    tensor.grad = torch.zeros_like(tensor)
             opt.step()
             schedule.step()
     return flat(model)
@@ -90,49 +91,48 @@ def script(optimizer: str, none: bool = True, net: Callable[[Run], Any] = lambda
     return program
 
 
-def one_process(optimizer: str, workers: int) -> Any:
+def train_in_one_process(optimizer: str, workers: int) -> Any:
     """Reference training on the workers' joined batches, with torch alone."""
     model = Net()
-    deal = GlobalBatches(SAMPLES, workers, BATCH, True, 1)
+    distribution = GlobalBatches(SAMPLES, workers, BATCH, True, 1)
     epochs = iter(range(EPOCHS))
 
     def batches() -> Any:
-        for index in global_batches(deal, number):
+        for index in global_batches(distribution, number):
             yield X[index], Y[index]
 
-    def once() -> Any:
+    def next_epoch() -> Any:
         nonlocal number
         number = next(epochs)
         return batches()
 
     number = 0
-    return train(model, OPTIMIZERS[optimizer](model), once, fill=True)
+    return train(model, OPTIMIZERS[optimizer](model), next_epoch, fill=True)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("method, ranks", [
-    (StrategyConfig("allreduce"), 1), (StrategyConfig("allreduce"),
-     3), (StrategyConfig("allreduce", "mpi-allreduce"), 4),
+    (StrategyConfig("allreduce"), 1), (StrategyConfig("allreduce"), 3), (StrategyConfig("allreduce"), 4),
     (StrategyConfig("ps", ps=1), 3), (StrategyConfig("ps", ps=2), 5),
-    (StrategyConfig("ps", ps=3), 4)], ids=named)
+    (StrategyConfig("ps", ps=3), 4)], ids=method_name)
 def test_synchronous_training_equals_one_process(optimizer: str, method: StrategyConfig, ranks: int) -> None:
     workers = ranks - (method.ps or 0)
-    expected = one_process(optimizer, workers)
+    expected = train_in_one_process(optimizer, workers)
     assert (expected - flat(Net())).abs().max() > 1e-2, "the reference did not learn"
-    for mine in library(ranks, method, script(optimizer)):
-        if mine is not None:
-            assert torch.allclose(mine, expected, rtol=0, atol=2e-6)
+    for model in library(ranks, method, script(optimizer)):
+        if model is not None:
+            assert torch.allclose(model, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("method", [StrategyConfig("allreduce"),
-                         StrategyConfig("ps"), StrategyConfig("gossip")], ids=named)
+                         StrategyConfig("ps"), StrategyConfig("gossip")], ids=method_name)
 def test_zero_grad_set_to_none_gives_same_model(method: StrategyConfig) -> None:
-    kept, made = (library(3, method, script("sgd", none))[-1] for none in (False, True))
-    assert torch.equal(kept, made)
+    zeroed, set_to_none = (library(3, method, script("sgd", none))[-1] for none in (False, True))
+    assert torch.equal(zeroed, set_to_none)
 
 
 @pytest.mark.parametrize("method", [StrategyConfig("allreduce"),
-                         StrategyConfig("ps"), StrategyConfig("gossip")], ids=named)
+                         StrategyConfig("ps"), StrategyConfig("gossip")], ids=method_name)
 def test_training_without_hooks_of_newer_pytorch_gives_same_model(method: StrategyConfig,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch 1.13 has neither optimizer step hooks nor post-accumulate gradient hooks."""
@@ -177,22 +177,22 @@ def test_several_backward_passes_per_step_equal_one() -> None:
             model = Net()
             opt = sgd(model)
             run.wrap(model, opt)
-            mine = X[run.rank::2], Y[run.rank::2]
+            samples = X[run.rank::2], Y[run.rank::2]
             for _ in range(3):
                 opt.zero_grad()
                 for part in range(passes):
-                    nn.functional.cross_entropy(model(mine[0][part::passes]), mine[1][part::passes]).div(
+                    nn.functional.cross_entropy(model(samples[0][part::passes]), samples[1][part::passes]).div(
                         passes).backward()
                 opt.step()
             return flat(model)
         return rank
-    whole, parts = (virtual.run_virtual_ranks(2, program(passes)) for passes in (1, 5))
+    single_pass, parts = (virtual.run_virtual_ranks(2, program(passes)) for passes in (1, 5))
     assert torch.equal(parts[0], parts[1])
-    assert torch.allclose(whole[0], parts[0], rtol=0, atol=1e-6)
+    assert torch.allclose(single_pass[0], parts[0], rtol=0, atol=1e-6)
 
 
 def test_gradients_are_averaged_when_backward_returns() -> None:
-    """Hence clipping by norm works as in one process."""
+    """Clipping by norm therefore has the same effect as in one process."""
     def program(run: Run) -> Any:
         model = Net()
         run.wrap(model, sgd(model))
@@ -201,8 +201,8 @@ def test_gradients_are_averaged_when_backward_returns() -> None:
     model = Net()
     nn.functional.cross_entropy(model(X), Y).backward()
     expected = torch.cat([tensor.grad.reshape(-1) for tensor in model.parameters() if tensor.grad is not None])
-    for mine in library(2, StrategyConfig("allreduce"), program):
-        assert torch.allclose(mine[mine != 0], expected[expected != 0], rtol=0, atol=1e-6)
+    for result in library(2, StrategyConfig("allreduce"), program):
+        assert torch.allclose(result[result != 0], expected[expected != 0], rtol=0, atol=1e-6)
 
 
 def test_gradient_reduction_overlaps_with_backward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,19 +214,19 @@ def test_gradient_reduction_overlaps_with_backward(monkeypatch: pytest.MonkeyPat
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
         run.wrap(model, sgd(model))
         ready: list[int] = []
-        tell = run.strategy.on_gradients_ready
+        on_ready = run.strategy.on_gradients_ready
 
-        def listen(start: int) -> None:
+        def record_start(start: int) -> None:
             ready.append(start)
-            tell(start)
+            on_ready(start)
 
-        monkeypatch.setattr(run.strategy, "on_gradients_ready", listen)
+        monkeypatch.setattr(run.strategy, "on_gradients_ready", record_start)
         model(torch.ones(1, 4)).sum().backward()
         return ready
     assert library(1, StrategyConfig("allreduce"), program) == [[76, 60, 56, 40, 36, 20, 16, 0, 0]]
 
 
-def wrapped(run: Run, change: Callable[[Any, Any], None] = lambda model, opt: None) -> tuple[Any, Any]:
+def wrap_net(run: Run, change: Callable[[Any, Any], None] = lambda model, opt: None) -> tuple[Any, Any]:
     model = Net()
     opt = sgd(model)
     change(model, opt)
@@ -242,39 +242,39 @@ def test_wrap_keeps_classes_and_state() -> None:
     def program(run: Run) -> None:
         model, opt = Net(), sgd(Net())
         opt = sgd(model)
-        same, its = run.wrap(model, opt)
-        assert same is model and its is opt and type(its) is torch.optim.SGD
+        wrapped_model, wrapped_opt = run.wrap(model, opt)
+        assert wrapped_model is model and wrapped_opt is opt and type(wrapped_opt) is torch.optim.SGD
         model.load_state_dict(Net(5).state_dict())  # in place
         step(model, opt)
         assert model.again.weight is model.two.weight
     library(2, StrategyConfig("allreduce"), program)
 
 
-def mixed(model: Any, opt: Any) -> None:
+def make_half_precision(model: Any, opt: Any) -> None:
     model.two.half()
 
 
-def tied_by_memory(model: Any, opt: Any) -> None:
+def share_memory(model: Any, opt: Any) -> None:
     model.again.weight = nn.Parameter(model.one.weight.data[:6, :6])
     opt.add_param_group({"params": model.again.weight})
 
 
-def all_frozen(model: Any, opt: Any) -> None:
+def freeze_all(model: Any, opt: Any) -> None:
     model.requires_grad_(False)
 
 
-def stranger(model: Any, opt: Any) -> None:
+def add_unknown_parameter(model: Any, opt: Any) -> None:
     opt.add_param_group({"params": nn.Parameter(torch.zeros(2, 9))})
 
 
 @pytest.mark.parametrize("change, words", [
-    (mixed, "parameter two.weight is float16; valid: float32"),
-    (tied_by_memory, "parameters one.weight and again.weight share their memory"),
-    (all_frozen, "the optimizer trains no parameter of the model"),
-    (stranger, r"tensor of shape \(2, 9\) that is no parameter of the model")])
+    (make_half_precision, "parameter two.weight is float16; expected float32"),
+    (share_memory, "parameters one.weight and again.weight share their memory"),
+    (freeze_all, "the optimizer trains no parameter of the model"),
+    (add_unknown_parameter, r"tensor of shape \(2, 9\) that is no parameter of the model")])
 def test_wrap_rejects_unsupported_parameters(change: Callable[[Any, Any], None], words: str) -> None:
     with pytest.raises(InvalidRunError, match=words):
-        library(2, StrategyConfig("allreduce"), lambda run: wrapped(run, change))
+        library(2, StrategyConfig("allreduce"), lambda run: wrap_net(run, change))
 
 
 @pytest.mark.parametrize("differ, words", [
@@ -286,49 +286,45 @@ def test_wrap_rejects_unsupported_parameters(change: Callable[[Any, Any], None],
                                                             "has lr of parameter group 0 0.1")])
 def test_wrap_rejects_different_models(differ: Callable[[Any, Any], None], words: str) -> None:
     def program(run: Run) -> None:
-        wrapped(run, differ if run.rank else lambda model, opt: None)
+        wrap_net(run, differ if run.rank else lambda model, opt: None)
     with pytest.raises(InvalidRunError, match=words):
         library(2, StrategyConfig("allreduce"), program)
 
 
-def moved(model: Any, opt: Any) -> None:
+def relocate(model: Any, opt: Any) -> None:
     model.double().float()
 
 
-def assigned(model: Any, opt: Any) -> None:
-    model.load_state_dict(Net(2).state_dict(), assign=True)
-
-
-def grown(model: Any, opt: Any) -> None:
+def add_group(model: Any, opt: Any) -> None:
     opt.add_param_group({"params": nn.Parameter(torch.zeros(2))})
 
 
-@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip")], ids=named)
+@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip")], ids=method_name)
 @pytest.mark.parametrize("change, words", [
-    (moved, "step 1: parameter one.weight was relocated after run.wrap"),
-    (grown, "step 1: the optimizer got another group after run.wrap")])
+    (relocate, "step 1: parameter one.weight was relocated after run.wrap"),
+    (add_group, "step 1: the optimizer got another group after run.wrap")])
 def test_step_rejects_changes_after_wrap(method: StrategyConfig, change: Callable[[Any, Any], None],
                                          words: str) -> None:
     def program(run: Run) -> None:
-        model, opt = wrapped(run)
+        model, opt = wrap_net(run)
         change(model, opt)
         step(model, opt)
     with pytest.raises(TrainError, match=words):
         library(2, method, program)
 
 
-def broken(model: Any, opt: Any) -> None:
+def make_nan_gradient(model: Any, opt: Any) -> None:
     step(model, opt)
     (model(X).sum() * float("nan")).backward()
     opt.step()
 
 
 @pytest.mark.parametrize("fault, words", [
-    (broken, r"step 2: the gradient of one.weight has infinite or NaN entries"),
+    (make_nan_gradient, r"step 2: the gradient of one.weight has infinite or NaN entries"),
     (lambda model, opt: opt.step(lambda: None), r"opt.step\(closure\): not supported")])
 def test_step_rejects_invalid_calls(fault: Callable[[Any, Any], None], words: str) -> None:
     with pytest.raises(TrainError, match=words):
-        library(1, StrategyConfig("allreduce"), lambda run: fault(*wrapped(run)))
+        library(1, StrategyConfig("allreduce"), lambda run: fault(*wrap_net(run)))
 
 
 def test_sparse_gradients_are_converted() -> None:
@@ -364,10 +360,10 @@ def test_ps_serves_until_last_worker_ends() -> None:
     assert library(4, StrategyConfig("ps"), program) == [0, 0, 1, 2]
 
 
-@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip")], ids=named)
+@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip")], ids=method_name)
 def test_early_end_of_a_worker_fails_all(method: StrategyConfig) -> None:
     def program(run: Run) -> None:
-        model, opt = wrapped(run)
+        model, opt = wrap_net(run)
         for _ in range(2 + run.rank):
             step(model, opt)
     with pytest.raises(SlurmdlError):
@@ -377,19 +373,20 @@ def test_early_end_of_a_worker_fails_all(method: StrategyConfig) -> None:
 @pytest.mark.parametrize("count, workers, batch", [(100, 3, 7), (9, 3, 3), (10, 3, 3), (11, 3, 3), (3, 3, 50),
                                                    (1437, 8, 32), (5, 1, 2), (17, 16, 1)])
 def test_epoch_assigns_every_sample_once(count: int, workers: int, batch: int) -> None:
-    deal = GlobalBatches(count, workers, batch, True, 4)
-    hands = [list(even_slices(deal, worker)) for worker in range(workers)]
-    assert {len(hand) for hand in hands} == {deal.steps_per_epoch}
-    places = [place for hand in hands for its in hand for place in range(its.start, its.stop)]
-    assert sorted(places) == list(range(count))
-    for number in range(deal.steps_per_epoch):
-        sizes = [hand[number].stop - hand[number].start for hand in hands]
-        assert [hand[number].gradient_weight for hand in hands] == [size * workers / sum(sizes) for size in sizes]
-        is_last = number == deal.steps_per_epoch - 1
+    batches = GlobalBatches(count, workers, batch, True, 4)
+    all_parts = [list(even_slices(batches, worker)) for worker in range(workers)]
+    assert {len(parts) for parts in all_parts} == {batches.steps_per_epoch}
+    indices = [index for parts in all_parts for part in parts for index in range(part.start, part.stop)]
+    assert sorted(indices) == list(range(count))
+    for number in range(batches.steps_per_epoch):
+        sizes = [parts[number].stop - parts[number].start for parts in all_parts]
+        assert [parts[number].gradient_weight for parts in all_parts] == [
+            size * workers / sum(sizes) for size in sizes]
+        is_last = number == batches.steps_per_epoch - 1
         assert sizes == [batch] * workers or (is_last and max(sizes) - min(sizes) <= 1 <= min(sizes)
                                               and max(sizes) <= batch + 1)
-    assert sorted(deal.order(2)) == list(range(count))
-    assert not np.array_equal(deal.order(2), deal.order(3))
+    assert sorted(batches.order(2)) == list(range(count))
+    assert not np.array_equal(batches.order(2), batches.order(3))
     assert np.array_equal(GlobalBatches(count, workers, batch, False, 4).order(0), np.arange(count))
 
 
@@ -407,10 +404,10 @@ def test_loader_supports_datasets_arrays_and_tensors(data: Any) -> None:
     def program(run: Run) -> Any:
         loader = run.loader(data, 2, shuffle=False)
         assert (len(loader), len(loader.dataset), loader.batch_size) == (3, 10, 2), "as scripts with a DataLoader log"
-        assert [int(its) for its in loader.dataset[3]] == [3, 9]
+        assert [int(value) for value in loader.dataset[3]] == [3, 9]
         return [pair for x, y in loader for pair in zip(x.tolist(), y.tolist(), strict=True)]
-    found = library(2, StrategyConfig("allreduce"), program)
-    assert sorted(found[0] + found[1]) == [(number, number * number) for number in range(10)]
+    results = library(2, StrategyConfig("allreduce"), program)
+    assert sorted(results[0] + results[1]) == [(number, number * number) for number in range(10)]
 
 
 def test_loader_accepts_random_samples() -> None:
@@ -422,8 +419,8 @@ def test_loader_accepts_random_samples() -> None:
 
 
 def test_wrap_rejects_server_in_process_of_caller() -> None:
-    with pytest.raises(TrainError, match=r"valid: attach\(\) and serve\(\)"):
-        library(2, StrategyConfig("ps"), wrapped)
+    with pytest.raises(TrainError, match=r"expected attach\(\) and serve\(\)"):
+        library(2, StrategyConfig("ps"), wrap_net)
 
 
 @pytest.mark.parametrize("data, batch, words", [

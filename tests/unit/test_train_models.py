@@ -58,9 +58,9 @@ def test_transformer_layers_differ_initially() -> None:
                                   "cnn:1,,2", "resnet18:3", "vgg16", "vgg16:2", "transformer:8,2",
                                   "transformer:9,2,2"])
 def test_model_invalid_spec_raises(spec: str) -> None:
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(UsageError) as error:
         build_model(spec, (1, 8, 8), 10, 1)
-    assert spec in str(raised.value)
+    assert spec in str(error.value)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - {"mlp"}))

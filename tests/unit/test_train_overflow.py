@@ -11,7 +11,7 @@ import pytest
 import torch
 from strategy_harness import global_batches
 from torch import nn
-from virtual_ranks import flat, library, trains
+from virtual_ranks import attach_or_serve, flat, library
 
 from slurmdl.errors import TrainError
 from slurmdl.train import init
@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 
 ALONE = {"gossip": StrategyConfig("gossip"), "gossip --async": StrategyConfig("gossip", asynchronous=True),
          "local-sgd": StrategyConfig("local-sgd", period=3),
-         "quasi-global": StrategyConfig("gossip", quasi_global_momentum=True), "ps": StrategyConfig("ps", ps=2),
+         "ps": StrategyConfig("ps", ps=2),
          "ps --async": StrategyConfig("ps", ps=2, asynchronous=True),
          "ps --max-staleness": StrategyConfig("ps", ps=2, max_staleness=2)}
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
@@ -38,28 +38,28 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "fused": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)}
 
 
-def net() -> Any:
+def make_net() -> Any:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
 def scaler() -> Any:
-    """Scaler whose first scales overflow float32."""
+    """Make a scaler whose first scales overflow float32."""
     return torch.amp.GradScaler("cpu", init_scale=2.0 ** 127, backoff_factor=2.0 ** -30, growth_interval=4)
 
 
 def train(model: Any, opt: Any, batches: Any, clip: bool, scales: list[float]) -> Any:
     """As in PyTorch's mixed precision examples."""
-    its = scaler()
+    grad_scaler = scaler()
     for x, y in batches:
         opt.zero_grad()
-        its.scale(16 * nn.functional.cross_entropy(model(x), y)).backward()
+        grad_scaler.scale(16 * nn.functional.cross_entropy(model(x), y)).backward()
         if clip:
-            its.unscale_(opt)
+            grad_scaler.unscale_(opt)
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        its.step(opt)
-        its.update()
-        scales.append(its.get_scale())
+        grad_scaler.step(opt)
+        grad_scaler.update()
+        scales.append(grad_scaler.get_scale())
     return flat(model)
 
 
@@ -67,21 +67,20 @@ def train(model: Any, opt: Any, batches: Any, clip: bool, scales: list[float]) -
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_averaged_gradients_skip_on_all_ranks(optimizer: str, clip: bool) -> None:
     """Equal to one process on the joined batches, including the scale."""
-    model, expected_scales = net(), list[float]()
-    deal = GlobalBatches(SAMPLES, 3, BATCH, True, 1)
-    expected = train(model, OPTIMIZERS[optimizer](model), [(X[index], Y[index]) for index in global_batches(deal, 0)],
-                     clip,
-                     expected_scales)
+    model, expected_scales = make_net(), list[float]()
+    batches = GlobalBatches(SAMPLES, 3, BATCH, True, 1)
+    samples = [(X[index], Y[index]) for index in global_batches(batches, 0)]
+    expected = train(model, OPTIMIZERS[optimizer](model), samples, clip, expected_scales)
     assert expected_scales[0] < 2.0 ** 127 and expected_scales[-1] > min(expected_scales), "it overflows, and grows"
-    assert (expected - flat(net())).abs().max() > 1e-3, "the reference did not learn"
+    assert (expected - flat(make_net())).abs().max() > 1e-3, "the reference did not learn"
 
     def program(run: Run) -> Any:
-        mine, scales = net(), list[float]()
-        opt = OPTIMIZERS[optimizer](mine)
-        run.wrap(mine, opt)
-        return train(mine, opt, run.loader((X, Y), BATCH), clip, scales), scales, run.step
-    for mine, scales, steps in library(3, StrategyConfig("allreduce"), program):
-        assert torch.allclose(mine, expected, rtol=0, atol=2e-6)
+        model, scales = make_net(), list[float]()
+        opt = OPTIMIZERS[optimizer](model)
+        run.wrap(model, opt)
+        return train(model, opt, run.loader((X, Y), BATCH), clip, scales), scales, run.step
+    for parameters, scales, steps in library(3, StrategyConfig("allreduce"), program):
+        assert torch.allclose(parameters, expected, rtol=0, atol=2e-6)
         assert scales == expected_scales
         assert steps == len(scales), "a step that is skipped counts"
 
@@ -89,52 +88,53 @@ def test_averaged_gradients_skip_on_all_ranks(optimizer: str, clip: bool) -> Non
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("case", ALONE)
 def test_single_worker_skips_update(case: str, staged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It still takes part in exchanges, and sends finite values only."""
-    made = Replica.__init__
-    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: made(self, module, chosen, staged=staged))
+    """The skipping worker still takes part in exchanges, and sends finite values only."""
+    init_replica = Replica.__init__
+    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: init_replica(
+        self, module, chosen, staged=staged))
 
     def program(run: Run) -> Any:
-        model = net()
+        model = make_net()
         opt = OPTIMIZERS["sgd"](model)
-        if not trains(run, model, opt):
+        if not attach_or_serve(run, model, opt):
             return None
-        its = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         for step, (x, y) in enumerate(run.loader((X, Y), BATCH)):
             opt.zero_grad()
             overflow = float("inf") if run.worker_rank == 1 and step in (0, 2) else 1.0
-            its.scale(nn.functional.cross_entropy(model(x), y) * overflow).backward()
+            scaler.scale(nn.functional.cross_entropy(model(x), y) * overflow).backward()
             before = flat(model)
-            its.step(opt)
-            its.update()
+            scaler.step(opt)
+            scaler.update()
             if overflow > 1 and case == "local-sgd" and not step:
                 assert torch.equal(flat(model), before), "no exchange is due in this step"
         run.finish()
-        return flat(model), its.get_scale(), run.step
-    workers = [told for told in library(5, ALONE[case], program) if told is not None]
+        return flat(model), scaler.get_scale(), run.step
+    workers = [result for result in library(5, ALONE[case], program) if result is not None]
     assert len({steps for _, _, steps in workers}) == 1
     assert [scale for _, scale, _ in workers] == [1.0 if worker == 1 else 4.0 for worker in range(len(workers))]
     for model, _, _ in workers:
         assert bool(model.isfinite().all())
         assert torch.equal(model, workers[0][0])
-    assert (workers[0][0] - flat(net())).abs().max() > 1e-3
+    assert (workers[0][0] - flat(make_net())).abs().max() > 1e-3
 
 
 def test_servers_ignore_gradients_of_skipping_worker() -> None:
     """Equal to one process without that worker's first batch."""
     def program(run: Run) -> Any:
-        model = net()
+        model = make_net()
         opt = OPTIMIZERS["adamw"](model)
-        if not trains(run, model, opt):
+        if not attach_or_serve(run, model, opt):
             return None
-        its = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         for step in range(3):
             opt.zero_grad()
             loss = nn.functional.cross_entropy(model(X[run.worker_rank::3]), Y[run.worker_rank::3])
-            its.scale(loss * (float("nan") if not step and run.worker_rank == 1 else 1.0)).backward()
-            its.step(opt)
-            its.update()
+            scaler.scale(loss * (float("nan") if not step and run.worker_rank == 1 else 1.0)).backward()
+            scaler.step(opt)
+            scaler.update()
         return flat(model)
-    model = net()
+    model = make_net()
     opt = OPTIMIZERS["adamw"](model)
     for step in range(3):
         opt.zero_grad()
@@ -142,34 +142,34 @@ def test_servers_ignore_gradients_of_skipping_worker() -> None:
             if step or worker != 1:
                 nn.functional.cross_entropy(model(X[worker::3]), Y[worker::3]).div(3 if step else 2).backward()
         opt.step()
-    for mine in library(5, StrategyConfig("ps", ps=2), program):
-        assert mine is None or torch.allclose(mine, flat(model), rtol=0, atol=2e-6)
+    for parameters in library(5, StrategyConfig("ps", ps=2), program):
+        assert parameters is None or torch.allclose(parameters, flat(model), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("passes", [1, 2])
 def test_passes_add_up_before_skipped_step(passes: int) -> None:
     def rank(transport: virtual.VirtualTransport) -> Any:
         run = init(StrategyConfig("allreduce"), environ={}, transport=transport, backward_passes_per_step=passes)
-        model = net()
+        model = make_net()
         opt = OPTIMIZERS["sgd"](model)
         run.wrap(model, opt)
-        its = scaler()
+        grad_scaler = scaler()
         x, y = X[run.rank::2], Y[run.rank::2]
         for _ in range(6):
             opt.zero_grad()
             for part in range(passes):
                 loss = nn.functional.cross_entropy(model(x[part::passes]), y[part::passes])
-                its.scale(16 * loss / passes).backward()
-            its.step(opt)
-            its.update()
+                grad_scaler.scale(16 * loss / passes).backward()
+            grad_scaler.step(opt)
+            grad_scaler.update()
         run.finish()
-        return flat(model), its.get_scale()
-    (one, scale), (other, same) = virtual.run_virtual_ranks(2, rank)
-    assert torch.equal(one, other) and scale == same < 2.0 ** 127
-    model = net()
+        return flat(model), grad_scaler.get_scale()
+    (parameters, scale), (other_parameters, other_scale) = virtual.run_virtual_ranks(2, rank)
+    assert torch.equal(parameters, other_parameters) and scale == other_scale < 2.0 ** 127
+    model = make_net()
     plain = OPTIMIZERS["sgd"](model)
     train(model, plain, [(X, Y)] * 6, False, [])
-    assert torch.allclose(one, flat(model), rtol=0, atol=2e-6)
+    assert torch.allclose(parameters, flat(model), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("method", [StrategyConfig("allreduce"), *ALONE.values()],
@@ -179,9 +179,9 @@ def test_nonfinite_update_is_rejected(method: StrategyConfig) -> None:
     reached = list[int]()
 
     def program(run: Run) -> Any:
-        model = net()
+        model = make_net()
         opt = OPTIMIZERS["sgd"](model)
-        if not trains(run, model, opt):
+        if not attach_or_serve(run, model, opt):
             return
         for step, (x, y) in enumerate(run.loader((X, Y), BATCH)):
             opt.zero_grad()
@@ -189,8 +189,8 @@ def test_nonfinite_update_is_rejected(method: StrategyConfig) -> None:
             (nn.functional.cross_entropy(model(x), y) * factor).backward()
             reached.append(step)
             opt.step()
-    where = r"rank 1 on \S+: " if method.strategy == "allreduce" else ""
-    with pytest.raises(TrainError, match=f"^{where}step 2: the gradient of 0.weight has infinite or NaN entries"):
+    prefix = r"rank 1 on \S+: " if method.strategy == "allreduce" else ""
+    with pytest.raises(TrainError, match=f"^{prefix}step 2: the gradient of 0.weight has infinite or NaN entries"):
         library(5 if method.ps else 3, method, program)
     assert 1 in reached
 
@@ -198,7 +198,7 @@ def test_nonfinite_update_is_rejected(method: StrategyConfig) -> None:
 def test_overflow_in_fp16_mean_is_rejected() -> None:
     """Finite gradients whose mean overflows in fp16."""
     def program(run: Run) -> None:
-        model = net()
+        model = make_net()
         opt = OPTIMIZERS["sgd"](model)
         run.wrap(model, opt)
         (model(X).sum() * 1e4).backward()
@@ -211,32 +211,32 @@ def test_overflow_in_fp16_mean_is_rejected() -> None:
 @pytest.mark.parametrize("case", ["allreduce", "local-sgd", "ps"])
 def test_run_resumes_with_grad_scale(case: str, tmp_path: Path) -> None:
     """Skipped steps count, so data and exchanges resume at their positions."""
-    def trained(steps: int, folder: Path) -> list[Any]:
+    def train_with_checkpoints(steps: int, folder: Path) -> list[Any]:
         def rank(transport: virtual.VirtualTransport) -> Any:
             run = init(ALONE.get(case, StrategyConfig("allreduce")), environ={}, transport=transport,
                        checkpoint_dir=str(folder),
                        checkpoint_every=4)
-            model = net()
+            model = make_net()
             opt = OPTIMIZERS["adamw"](model)
             run.attach(model, opt)
             if run.is_server:
                 run.serve()
                 run.close()
                 return None
-            its = scaler()
-            run.register_for_checkpointing("scaler", its)
+            grad_scaler = scaler()
+            run.register_for_checkpointing("scaler", grad_scaler)
             loader = run.loader((X, Y), BATCH)
             for x, y in loader.batches_until(steps):
                 opt.zero_grad()
-                its.scale(16 * nn.functional.cross_entropy(model(x), y)).backward()
-                its.step(opt)
-                its.update()
+                grad_scaler.scale(16 * nn.functional.cross_entropy(model(x), y)).backward()
+                grad_scaler.step(opt)
+                grad_scaler.update()
             run.close()
-            return flat(model), its.get_scale(), run.step
+            return flat(model), grad_scaler.get_scale(), run.step
         return virtual.run_virtual_ranks(4, rank)
-    unbroken = trained(11, tmp_path / "unbroken")
-    trained(8, tmp_path / "kept")
-    for one, other in zip(trained(11, tmp_path / "kept"), unbroken, strict=True):
-        assert one is other is None or (torch.equal(one[0], other[0]) and one[1:] == other[1:])
-    assert unbroken[-1][1] < 2.0 ** 127
-    assert unbroken[-1][2] == 11
+    uninterrupted = train_with_checkpoints(11, tmp_path / "unbroken")
+    train_with_checkpoints(8, tmp_path / "kept")
+    for resumed, expected in zip(train_with_checkpoints(11, tmp_path / "kept"), uninterrupted, strict=True):
+        assert resumed is expected is None or (torch.equal(resumed[0], expected[0]) and resumed[1:] == expected[1:])
+    assert uninterrupted[-1][1] < 2.0 ** 127
+    assert uninterrupted[-1][2] == 11

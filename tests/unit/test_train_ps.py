@@ -16,18 +16,17 @@ import pytest
 import torch
 from mpi import mpirun, needs_mpi
 
+from slurmdl.comm_layout import SHARD_BLOCK, split_by_speed
 from slurmdl.train import init
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext, shard_backup
 from slurmdl.train.strategies.parameter_server import (
-    SHARD_BLOCK,
     AsyncPSServer,
     SyncPSServer,
     assign_shards,
     mean_into,
     reassign,
-    split_by_speed,
     traffic_locality,
 )
 from slurmdl.train.strategies.shard_backup import ShardAssignment, promote_backup
@@ -91,9 +90,8 @@ def run_ps(config: StrategyConfig, servers: int, work: Sequence[Sequence[float]]
            on_step: Callable[[int, int], None] = lambda worker, step: None) -> list[tuple[Any, Any, float]]:
     """Run workers that compute `work[worker][step]` seconds per step.
 
-    Returns
-    -------
-    For each rank its parameters, its strategy, and its end time.
+    Returns:
+        For each rank its parameters, its strategy, and its end time.
     """
     def program(transport: VirtualTransport) -> tuple[Any, Any, float]:
         ctx = make_context(transport, config, servers)
@@ -138,7 +136,7 @@ def test_bounded_ps_respects_staleness_bound(staleness: int, servers: int) -> No
 
 
 def test_async_ps_never_blocks() -> None:
-    """Only computation and polling take time, so each worker ends when its own work is done."""
+    """Only computation and polling take time, so each worker ends when its work is done."""
     started: list[tuple[int, int]] = []
     work = [[1.0] * 30, [4.0] * 30]
     run_ps(ASYNC, 2, work, lambda worker, model: np.ones(SIZE), lambda worker, step: started.append((worker, step)))
@@ -221,8 +219,8 @@ def test_reassign_moves_shards_to_next_alive_server() -> None:
     shards = [ShardAssignment(server, slice(server, server + 1)) for server in (2, 5, 7)]
     assert [shard.server for shard in reassign(shards, (2, 5, 7), (2, 7))] == [2, 7, 7]
     assert [shard.server for shard in reassign(shards, (2, 5, 7), (2,))] == [2, 2, 2]
-    twice = reassign(reassign(shards, (2, 5, 7), (2, 7)), (2, 7), (2,))
-    assert [(shard.server, shard.part.start) for shard in twice] == [(2, 2), (2, 5), (2, 7)]
+    reassigned = reassign(reassign(shards, (2, 5, 7), (2, 7)), (2, 7), (2,))
+    assert [(shard.server, shard.part.start) for shard in reassigned] == [(2, 2), (2, 5), (2, 7)]
 
 
 @pytest.mark.parametrize("config", [StrategyConfig("ps", "shards"), ASYNC], ids=["sync", "async"])
@@ -252,7 +250,7 @@ def test_server_with_two_shards_equals_two_servers(config: StrategyConfig) -> No
 
 
 def test_shard_backups_count_as_bytes_sent() -> None:
-    """Two servers, each with half of the model and of the optimizer state; one backup in a hundred steps."""
+    """Two servers, each with half of the model and of the optimizer state; one backup per 100 steps."""
     results = run_ps(StrategyConfig("ps", "shards"), 2, [[1.0] * 100], lambda worker, model: model)
     pulled, header = 100 * SIZE // 2 * 4, shard_backup._HEADER_DTYPE.itemsize
     for _, strategy, _ in results[:2]:
@@ -262,7 +260,7 @@ def test_shard_backups_count_as_bytes_sent() -> None:
 def train_digits(config: StrategyConfig, ranks: int, optimizer: Callable[[Any], Any], steps: int) -> tuple[float,
                                                                                                            list[Any]]:
     """Train on digits; return the accuracy and the final parameters of each rank."""
-    from slurmdl.train.trainer.data import load_dataset
+    from slurmdl.train.trainer.data_readers import load_dataset
 
     data = load_dataset("digits", 1)
 
@@ -378,9 +376,9 @@ def test_traffic_locality_of_unequal_shards() -> None:
 @needs_mpi
 def test_async_ps_over_mpi_makes_no_collective_call() -> None:
     """Workers with random delays and unequal numbers of steps, with and without a staleness bound."""
-    done = mpirun(5, str(Path(__file__).with_name("mpi_programs") / "parameter_server.py"))
-    assert done.returncode == 0, done.stderr
-    for name, result in json.loads(done.stdout).items():
+    proc = mpirun(5, str(Path(__file__).with_name("mpi_programs") / "parameter_server.py"))
+    assert proc.returncode == 0, proc.stderr
+    for name, result in json.loads(proc.stdout).items():
         assert result["collectives"] == []
         assert result["identical"], name
         assert result["change"] == pytest.approx(result["expected"], rel=1e-4)

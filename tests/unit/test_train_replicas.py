@@ -11,7 +11,7 @@ import torch
 from mpi import mpirun, needs_mpi
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from virtual_ranks import flat, library, trains
+from virtual_ranks import attach_or_serve, flat, library
 
 from slurmdl.errors import InvalidRunError, TrainError
 from slurmdl.train.library.replica import Replica
@@ -25,13 +25,13 @@ SCRIPT = str(Path(__file__).with_name("replicas_script.py"))
 METHODS = [StrategyConfig("allreduce"), StrategyConfig("ps", ps=1)]
 
 
-def name(thing: Any) -> str | None:
-    return thing.strategy if isinstance(thing, StrategyConfig) else None
+def method_name(value: Any) -> str | None:
+    return value.strategy if isinstance(value, StrategyConfig) else None
 
 
-def ranks(count: int, method: StrategyConfig, program: Callable[[Run], Any], **options: Any) -> list[Any]:
-    """Results of `program` on `count` virtual workers."""
-    return [its for its in library(count + (method.ps or 0), method, program, **options) if its is not None]
+def run_workers(count: int, method: StrategyConfig, program: Callable[[Run], Any], **options: Any) -> list[Any]:
+    """Return the results of `program` on `count` virtual workers."""
+    return [result for result in library(count + (method.ps or 0), method, program, **options) if result is not None]
 
 
 def sgd(model: Any) -> Any:
@@ -39,7 +39,7 @@ def sgd(model: Any) -> Any:
 
 
 class Blocks(nn.Module):
-    """Some blocks are checkpointed, re-entrantly or not at all."""
+    """Model of blocks; `checkpointed` blocks use re-entrant activation checkpoints."""
 
     def __init__(self, checkpointed: tuple[int, ...] = (), tied: bool = False) -> None:
         super().__init__()
@@ -61,19 +61,20 @@ def loss(model: Any, x: Any, y: Any) -> Any:
     return nn.functional.cross_entropy(model(x), y)
 
 
-def at_once(model: Any, x: Any, y: Any) -> None:
+def in_one_pass(model: Any, x: Any, y: Any) -> None:
     loss(model, x, y).backward()
 
 
-def by_halves(model: Any, x: Any, y: Any) -> None:
+def in_overlapping_passes(model: Any, x: Any, y: Any) -> None:
     """Two passes over different parameters, then a third over all."""
     last = list(model.blocks[3:].parameters())
-    for wanted in (last, [its for its in model.parameters() if all(its is not other for other in last)]):
-        loss(model, x, y).backward(inputs=wanted)
+    first = [parameter for parameter in model.parameters() if all(parameter is not other for other in last)]
+    for inputs in (last, first):
+        loss(model, x, y).backward(inputs=inputs)
     loss(model, x, y).backward()
 
 
-def twice(model: Any, x: Any, y: Any) -> None:
+def in_two_passes(model: Any, x: Any, y: Any) -> None:
     for part in (slice(0, 5), slice(5, None)):
         loss(model, x[part], y[part]).backward()
 
@@ -87,164 +88,168 @@ def train(model: Any, opt: Any, passes: Callable[[Any, Any, Any], None], x: Any,
     return flat(model)
 
 
-def alone(passes: Callable[[Any, Any, Any], None], workers: int) -> Any:
-    """Reference steps by torch alone, with the mean of the workers' gradients."""
+def reference(passes: Callable[[Any, Any, Any], None], workers: int) -> Any:
+    """Train with torch alone, on the mean of the workers' gradients."""
     model = Blocks()
     opt = sgd(model)
 
-    def each(model: Any, x: Any, y: Any) -> None:
+    def average_gradients(model: Any, x: Any, y: Any) -> None:
         for worker in range(workers):
             passes(model, x[worker::workers], y[worker::workers])
         for tensor in model.parameters():
             tensor.grad /= workers
-    return train(model, opt, each, X, Y)
+    return train(model, opt, average_gradients, X, Y)
 
 
-def mine(run: Run) -> tuple[Any, Any]:
+def worker_samples(run: Run) -> tuple[Any, Any]:
     return X[run.worker_rank::run.worker_count], Y[run.worker_rank::run.worker_count]
 
 
-def trained(passes: Callable[[Any, Any, Any], None], net: Callable[[], Any] = Blocks) -> Callable[[Run], Any]:
+def training_program(passes: Callable[[Any, Any, Any], None],
+                     net: Callable[[], Any] = Blocks) -> Callable[[Run], Any]:
     def program(run: Run) -> Any:
         model = net()
         opt = sgd(model)
-        if not trains(run, model, opt):
+        if not attach_or_serve(run, model, opt):
             return None
-        return train(model, opt, passes, *mine(run)), run.strategy.exchanges
+        return train(model, opt, passes, *worker_samples(run)), run.strategy.exchanges
     return program
 
 
-@pytest.mark.parametrize("passes", [by_halves, twice])
+@pytest.mark.parametrize("passes", [in_overlapping_passes, in_two_passes])
 def test_gradients_of_extra_passes_add_up(passes: Callable[[Any, Any, Any], None]) -> None:
-    expected = alone(passes, 3)
+    expected = reference(passes, 3)
     assert (expected - flat(Blocks())).abs().max() > 1e-2, "the reference did not learn"
-    found = ranks(3, StrategyConfig("allreduce"), trained(passes))
-    assert all(torch.equal(model, found[0][0]) for model, _ in found)
-    assert torch.allclose(found[0][0], expected, rtol=0, atol=2e-6)
+    results = run_workers(3, StrategyConfig("allreduce"), training_program(passes))
+    assert all(torch.equal(model, results[0][0]) for model, _ in results)
+    assert torch.allclose(results[0][0], expected, rtol=0, atol=2e-6)
 
 
 def test_extra_passes_with_host_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with parameters on a GPU."""
-    plain = ranks(2, StrategyConfig("allreduce"), trained(by_halves))
-    whole = Replica.__init__
-    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: whole(self, module, chosen, staged=True))
-    found = ranks(2, StrategyConfig("allreduce"), trained(by_halves))
-    assert all(torch.equal(*its) for its in zip([model for model, _ in plain], [model for model, _ in found],
-                                                strict=True))
+    """Host buffers are copies, as with parameters on a GPU."""
+    plain = run_workers(2, StrategyConfig("allreduce"), training_program(in_overlapping_passes))
+    init_replica = Replica.__init__
+    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: init_replica(
+        self, module, chosen, staged=True))
+    staged = run_workers(2, StrategyConfig("allreduce"), training_program(in_overlapping_passes))
+    assert all(torch.equal(*models) for models in zip([model for model, _ in plain], [model for model, _ in staged],
+                                                      strict=True))
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_more_passes_than_configured_give_same_model(passes: int) -> None:
     """With the right number, gradients are exchanged once per step."""
-    found = ranks(2, StrategyConfig("allreduce"), trained(by_halves), backward_passes_per_step=passes)
-    assert torch.allclose(found[0][0], alone(by_halves, 2), rtol=0, atol=2e-6)
-    assert found[0][1] == 5 * (4 - passes)
+    results = run_workers(2, StrategyConfig("allreduce"), training_program(in_overlapping_passes),
+                          backward_passes_per_step=passes)
+    assert torch.allclose(results[0][0], reference(in_overlapping_passes, 2), rtol=0, atol=2e-6)
+    assert results[0][1] == 5 * (4 - passes)
 
 
 def test_extra_passes_with_uneven_batches_are_weighted() -> None:
-    """Gradients, also late ones, are weighted by the samples of their batch."""
+    """All gradients, including late gradients, are weighted by the samples of their batch."""
     def program(run: Run) -> Any:
         model = Blocks()
         opt = sgd(model)
-        if not trains(run, model, opt):
+        if not attach_or_serve(run, model, opt):
             return None
         for x, y in run.loader((X[:13], Y[:13]), 13, shuffle=False):
             assert len(x) != 13 / 2
-            by_halves(model, x, y)
+            in_overlapping_passes(model, x, y)
             opt.step()
         return flat(model)
     model = Blocks()
     opt = sgd(model)
-    by_halves(model, X[:13], Y[:13])
+    in_overlapping_passes(model, X[:13], Y[:13])
     opt.step()
     for method in METHODS:
-        for found in ranks(2, method, program):
-            assert torch.allclose(found, flat(model), rtol=0, atol=1e-6)
+        for result in run_workers(2, method, program):
+            assert torch.allclose(result, flat(model), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("checkpointed", [(4,), (0,), (0, 1, 2, 3, 4), (1, 2, 4)])
-@pytest.mark.parametrize("method", METHODS, ids=name)
+@pytest.mark.parametrize("method", METHODS, ids=method_name)
 def test_reentrant_checkpoints_exchange_once_per_step(method: StrategyConfig, checkpointed: tuple[int, ...]) -> None:
-    """For any number of them."""
-    found = ranks(2, method, trained(at_once, lambda: Blocks(checkpointed)))
-    plain = ranks(2, method, trained(at_once))
-    assert [exchanges for _, exchanges in found] == [5, 5]
-    for (model, _), (expected, _) in zip(found, plain, strict=True):
+    """The number of exchanges does not depend on the number of checkpoints."""
+    results = run_workers(2, method, training_program(in_one_pass, lambda: Blocks(checkpointed)))
+    plain = run_workers(2, method, training_program(in_one_pass))
+    assert [exchanges for _, exchanges in results] == [5, 5]
+    for (model, _), (expected, _) in zip(results, plain, strict=True):
         assert torch.equal(model, expected)
 
 
 def test_whole_model_in_reentrant_checkpoint() -> None:
     def passes(model: Any, x: Any, y: Any) -> None:
         nn.functional.cross_entropy(checkpoint(model, x.clone().requires_grad_(), use_reentrant=True), y).backward()
-    found, plain = (ranks(2, StrategyConfig("allreduce"), trained(its)) for its in (passes, at_once))
-    assert found[0][1] == 5
-    assert torch.equal(found[1][0], plain[1][0])
+    results, plain = (run_workers(2, StrategyConfig("allreduce"), training_program(function))
+                      for function in (passes, in_one_pass))
+    assert results[0][1] == 5
+    assert torch.equal(results[1][0], plain[1][0])
 
 
 def test_parameter_shared_by_reentrant_checkpoints_is_rejected() -> None:
     with pytest.raises(TrainError, match=r"step 1: .* gradient of blocks.1.0.weight twice.*use_reentrant=False"):
-        ranks(2, StrategyConfig("allreduce"), trained(at_once, lambda: Blocks((1, 3), tied=True)))
+        run_workers(2, StrategyConfig("allreduce"), training_program(in_one_pass, lambda: Blocks((1, 3), tied=True)))
 
 
 def test_replicas_are_equal_without_detection_of_nested_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As before PyTorch 2.1: more exchanges, same result."""
+    """PyTorch before 2.1 cannot detect nested passes: more exchanges, same result."""
     monkeypatch.delattr(torch._C, "_current_autograd_node")
-    found = ranks(2, StrategyConfig("allreduce"), trained(at_once, lambda: Blocks((2, 4))))
+    results = run_workers(2, StrategyConfig("allreduce"), training_program(in_one_pass, lambda: Blocks((2, 4))))
     monkeypatch.undo()
-    plain = ranks(2, StrategyConfig("allreduce"), trained(at_once))
-    assert found[0][1] > 5
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.allclose(found[0][0], plain[0][0], rtol=0, atol=1e-6)
+    plain = run_workers(2, StrategyConfig("allreduce"), training_program(in_one_pass))
+    assert results[0][1] > 5
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.allclose(results[0][0], plain[0][0], rtol=0, atol=1e-6)
 
 
 @needs_mpi
-@pytest.mark.parametrize("way, exchanges",
+@pytest.mark.parametrize("case, exchanges",
                          [("halves", 12), pytest.param("checkpoints", 6, marks=pytest.mark.nightly)])
-def test_late_gradients_over_mpi(way: str, exchanges: int) -> None:
-    """With reduction during the backward pass."""
-    done = mpirun(3, SCRIPT, way)
-    assert done.returncode == 0, done.stderr
-    marks = {line.partition(": ")[2] for line in done.stdout.splitlines()}
-    assert len(marks) == 1
-    assert marks.pop().endswith(f"after {exchanges} exchanges")
-    assert len(done.stdout.splitlines()) == 3
+def test_late_gradients_over_mpi(case: str, exchanges: int) -> None:
+    """Gradients are reduced during the backward pass."""
+    proc = mpirun(3, SCRIPT, case)
+    assert proc.returncode == 0, proc.stderr
+    lines = {line.partition(": ")[2] for line in proc.stdout.splitlines()}
+    assert len(lines) == 1
+    assert lines.pop().endswith(f"after {exchanges} exchanges")
+    assert len(proc.stdout.splitlines()) == 3
 
 
 @needs_mpi
-@pytest.mark.parametrize("way, words", [
+@pytest.mark.parametrize("case, words", [
     ("passes", "slurmdl: train: rank 1 on n1: step 2: rank 0 makes more backward passes before opt.step() than this "
-               "rank; valid: the same number on all ranks"),
+               "rank; expected the same number on all ranks"),
     ("differs", "slurmdl: step 4: parameter 1.bias is not the same on all ranks: rank 0 on n0 differs from rank 1 "
-                "on n1; valid: ")])
-def test_difference_is_reported_in_one_line(way: str, words: str) -> None:
-    done = mpirun(2, SCRIPT, way, per_rank="export SLURMD_NODENAME=n$R")
-    assert (done.returncode, done.stdout) == (76, "")
-    said = [line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]
-    assert len(said) == 1, done.stderr
-    assert said[0].startswith(words)
+                "on n1; expected ")])
+def test_difference_is_reported_in_one_line(case: str, words: str) -> None:
+    proc = mpirun(2, SCRIPT, case, per_rank="export SLURMD_NODENAME=n$R")
+    assert (proc.returncode, proc.stdout) == (76, "")
+    messages = [line for line in proc.stderr.splitlines() if line.startswith("slurmdl:")]
+    assert len(messages) == 1, proc.stderr
+    assert messages[0].startswith(words)
 
 
-@pytest.mark.parametrize("method", [*METHODS, StrategyConfig("gossip")], ids=name)
+@pytest.mark.parametrize("method", [*METHODS, StrategyConfig("gossip")], ids=method_name)
 def test_unfrozen_parameter_is_rejected(method: StrategyConfig) -> None:
     def program(run: Run) -> Any:
         model = Blocks()
         model.blocks[2].requires_grad_(False)
         opt = sgd(model)
-        if not trains(run, model, opt):
+        if not attach_or_serve(run, model, opt):
             return None
-        train(model, opt, at_once, *mine(run), steps=2)
+        train(model, opt, in_one_pass, *worker_samples(run), steps=2)
         model.blocks[2].requires_grad_(True)
         before = flat(model)
         try:
-            train(model, opt, at_once, *mine(run), steps=1)
+            train(model, opt, in_one_pass, *worker_samples(run), steps=1)
         finally:
             assert torch.equal(before, flat(model)), "updated all the same"
     with pytest.raises(TrainError, match=r"step 3: parameter blocks.2.0.weight is trained now, but was not at "
                                          r"run.wrap.*learning rate of 0"):
-        ranks(2, method, program)
+        run_workers(2, method, program)
 
 
-def strays(rank: int, at: int, steps: int) -> Callable[[Run], Any]:
+def diverging_program(rank: int, at: int, steps: int) -> Callable[[Run], Any]:
     """One rank changes a parameter by hand after a number of steps."""
     def program(run: Run) -> Any:
         model = Blocks()
@@ -253,7 +258,7 @@ def strays(rank: int, at: int, steps: int) -> Callable[[Run], Any]:
         for step in range(steps):
             if run.worker_rank == rank and step == at:
                 model.blocks[1][0].bias.data[2] += 1e-6
-            train(model, opt, at_once, *mine(run), steps=1)
+            train(model, opt, in_one_pass, *worker_samples(run), steps=1)
         return run.step
     return program
 
@@ -263,20 +268,20 @@ def strays(rank: int, at: int, steps: int) -> Callable[[Run], Any]:
 def test_different_replicas_are_rejected(at: int, steps: int, step: int, options: dict[str, int]) -> None:
     with pytest.raises(InvalidRunError,
                        match=rf"^step {step}: parameter blocks.1.0.bias is not the same on all ranks: "
-                                      r"rank 0 on \S+ differs from rank 1 on .*valid: "):
-        ranks(3, StrategyConfig("allreduce"), strays(1, at, steps), **options)
+                                      r"rank 0 on \S+ differs from rank 1 on .*expected "):
+        run_workers(3, StrategyConfig("allreduce"), diverging_program(1, at, steps), **options)
 
 
 def test_replicas_are_not_compared_if_disabled_or_unequal() -> None:
-    """If disabled, not required to be equal, or ranks round differently."""
-    assert ranks(2, StrategyConfig("allreduce"), strays(1, 0, 3), check_every=0) == [3, 3]
-    assert ranks(2, StrategyConfig("gossip"), strays(1, 0, 3)) == [3, 3]
+    """With check_every=0, and with a strategy that does not require equal replicas."""
+    assert run_workers(2, StrategyConfig("allreduce"), diverging_program(1, 0, 3), check_every=0) == [3, 3]
+    assert run_workers(2, StrategyConfig("gossip"), diverging_program(1, 0, 3)) == [3, 3]
 
 
 def test_different_rounding_warns_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     count = iter(range(4))
     monkeypatch.setattr(torch, "get_num_threads", lambda: next(count))
-    assert ranks(2, StrategyConfig("allreduce"), strays(1, 0, 5)) == [5, 5]
+    assert run_workers(2, StrategyConfig("allreduce"), diverging_program(1, 0, 5)) == [5, 5]
     assert capsys.readouterr().err.count("are not bitwise equal, and are not compared any more") == 1
 
 
@@ -285,12 +290,12 @@ def test_change_after_last_step_is_permitted() -> None:
         model = Blocks()
         opt = sgd(model)
         run.wrap(model, opt)
-        train(model, opt, at_once, *mine(run), steps=3)
+        train(model, opt, in_one_pass, *worker_samples(run), steps=3)
         if run.is_main:
-            model.load_state_dict(Blocks().state_dict())  # its best one, say
+            model.load_state_dict(Blocks().state_dict())  # e.g. the best one
         run.finish()
         return run.step
-    assert ranks(2, StrategyConfig("allreduce"), program) == [3, 3]
+    assert run_workers(2, StrategyConfig("allreduce"), program) == [3, 3]
 
 
 def test_second_optimizer_warns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -299,8 +304,8 @@ def test_second_optimizer_warns(capsys: pytest.CaptureFixture[str]) -> None:
         opt, adam = sgd(model), torch.optim.Adam(other.parameters())
         run.wrap(model, opt)
         for _ in range(3):
-            at_once(model, *mine(run))
-            at_once(other, *mine(run))
+            in_one_pass(model, *worker_samples(run))
+            in_one_pass(other, *worker_samples(run))
             opt.step()
             adam.step()
         run.finish()
@@ -309,12 +314,12 @@ def test_second_optimizer_warns(capsys: pytest.CaptureFixture[str]) -> None:
     from torch.optim.optimizer import _global_optimizer_pre_hooks
 
     before = len(_global_optimizer_pre_hooks)
-    assert ranks(2, StrategyConfig("allreduce"), program) == [3, 3]
+    assert run_workers(2, StrategyConfig("allreduce"), program) == [3, 3]
     assert capsys.readouterr().err.count(
         "slurmdl: train: Adam trains 2 parameters outside run.wrap(), which diverge between ranks; "
-        "valid: ") == 1
+        "expected ") == 1
     assert len(_global_optimizer_pre_hooks) == before, "the hook stays after the run"
-    assert ranks(1, StrategyConfig("allreduce"), program) == [3]
+    assert run_workers(1, StrategyConfig("allreduce"), program) == [3]
     assert "outside run.wrap()" not in capsys.readouterr().err
 
 
@@ -331,37 +336,37 @@ def test_nested_optimizer_is_permitted(capsys: pytest.CaptureFixture[str]) -> No
         opt = Outer(model.parameters(), lr=0.1)
         opt.inner = sgd(model)
         run.wrap(model, opt)
-        return train(model, opt, at_once, *mine(run))
-    assert torch.equal(*ranks(2, StrategyConfig("allreduce"), program))
+        return train(model, opt, in_one_pass, *worker_samples(run))
+    assert torch.equal(*run_workers(2, StrategyConfig("allreduce"), program))
     assert "outside run.wrap()" not in capsys.readouterr().err
 
 
-def batches(own: bool, dealt: bool = False, steps: int = 4) -> Callable[[Run], Any]:
+def batch_program(own: bool, distributed: bool = False, steps: int = 4) -> Callable[[Run], Any]:
     def program(run: Run) -> Any:
         model = Blocks()
         opt = sgd(model)
-        if not trains(run, model, opt):
+        if not attach_or_serve(run, model, opt):
             return None
         same = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), 6)
-        loader = run.loader((torch.ones(24, 6), Y), 3) if dealt else same
+        loader = run.loader((torch.ones(24, 6), Y), 3) if distributed else same
         for _, (x, y) in zip(range(steps), loader, strict=False):
-            train(model, opt, at_once, x + run.rank * own, y, steps=1)
+            train(model, opt, in_one_pass, x + run.rank * own, y, steps=1)
         return run.step
     return program
 
 
-SAME = "slurmdl: train: all workers train with the same samples; valid: batches of run.loader()"
+SAME = "slurmdl: train: all workers train with the same samples; expected batches of run.loader()"
 
 
 @pytest.mark.parametrize("method", [*METHODS, StrategyConfig("gossip"),
-                         StrategyConfig("gossip", asynchronous=True)], ids=name)
+                         StrategyConfig("gossip", asynchronous=True)], ids=method_name)
 def test_same_samples_on_all_ranks_warn(method: StrategyConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    ranks(2, method, batches(own=False))
+    run_workers(2, method, batch_program(own=False))
     assert capsys.readouterr().err.count(SAME) == 1
-    ranks(2, method, batches(own=True))
-    ranks(2, method, batches(own=False, dealt=True))
-    ranks(2, method, batches(own=False), check_every=0)
-    ranks(1, method, batches(own=False))
+    run_workers(2, method, batch_program(own=True))
+    run_workers(2, method, batch_program(own=False, distributed=True))
+    run_workers(2, method, batch_program(own=False), check_every=0)
+    run_workers(1, method, batch_program(own=False))
     assert SAME not in capsys.readouterr().err
 
 
@@ -373,34 +378,34 @@ class Convolutions(nn.Sequential):
             self.to(memory_format=torch.channels_last)
 
 
-def convolved(last: bool, method: StrategyConfig, seen: list[Any] | None = None) -> list[Any]:
+def train_convolutions(channels_last: bool, method: StrategyConfig, strides: list[Any] | None = None) -> list[Any]:
     def program(run: Run) -> Any:
-        model = Convolutions(last)
+        model = Convolutions(channels_last)
         opt = torch.optim.AdamW(model.parameters(), lr=0.01)
-        if not trains(run, model, opt):
+        if not attach_or_serve(run, model, opt):
             return None
         generator = torch.Generator().manual_seed(run.rank)
         for _ in range(5):
             opt.zero_grad()
             x = torch.randn(6, 3, 4, 4, generator=generator)
-            loss(model, x.to(memory_format=torch.channels_last) if last else x, Y[:6]).backward()
+            loss(model, x.to(memory_format=torch.channels_last) if channels_last else x, Y[:6]).backward()
             opt.step()
-        if seen is not None:
-            seen.append([(tensor.stride(), tensor.grad.stride()) for tensor in model.parameters()])
+        if strides is not None:
+            strides.append([(tensor.stride(), tensor.grad.stride()) for tensor in model.parameters()])
         return flat(model)
-    return ranks(2, method, program)
+    return run_workers(2, method, program)
 
 
 @pytest.mark.parametrize("method", [*METHODS, StrategyConfig("gossip"), StrategyConfig("gossip", shared_memory=True),
-                                    StrategyConfig("local-sgd", period=2)], ids=name)
+                                    StrategyConfig("local-sgd", period=2)], ids=method_name)
 def test_memory_formats_are_kept(method: StrategyConfig) -> None:
-    seen: list[Any] = []
-    found, expected = convolved(True, method, seen), convolved(False, method)
+    observed: list[Any] = []
+    models, expected = train_convolutions(True, method, observed), train_convolutions(False, method)
     strides = [tensor.stride() for tensor in Convolutions(True).parameters()]
     assert strides[0] == (27, 1, 9, 3), "channels_last, or this tests nothing"
-    assert seen == [[(its, its) for its in strides]] * 2
-    for mine, its in zip(found, expected, strict=True):
-        assert torch.allclose(mine, its, rtol=0, atol=1e-5)
+    assert observed == [[(stride, stride) for stride in strides]] * 2
+    for model, expected_model in zip(models, expected, strict=True):
+        assert torch.allclose(model, expected_model, rtol=0, atol=1e-5)
 
 
 def test_different_memory_formats_are_rejected() -> None:
@@ -410,7 +415,7 @@ def test_different_memory_formats_are_rejected() -> None:
     with pytest.raises(InvalidRunError, match=r"rank 1 on \S+ has parameter 0.weight \(5, 3, 3, 3\) float32 strides "
                                       r"\(27, 1, 9, 3\) trained where rank 0 has parameter 0.weight \(5, 3, 3, 3\) "
                                       "float32 trained"):
-        ranks(2, StrategyConfig("allreduce"), program)
+        run_workers(2, StrategyConfig("allreduce"), program)
 
 
 def test_parameters_with_memory_gaps_become_contiguous() -> None:
@@ -419,4 +424,4 @@ def test_parameters_with_memory_gaps_become_contiguous() -> None:
         model.weight = nn.Parameter(torch.randn(3, 8)[:, ::2])
         run.wrap(model, sgd(model))
         return model.weight.stride(), model.weight.is_contiguous()
-    assert ranks(2, StrategyConfig("allreduce"), program) == [((4, 1), True)] * 2
+    assert run_workers(2, StrategyConfig("allreduce"), program) == [((4, 1), True)] * 2

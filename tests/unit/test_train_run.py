@@ -17,7 +17,7 @@ from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.world import World
 
 TRAIN = ("-m", "slurmdl.train")
-#: four nodes whose names alternate between two leaves, as Slurm tells each of its tasks
+#: four nodes that alternate between two leaves, as in the environment of Slurm's tasks
 ON_NODES = ("export SLURMD_NODENAME=n$R SLURM_TOPOLOGY_ADDR_PATTERN=switch.switch.node;"
             "case $R in 0|2) SLURM_TOPOLOGY_ADDR=core.leafA.n$R;; *) SLURM_TOPOLOGY_ADDR=core.leafB.n$R;; esac;"
             "export SLURM_TOPOLOGY_ADDR")
@@ -33,14 +33,14 @@ def lines(text: str) -> list[str]:
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps"])
 def test_training_on_digits(strategy: str, tmp_path: Path) -> None:
     steps = 80
-    done = mpirun(4, *TRAIN, "--strategy", strategy, "--steps", str(steps), "--model", "mlp:64", "--log-every", "20",
+    proc = mpirun(4, *TRAIN, "--strategy", strategy, "--steps", str(steps), "--model", "mlp:64", "--log-every", "20",
                   "--metrics", str(tmp_path / "metrics"), "--summary", str(tmp_path / "summary"), per_rank=ON_NODES)
-    assert done.returncode == 0, done.stderr
+    assert proc.returncode == 0, proc.stderr
     summary = json.loads((tmp_path / "summary").read_text())
     first = "ps" if strategy == "ps" else "worker"
-    assert done.stdout.splitlines()[0] == (f"ranks: 0 n0 (leafA {first}), 1 n1 (leafB worker), 2 n2 (leafA worker), "
+    assert proc.stdout.splitlines()[0] == (f"ranks: 0 n0 (leafA {first}), 1 n1 (leafB worker), 2 n2 (leafA worker), "
                                            "3 n3 (leafB worker)")
-    assert f"step {steps} of {steps}: loss" in done.stdout
+    assert f"step {steps} of {steps}: loss" in proc.stdout
     assert summary["test_accuracy"] >= 0.9
     assert (summary["strategy"], summary["num_nodes"], summary["num_zones"], summary["steps"]) == (strategy, 4, 2,
                                                                                                    steps)
@@ -50,18 +50,19 @@ def test_training_on_digits(strategy: str, tmp_path: Path) -> None:
     bytes_ = summary["bytes_sent"]
     vector = 4 * PARAMETERS
     assert bytes_["intra_node"] == 0
-    if strategy == "allreduce":  # two in each zone exchange halves twice, and with the other zone once
+    if strategy == "allreduce":
+        # two ranks per zone exchange halves twice within the zone, and once with the other zone
         assert (bytes_["intra_zone"], bytes_["inter_zone"]) == (4 * vector * steps, 2 * vector * steps)
         assert summary["consensus_distance"] == 0
-    if strategy == "gossip":  # the final average goes round the ring once
+    if strategy == "gossip":  # the final average passes the ring once
         assert bytes_["intra_zone"] + bytes_["inter_zone"] == 4 * vector * steps + 6 * vector
         assert 0 < bytes_["intra_zone"] < bytes_["inter_zone"]
         assert 0 < summary["consensus_distance"] < 1
         assert summary["spectral_gap"] == pytest.approx(1 - 3 ** -0.5)
-        assert "spectral gap 0.423" in " ".join(done.stdout.split())
-    if strategy == "ps":  # of the three workers one shares the server's leaf
+        assert "spectral gap 0.423" in " ".join(proc.stdout.split())
+    if strategy == "ps":  # one of three workers shares the server's leaf
         pushed_and_pulled = (2 * vector * steps, 4 * vector * steps)
-        assert (bytes_["intra_zone"], bytes_["inter_zone"]) > pushed_and_pulled  # beside them there are headers
+        assert (bytes_["intra_zone"], bytes_["inter_zone"]) > pushed_and_pulled  # plus message headers
         assert (bytes_["intra_zone"], bytes_["inter_zone"]) == pytest.approx(pushed_and_pulled, rel=2e-3)
 
     records = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
@@ -76,11 +77,11 @@ def test_training_on_digits(strategy: str, tmp_path: Path) -> None:
 def test_plan_sets_strategy_roles_and_zones() -> None:
     plan = Plan("ps", ("n0", "n1", "n2", "n3"), ("worker", "ps", "worker", "ps"),
                 {f"n{i}": ("top", "left" if i < 2 else "right") for i in range(4)})
-    done = mpirun(4, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": encode_plan(plan)}, per_rank=ON_NODES)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == ("ranks: 0 n0 (left worker), 1 n1 (left ps), 2 n2 (right worker), "
+    proc = mpirun(4, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": encode_plan(plan)}, per_rank=ON_NODES)
+    assert proc.returncode == 0, proc.stderr
+    assert proc.stdout.splitlines()[0] == ("ranks: 0 n0 (left worker), 1 n1 (left ps), 2 n2 (right worker), "
                                            "3 n3 (right ps)")
-    assert not lines(done.stderr)
+    assert not lines(proc.stderr)
 
 
 @needs_mpi
@@ -89,35 +90,35 @@ def test_plan_sets_comm_pattern(tmp_path: Path) -> None:
     steps = 3
     plan = Plan("allreduce", ("n0", "n1", "n2", "n3"), ("worker",) * 4,
                 {f"n{i}": ("top", "left" if i < 3 else "right") for i in range(4)}, comm_pattern="hierarchical")
-    done = mpirun(4, *TRAIN, "--steps", str(steps), "--model", "mlp:64", "--summary", str(tmp_path / "summary"),
+    proc = mpirun(4, *TRAIN, "--steps", str(steps), "--model", "mlp:64", "--summary", str(tmp_path / "summary"),
                   environ={"SLURMDL_PLAN": encode_plan(plan)}, per_rank=ON_NODES)
-    assert done.returncode == 0, done.stderr
+    assert proc.returncode == 0, proc.stderr
     summary = json.loads((tmp_path / "summary").read_text())
     assert (summary["strategy"], summary["comm_pattern"]) == ("allreduce", "hierarchical")
     vector = 4 * PARAMETERS
     assert summary["bytes_sent"] == {"intra_node": 0, "intra_zone": 4 * vector * steps,
                                      "inter_zone": 2 * vector * steps}
     assert summary["consensus_distance"] == 0
-    assert "allreduce, hierarchical" in done.stdout
+    assert "allreduce, hierarchical" in proc.stdout
 
 
 @needs_mpi
-@pytest.mark.parametrize("text, why", [
+@pytest.mark.parametrize("text, reason", [
     (encode_plan(Plan("ps", ("n0", "n9"), ("ps", "worker"), {})), "it is for 2 ranks on n0,n9, these are 2 on n0,n1"),
     ("nonsense", "SLURMDL_PLAN is not a plan")])
-def test_mismatched_plan_is_ignored(text: str, why: str) -> None:
-    done = mpirun(2, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": text}, per_rank=ON_NODES)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "ranks: 0 n0 (leafA worker), 1 n1 (leafB worker)"
-    assert len(lines(done.stderr)) == 1
-    assert why in done.stderr
+def test_mismatched_plan_is_ignored(text: str, reason: str) -> None:
+    proc = mpirun(2, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": text}, per_rank=ON_NODES)
+    assert proc.returncode == 0, proc.stderr
+    assert proc.stdout.splitlines()[0] == "ranks: 0 n0 (leafA worker), 1 n1 (leafB worker)"
+    assert len(lines(proc.stderr)) == 1
+    assert reason in proc.stderr
 
 
 @needs_mpi
 def test_single_mpi_rank_in_several_slurm_tasks_is_rejected() -> None:
-    done = python(*TRAIN, "--steps", "2", environ={"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"})
-    assert done.returncode == 76
-    hint, refusal = lines(done.stderr)
+    proc = python(*TRAIN, "--steps", "2", environ={"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"})
+    assert proc.returncode == 76
+    hint, refusal = lines(proc.stderr)
     assert "4 tasks without PMIx" in hint
     assert "MPI has 1 rank where Slurm has 4 tasks" in refusal
     assert "--mpi=pmix" in refusal
@@ -128,7 +129,7 @@ def test_single_mpi_rank_in_several_slurm_tasks_is_rejected() -> None:
 @needs_mpi
 @pytest.mark.parametrize("environ, word", [({}, "sent"), ({"OMPI_MCA_btl_tcp_eager_limit": "65536"}, "waits")])
 def test_open_mpi_sends_chunks_eagerly_over_tcp(environ: dict[str, str], word: str) -> None:
-    done = mpirun(2, "-c", """
+    proc = mpirun(2, "-c", """
 import time
 import numpy as np
 from slurmdl.train.p2p import CHUNK_BYTES
@@ -144,14 +145,14 @@ else:
     transport.waitall([transport.irecv(0, word, 2)])
     transport.waitall([transport.irecv(0, chunk, 1)])
 """, environ=environ)
-    assert (done.returncode, done.stdout) == (0, word + "\n"), done.stderr
+    assert (proc.returncode, proc.stdout) == (0, word + "\n"), proc.stderr
 
 
 @needs_mpi
 def test_single_rank_trains() -> None:
-    done = python(*TRAIN, "--steps", "40", "--model", "mlp:32")
-    assert done.returncode == 0, done.stderr
-    assert "accuracy" in done.stdout
+    proc = python(*TRAIN, "--steps", "40", "--model", "mlp:32")
+    assert proc.returncode == 0, proc.stderr
+    assert "accuracy" in proc.stdout
 
 
 @needs_mpi
@@ -163,11 +164,11 @@ def test_single_rank_trains() -> None:
     ((), 'set -- "$@" --lr 0.$((R + 1))', 64, "rank 1 has --lr 0.2 but rank 0 has 0.1")])
 def test_error_of_all_ranks_is_reported_once(arguments: tuple[str, ...], per_rank: str, status: int,
                                             text: str) -> None:
-    done = mpirun(2, *TRAIN, "--steps", "2", *arguments, per_rank=per_rank)
-    assert done.returncode == status
-    assert len(lines(done.stderr)) == 1
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
+    proc = mpirun(2, *TRAIN, "--steps", "2", *arguments, per_rank=per_rank)
+    assert proc.returncode == status
+    assert len(lines(proc.stderr)) == 1
+    assert text in proc.stderr
+    assert "Traceback" not in proc.stderr
 
 
 @needs_mpi
@@ -178,10 +179,10 @@ def test_different_data_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "sklearn" / "__init__.py").touch()
     table = np.random.default_rng(1).integers(0, 10, (1797, 65))
     np.savetxt(folder / "digits.csv.gz", table, delimiter=",", fmt="%d")
-    done = mpirun(2, *TRAIN, "--steps", "2",
+    proc = mpirun(2, *TRAIN, "--steps", "2",
                   per_rank=f"{ON_NODES}; if [ $R = 1 ]; then export PYTHONPATH={tmp_path}; fi")
-    assert done.returncode == 76
-    [line] = lines(done.stderr)
+    assert proc.returncode == 76
+    [line] = lines(proc.stderr)
     assert re.fullmatch("slurmdl: rank 1 on n1 has data digits [0-9a-f]+ where rank 0 has data digits [0-9a-f]+: all "
                         "ranks need the same model, optimizer and data", line)
 
@@ -191,12 +192,12 @@ def test_different_data_are_rejected(tmp_path: Path) -> None:
     (("--metrics", "/nowhere/metrics"), "rank 0 on n0: /nowhere/metrics: No such file or directory"),
     (("--summary", "/nowhere/summary"), "rank 0 on n0: --summary /nowhere/summary: cannot be written (No such file"),
     (("--summary", "/etc"), "rank 0 on n0: --summary /etc: cannot be written (Is a directory)"),
-    (("--lr", "1e30"), "has infinite or NaN entries; valid: a smaller learning rate")])
+    (("--lr", "1e30"), "has infinite or NaN entries; expected finite ones")])
 def test_failure_of_one_rank_ends_all(arguments: tuple[str, ...], text: str) -> None:
-    done = mpirun(3, *TRAIN, "--steps", "1000", *arguments, per_rank=ON_NODES, timeout=30)
-    assert done.returncode == 76
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
+    proc = mpirun(3, *TRAIN, "--steps", "1000", *arguments, per_rank=ON_NODES, timeout=30)
+    assert proc.returncode == 76
+    assert text in proc.stderr
+    assert "Traceback" not in proc.stderr
 
 
 def test_world_lists_many_ranks_in_groups() -> None:

@@ -17,25 +17,26 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "wrap_script.py")
 pytestmark = needs_mpi
 
 
-def told(text: str) -> list[str]:
-    """Lines of slurmdl itself."""
+def slurmdl_lines(text: str) -> list[str]:
+    """Return the lines that slurmdl prints."""
     return [line for line in text.splitlines() if line.startswith("slurmdl:")]
 
 
-@pytest.mark.parametrize("strategy", ["gossip", "ps", "allreduce"])
+@pytest.mark.parametrize("strategy", ["gossip", *(pytest.param(name, marks=pytest.mark.nightly)
+                                                  for name in ("ps", "allreduce"))])
 def test_strategy_is_set_by_environment(strategy: str, tmp_path: Path) -> None:
     """All workers end with the same model; a server exits in wrap() with status 0."""
-    done = mpirun(3, SCRIPT, "none",
-                  environ={"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_COMM_PATTERN": "mpi-allreduce" if
+    proc = mpirun(3, SCRIPT, "none",
+                  environ={"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_COMM_PATTERN": "hierarchical" if
                                               strategy == "allreduce" else "",
                            "SLURMDL_TRAIN_TRACE_DIR": str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    workers = sorted(line for line in done.stdout.splitlines() if line.startswith("worker"))
+    assert proc.returncode == 0, proc.stderr
+    workers = sorted(line for line in proc.stdout.splitlines() if line.startswith("worker"))
     steps = 10 if strategy == "ps" else 7
     assert len(workers) == (2 if strategy == "ps" else 3)
     assert len({line.split(":")[1] for line in workers}) == 1
     assert f"{steps} steps" in workers[0]
-    assert f"strategy {strategy}" in " ".join(done.stderr.split())
+    assert f"strategy {strategy}" in " ".join(proc.stderr.split())
     for rank in range(3):
         events = json.loads((tmp_path / f"rank-{rank}.json").read_text())["traceEvents"]
         assert {event["pid"] for event in events} == {rank}
@@ -46,18 +47,18 @@ def test_strategy_is_set_by_environment(strategy: str, tmp_path: Path) -> None:
 
 def test_overlapped_reduction_equals_one_process() -> None:
     """With several buckets, starting from rank 0's model."""
-    done = mpirun(3, SCRIPT, "buckets")
-    assert done.returncode == 0, done.stderr
+    proc = mpirun(3, SCRIPT, "buckets")
+    assert proc.returncode == 0, proc.stderr
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.ones(40, 4) * torch.arange(40)[:, None] / 40
-    deal = GlobalBatches(40, 3, 2, True, 1)
-    for index in global_batches(deal, 0):
+    batches = GlobalBatches(40, 3, 2, True, 1)
+    for index in global_batches(batches, 0):
         opt.zero_grad()
         model(data[index]).square().mean().backward()
         opt.step()
-    workers = [line for line in done.stdout.splitlines() if line.startswith("worker")]
+    workers = [line for line in proc.stdout.splitlines() if line.startswith("worker")]
     assert len(workers) == 3
     for line in workers:
         assert json.loads(line.partition("steps, ")[2]) == pytest.approx(model.weight.detach().flatten().tolist(),
@@ -65,9 +66,9 @@ def test_overlapped_reduction_equals_one_process() -> None:
 
 
 def test_run_is_closed_at_exit() -> None:
-    done = mpirun(2, SCRIPT, "open", environ={"SLURMDL_TRAIN_STRATEGY": "gossip"})
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert done.stderr.count("consensus") == 1
+    proc = mpirun(2, SCRIPT, "open", environ={"SLURMDL_TRAIN_STRATEGY": "gossip"})
+    assert (proc.returncode, proc.stdout) == (0, ""), proc.stderr
+    assert proc.stderr.count("consensus") == 1
 
 
 @pytest.mark.parametrize("fault, status, words", [
@@ -77,66 +78,66 @@ def test_run_is_closed_at_exit() -> None:
     ("exit", 76, "slurmdl: train: rank 1 on n1: rank 0 continues, but this one has ended after 2 steps"),
     ("nan", 76, "slurmdl: rank 1 on n1: step 1: the gradient of weight has infinite or NaN entries")])
 def test_fault_of_one_worker_ends_all_ranks(fault: str, status: int, words: str) -> None:
-    done = mpirun(2, SCRIPT, fault, per_rank="export SLURMD_NODENAME=n$R")
-    assert done.returncode == status
-    said = told(done.stderr)
-    assert len(said) == 1, done.stderr
-    assert said[0].startswith(words)
-    assert "Traceback" not in done.stderr
-    assert "worker" not in done.stdout
+    proc = mpirun(2, SCRIPT, fault, per_rank="export SLURMD_NODENAME=n$R")
+    assert proc.returncode == status
+    messages = slurmdl_lines(proc.stderr)
+    assert len(messages) == 1, proc.stderr
+    assert messages[0].startswith(words)
+    assert "Traceback" not in proc.stderr
+    assert "worker" not in proc.stdout
 
 
 @pytest.mark.parametrize("launcher, environ, culprit", [
     (["-m", "torch.distributed.run", "--nproc-per-node=2"], {}, "torchrun started 2 processes"),
     ([], {"RANK": "0", "WORLD_SIZE": "4"}, "WORLD_SIZE=4"),
-    # inherited from the MPI launcher of the launcher: MPI would take both processes for the same rank
+    # inherited from an MPI launcher that started torchrun: MPI would treat both processes as the same rank
     (["-m", "torch.distributed.run", "--nproc-per-node=2"], {"PMI_RANK": "0", "PMI_SIZE": "1"}, "torchrun")])
 def test_ranks_of_other_launchers_are_rejected(launcher: list[str], environ: dict[str, str], culprit: str) -> None:
-    done = python(*launcher, SCRIPT, "none", environ=environ)
-    assert done.returncode != 0
-    said = told(done.stderr)
-    assert len(said) == 1, done.stderr
-    assert said[0].startswith(f"slurmdl: {culprit}")
-    assert "`srun --mpi=pmix python SCRIPT` or `mpirun -n " in said[0]
-    assert "worker" not in done.stdout
+    proc = python(*launcher, SCRIPT, "none", environ=environ)
+    assert proc.returncode != 0
+    messages = slurmdl_lines(proc.stderr)
+    assert len(messages) == 1, proc.stderr
+    assert messages[0].startswith(f"slurmdl: {culprit}")
+    assert "`srun --mpi=pmix python SCRIPT` or `mpirun -n " in messages[0]
+    assert "worker" not in proc.stdout
 
 
 def test_mpi_launcher_with_torch_variables_is_accepted() -> None:
-    done = mpirun(2, SCRIPT, "none", environ={"WORLD_SIZE": "2"}, per_rank="export RANK=$R")
-    assert done.returncode == 0, done.stderr
-    assert len([line for line in done.stdout.splitlines() if line.startswith("worker")]) == 2
+    proc = mpirun(2, SCRIPT, "none", environ={"WORLD_SIZE": "2"}, per_rank="export RANK=$R")
+    assert proc.returncode == 0, proc.stderr
+    assert len([line for line in proc.stdout.splitlines() if line.startswith("worker")]) == 2
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip", *(
     pytest.param(name, marks=pytest.mark.nightly) for name in ("ps", "local-sgd"))])
 def test_mixed_precision_reduces_scale_after_overflow(strategy: str) -> None:
     """float16 with autocast and GradScaler."""
-    done = mpirun(3, SCRIPT, "float16", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
-    assert done.returncode == 0, done.stderr
-    workers = [line for line in done.stdout.splitlines() if line.startswith("worker")]
+    proc = mpirun(3, SCRIPT, "float16", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
+    assert proc.returncode == 0, proc.stderr
+    workers = [line for line in proc.stdout.splitlines() if line.startswith("worker")]
     assert len(workers) == (2 if strategy == "ps" else 3)
     assert len({line.partition(":")[2] for line in workers}) == 1
-    scales = [json.loads(line.partition("scale ")[2]) for line in done.stdout.splitlines() if "scale " in line]
+    scales = [json.loads(line.partition("scale ")[2]) for line in proc.stdout.splitlines() if "scale " in line]
     assert all(1 <= scale < 2.0 ** 40 for scale in scales) and len(scales) == len(workers)
-    assert not told(done.stderr)
+    assert not slurmdl_lines(proc.stderr)
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "ps"])
 def test_uncaught_exception_ends_all_ranks(strategy: str) -> None:
-    done = mpirun(3, SCRIPT, "exception", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
-    assert done.returncode == 1
-    assert "KeyError: \"of the user's own\"" in done.stderr
-    assert done.stderr.count("Traceback") == 1
+    proc = mpirun(3, SCRIPT, "exception", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
+    assert proc.returncode == 1
+    assert "KeyError: \"of the user's own\"" in proc.stderr
+    assert proc.stderr.count("Traceback") == 1
 
 
 def test_example_learns() -> None:
-    done = mpirun(2, EXAMPLE)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[-1].rstrip("%")) > 88
-    assert "seconds/step" in done.stderr
+    proc = mpirun(2, EXAMPLE)
+    assert proc.returncode == 0, proc.stderr
+    assert float(proc.stdout.split()[-1].rstrip("%")) > 88
+    assert "seconds/step" in proc.stderr
 
 
 def test_import_of_library_loads_neither_torch_nor_mpi() -> None:
-    done = python("-c", "import sys, slurmdl.train; print('numpy' in sys.modules); slurmdl.train.init; "
+    proc = python("-c", "import sys, slurmdl.train; print('numpy' in sys.modules); slurmdl.train.init; "
                         "print('torch' in sys.modules, 'mpi4py' in sys.modules)")
-    assert done.stdout.split() == ["False"] * 3, done.stderr
+    assert proc.stdout.split() == ["False"] * 3, proc.stderr

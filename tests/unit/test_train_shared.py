@@ -88,18 +88,16 @@ def test_single_node_reaches_exact_mean_without_messages(count: int) -> None:
     assert all(sum(sent.values()) == 0 for sent in result.bytes_sent)
 
 
-@pytest.mark.parametrize("comm_pattern", ["random-matching", "one-peer-exponential", "base-2", "zone-aware",
-                         "link-aware"])
+@pytest.mark.parametrize("comm_pattern", ["random-matching", "one-peer-exponential", "base-2", "zone-aware"])
 @pytest.mark.parametrize("nodes", ["aabb", "aabbccdd", "abab", "abcd"])
 def test_equal_nodes_preserve_sum_and_reduce_spread(nodes: str, comm_pattern: str) -> None:
     zones = ["x" if node in "ab" else "y" for node in nodes]
     result = run_gossip(nodes, make_config(comm_pattern), 16, zones)
     assert result.sum_error < 1e-5
-    assert result.spread < (0.1 if comm_pattern in ("random-matching", "link-aware") else 1e-5)
+    assert result.spread < (0.1 if comm_pattern == "random-matching" else 1e-5)
 
 
-@pytest.mark.parametrize("comm_pattern", ["random-matching", "one-peer-exponential", "base-2", "zone-aware",
-                         "link-aware"])
+@pytest.mark.parametrize("comm_pattern", ["random-matching", "one-peer-exponential", "base-2", "zone-aware"])
 @pytest.mark.parametrize("nodes", ["aab", "aaabbc", "abbbbbbb", "aaabbcccccd"])
 def test_unequal_nodes_are_weighted_by_ranks(nodes: str, comm_pattern: str) -> None:
     result = run_gossip(nodes, make_config(comm_pattern), 90)
@@ -128,11 +126,10 @@ def test_zone_aware_crosses_zones_in_every_fourth_exchange() -> None:
 
 
 def test_small_drift_triggers_no_exchange_between_nodes() -> None:
-    static = run_gossip("aabb", make_config(strategy="adaptive-gossip", trigger_warmup=8, drift_threshold=0.5,
-                        max_interval=1000), 60)
+    config = make_config(strategy="adaptive-gossip", trigger_warmup=8, drift_threshold=0.5)
+    static = run_gossip("aabb", config, 60)
     assert static.exchanges == [8] * 4
-    drifting = run_gossip("aabb", make_config(strategy="adaptive-gossip", trigger_warmup=8, drift_threshold=0.5,
-                          max_interval=1000), 60, update=0.5)
+    drifting = run_gossip("aabb", config, 60, update=0.5)
     assert drifting.exchanges[0] > 8
     assert len(set(drifting.exchanges)) == 1
     assert drifting.sum_error == pytest.approx(4 * 60 * 0.5, rel=1e-3)
@@ -152,11 +149,6 @@ def test_compression_between_nodes_preserves_sum(compress: str) -> None:
     result = run_gossip("aabbb", make_config(compression=compress), 60)
     assert result.sum_error < (0.05 if compress == "fp16" else 2e-4)
     assert result.spread < 0.1
-
-
-def test_global_average_is_weighted_by_ranks() -> None:
-    result = run_gossip("aaabcc", make_config(period=1000, global_average_every=4), 4)
-    assert result.final == pytest.approx(np.tile(result.initial.mean(0), (6, 1)), abs=1e-6)
 
 
 @pytest.mark.parametrize("nodes", ["aaaa", "aabb", "aaab", "abcd"])
@@ -220,10 +212,10 @@ def test_waiting_for_node_peer_counts_as_peer_wait() -> None:
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_shared_memory_gossip_over_mpi_equals_virtual_ranks(ranks: int) -> None:
     """Two ranks per emulated node, with random delays."""
-    done = mpirun(ranks, str(Path(__file__).with_name("mpi_programs") / "shared_memory.py"),
+    proc = mpirun(ranks, str(Path(__file__).with_name("mpi_programs") / "shared_memory.py"),
                   environ={"PYTHONPATH": str(Path(__file__).parents[1])})
-    assert done.returncode == 0, done.stderr
-    over_mpi = json.loads(done.stdout)
+    assert proc.returncode == 0, proc.stderr
+    over_mpi = json.loads(proc.stdout)
     assert over_mpi["collectives"] == []
     for name, config in (("every", make_config()), ("third", make_config(period=3)),
                         ("drift", make_config(strategy="adaptive-gossip", trigger_warmup=4, drift_threshold=0.3))):

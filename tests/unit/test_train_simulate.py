@@ -1,4 +1,4 @@
-"""Simulated runs: the same as real ones, the same every time, and on a clock of their own."""
+"""Simulated runs: equal to MPI runs, reproducible, and timed by a virtual clock."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="module")
 def mpi_results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Results of each rank over MPI, by case."""
+    """Return the results of each rank over MPI, by case."""
     folder = tmp_path_factory.mktemp("real")
-    done = mpirun(RANKS, str(PROGRAM), str(folder))
-    assert done.returncode == 0, done.stderr
+    proc = mpirun(RANKS, str(PROGRAM), str(folder))
+    assert proc.returncode == 0, proc.stderr
     return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(RANKS)]
 
 
@@ -62,8 +62,8 @@ def test_virtual_run_counts_bytes_by_locality_level() -> None:
     size = 64 * 16 + 16 + 16 * 10 + 10
     summary = run_summary("--virtual-ranks", "8", "--virtual-zones", "A:2x2,B:4", "--strategy", "gossip",
                     "--comm-pattern", "base-2")
-    # distances 1, 2, 4 in turn: with distance 1 ranks 0 to 3 have their partner on their node, with distance 2 all
-    # have it in their zone, with distance 4 in the other zone; the rest is the final average
+    # Distances alternate between 1, 2 and 4. Distance 1: ranks 0 to 3 have a partner on their node. Distance 2: all
+    # partners are in the same zone. Distance 4: all are in the other zone. The remaining bytes are the final average.
     per_turn = 8 * 4 * size * 10
     sent = summary["bytes_sent"]
     final = sum(sent.values()) - 3 * per_turn
@@ -130,7 +130,7 @@ def test_link_carries_one_message_at_a_time() -> None:
     assert links.arrival(2, 3, 100, 5.0) == (5.1, 5.1)
 
 
-def test_who_receives_from_two_zones_receives_one_after_the_other() -> None:
+def test_receiver_link_serializes_messages_of_two_zones() -> None:
     links = QueueingNetwork(["n0", "n1", "n2"], ["A", "B", "C"], {"inter_zone": Link(100.0)})
     assert links.arrival(0, 2, 100, 0.0) == (1.0, 1.0)
     assert links.arrival(1, 2, 100, 0.0) == (1.0, 2.0)

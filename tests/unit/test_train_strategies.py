@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from mpi import mpirun, needs_mpi
 
+from slurmdl.comm_layout import split_offsets
 from slurmdl.placement.traffic import Traffic
-from slurmdl.train.p2p import split_offsets
 
 STEPS, FLOAT = 12, 4
 pytestmark = needs_mpi
@@ -19,9 +19,9 @@ pytestmark = needs_mpi
 
 @pytest.fixture(scope="module", params=[2, 4, 5])
 def program_result(request: pytest.FixtureRequest) -> tuple[int, dict[str, Any]]:
-    done = mpirun(request.param, str(Path(__file__).with_name("mpi_programs") / "strategies.py"))
-    assert done.returncode == 0, done.stderr
-    return request.param, json.loads(done.stdout)
+    proc = mpirun(request.param, str(Path(__file__).with_name("mpi_programs") / "strategies.py"))
+    assert proc.returncode == 0, proc.stderr
+    return request.param, json.loads(proc.stdout)
 
 
 def locality_level(result: dict[str, Any], source: int, target: int) -> str:

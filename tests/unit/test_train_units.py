@@ -1,8 +1,7 @@
-"""Units of the training runtime that need one rank only."""
+"""Unit tests of the training runtime on a single rank."""
 
 from __future__ import annotations
 
-import re
 import sys
 from types import SimpleNamespace
 
@@ -11,16 +10,17 @@ import pytest
 import torch
 from mpi import python
 
+from slurmdl.comm_layout import split_offsets
 from slurmdl.errors import InputError, InvalidRunError, UnavailableError, UsageError
 from slurmdl.plan import Plan, decode_plan, encode_plan
 from slurmdl.train import world as world_module
 from slurmdl.train.library.replica import Replica
-from slurmdl.train.p2p import split_offsets
 from slurmdl.train.report.meters import PHASES, RankReport, StepMeter, summarize
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer import models
-from slurmdl.train.trainer.data import ImageDataset, load_dataset
+from slurmdl.train.trainer.data_readers import load_dataset
+from slurmdl.train.trainer.image_dataset import ImageDataset
 from slurmdl.train.trainer.options import Options, parse_train_options
 
 
@@ -44,8 +44,8 @@ def test_digits_equal_scikit_learn() -> None:
     bunch = load_digits()
     data = digits(1)
     assert np.array_equal(np.bincount(np.concatenate([data.train_y, data.test_y])), np.bincount(bunch.target))
-    aside = np.random.default_rng(1).permutation(1797)[:360]
-    assert np.array_equal(data.test_y, bunch.target[aside])
+    test_indices = np.random.default_rng(1).permutation(1797)[:360]
+    assert np.array_equal(data.test_y, bunch.target[test_indices])
 
 
 def test_digits_without_scikit_learn_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,12 +59,12 @@ def test_worker_partitions_are_disjoint_and_used_once_per_epoch() -> None:
     data = digits(1)
     workers, batch = 4, 16
     steps = data.steps_per_epoch(workers, batch)
-    seen = []
+    images = []
     for worker in range(workers):
         batches = data.batches(worker, workers, batch, 1)
-        seen += [image.tobytes() for _ in range(steps) for image in next(batches)[0]]
-    assert len(seen) == workers * batch * steps
-    assert len(set(seen)) == len(seen)
+        images += [image.tobytes() for _ in range(steps) for image in next(batches)[0]]
+    assert len(images) == workers * batch * steps
+    assert len(set(images)) == len(images)
 
 
 def test_batch_larger_than_partition() -> None:
@@ -95,15 +95,15 @@ def test_replica_reports_each_completed_gradient(old: bool, monkeypatch: pytest.
         monkeypatch.delattr(torch.Tensor, "register_post_accumulate_grad_hook")
     first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
     replica = Replica(torch.nn.ModuleList([first, second]))
-    told: list[tuple[int, list[float]]] = []
-    replica.register_gradient_hook(lambda index: told.append(
+    completed: list[tuple[int, list[float]]] = []
+    replica.register_gradient_hook(lambda index: completed.append(
         (index, replica.gradients[replica.slice_of(index)].tolist())))
     for _ in range(2):
         second(first(first(torch.ones(3)))).sum().backward()  # type: ignore[no-untyped-call]
-    assert sorted(index for index, _ in told) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert dict(told) == {
+    assert sorted(index for index, _ in completed) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert dict(completed) == {
         index: replica.gradients[replica.slice_of(index)].tolist() for index in range(4)}
-    assert dict(told)[3] == [2.0]
+    assert dict(completed)[3] == [2.0]
 
 
 def test_models_are_determined_by_seed() -> None:
@@ -124,9 +124,9 @@ def test_unknown_models_are_rejected(spec: str) -> None:
     (["--lr", "nan"], "--lr: 'nan'"), (["--momentum", "1"], "--momentum: '1'"), (["--data", "mnist"], "'mnist'"),
     (["--step", "3"], "--step"), (["more"], "more")])
 def test_invalid_options_are_rejected(argv: list[str], culprit: str) -> None:
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(UsageError) as error:
         parse_train_options(argv)
-    assert culprit in str(raised.value)
+    assert culprit in str(error.value)
 
 
 def test_parser_defaults_equal_class_defaults() -> None:
@@ -166,15 +166,6 @@ def test_assign_roles() -> None:
         world_module._assign_roles("none", None, None, 3)
 
 
-def test_help_groups_experimental_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse_train_options(["--help"], {})
-    _, _, group = capsys.readouterr().out.partition("Experimental:\n")
-    assert re.findall(r"^  (--[\w-]+)", group, re.MULTILINE) == [
-        "--trigger-warmup", "--max-interval", "--global-average-every", "--quasi-global-momentum"]
-    assert "--comm-pattern link-aware and mpi-allreduce" in " ".join(group.split())
-
-
 def test_comm_pattern_precedence_is_option_plan_default() -> None:
     nodes, roles = ("a", "b", "c", "d"), ("worker",) * 4
     plan = Plan("gossip", nodes, roles, {}, comm_pattern="base-2")
@@ -186,22 +177,21 @@ def test_comm_pattern_precedence_is_option_plan_default() -> None:
                                              Plan("gossip", nodes, roles, {})) == "random-matching"
     assert world_module._choose_comm_pattern(StrategyConfig("allreduce", "hierarchical"), None) == "hierarchical"
     with pytest.raises(InvalidRunError,
-                       match="--comm-pattern base-2: strategy allreduce has ring, hierarchical, mpi-allreduce"):
+                       match="--comm-pattern base-2: strategy allreduce has ring, hierarchical"):
         world_module._choose_comm_pattern(StrategyConfig("allreduce", "base-2"), None)
 
 
-@pytest.mark.parametrize(("method", "planned", "zones", "found"), [
+@pytest.mark.parametrize(("method", "planned", "zones", "expected"), [
     (StrategyConfig("allreduce"), "", ("A", "A", "B", "B"),
      "hierarchical"), (StrategyConfig("allreduce"), "", ("A",) * 4, "ring"),
     (StrategyConfig("allreduce"), "", ("A", "A", "B", ""), "ring"),
     (StrategyConfig("allreduce"), "ring", ("A", "A", "B", "B"), "ring"),
     (StrategyConfig("allreduce", "ring"), "", ("A", "A", "B", "B"), "ring"),
-    (StrategyConfig("allreduce", "mpi-allreduce"), "", ("A", "A", "B", "B"), "mpi-allreduce"),
     (StrategyConfig("local-sgd"), "", ("A", "A", "B", "B"), "ring")])
 def test_default_pattern_between_known_zones_is_hierarchical(
-        method: StrategyConfig, planned: str, zones: tuple[str, ...], found: str) -> None:
+        method: StrategyConfig, planned: str, zones: tuple[str, ...], expected: str) -> None:
     plan = Plan(method.strategy or "", ("a", "b", "c", "d"), ("worker",) * 4, {}, comm_pattern=planned)
-    assert world_module._choose_comm_pattern(method, plan, zones) == found
+    assert world_module._choose_comm_pattern(method, plan, zones) == expected
 
 
 def test_plan_comm_pattern_is_optional_and_checked() -> None:
@@ -222,7 +212,7 @@ def test_summarize() -> None:
     for wall, loss, samples in ((2.0, 9.0, 8), (2.0, 8.0, 8), (5.0, 7.0, 2)):
         meter.wall.add(wall)
         meter.exposed_comm.add(1.0)
-        meter.add_loss(loss)
+        meter.loss.add(loss)
         meter.samples.add(samples)
     meter.phases, meter.between_steps, meter.checkpoint = times, 0.5, 0.75
     worker = RankReport(meter.totals, {"intra_node": 10, "intra_zone": 20, "inter_zone": 30}, 0.5, (0.25, 0.75),
@@ -260,7 +250,7 @@ def test_train_imports_only_shared_modules() -> None:
     """Tasks need torch, MPI and these files only."""
     code = ("import sys; from slurmdl.train.trainer import trainer; print(*sorted(m for m in sys.modules if "
             "m.startswith('slurmdl.') and not m.startswith('slurmdl.train')), 'sklearn' in sys.modules)")
-    done = python("-c", code)
-    assert done.stdout.split() == [
+    proc = python("-c", code)
+    assert proc.stdout.split() == [
         "slurmdl.comm_layout", "slurmdl.errors", "slurmdl.files", "slurmdl.gossip_graphs", "slurmdl.mpi_library",
-        "slurmdl.plan", "slurmdl.text", "slurmdl.units", "slurmdl.yaml_input", "False"], done.stderr
+        "slurmdl.plan", "slurmdl.text", "slurmdl.units", "slurmdl.yaml_input", "False"], proc.stderr

@@ -10,7 +10,7 @@ from slurmdl.train.transports.virtual import MAX_IDLE_POLLS, POLL_COST_SECONDS, 
 
 
 def ring(transport: VirtualTransport) -> list[float]:
-    """Send numbers around the ring; return those that this rank received."""
+    """Send numbers around the ring; return the numbers that this rank received."""
     current, received_values = np.array([transport.rank], np.float32), []
     for _ in range(transport.size):
         received = np.empty_like(current)
@@ -91,7 +91,7 @@ def test_virtual_scheduler_runs_earliest_clock() -> None:
 
 
 class SlowNetwork:
-    """A second per byte, half of it until the send is complete."""
+    """One second per byte; a send completes after half of that time."""
 
     def arrival(self, source: int, target: int, size: int, clock: float) -> tuple[float, float]:
         return clock + size / 2, clock + size
@@ -150,9 +150,9 @@ def test_virtual_deadlock_names_waiting_ranks() -> None:
         if transport.rank == 3:
             transport.barrier()
         transport.waitall([transport.isend(2, array), transport.irecv(1 - transport.rank, array, tag=7)])
-    with pytest.raises(TrainError) as raised:
+    with pytest.raises(TrainError) as error:
         run_virtual_ranks(4, program)
-    assert str(raised.value) == (
+    assert str(error.value) == (
         "deadlock: rank 0 waits for a message of rank 1 with tag 7; rank 1 waits for a message of rank 0 with tag 7; "
         "rank 2 has ended; rank 3 waits for an allgather of all ranks")
 

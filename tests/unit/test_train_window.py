@@ -17,9 +17,9 @@ from slurmdl.train.transports.window import _MIX_BLOCK, ModelWindow, mix_into, m
 @needs_mpi
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_window_has_no_torn_reads_over_mpi(ranks: int) -> None:
-    done = mpirun(ranks, str(Path(__file__).with_name("mpi_programs") / "model_window.py"))
-    assert done.returncode == 0, done.stderr
-    for rank, result in enumerate(json.loads(done.stdout)):
+    proc = mpirun(ranks, str(Path(__file__).with_name("mpi_programs") / "model_window.py"))
+    assert proc.returncode == 0, proc.stderr
+    for rank, result in enumerate(json.loads(proc.stdout)):
         assert result["synchronous"]["wrong"] == 0
         assert result["asynchronous"]["torn"] == 0
         if rank % 2:

@@ -10,7 +10,6 @@ from slurmdl.train.library.checkpointer import Checkpointer
 from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.library.load_balance import WorkAssignment
-from slurmdl.train.library.loader import LoaderCallbacks
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.sampling import BatchSlice
 from slurmdl.train.library.step_hooks import StepHooks
@@ -33,14 +32,11 @@ class BatchBoundary:
         self._replica_check, self._checkpointer = replica_check, checkpointer
 
     @property
-    def callbacks(self) -> LoaderCallbacks:
-        return LoaderCallbacks(self.on_fetch, self._on_batch, self._on_epoch_end, self._on_resume)
-
-    @property
     def _active_hooks(self) -> StepHooks | None:
         return None if self._state.finished else self._hooks
 
     def on_fetch(self) -> None:
+        """A batch is requested."""
         if self._active_hooks:
             self.checkpoint_if_due()
             self._active_hooks.timer.enter("data")
@@ -75,23 +71,25 @@ class BatchBoundary:
         raise Preempted(f"train: stopped on request: checkpoint of step {number} in {checkpointer.path}; {outcome}",
                         job_ending)
 
-    def _on_resume(self) -> None:
-        # the data are restored, so random numbers follow
+    def on_resume(self) -> None:
+        """The iteration has reached the restored position, so random numbers follow."""
         if self._checkpointer:
             self._checkpointer.restore_rng()
 
-    def _on_epoch_end(self) -> None:
+    def on_epoch_end(self) -> None:
+        """No batch follows the last request."""
         if self._active_hooks:
             self._active_hooks.timer.discard_empty_step()
 
-    def _on_batch(self, batch_slice: BatchSlice) -> None:
+    def on_batch(self, batch_slice: BatchSlice) -> None:
+        """The batch of a slice is ready."""
         self.start_forward()
         self._work_assignment.begin_step(batch_slice)
         if self._hooks:
             self._hooks.set_gradient_weight(batch_slice.gradient_weight)
 
     def start_forward(self) -> None:
-        self._on_resume()
+        self.on_resume()
         if self._active_hooks:
             self._active_hooks.timer.enter("forward")
             self._work_assignment.end_fetch()

@@ -5,9 +5,7 @@
 Each file is written to a temporary name, synced to disk, and renamed; the manifest, with size and checksum of each
 rank file, comes last. Hence a checkpoint with a manifest is complete, whenever a rank or node fails.
 
-References
-----------
-T. S. Pillai et al.: All file systems are not created equal: on the complexity of crafting crash-consistent
+Reference: T. S. Pillai et al.: All file systems are not created equal: on the complexity of crafting crash-consistent
 applications. OSDI 2014.
 """
 
@@ -43,30 +41,20 @@ class CorruptCheckpointError(TrainError):
 
 
 @dataclass(frozen=True)
-class RankFile:
-    """Name, size and CRC-32 of the file of one rank."""
-
-    name: str
-    size_bytes: int
-    crc32: int
-
-
-@dataclass(frozen=True)
 class Manifest:
     """A complete checkpoint.
 
-    Attributes
-    ----------
-    number : number of the checkpoint; the step, if all ranks make the same steps.
-    run_identity : options and signature, by name, that a resuming run must have.
-    rank_layout : number of ranks per role, and other properties that determine the owner of each rank file.
-    rank_files : by name.
+    Attributes:
+        number: number of the checkpoint; the step, if all ranks make the same steps.
+        run_identity: options and signature, by name, that a resuming run must have.
+        rank_layout: number of ranks per role, and other properties that determine the owner of each rank file.
+        rank_files: name -> size in bytes, and CRC-32.
     """
 
     number: int
     run_identity: Mapping[str, str]
     rank_layout: Mapping[str, Any]
-    rank_files: Mapping[str, RankFile]
+    rank_files: Mapping[str, Sequence[int]]
 
 
 class CheckpointDir:
@@ -100,28 +88,28 @@ class CheckpointDir:
             time.sleep(0.1)
         return os.access(self.path, os.W_OK)
 
-    def write_rank_file(self, number: int, name: str, content: Any) -> RankFile:
-        """Write the file of a rank; on OSError, e.g. a full disk, nothing is left of it."""
+    def write_rank_file(self, number: int, name: str, content: Any) -> Sequence[int]:
+        """Write the file of a rank, and return its size in bytes and CRC-32.
+
+        On OSError, e.g. a full disk, nothing is left of it.
+        """
         import torch
 
         folder = self.path_of(number)
         os.makedirs(folder, exist_ok=True)
         written = _write_atomic(os.path.join(folder, f"{name}.pt"), lambda file: torch.save(content, file))
-        return RankFile(name, written.size_bytes, written.crc32)
+        return written.size_bytes, written.crc32
 
     def commit(self, manifest: Manifest) -> None:
         """Write the manifest and remove all but the last MAX_KEPT checkpoints; on OSError remove none."""
         folder = self.path_of(manifest.number)
-        content = {"format": _FORMAT, "number": manifest.number, "run_identity": dict(manifest.run_identity),
-               "rank_layout": dict(manifest.rank_layout),
-               "rank_files": {part.name: [part.size_bytes, part.crc32] for part in manifest.rank_files.values()}}
+        content = {"format": _FORMAT, **vars(manifest)}
         text = json.dumps({**content, "checksum": _json_crc32(content)}, indent=1).encode()
         _write_atomic(os.path.join(folder, _MANIFEST), lambda file: file.write(text))
         files.fsync_dir(self.path)
         self.mark_verified(manifest.number)
         for number in self.list_numbers():
-            if number not in self._valid:
-                self.remove(number)
+            self.remove(number)
 
     def mark_verified(self, number: int) -> None:
         """Note that a checkpoint is complete and the newest."""
@@ -160,23 +148,22 @@ class CheckpointDir:
             raise CorruptCheckpointError(f"{path}: {error.strerror}") from error
         except (ValueError, KeyError, AttributeError) as error:
             raise CorruptCheckpointError(f"{path}: corrupt") from error
-        return Manifest(number, content["run_identity"], content["rank_layout"],
-                        {name: RankFile(name, *entry) for name, entry in content["rank_files"].items()})
+        return Manifest(number, content["run_identity"], content["rank_layout"], content["rank_files"])
 
     def read_rank_file(self, manifest: Manifest, name: str) -> Any:
         """Read a rank file, with tensors on the host; raise CorruptCheckpointError if it is missing or corrupt."""
         import torch
 
-        expected, path = manifest.rank_files[name], os.path.join(self.path_of(manifest.number), f"{name}.pt")
+        size_bytes, crc32 = manifest.rank_files[name]
+        path = os.path.join(self.path_of(manifest.number), f"{name}.pt")
         try:
             with open(path, "rb") as file:
                 data = file.read()
         except OSError as error:
             raise CorruptCheckpointError(f"{path}: {error.strerror}") from error
-        if len(data) != expected.size_bytes or zlib.crc32(data) != expected.crc32:
-            raise CorruptCheckpointError(
-                f"{path}: corrupt: {len(data)} bytes with CRC {zlib.crc32(data):08x}; the manifest has "
-                f"{expected.size_bytes} with CRC {expected.crc32:08x}")
+        if len(data) != size_bytes or zlib.crc32(data) != crc32:
+            raise CorruptCheckpointError(f"{path}: corrupt: {len(data)} bytes with CRC {zlib.crc32(data):08x}; the "
+                                         f"manifest has {size_bytes} with CRC {crc32:08x}")
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
@@ -192,7 +179,7 @@ def check_loadable(name: str, state: Any) -> None:
     except pickle.UnpicklingError as error:
         kind = re.search(r"GLOBAL (\S+)", str(error))
         raise TrainError(f"register_for_checkpointing({name!r}): its state holds {kind[1] if kind else 'an object'}; "
-                         "valid: numbers, strings, tensors, and lists, tuples and dicts of them") from error
+                         "expected numbers, strings, tensors, and lists, tuples and dicts of them") from error
 
 
 class _ChecksumFile:
@@ -204,10 +191,9 @@ class _ChecksumFile:
         self._failure: OSError | None = None
 
     def write(self, data: Any) -> int:
-        unwritten = memoryview(data).cast("B")
         try:
-            while unwritten and self._failure is None:
-                unwritten = unwritten[self._file.write(unwritten):]
+            if self._failure is None:
+                self._file.write(data)
         except OSError as error:
             self._failure = error
         self.crc32 = zlib.crc32(data, self.crc32)
@@ -227,7 +213,7 @@ def _write_atomic(path: str, write: Callable[[Any], Any]) -> _ChecksumFile:
     try:
         with suppress(FileNotFoundError):
             os.unlink(temporary)  # of an interrupted attempt
-        with open(temporary, "xb", buffering=0) as file:  # "x": follow no link
+        with open(temporary, "xb") as file:  # "x": follow no link
             written = _ChecksumFile(file)
             write(written)
             written.flush()

@@ -44,13 +44,9 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 class CheckpointCoordinator:
-    """One rank's part in the agreement on a checkpoint.
+    """One rank's part in the agreement on a checkpoint; the first worker coordinates.
 
-    Parameters
-    ----------
-    workers : ranks; the first one coordinates.
-    completed_steps : returns the steps that this worker has made.
-    lockstep : whether all stop at the same step.
+    `completed_steps` returns the steps that this worker has made. If `lockstep`, all stop at the same step.
     """
 
     def __init__(self, transport: Transport, comm_thread: CommThread, workers: Sequence[int],
@@ -78,9 +74,7 @@ class CheckpointCoordinator:
     def due_checkpoint(self, last: bool = False) -> tuple[int, bool] | None:
         """Between two steps: number of the checkpoint that is due now, and whether the run stops after it.
 
-        Parameters
-        ----------
-        last : whether this worker has made its last step, so it waits for any pending decision.
+        After its `last` step a worker waits for any pending decision.
         """
         step, now = self._completed_steps(), self._transport.now()
         own_step = _NEVER if last else step
@@ -124,9 +118,7 @@ class CheckpointCoordinator:
     def _poll(self, in_step: int = 1) -> None:
         """Handle signals and messages; a comm op or poll hook.
 
-        Parameters
-        ----------
-        in_step : 0 if the worker is known to be between two steps, else 1.
+        `in_step` is 0 if the worker is known to be between two steps, else 1.
         """
         if self._polling:
             return

@@ -14,7 +14,6 @@ from slurmdl.train.library.checkpoint import CheckpointDir, CorruptCheckpointErr
 from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.strategies import Strategy
 from slurmdl.train.strategies.parameter_server import PSServerBase
-from slurmdl.train.strategy_config import option_name
 from slurmdl.train.world import World
 
 
@@ -22,39 +21,33 @@ from slurmdl.train.world import World
 class LoadedCheckpoint:
     """Parts of a checkpoint that this rank needs.
 
-    Attributes
-    ----------
-    own : this rank's file; None if the number of ranks has changed.
-    first_worker : the first worker's file; empty for a server.
-    all_workers : all workers' files if their mean is needed; else empty.
-    all_servers : all servers' files for a server without a file of its own; else empty.
+    Attributes:
+        own: this rank's file; None if the number of ranks has changed.
+        workers: for a worker the first worker's file, or all workers' files if their mean is needed; else empty.
+        servers: all servers' files for a server without a file of its own; else empty.
     """
 
     number: int
     own: Mapping[str, Any] | None
-    first_worker: Mapping[str, Any]
-    all_workers: Sequence[Mapping[str, Any]]
-    all_servers: Sequence[Mapping[str, Any]]
+    workers: Sequence[Mapping[str, Any]]
+    servers: Sequence[Mapping[str, Any]]
 
     @property
     def own_or_first(self) -> Mapping[str, Any]:
-        return self.own or self.first_worker
+        return self.own or self.workers[0]
 
 
 @dataclass(frozen=True)
 class DeferredState:
-    """State that is restored when the script registers its owner.
+    """State of a worker that is restored when the script registers its owner.
 
-    Attributes
-    ----------
-    number : of the checkpoint.
-    registered : states of registered objects, by name.
-    loaders : positions, in order of creation.
-    param_groups : of the optimizer, with their learning rates.
-    rng : states of random number generators; None if the number of ranks has changed.
+    Attributes:
+        registered: states of registered objects, by name.
+        loaders: positions, in order of creation.
+        param_groups: of the optimizer, with their learning rates.
+        rng: states of random number generators; None if the number of ranks has changed.
     """
 
-    number: int
     registered: Mapping[str, Any]
     loaders: Sequence[Mapping[str, int]]
     param_groups: Sequence[Mapping[str, Any]]
@@ -62,17 +55,7 @@ class DeferredState:
 
 
 class CheckpointRestorer:
-    """One rank's restoration from a checkpoint.
-
-    Parameters
-    ----------
-    rank_file_name : name of this rank's file.
-    run_identity : see Manifest.
-
-    Attributes
-    ----------
-    loaded : the checkpoint to resume from; None for a new run.
-    """
+    """One rank's restoration from a checkpoint; `loaded` is the one to resume from, None for a new run."""
 
     def __init__(self, ctx: RunContext, state: RunState, checkpoint_dir: CheckpointDir, rank_file_name: str,
                  run_identity: Mapping[str, str]) -> None:
@@ -83,10 +66,8 @@ class CheckpointRestorer:
     def load_latest(self) -> None:
         """Load the newest complete checkpoint, and restore model and optimizer. Collective.
 
-        Raises
-        ------
-        InvalidRunError : a checkpoint of another run or incompatible number of ranks; a directory that some rank
-            cannot see or write.
+        Raises InvalidRunError if the checkpoint is of another run or incompatible number of ranks, or if some rank
+        cannot see or write the directory.
         """
         world, path = self._world, self._checkpoint_dir.path
         self._check_shared_dir()
@@ -141,61 +122,60 @@ class CheckpointRestorer:
             if current != previous:
                 raise InvalidRunError(f"--checkpoint-dir {path}: written with {name} {previous}, this run has "
                                       f"{current}; use the same, or a new directory")
-        layout, reason = rank_layout(self._world), _not_resizable_reason(self._world)
-        if dict(manifest.rank_layout) != layout and reason:
+        layout, is_ps = rank_layout(self._world), self._world.config.strategy == "ps"
+        if is_ps and models_differ(self._world) and dict(manifest.rank_layout) != layout:
             raise InvalidRunError(
                 f"--checkpoint-dir {path}: written by {_format_layout(manifest.rank_layout)}, this run has "
-                f"{_format_layout(layout)}: {reason}; use the same number, or a new directory")
+                f"{_format_layout(layout)}: each worker has pulled a model of its own; use the same number, or a new "
+                "directory")
 
     def _load(self, manifest: Manifest) -> LoadedCheckpoint:
-        directory, is_server, layout = self._checkpoint_dir, self._world.is_server, manifest.rank_layout
-        first = {} if is_server else directory.read_rank_file(manifest, "worker-0")
-        if dict(layout) == rank_layout(self._world):
-            own = first if self._rank_file_name == "worker-0" else directory.read_rank_file(
-                manifest, self._rank_file_name)
-            return LoadedCheckpoint(manifest.number, own, first, (), ())
-        workers = [] if is_server or not models_differ(self._world) else [
-            directory.read_rank_file(manifest, f"worker-{index}") for index in range(layout["workers"])]
-        return LoadedCheckpoint(manifest.number, None, first, workers,
-                                self._server_files(manifest) if is_server else [])
+        world, layout, own_name = self._world, manifest.rank_layout, self._rank_file_name
+        is_resized = dict(layout) != rank_layout(world)
+        count = layout["workers"] if is_resized and models_differ(world) else 1
+        workers = [] if world.is_server else self._read_files(manifest, "worker", count)
+        servers = self._read_files(manifest, "server", layout["servers"]) if world.is_server and is_resized else []
+        own = None
+        if not is_resized:
+            own = workers[0] if own_name == "worker-0" else self._checkpoint_dir.read_rank_file(manifest, own_name)
+        return LoadedCheckpoint(manifest.number, own, workers, servers)
 
-    def _server_files(self, manifest: Manifest) -> list[Mapping[str, Any]]:
-        return [self._checkpoint_dir.read_rank_file(manifest, f"server-{index}")
-                for index in range(manifest.rank_layout["servers"])]
+    def _read_files(self, manifest: Manifest, role: str, count: int) -> list[Mapping[str, Any]]:
+        return [self._checkpoint_dir.read_rank_file(manifest, f"{role}-{index}") for index in range(count)]
 
     def _restore_model(self, loaded: LoadedCheckpoint) -> None:
         import torch
 
         replica, optimizer, model = self._ctx.replica, self._ctx.optimizer, self._ctx.model
-        if loaded.all_workers:
-            weights = [content["strategy"]["model_weight"] for content in loaded.all_workers]
+        if len(loaded.workers) > 1:
+            weights = [content["strategy"]["model_weight"] for content in loaded.workers]
             shares = [weight / sum(weights) for weight in weights]
-            mean = {key: _weighted_mean([content[key] for content in loaded.all_workers], shares)
-                    for key in ("model", "optimizer")}
-            replica.parameters[:] = mean["model"].numpy()
-            optimizer.load_state_dict(mean["optimizer"])
+            content: Mapping[str, Any] = {key: _weighted_mean([file[key] for file in loaded.workers], shares)
+                                          for key in ("model", "optimizer")}
         else:
             # if all models are equal, only the first worker has saved them
-            content = loaded.own_or_first if loaded.own_or_first["model"] is not None else loaded.first_worker
-            replica.parameters[:] = content["model"].numpy()
-            optimizer.load_state_dict(content["optimizer"])
+            content = loaded.own_or_first if loaded.own_or_first["model"] is not None else loaded.workers[0]
+        replica.parameters[:] = content["model"].numpy()
+        optimizer.load_state_dict(content["optimizer"])
         replica.copy_to_device()
         with torch.no_grad():
             for name, tensor in consistency.untrained_tensors(model, replica.trained_ids).items():
                 tensor.copy_(loaded.own_or_first["untrained"][name])
 
     def restore_strategy(self, strategy: Strategy) -> DeferredState | None:
-        """Restore the strategy and counters; return the state for later, None for a new run."""
+        """Restore the strategy and counters; return a worker's state for later, None for a new run."""
         ctx, loaded = self._ctx, self.loaded
         if loaded is None:
             return None
         is_server = ctx.world.is_server
         if isinstance(strategy, PSServerBase):
-            contents = loaded.all_servers
+            contents = loaded.servers
             if loaded.own:
-                owns_all = all(_covers(loaded.own, part) for part in strategy.owned_slices)
-                contents = [loaded.own] if owns_all else self._server_files(
-                    self._checkpoint_dir.read_manifest(loaded.number))
+                contents = [loaded.own]
+                saved = [(start, stop) for start, stop, _ in loaded.own["shards"]["shard"]]
+                if saved != [(part.start, part.stop) for part in strategy.owned_slices]:
+                    manifest = self._checkpoint_dir.read_manifest(loaded.number)
+                    contents = self._read_files(manifest, "server", manifest.rank_layout["servers"])
             strategy.load_shard_states([shard for content in contents for shard in content["shards"]["shard"]],
                                        [shard for content in contents for shard in content["shards"]["optimizer"]])
         if loaded.own:
@@ -203,13 +183,13 @@ class CheckpointRestorer:
             ctx.p2p.bytes_sent.update(loaded.own["bytes_sent"])
             ctx.meter.load_state_dict(loaded.own["meter"])
         else:
-            strategy.resume_from_average({} if is_server else loaded.first_worker["strategy"], loaded.number)
-        self._state.resume_at(loaded.number if is_server else loaded.own_or_first["step"])
-        if is_server:
-            return DeferredState(loaded.number, {}, (), (), None)
-        return DeferredState(loaded.number, loaded.own_or_first["registered"], loaded.own_or_first["loaders"],
-                             loaded.first_worker["optimizer"]["param_groups"],
-                             loaded.own["rng"] if loaded.own else None)
+            strategy.resume_from_average({} if is_server else loaded.workers[0]["strategy"], loaded.number)
+        state = self._state
+        state.step = state.first_step = state.last_checkpoint_check = \
+            loaded.number if is_server else loaded.own_or_first["step"]
+        return None if is_server else DeferredState(
+            loaded.own_or_first["registered"], loaded.own_or_first["loaders"],
+            loaded.workers[0]["optimizer"]["param_groups"], loaded.own["rng"] if loaded.own else None)
 
 
 def rank_layout(world: World) -> dict[str, Any]:
@@ -223,31 +203,14 @@ def rank_layout(world: World) -> dict[str, Any]:
 def models_differ(world: World) -> bool:
     """Whether the workers' models differ during training."""
     config = world.config
-    is_synchronous_ps = config.strategy == "ps" and not (config.asynchronous or config.max_staleness)
-    return not is_synchronous_ps and config.strategy != "allreduce"
-
-
-def config_fingerprint(world: World) -> dict[str, str]:
-    """Option -> value of the strategy's configuration, without --ps, which may change."""
-    return {option_name(name): str(value) for name, value in vars(world.config).items() if name != "ps"}
+    if config.strategy == "ps":
+        return bool(config.asynchronous or config.max_staleness)
+    return config.strategy != "allreduce"
 
 
 def _format_layout(layout: Mapping[str, Any]) -> str:
     servers = f" and {layout['servers']} servers" if layout["servers"] else ""
     return f"{layout['workers']} workers{servers}{' on other nodes' * bool(layout['nodes'])}"
-
-
-def _not_resizable_reason(world: World) -> str:
-    """Reason why the number of ranks must not change, or ""."""
-    config = world.config
-    if config.strategy == "ps" and (config.asynchronous or config.max_staleness):
-        return "each worker has pulled a model of its own"
-    return ""
-
-
-def _covers(content: Mapping[str, Any], owned: slice) -> bool:
-    (start, stop, _), = content["shards"]["shard"]
-    return bool(start == owned.start and stop == owned.stop)
 
 
 def _weighted_mean(values: Sequence[Any], weights: Sequence[float]) -> Any:

@@ -16,24 +16,23 @@ from slurmdl.train.library.checkpoint_coordinator import CheckpointCoordinator
 from slurmdl.train.library.checkpoint_restore import (
     CheckpointRestorer,
     DeferredState,
-    config_fingerprint,
     models_differ,
     rank_layout,
 )
 from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.strategies.parameter_server import PSServerBase
+from slurmdl.train.strategy_config import option_name
 
 
 @dataclass(frozen=True)
 class CheckpointOptions:
     """Options of checkpoints.
 
-    Attributes
-    ----------
-    path : directory shared by all ranks.
-    every : steps between checkpoints; 0 for checkpoints at signals only.
-    run_identity : further options, by name, that a resuming run must have.
+    Attributes:
+        path: directory shared by all ranks.
+        every: steps between checkpoints; 0 for checkpoints at signals only.
+        run_identity: further options, by name, that a resuming run must have.
     """
 
     path: str
@@ -44,36 +43,29 @@ class CheckpointOptions:
 class Checkpointer:
     """One rank's part in the checkpoints of a run.
 
-    Call `load_latest`, then `restore_strategy`, before any other method.
+    The constructor is collective: it loads the newest checkpoint, and restores model and optimizer. The communication
+    thread is idle meanwhile, so the transport is called directly. Call `restore_strategy` before any other method.
+    The signature has (name, value) of further properties that a resuming run must have, e.g. parameter shapes.
     """
 
-    def __init__(self, ctx: RunContext, state: RunState, options: CheckpointOptions) -> None:
+    def __init__(self, ctx: RunContext, state: RunState, options: CheckpointOptions,
+                 signature: Sequence[tuple[str, str]]) -> None:
         self._ctx, self._state, self._world = ctx, state, ctx.world
-        self._checkpoint_dir, self._every = CheckpointDir(options.path), options.every
-        self._run_identity = config_fingerprint(ctx.world) | {
-            name: str(value) for name, value in options.run_identity.items()}
+        self.path, self._every = options.path, options.every
+        self._checkpoint_dir = CheckpointDir(options.path)
+        # --ps may change
+        config = {option_name(name): value for name, value in vars(ctx.world.config).items() if name != "ps"}
+        self._run_identity = {name: str(value) for name, value in {
+            **config, **options.run_identity, **dict(signature)}.items()}
         self._registered: dict[str, Any] = {}
         self._deferred: DeferredState | None = None
         self._rng_restored = False
         worker_rank = ctx.world.worker_rank
         self._rank_file_name = f"worker-{worker_rank}" if worker_rank is not None else \
             f"server-{ctx.world.ranks_with_role('ps').index(ctx.world.rank)}"
-        self._last_number = 0
-        self._restorer: CheckpointRestorer
         self._recovery: FailureRecovery
-        self._coordinator: CheckpointCoordinator
-
-    def load_latest(self, signature: Sequence[tuple[str, str]]) -> None:
-        """Load the newest checkpoint, and restore model and optimizer; see CheckpointRestorer. Collective.
-
-        The communication thread is idle meanwhile, so the transport is called directly.
-
-        Parameters
-        ----------
-        signature : (name, value) of further properties that a resuming run must have, e.g. parameter shapes.
-        """
-        self._run_identity |= dict(signature)
-        self._restorer = CheckpointRestorer(self._ctx, self._state, self._checkpoint_dir, self._rank_file_name,
+        self.coordinator: CheckpointCoordinator
+        self._restorer = CheckpointRestorer(ctx, state, self._checkpoint_dir, self._rank_file_name,
                                             self._run_identity)
         self._restorer.load_latest()
 
@@ -81,9 +73,9 @@ class Checkpointer:
         """Restore the strategy from the loaded checkpoint, and handle signals from now on."""
         self._recovery = recovery
         self._deferred = self._restorer.restore_strategy(recovery.strategy)
+        self._last_number = self._restorer.loaded.number if self._restorer.loaded else 0
         self._restorer.loaded = None
-        self._last_number = self._deferred.number if self._deferred else 0
-        self._coordinator = CheckpointCoordinator(
+        self.coordinator = CheckpointCoordinator(
             self._world.transport, self._ctx.comm_thread, self._world.ranks_with_role("worker"),
             lambda: self._state.step, recovery.strategy.lockstep)
 
@@ -118,13 +110,11 @@ class Checkpointer:
         step, lockstep = self._state.step, self._recovery.strategy.lockstep
         is_periodic = self._every and step - self._last_number >= self._every
         if is_periodic and not lockstep and self._world.is_main:
-            self._coordinator.request()
-        agreed = self._coordinator.due_checkpoint(last)
-        if agreed:
-            return agreed
-        if lockstep and self._every and step % self._every == 0 and step > self._last_number:
+            self.coordinator.request()
+        agreed = self.coordinator.due_checkpoint(last)
+        if not agreed and lockstep and self._every and step % self._every == 0 and step > self._last_number:
             return step, False
-        return None
+        return agreed
 
     def save(self, number: int, stops: bool = False) -> bool:
         """Write a checkpoint unless it exists; return whether the run stops now. Collective."""
@@ -136,18 +126,18 @@ class Checkpointer:
             replica.copy_to_host()
         self._recovery.strategy.quiesce(number)
         replica.copy_to_device()
-        rank_file, fault = None, ""
+        name, rank_file, fault = self._rank_file_name, None, ""
         try:
             if not exists:
-                rank_file = directory.write_rank_file(number, self._rank_file_name, self._rank_state())
+                rank_file = name, directory.write_rank_file(number, name, self._rank_state())
         except OSError as error:
             fault = f"rank {world.rank} on {world.nodes[world.rank]}: {error.filename}: {error.strerror}"
         results = ctx.all_gather_object((rank_file, fault, stops))
         faults = [fault for _, fault, _ in results if fault]
         if world.rank == 0 and not exists and not faults:
-            rank_files = {entry.name: entry for entry, _, _ in results if entry}
             try:
-                directory.commit(Manifest(number, self._run_identity, rank_layout(world), rank_files))
+                directory.commit(Manifest(number, self._run_identity, rank_layout(world),
+                                          dict(rank_file for rank_file, _, _ in results)))
             except OSError as error:
                 faults = [f"{error.filename}: {error.strerror}"]
         if world.rank == 0 and faults:
@@ -157,17 +147,9 @@ class Checkpointer:
             warn(f"train: no checkpoint of step {number}: {faults[0]}; {previous}")
         if ctx.all_gather_object(not faults)[0]:
             directory.mark_verified(number)
-        self._coordinator.checkpoint_done()
+        self.coordinator.checkpoint_done()
         # without any checkpoint the run continues
         return directory.newest_valid is not None and any(stops for _, _, stops in results)
-
-    @property
-    def path(self) -> str:
-        return self._checkpoint_dir.path
-
-    def finish(self) -> None:
-        """This worker has made its last step."""
-        self._coordinator.finish()
 
     def _rank_state(self) -> dict[str, Any]:
         ctx, strategy = self._ctx, self._recovery.strategy

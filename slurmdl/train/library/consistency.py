@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,11 +22,10 @@ T = TypeVar("T")
 
 
 def call_on_all(world: World, function: Callable[[], T]) -> T:
-    """Run `function` on every rank and return its result; raise on all ranks if any fails. Collective.
+    """Run `function` on every rank and return its result. Collective.
 
-    Raises
-    ------
-    InvalidRunError : it raises on some rank; InvalidOptionsError if the first such rank rejects options.
+    Raises InvalidRunError on all ranks if it raises on some; InvalidOptionsError if the first such rank rejects
+    options.
     """
     results: list[T] = []
     message, error_type = "", InvalidRunError
@@ -46,37 +46,28 @@ def call_on_all(world: World, function: Callable[[], T]) -> T:
 def check_same_on_ranks(world: World, items: Sequence[tuple[str, str]]) -> None:
     """Reject ranks whose (name, value) items differ, e.g. parameter shapes. Collective.
 
-    Raises
-    ------
-    InvalidRunError : names the rank and the first item that differs from rank 0.
+    Raises InvalidRunError, which names the rank and the first item that differs from rank 0.
     """
     checksums = world.transport.allgather(zlib.crc32(repr(items).encode()))
     if len(set(checksums)) == 1:
         return
     lists = world.transport.allgather(list(items))
     for rank, own in enumerate(lists):
-        for index in range(max(len(own), len(lists[0]))):
-            first, other = (" ".join(entries[index]) if index < len(entries) else "nothing"
-                            for entries in (lists[0], own))
+        for first, other in zip_longest(lists[0], own, fillvalue=("nothing",)):
             if first != other:
-                raise InvalidRunError(f"rank {rank} on {world.nodes[rank]} has {other} where rank 0 has {first}: "
-                                      "all ranks need the same model, optimizer and data")
+                raise InvalidRunError(f"rank {rank} on {world.nodes[rank]} has {' '.join(other)} where rank 0 has "
+                                      f"{' '.join(first)}: all ranks need the same model, optimizer and data")
 
 
-def check_same_on_workers(world: World, p2p: MeteredP2P, subject: str, fingerprint: tuple[int, ...]) -> None:
-    """Reject workers whose fingerprint differs from the first worker's; by messages, since servers may be serving.
-
-    Raises
-    ------
-    TrainError : on a worker that differs.
-    """
+def check_same_data(world: World, p2p: MeteredP2P, fingerprint: tuple[int, ...]) -> None:
+    """Raise TrainError on workers whose data differ from the first one's; by messages, as servers may be serving."""
     workers = world.ranks_with_role("worker")
     own = np.array(fingerprint, np.int64)
     first = own.copy()
     pipelined_broadcast(p2p, workers, first)
     if not np.array_equal(own, first):
-        raise TrainError(f"the {subject} differs from that of rank {workers[0]} on {world.nodes[workers[0]]}: "
-                         "all workers need the same")
+        raise TrainError(f"the data differs from that of rank {workers[0]} on {world.nodes[workers[0]]}: all workers "
+                         "need the same")
 
 
 def fail_if_others_continue(world: World, message: Callable[[int], str]) -> None:
@@ -89,14 +80,13 @@ def fail_if_others_continue(world: World, message: Callable[[int], str]) -> None
 def pipelined_broadcast(p2p: MeteredP2P, ranks: Sequence[int], vector: npt.NDArray[Any]) -> None:
     """Replace the vector of these ranks by that of the first; it passes from rank to rank in chunks."""
     index = ranks.index(p2p.rank)
-    following = ranks[index + 1] if index + 1 < len(ranks) else None
+    following = ranks[index + 1:index + 2]
     if index == 0:
-        p2p.exchange_chunked([(following, vector)] if following is not None else [], [])
+        p2p.exchange_chunked([(peer, vector) for peer in following], [])
         return
     send_requests = []
     for _, chunk in p2p.iter_chunks([], [(ranks[index - 1], vector)]):
-        if following is not None:
-            send_requests.append(p2p.isend(following, vector[chunk]))
+        send_requests += [p2p.isend(peer, vector[chunk]) for peer in following]
     p2p.transport.waitall(send_requests)
 
 
@@ -109,13 +99,8 @@ def broadcast_if_different(world: World, p2p: MeteredP2P, vector: npt.NDArray[An
 def average_models(p2p: MeteredP2P, workers: Sequence[int], parameters: FloatArray, weight: float) -> float:
     """Replace the workers' models by their weighted mean. Collective over the workers.
 
-    Parameters
-    ----------
-    weight : of this rank's model; the weights of all workers add up to 1.
-
-    Returns
-    -------
-    The distance of this rank's model from the mean, relative to the mean's norm.
+    `weight` is that of this rank's model; all weights add up to 1. Returns the distance of this rank's model from
+    the mean, relative to the mean's norm.
     """
     mean = parameters * np.float32(weight)
     AllreduceOp(p2p, [workers], mean).run()
@@ -132,7 +117,7 @@ def broadcast_untrained(world: World, p2p: MeteredP2P, model: Any, trained_ids: 
     tensors = list(untrained_tensors(model, trained_ids).values())
     if not tensors:
         return
-    packed = torch.cat([tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
+    packed = torch.cat([tensor_bytes(tensor) for tensor in tensors])
     broadcast_if_different(world, p2p, packed.numpy())
     start = 0
     with torch.no_grad():
@@ -140,6 +125,13 @@ def broadcast_untrained(world: World, p2p: MeteredP2P, model: Any, trained_ids: 
             end = start + tensor.numel() * tensor.element_size()
             tensor.copy_(packed[start:end].clone().view(tensor.dtype).view(tensor.shape))
             start = end
+
+
+def tensor_bytes(tensor: Any) -> Any:
+    """Bytes of a tensor that needs no gradient, as a torch tensor on the host."""
+    import torch
+
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def untrained_tensors(model: Any, trained_ids: set[int]) -> dict[str, Any]:
@@ -151,12 +143,12 @@ def untrained_tensors(model: Any, trained_ids: set[int]) -> dict[str, Any]:
 def trained_parameter_ids(model: Any, optimizer: Any) -> set[int]:
     """Ids of the trained parameters."""
     model_ids = {id(tensor) for tensor in model.parameters()}
-    for group in optimizer.param_groups:
-        for tensor in group["params"]:
-            if id(tensor) not in model_ids:
-                raise TrainError(f"the optimizer trains a tensor of shape {tuple(tensor.shape)} that is no parameter "
-                                 "of the model; valid: one model that holds all (torch.nn.ModuleList)")
-    return {id(tensor) for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad}
+    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    for tensor in tensors:
+        if id(tensor) not in model_ids:
+            raise TrainError(f"the optimizer trains a tensor of shape {tuple(tensor.shape)} that is no parameter of "
+                             "the model; expected one model that holds all (torch.nn.ModuleList)")
+    return {id(tensor) for tensor in tensors if tensor.requires_grad}
 
 
 def model_signature(model: Any, optimizer: Any) -> list[tuple[str, str]]:
@@ -164,7 +156,7 @@ def model_signature(model: Any, optimizer: Any) -> list[tuple[str, str]]:
     import torch
 
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-        raise TrainError(f"wrap({type(model).__name__}, {type(optimizer).__name__}): not valid; valid: a "
+        raise TrainError(f"wrap({type(model).__name__}, {type(optimizer).__name__}): expected a "
                          "torch.nn.Module and a torch.optim.Optimizer")
     tensors = [*((f"parameter {name}", tensor) for name, tensor in model.named_parameters()),
                *((f"buffer {name}", tensor) for name, tensor in model.named_buffers())]

@@ -42,15 +42,12 @@ class RunContext:
 class RunState:
     """Counters of one rank.
 
-    Attributes
-    ----------
-    step : optimizer steps made, including those before a checkpoint.
-    first_step : step at which this process started or resumed.
-    last_checkpoint_check : step at which a checkpoint was considered last.
-    batch_size : samples per worker and step; 0 if unknown.
-    finished : whether no step can follow.
-    closed : whether the summary was made, or the run was stopped.
-    loaders : results of `Run.loader`, in order.
+    Attributes:
+        step: optimizer steps made, including those before a checkpoint.
+        first_step, last_checkpoint_check: step at which this process started, and at which a checkpoint was
+            considered.
+        batch_size: samples per worker and step; 0 if unknown.
+        closed: whether the summary was made, or the run was stopped.
     """
 
     step: int = 0
@@ -60,7 +57,3 @@ class RunState:
     finished: bool = False
     closed: bool = False
     loaders: list[Loader] = field(default_factory=list)
-
-    def resume_at(self, step: int) -> None:
-        """Continue after a number of completed steps."""
-        self.step = self.first_step = self.last_checkpoint_check = step

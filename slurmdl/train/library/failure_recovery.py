@@ -25,15 +25,12 @@ Result = TypeVar("Result")
 class FailureRecovery:
     """Owner of the strategy, which is replaced when ranks fail.
 
-    Parameters
-    ----------
-    has_checkpoints : whether the run writes checkpoints; then all ranks end after a failure, and the job restarts.
+    If the run has checkpoints, all ranks end after a failure, and the job restarts.
 
-    Attributes
-    ----------
-    strategy : this rank's current strategy; read it at each use.
-    failed_ranks : rank, node and step of each failed rank for the summary; the step, counted from 0, is that from
-        which the others continued.
+    Attributes:
+        strategy: this rank's current strategy; read it at each use.
+        failed_ranks: rank, node and step of each failed rank for the summary; the step, counted from 0, is that from
+            which the others continued.
     """
 
     def __init__(self, world: World, replica: Replica, context: StrategyContext, strategy: Strategy,
@@ -57,9 +54,7 @@ class FailureRecovery:
     def policy(self) -> str:
         """Description of the consequences of a rank failure."""
         transport = self._world.transport
-        if not transport.recovery_name:
-            return f"all ranks end ({no_recovery_reason()})"
-        reason = self._unrecoverable_reason
+        reason = self._unrecoverable_reason if transport.recovery_name else no_recovery_reason()
         return f"all ranks end ({reason})" if reason else f"the others continue ({transport.recovery_name})"
 
     @property
@@ -81,13 +76,7 @@ class FailureRecovery:
     def recovering(self, step: int) -> Iterator[None]:
         """Recover from rank failures inside, which abort the strategy's part in a step.
 
-        Parameters
-        ----------
-        step : the next step of this rank.
-
-        Raises
-        ------
-        RankFailedError : the run cannot continue.
+        `step` is the next step of this rank. Raises RankFailedError if the run cannot continue.
         """
         try:
             yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from slurmdl.errors import TrainError
@@ -11,54 +10,36 @@ from slurmdl.train.library.context import RunState
 from slurmdl.train.library.replica import Replica
 
 
-@dataclass(frozen=True)
-class BackwardCallbacks:
-    """Callbacks of a GradientTracker.
-
-    Attributes
-    ----------
-    on_start : a pass has produced its first gradient.
-    on_ready : gradients from this buffer index on are complete.
-    on_complete : the last expected pass of the step is over, or a further one.
-    """
-
-    on_start: Callable[[], None]
-    on_ready: Callable[[int], None]
-    on_complete: Callable[[], None]
-
-
 class GradientTracker:
     """Backward passes of one step.
 
-    Parameters
-    ----------
-    backward_passes : passes per step, whose gradients add up; further ones end with `on_complete`, too.
-    forbid_repeats : whether a pass may produce each gradient only once, since it may be in flight already.
-
-    Attributes
-    ----------
-    done : whether `collect_missing` has collected all gradients so far.
+    Args:
+        backward_passes: passes per step, whose gradients add up.
+        forbid_repeats: whether a pass may produce each gradient only once, since it may be in flight already.
+        on_start: called when a pass has produced its first gradient.
+        on_ready: called when the gradients from a buffer index on are complete.
+        on_complete: called after the last expected pass of the step, and after further ones.
     """
 
     def __init__(self, replica: Replica, state: RunState, backward_passes: int, forbid_repeats: bool,
-                 callbacks: BackwardCallbacks) -> None:
-        self._replica, self._state, self._backward_passes = replica, state, backward_passes
-        self._forbid_repeats, self._callbacks = forbid_repeats, callbacks
+                 on_start: Callable[[], None], on_ready: Callable[[int], None],
+                 on_complete: Callable[[], None]) -> None:
+        self._replica, self._state = replica, state
+        self._backward_passes, self._forbid_repeats = backward_passes, forbid_repeats
+        self._on_start, self._on_ready, self._on_complete = on_start, on_ready, on_complete
         self._weight_hooks: list[Any] = []
-        self._reset()
+        self.next_step()
         replica.register_gradient_hook(self._on_gradient)
 
-    def _reset(self) -> None:
+    def next_step(self) -> None:
+        """Start tracking the next step."""
+        self.set_gradient_weight(1.0)
+        #: whether `collect_missing` has collected all gradients so far
         self.done = False
         #: number, from 1, of the last pass that produced each gradient
         self._last_pass = [0] * len(self._replica.tensors)
         self._complete_from = len(self._last_pass)
         self._passes_done, self._in_pass = 0, False
-
-    def next_step(self) -> None:
-        """Start tracking the next step."""
-        self.set_gradient_weight(1.0)
-        self._reset()
 
     def set_gradient_weight(self, weight: float) -> None:
         """Scale the gradients of the following passes of this step."""
@@ -76,12 +57,14 @@ class GradientTracker:
 
     def _on_gradient(self, index: int) -> None:
         if not self._in_pass:
-            self._start_pass()
+            self._in_pass = True
+            self._queue_end_callback()
+            self._on_start()
         self.done = False
         name, number = self._replica.names[index], self._passes_done + 1
         if self._last_pass[index] == number and self._forbid_repeats:
             raise TrainError(f"step {self._state.step + 1}: one backward pass produces the gradient of {name} twice, "
-                             "e.g. if re-entrant checkpoints share a parameter; valid: "
+                             "e.g. if re-entrant checkpoints share a parameter; expected "
                              "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)")
         self._last_pass[index] = number
         if self._forbid_repeats:
@@ -94,12 +77,7 @@ class GradientTracker:
         while self._complete_from and self._last_pass[self._complete_from - 1] == self._backward_passes:
             self._complete_from -= 1
         if self._complete_from < before:
-            self._callbacks.on_ready(self._replica.starts[self._complete_from])
-
-    def _start_pass(self) -> None:
-        self._in_pass = True
-        self._queue_end_callback()
-        self._callbacks.on_start()
+            self._on_ready(self._replica.starts[self._complete_from])
 
     def _on_pass_end(self) -> None:
         outer_nodes = _outer_pass_nodes()
@@ -114,7 +92,7 @@ class GradientTracker:
         self._in_pass = False
         self._passes_done += 1
         if self._passes_done >= self._backward_passes:
-            self._callbacks.on_complete()
+            self._on_complete()
 
     def _queue_end_callback(self) -> None:
         """Call `_on_pass_end` at the end of the current pass, of the innermost if nested."""

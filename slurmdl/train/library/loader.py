@@ -12,39 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
+from slurmdl.train.library.batch_boundary import BatchBoundary
 from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, SliceSampler
 
 IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class LoaderCallbacks:
-    """Callbacks of a Loader.
-
-    Attributes
-    ----------
-    on_fetch : a batch is requested.
-    on_batch : the batch of a slice is ready.
-    on_epoch_end : the epoch is over; no batch follows the last request.
-    on_resume : the iteration has reached the restored position.
-    """
-
-    on_fetch: Callable[[], None]
-    on_batch: Callable[[BatchSlice], None]
-    on_epoch_end: Callable[[], None]
-    on_resume: Callable[[], None]
-
-
-@dataclass(frozen=True)
 class DataSource:
     """A data set.
 
-    Attributes
-    ----------
-    fingerprint : checksum of some samples; 0 if samples are random, as possible with a Dataset.
-    make_batches : turns an iterator of sample indices into an iterator of batches.
-    prefetch : maximum batches requested ahead.
-    dataset : sequence of all samples.
+    Attributes:
+        fingerprint: checksum of some samples; 0 if samples are random, as possible with a Dataset.
+        make_batches: turns an iterator of sample indices into an iterator of batches.
+        prefetch: maximum batches requested ahead.
+        dataset: sequence of all samples.
     """
 
     num_samples: int
@@ -57,16 +39,15 @@ class DataSource:
 class Loader:
     """This worker's batches; each iteration is an epoch.
 
-    Attributes
-    ----------
-    epoch : number of the next epoch, which determines its order; incremented by each iteration.
-    dataset : as of a DataLoader: all samples, not this worker's alone.
-    batch_size : as of a DataLoader: samples per worker and step, as the mean over the workers.
+    Attributes:
+        epoch: number of the next epoch, which determines its order; incremented by each iteration.
+        dataset: as of a DataLoader: all samples, not this worker's alone.
+        batch_size: as of a DataLoader: samples per worker and step, as the mean over the workers.
     """
 
-    def __init__(self, global_batches: GlobalBatches, sampler: SliceSampler,
-                 data_source: DataSource, callbacks: LoaderCallbacks) -> None:
-        self._global_batches, self._sampler, self._callbacks = global_batches, sampler, callbacks
+    def __init__(self, global_batches: GlobalBatches, sampler: SliceSampler, data_source: DataSource,
+                 boundary: BatchBoundary) -> None:
+        self._global_batches, self._sampler, self._boundary = global_batches, sampler, boundary
         self._make_batches = data_source.make_batches
         self.dataset, self.batch_size = data_source.dataset, global_batches.batch_size
         self.epoch = self._cursor = 0
@@ -108,40 +89,29 @@ class Loader:
                 yield order[batch_slice.start:batch_slice.stop]
 
         if restored and not cursor:
-            self._callbacks.on_resume()
-        self._callbacks.on_fetch()
+            self._boundary.on_resume()
+        self._boundary.on_fetch()
         batches = self._make_batches(indices())
         if restored and cursor:
-            self._callbacks.on_resume()  # after a DataLoader has drawn its random number
+            self._boundary.on_resume()  # after a DataLoader has drawn its random number
         for batch in batches:
             batch_slice = pending.popleft()
             self._position = number, batch_slice.cursor
-            self._callbacks.on_batch(batch_slice)
+            self._boundary.on_batch(batch_slice)
             yield batch
-            self._callbacks.on_fetch()
+            self._boundary.on_fetch()
         if not self._global_batches.size_at(self._position[1]):
             self._position = number + 1, 0
-        self._callbacks.on_epoch_end()
+        self._boundary.on_epoch_end()
 
 
 def make_data_source(data: Any, options: dict[str, Any]) -> DataSource:
-    """Make a source from a data set.
-
-    Parameters
-    ----------
-    data : a torch Dataset with a length, an array or tensor, or a sequence of them of equal length; batches of a
-        sequence are tuples of tensors.
-    options : of torch.utils.data.DataLoader, for a Dataset.
-
-    Raises
-    ------
-    TrainError : unsupported data.
-    """
+    """Make a source from the data and options of `Run.loader`; batches of a sequence are tuples of tensors."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
-        raise TrainError(f"{type(data).__name__} has no length or no samples by index; valid: a Dataset with "
+        raise TrainError(f"{type(data).__name__} has no length or no samples by index; expected a Dataset with "
                          "__len__ and __getitem__, arrays, tensors")
     single = _is_array(data)
     arrays = data.tensors if isinstance(data, TensorDataset) else (data,) if single else data
@@ -149,7 +119,7 @@ def make_data_source(data: Any, options: dict[str, Any]) -> DataSource:
         if options:
             raise TrainError(f"{', '.join(options)}: valid for a Dataset only, not for arrays")
         if len({len(array) for array in arrays}) > 1:
-            raise TrainError(f"arrays of {', '.join(str(len(array)) for array in arrays)} samples; valid: "
+            raise TrainError(f"arrays of {', '.join(str(len(array)) for array in arrays)} samples; expected "
                              "equal lengths")
         tensors = [torch.as_tensor(array) for array in arrays]
 

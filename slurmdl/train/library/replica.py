@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Collection
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,20 +24,13 @@ class Replica(DeviceCopies):
     Strategies send and change the buffers in place, without packing. Parameters on another device have their flat
     buffers there; strategies then see a copy in pinned host memory, updated on request (strategy.DeviceCopies).
 
-    Parameters
-    ----------
-    trained_ids : ids of the trained parameters; None for all.
-    staged : whether the strategies' buffers are copies; None: only if the parameters are not on the CPU.
+    Args:
+        trained_ids: ids of the trained parameters; None for all.
+        staged: whether the strategies' buffers are copies; None: only if the parameters are not on the CPU.
 
-    Attributes
-    ----------
-    parameters, gradients : shape (D,), float32, on the host; write to them only between backward passes.
-    names, tensors, sizes, starts : of each trained parameter, in buffer order; `starts` are buffer indices.
-    trained_ids : ids of `tensors`.
-
-    Raises
-    ------
-    TrainError : parameters that are invalid for a flat buffer.
+    Attributes:
+        parameters, gradients: shape (D,), float32, on the host; write to them only between backward passes.
+        names, tensors, sizes, starts: of each trained parameter, in buffer order; `starts` are buffer indices.
     """
 
     def __init__(self, module: Any, trained_ids: Collection[int] | None = None, staged: bool | None = None) -> None:
@@ -49,22 +43,22 @@ class Replica(DeviceCopies):
         self.tensors = tuple(tensor for _, tensor in named)
         self.trained_ids = {id(tensor) for tensor in self.tensors}
         self.sizes = tuple(tensor.numel() for tensor in self.tensors)
-        self.starts = tuple(sum(self.sizes[:index]) for index in range(len(self.sizes)))
+        self.starts = tuple(accumulate(self.sizes, initial=0))[:-1]
         # tensors keep their memory format, e.g. channels_last; tensors with gaps become contiguous
         self._strides = tuple(torch.empty_like(tensor, device="meta").stride() for tensor in self.tensors)
         flat = torch.empty(sum(self.sizes), dtype=torch.float32, device=self.tensors[0].device)
-        flat_grad = torch.zeros_like(flat)
         for tensor, view in zip(self.tensors, self._parameter_views(flat), strict=True):
             view.copy_(tensor.detach())
         self._bind_views(flat)
-        self._flat_grad, self._grad_views = flat_grad, self._parameter_views(flat_grad)
+        self._flat_grad = torch.zeros_like(flat)
+        self._grad_views = self._parameter_views(self._flat_grad)
         self.show_gradients()
         self._host_is_current = False
-        self._gradient_sums = flat_grad.new_zeros(len(self.tensors))
+        self._gradient_sums = flat.new_zeros(len(self.tensors))
         self._grad_accumulators: list[Any] = []
         self.staged = flat.device.type != "cpu" if staged is None else staged
-        self._host_flat, self._host_grad = (_pinned_copy(flat), _pinned_copy(flat_grad)) if self.staged \
-            else (flat, flat_grad)
+        self._host_flat, self._host_grad = (_pinned_copy(tensor) if self.staged else tensor
+                                            for tensor in (flat, self._flat_grad))
         self.parameters: FloatArray = self._host_flat.numpy()
         self.gradients: FloatArray = self._host_grad.numpy()
 
@@ -123,7 +117,7 @@ class Replica(DeviceCopies):
         import torch
 
         if self._flat.device.type != "cuda":
-            return _no_wait
+            return lambda: None
         copied = torch.cuda.Event()
         copied.record(torch.cuda.current_stream(self._flat.device))
         wait: Callable[[], None] = copied.synchronize
@@ -146,12 +140,13 @@ class Replica(DeviceCopies):
     def collect_gradient(self, index: int) -> None:
         """Copy the gradient of one parameter into the flat buffer if it is elsewhere; a missing gradient is 0."""
         tensor, view = self.tensors[index], self._grad_views[index]
-        if tensor.grad is not view:
-            if tensor.grad is None:
-                view.zero_()
-            else:
-                view.copy_(tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad)
-            tensor.grad = view
+        if tensor.grad is view:
+            return
+        if tensor.grad is None:
+            view.zero_()
+        else:
+            view.copy_(tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad)
+        tensor.grad = view
 
     def register_gradient_scale(self, factor: float) -> list[Any]:
         """Scale the gradients of backward passes before accumulation, until the returned handles are removed."""
@@ -191,10 +186,8 @@ class Replica(DeviceCopies):
 
     def relocated_parameter(self) -> str:
         """Name of a parameter that is no longer a view of the flat buffer, or ""."""
-        for name, tensor, pointer in zip(self.names, self.tensors, self._data_pointers, strict=True):
-            if tensor.data_ptr() != pointer:
-                return str(name)
-        return ""
+        return next((str(name) for name, tensor, pointer in zip(
+            self.names, self.tensors, self._data_pointers, strict=True) if tensor.data_ptr() != pointer), "")
 
     def record_gradient_sum(self, index: int) -> None:
         """Record the sum of a gradient, to detect non-finite entries later without synchronizing a GPU now."""
@@ -226,10 +219,6 @@ class Replica(DeviceCopies):
                     tensor.grad.mul_(factor.to(tensor.grad.device))
 
 
-def _no_wait() -> None:
-    pass
-
-
 def _check_parameters(named: list[tuple[str, Any]]) -> None:
     import torch
 
@@ -237,11 +226,12 @@ def _check_parameters(named: list[tuple[str, Any]]) -> None:
         raise TrainError("the optimizer trains no parameter of the model; give it model.parameters()")
     devices = {tensor.device for _, tensor in named}
     if len(devices) > 1:
-        raise TrainError(f"the parameters are on {', '.join(sorted(map(str, devices)))}; valid: one device per rank")
+        raise TrainError(f"the parameters are on {', '.join(sorted(map(str, devices)))}; expected one device per "
+                         "rank")
     owners: dict[int, str] = {}
     for name, tensor in named:
         if tensor.dtype != torch.float32:
-            raise TrainError(f"parameter {name} is {str(tensor.dtype).removeprefix('torch.')}; valid: float32 "
+            raise TrainError(f"parameter {name} is {str(tensor.dtype).removeprefix('torch.')}; expected float32 "
                              "(use torch.autocast for lower precision)")
         owner = owners.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
         if owner != name:

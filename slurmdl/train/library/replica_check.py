@@ -25,11 +25,7 @@ class ReplicaCheck:
 
     Replicas are compared if each worker's own optimizer applies the mean of all gradients: every `every` steps, after
     the steps 1, 2, 4, 8, ... below that, and at the end of the run. The batches of the first steps are compared
-    unless `run.loader` provides them; with other strategies only at the end of the run.
-
-    Parameters
-    ----------
-    every : steps between comparisons; 0 for none.
+    unless `run.loader` provides them; with other strategies only at the end of the run. `every` 0 disables all.
     """
 
     def __init__(self, ctx: RunContext, state: RunState, recovery: FailureRecovery, every: int) -> None:
@@ -46,7 +42,7 @@ class ReplicaCheck:
         """Record the arguments of a training call of the model."""
         if self._every and len(self._batch_checksums) < _COMPARED_BATCHES:
             for tensor in _iter_tensors([args, kwargs]):
-                self._batch_crc32 = zlib.crc32(_tensor_bytes(tensor), self._batch_crc32)
+                self._batch_crc32 = zlib.crc32(consistency.tensor_bytes(tensor.detach()).numpy(), self._batch_crc32)
 
     def after_step(self, step: int) -> None:
         """Compare if due after a number of completed steps. Collective over the workers."""
@@ -78,8 +74,11 @@ class ReplicaCheck:
         workers = [results[rank] for rank in self._world.alive_with_role("worker")]
         batches = {batch_checksums for _, batch_checksums in workers}
         if len(workers) > 1 and len(batches) == 1 and len(self._batch_checksums) == _COMPARED_BATCHES \
-                and all(self._batch_checksums):
-            self._warn_same_batches()
+                and all(self._batch_checksums) and not self._warned_of_batches:
+            self._warned_of_batches = True
+            if self._world.is_main:
+                warn("train: all workers train with the same samples; expected batches of run.loader(), or a "
+                     "DataLoader with sampler=DistributedSampler(dataset, run.worker_count, run.worker_rank)")
         checksums = {checksum for checksum, _ in workers}
         if len(checksums) > 1 and None not in checksums:
             self._report_difference()
@@ -90,8 +89,8 @@ class ReplicaCheck:
     def _fail_if_others_continue(self) -> None:
         if self._expects_equal and not self._state.finished:
             consistency.fail_if_others_continue(self._world, lambda peer: (
-                f"step {self._step}: rank {peer} makes more backward passes before opt.step() than this rank; valid: "
-                "the same number on all ranks"))
+                f"step {self._step}: rank {peer} makes more backward passes before opt.step() than this rank; "
+                "expected the same number on all ranks"))
 
     def _report_difference(self) -> None:
         """Reject replicas that differ; only warn if the ranks' hardware or software may round differently."""
@@ -113,14 +112,8 @@ class ReplicaCheck:
                 listed = ", ".join(f"rank {rank} on {nodes[rank]}" for rank in others[:_MAX_LISTED_RANKS])
                 more = f" and {len(others) - _MAX_LISTED_RANKS} more" if len(others) > _MAX_LISTED_RANKS else ""
                 raise InvalidRunError(f"step {self._step}: parameter {name} is not the same on all ranks: rank 0 on "
-                                      f"{nodes[0]} differs from {listed}{more}; valid: changes of parameters by "
+                                      f"{nodes[0]} differs from {listed}{more}; expected changes of parameters by "
                                       "opt.step() only, or equal on all ranks (check_every=0 disables this check)")
-
-    def _warn_same_batches(self) -> None:
-        if self._world.is_main and not self._warned_of_batches:
-            warn("train: all workers train with the same samples; valid: batches of run.loader(), or a DataLoader "
-                 "with sampler=DistributedSampler(dataset, run.worker_count, run.worker_rank)")
-        self._warned_of_batches = True
 
     def _hook_other_optimizers(self) -> Any:
         """Warn if another optimizer trains parameters outside the replica."""
@@ -143,7 +136,7 @@ class ReplicaCheck:
                 self._warned_of_optimizer = True
                 if world.is_main:
                     warn(f"train: {type(optimizer).__name__} trains {len(others)} parameters outside run.wrap(), "
-                         "which diverge between ranks; valid: one model that holds all (torch.nn.ModuleList), and "
+                         "which diverge between ranks; expected one model that holds all (torch.nn.ModuleList), and "
                          "one optimizer of its parameters")
         return register_optimizer_step_pre_hook(before_step)
 
@@ -154,18 +147,9 @@ def _iter_tensors(nested: Any) -> Iterator[Any]:
 
     if isinstance(nested, torch.Tensor):
         yield nested
-    elif isinstance(nested, Mapping):
-        for value in nested.values():
+    elif isinstance(nested, (list, tuple, Mapping)):
+        for value in nested.values() if isinstance(nested, Mapping) else nested:
             yield from _iter_tensors(value)
-    elif isinstance(nested, (list, tuple)):
-        for value in nested:
-            yield from _iter_tensors(value)
-
-
-def _tensor_bytes(tensor: Any) -> Any:
-    import torch
-
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _numerics_description(device: Any) -> str:

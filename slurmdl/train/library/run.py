@@ -5,9 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from slurmdl.errors import TrainError, print_stderr
+from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library import consistency, shard_optimizer, shutdown
 from slurmdl.train.library.batch_boundary import BatchBoundary
@@ -18,13 +20,13 @@ from slurmdl.train.library.load_balance import WorkAssignment
 from slurmdl.train.library.loader import DataSource, Loader, make_data_source
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.replica_check import ReplicaCheck
-from slurmdl.train.library.run_summary import summary_header
 from slurmdl.train.library.sampling import GlobalBatches
 from slurmdl.train.library.step_hooks import StepHooks
+from slurmdl.train.mixing.weighted_graph import spectral_gap
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.report import plot
 from slurmdl.train.report.meters import RankReport, StepMeter, format_summary, summarize
 from slurmdl.train.strategies import STRATEGIES, Strategy, StrategyContext
+from slurmdl.train.strategies.shared_memory_gossip import node_leaders
 from slurmdl.train.trace import Trace
 from slurmdl.train.world import World
 
@@ -35,32 +37,30 @@ EvaluateFn = Callable[[], tuple[float, float] | None]
 class Run:
     """One rank's part in a run; made by `startup.init`.
 
-    Attributes
-    ----------
-    state : counters.
-    meter : times of this rank's steps.
-    consensus_distance : distance of this rank's model from the mean of all at the end, relative to the mean's norm.
-    replica, recovery : set by `attach`.
+    Attributes:
+        worker_rank: index of this rank among the workers, None for a parameter server.
+        consensus_distance: distance of this rank's model from the mean of all at the end, relative to the mean's
+            norm.
+        replica, recovery: set by `attach`.
     """
 
     replica: Replica
     recovery: FailureRecovery
 
     def __init__(self, world: World, seed: int, backward_passes: int, check_every: int, trace_dir: str,
-                 plot_file: str, checkpoints: CheckpointOptions | None, owns_process: bool) -> None:
+                 checkpoints: CheckpointOptions | None, owns_process: bool) -> None:
         if world.config.load_balance != "off" and backward_passes > 1:
             raise TrainError(f"--load-balance {world.config.load_balance}: not valid with backward_passes_per_step="
-                             f"{backward_passes}; valid: backward_passes_per_step=1, or --load-balance off")
+                             f"{backward_passes}; expected backward_passes_per_step=1, or --load-balance off")
         self.world, self.seed, self._owns_process = world, seed, owns_process
+        self.rank, self.worker_count, self.worker_rank = world.rank, world.worker_count, world.worker_rank
+        self.is_server = world.is_server
         self._backward_passes, self._check_every = backward_passes, check_every
         self._checkpoint_options = checkpoints
         self.p2p = MeteredP2P(world.transport, world.locality_levels())
         self.meter, self.state = StepMeter(), RunState()
         self.consensus_distance = 0.0
         self._trace = Trace(trace_dir, self.rank, world.nodes[self.rank]) if trace_dir else None
-        self._plot_file = plot_file if self.is_main else ""
-        if self._plot_file:
-            plot.check_plot_file(self._plot_file)
         self._score_before_averaging: tuple[float, float] | None = None
         self._work_assignment = WorkAssignment(world, self.p2p, self.state)
         self._boundary = BatchBoundary(self.state, self._work_assignment)
@@ -68,24 +68,6 @@ class Run:
         self._checkpointer: Checkpointer | None = None
         self._replica_check: ReplicaCheck
         self._served_strategy: Strategy | None = None
-
-    @property
-    def rank(self) -> int:
-        return self.world.rank
-
-    @property
-    def worker_count(self) -> int:
-        return self.world.worker_count
-
-    @property
-    def worker_rank(self) -> int | None:
-        """Index of this rank among the workers, None for a server."""
-        return self.world.worker_rank
-
-    @property
-    def is_server(self) -> bool:
-        """Whether this rank is a parameter server."""
-        return self.world.is_server
 
     @property
     def is_main(self) -> bool:
@@ -96,11 +78,6 @@ class Run:
     def strategy(self) -> Strategy:
         """This rank's strategy; replaced after a rank failure."""
         return self.recovery.strategy
-
-    @property
-    def failure_policy(self) -> str:
-        """Description of the consequences of a rank failure."""
-        return self.recovery.policy
 
     @property
     def step(self) -> int:
@@ -116,13 +93,9 @@ class Run:
         """Synchronize a model with the other ranks from now on, and return model and optimizer. Collective.
 
         On a parameter server this call serves until all workers have ended, and then exits with status 0.
-
-        Raises
-        ------
-        TrainError : as `attach`.
         """
         if self.is_server and not self._owns_process:
-            raise TrainError("wrap() would exit a process of the caller; valid: attach() and serve()")
+            raise TrainError("wrap() would exit a process of the caller; expected attach() and serve()")
         self.attach(model, optimizer)
         if self.is_server:
             self.serve()
@@ -134,11 +107,8 @@ class Run:
         """As `wrap`, but the caller calls `serve`. Collective.
 
         The trained parameters become views of one flat buffer (Replica). All parameters and buffers start as those of
-        rank 0; untrained parameters and buffers, e.g. BatchNorm statistics, remain local from then on.
-
-        Raises
-        ------
-        TrainError : an unsupported model or optimizer; ranks whose models or optimizers differ.
+        rank 0; untrained parameters and buffers, e.g. BatchNorm statistics, remain local from then on. Raises
+        TrainError if the model or optimizer is unsupported, or differs between ranks.
         """
         if self._ctx:
             raise TrainError("wrap() was called before; one model and one optimizer belong to a run "
@@ -161,20 +131,17 @@ class Run:
 
     def _start(self, ctx: RunContext, signature: list[tuple[str, str]]) -> None:
         """Build all parts of the run; the order restores model, strategy and hooks as in an uninterrupted run."""
-        checkpointer = Checkpointer(ctx, self.state, self._checkpoint_options) if self._checkpoint_options else None
-        if checkpointer:
-            checkpointer.load_latest(signature)
+        checkpointer = Checkpointer(ctx, self.state, self._checkpoint_options, signature) \
+            if self._checkpoint_options else None
         strategy_ctx = self._strategy_context(ctx)
         strategy = consistency.call_on_all(ctx.world, lambda: STRATEGIES[ctx.world.strategy](strategy_ctx))
         recovery = FailureRecovery(ctx.world, ctx.replica, strategy_ctx, strategy, checkpointer is not None)
         replica_check = ReplicaCheck(ctx, self.state, recovery, self._check_every)
         self._work_assignment.bind(ctx.comm_thread, recovery)
         hooks = StepHooks(ctx, self.state, recovery, self._work_assignment, replica_check, self._backward_passes,
-                          self._trace, bool(self._plot_file), checkpointer is not None)
+                          self._trace, checkpointer is not None)
         if checkpointer:
             checkpointer.restore_strategy(recovery)
-            if hooks.momentum and not ctx.world.is_server:
-                checkpointer.register("quasi-global momentum", hooks.momentum)
         self._boundary.bind(ctx, recovery, hooks, replica_check, checkpointer)
         hooks.install()
         self._ctx, self.recovery, self._replica_check, self._checkpointer = ctx, recovery, replica_check, checkpointer
@@ -194,30 +161,31 @@ class Run:
     def loader(self, data: Any, batch_size: int, shuffle: bool = True, **options: Any) -> Loader:
         """This worker's batches of the training data; each iteration is an epoch over all workers. Collective.
 
-        Parameters
-        ----------
-        data : a torch Dataset with a length, an array or tensor, or a sequence of them of equal length.
-        batch_size : samples per worker and step, as the mean over the workers; see sampling.GlobalBatches.
-        options : of torch.utils.data.DataLoader, for a Dataset, e.g. num_workers.
+        Raises TrainError if the data are unsupported, or differ between the workers.
 
-        Raises
-        ------
-        TrainError : unsupported data, or data that differ between the workers.
+        Args:
+            data: a torch Dataset with a length, an array or tensor, or a sequence of them of equal length.
+            batch_size: samples per worker and step, as the mean over the workers; see sampling.GlobalBatches.
+            options: of torch.utils.data.DataLoader, for a Dataset, e.g. num_workers.
         """
         source = make_data_source(data, options)
         loader = self.loader_from_source(source, batch_size, shuffle)
         if not self.is_server:
             fingerprint = (source.num_samples, batch_size, source.fingerprint,
                            source.prefetch * self.world.is_load_balanced)
-            self._call(lambda: consistency.check_same_on_workers(self.world, self.p2p, "data", fingerprint))
+            check = partial(consistency.check_same_data, self.world, self.p2p, fingerprint)
+            if self._ctx and not self.state.finished:
+                self._ctx.comm_thread.call(check)
+            else:
+                check()
         return loader
 
     def loader_from_source(self, data_source: DataSource, batch_size: int, shuffle: bool = True) -> Loader:
         """As `loader`, for a source that is the same on all workers."""
         batches = GlobalBatches(data_source.num_samples, self.worker_count, batch_size, shuffle, self.seed)
         self.state.batch_size = batch_size
-        loader = Loader(batches, self._work_assignment.make_sampler(batches, data_source.prefetch), data_source,
-                        self._boundary.callbacks)
+        sampler = self._work_assignment.make_sampler(batches, data_source.prefetch)
+        loader = Loader(batches, sampler, data_source, self._boundary)
         self.state.loaders.append(loader)
         if self._checkpointer and not self.is_server:
             self._checkpointer.restore_loader(len(self.state.loaders) - 1)
@@ -226,16 +194,8 @@ class Run:
     def register_for_checkpointing(self, name: str, obj: Any) -> None:
         """Save an object, e.g. an LR scheduler, in checkpoints, and restore it if the run resumes.
 
-        Call after `wrap`, with each name once.
-
-        Parameters
-        ----------
-        obj : has state_dict() and load_state_dict(); the state consists of numbers, strings, tensors, and lists,
-            tuples and dicts of them.
-
-        Raises
-        ------
-        TrainError : an unsupported object.
+        Call after `wrap`, with each name once. The object has state_dict() and load_state_dict(); its state consists
+        of numbers, strings, tensors, and lists, tuples and dicts of them.
         """
         if self._checkpoint_options and not self.is_server:
             if not self._checkpointer:
@@ -263,7 +223,7 @@ class Run:
 
     def log_loss(self, loss: float) -> None:
         """Record the loss of the current or previous step for the summary."""
-        self.meter.add_loss(loss)
+        self.meter.loss.add(loss)
 
     def serve(self) -> None:
         """Serve as a parameter server until all workers have ended."""
@@ -281,13 +241,7 @@ class Run:
     def finish(self, evaluate: EvaluateFn | None = None) -> None:
         """After the last step: replace all workers' models by their mean unless they are equal. Collective.
 
-        Parameters
-        ----------
-        evaluate : evaluates the model before averaging.
-
-        Raises
-        ------
-        TrainError : another worker makes more steps than this one.
+        `evaluate` evaluates the model before averaging. Raises TrainError if another worker makes more steps.
         """
         ctx = self._ctx
         if self.state.finished or not ctx:
@@ -296,7 +250,7 @@ class Run:
         self.state.finished = True
         self._replica_check.close()
         if self._checkpointer:
-            self._checkpointer.finish()
+            self._checkpointer.coordinator.finish()
         if not self.is_server:  # on a server the buffers are newer than its model
             ctx.replica.mark_changed()
             ctx.replica.copy_to_host()
@@ -326,9 +280,7 @@ class Run:
     def summary(self, score: tuple[float, float] | None = None) -> dict[str, Any] | None:
         """Summary of the run on the first alive rank, None on the others. Collective, after `finish`.
 
-        Parameters
-        ----------
-        score : (loss, accuracy) of the final model on the test data, from the rank that evaluated it.
+        `score` is (loss, accuracy) of the final model on the test data, from the rank that evaluated it.
         """
         assert self._ctx
         world, (exchanges, exchanges_skipped) = self.world, self.recovery.exchange_counts
@@ -338,13 +290,10 @@ class Run:
         reports = self.recovery.retry_until_agreed(lambda: world.transport.gather(report), self.step)
         if self._trace:
             self._trace.close()
-        if self._plot_file:
-            plot.write_plot(self._plot_file, self.meter,
-                            f"{world.strategy}, {world.comm_pattern}, {self.worker_count} workers")
         self.state.closed = True
         if reports is None:
             return None
-        return summary_header(self._ctx, self.recovery, self.seed) | summarize(reports, world.roles)
+        return _summary_header(self._ctx, self.recovery, self.seed) | summarize(reports, world.roles)
 
     def close(self) -> None:
         """Finish the run and print its summary to stderr of the first alive rank; called at exit, too."""
@@ -362,11 +311,28 @@ class Run:
         if error is None:
             self.close()
 
-    def _call(self, op: Callable[[], Any]) -> Any:
-        """Run an op that sends messages, by the communication thread if it runs."""
-        return self._ctx.comm_thread.call(op) if self._ctx and not self.state.finished else op()
-
     def _fail_if_others_continue(self) -> None:
         consistency.fail_if_others_continue(self.world, lambda peer: (
             f"rank {peer} continues, but this one has ended after {self.step} steps: every worker needs the same "
             "number of steps (run.loader provides them)"))
+
+
+def _summary_header(ctx: RunContext, recovery: FailureRecovery, seed: int) -> dict[str, Any]:
+    """Strategy, ranks and failures of a run.
+
+    `spectral_gap` is that of the gossip graph (between nodes with shared memory), None for other strategies;
+    `ps_locality` see Strategy.
+    """
+    world, workers = ctx.world, ctx.world.ranks_with_role("worker")
+    rank_map = [{"rank": rank, "node": node, "zone": zone, "role": role} for rank, (node, zone, role) in enumerate(
+        zip(world.nodes, world.zones, world.roles, strict=True))]
+    gap = None
+    if world.comm_pattern in GRAPHS:
+        members = node_leaders(workers, world.nodes, world.zones) if world.config.shared_memory else workers
+        gap = spectral_gap(world.comm_pattern, [world.zones[rank] for rank in members])
+    return {"strategy": world.strategy, "comm_pattern": world.comm_pattern, "spectral_gap": gap,
+            "world_size": len(world.nodes), "num_workers": len(workers),
+            "num_servers": len(world.nodes) - len(workers), "num_nodes": len(set(world.nodes)),
+            "num_zones": len(set(world.zones) - {""}), "rank_map": rank_map,
+            "parameters": ctx.replica.parameters.size, "ps_locality": recovery.strategy.ps_locality, "seed": seed,
+            "failed_ranks": recovery.failed_ranks}

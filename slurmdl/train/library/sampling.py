@@ -10,27 +10,29 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.comm_layout import split_offsets
 from slurmdl.errors import TrainError
-from slurmdl.train.p2p import split_offsets
 
 IntArray = npt.NDArray[np.int64]
 
 #: maximum work of one worker, relative to an equal share
 MAX_SHARE_FACTOR = 4
+MIN_STEPS_BETWEEN_CHANGES = 20
+#: minimum ratio of the slowest worker's step time to the optimum for a change of the shares
+MIN_SPEEDUP = 1.03
 
 
 @dataclass(frozen=True)
 class BatchSlice:
     """Samples of one worker in one of its steps.
 
-    Attributes
-    ----------
-    start, stop : range in the epoch's order.
-    cursor : samples of the epoch assigned to all workers up to this slice.
-    steps : run steps that end with it, counted from 0 as the mean over the workers.
-    gradient_weight : weight of its gradients in a mean over all workers.
-    model_weights : entry i is the weight of worker i's model in a mean, 1 on average; () if all are equal.
-    publishes_speed : whether the workers exchange their speeds after it.
+    Attributes:
+        start, stop: range in the epoch's order.
+        cursor: samples of the epoch assigned to all workers up to this slice.
+        steps: run steps that end with it, counted from 0 as the mean over the workers.
+        gradient_weight: weight of its gradients in a mean over all workers.
+        model_weights: entry i is the weight of worker i's model in a mean, 1 on average; () if all are equal.
+        publishes_speed: whether the workers exchange their speeds after it.
     """
 
     start: int
@@ -55,26 +57,14 @@ class SliceSampler(Protocol):
 class GlobalBatches:
     """Order of the samples of each epoch, and their number in each step of all workers together.
 
-    A step has `batch_size` samples per worker, except the last step of an epoch, which has the remainder. If that is
-    less than one sample per worker, the previous step includes it.
-
-    Parameters
-    ----------
-    batch_size : samples per worker and step, as the mean over the workers.
-    shuffle : whether each epoch has a random order derived from the seed, the same on all workers.
-
-    Attributes
-    ----------
-    global_batch_size : samples of all workers in a step.
-
-    Raises
-    ------
-    TrainError : fewer samples than workers.
+    A step has `batch_size` samples per worker, as the mean over the workers, and `global_batch_size` in total, except
+    the last step of an epoch, which has the remainder. If that is less than one sample per worker, the previous step
+    includes it. With `shuffle` each epoch has a random order derived from the seed, the same on all workers.
     """
 
     def __init__(self, num_samples: int, worker_count: int, batch_size: int, shuffle: bool, seed: int) -> None:
         if batch_size < 1:
-            raise TrainError(f"a batch of {batch_size} samples; valid: 1 or more")
+            raise TrainError(f"a batch of {batch_size} samples; expected 1 or more")
         if num_samples < worker_count:
             raise TrainError(f"{num_samples} samples for {worker_count} workers; each needs at least one")
         self.num_samples, self.worker_count, self.batch_size = num_samples, worker_count, batch_size
@@ -98,6 +88,14 @@ class GlobalBatches:
         if left >= self.global_batch_size + self.worker_count:
             return self.global_batch_size
         return left if left >= self.worker_count else 0
+
+    def step_at(self, epoch: int, cursor: int) -> int:
+        """Mean number of steps of the workers at a cursor."""
+        return epoch * self.steps_per_epoch + cursor // self.global_batch_size
+
+    def worker_batch_sizes(self, shares: Sequence[float]) -> list[int]:
+        """Samples of each worker in a full step."""
+        return apportion(self.global_batch_size, shares, 1, MAX_SHARE_FACTOR * self.batch_size)
 
 
 def apportion(total: int, weights: Sequence[float], minimum: int = 0, maximum: int | None = None) -> list[int]:
@@ -132,15 +130,37 @@ def apportion(total: int, weights: Sequence[float], minimum: int = 0, maximum: i
     return [counts[index] for index in range(len(weights))]
 
 
+class WorkShares:
+    """Share of the work of each worker, a function of speeds that all workers know.
+
+    Shares change only if the slowest worker's step takes more than MIN_SPEEDUP times the optimum, and at least
+    MIN_STEPS_BETWEEN_CHANGES steps after the last change, so that noise does not change them. The first shares
+    are slightly wrong because part of a step does not depend on the share; a second change corrects them. Entry i of
+    `values` is the share of worker i, 1 on average.
+    """
+
+    def __init__(self, worker_count: int) -> None:
+        self.values = (1.0,) * worker_count
+        self._last_change = -MIN_STEPS_BETWEEN_CHANGES
+
+    def update(self, speeds: Sequence[float], step: int) -> bool:
+        """Process the speeds (all > 0) known at a step; return whether the shares have changed."""
+        times = [share / speed for share, speed in zip(self.values, speeds, strict=True)]
+        mean = fsum(speeds) / len(speeds)
+        if step - self._last_change < MIN_STEPS_BETWEEN_CHANGES or max(times) * mean <= MIN_SPEEDUP:
+            return False
+        self.values, self._last_change = tuple(speed / mean for speed in speeds), step
+        return True
+
+
 @dataclass(frozen=True)
 class BalanceRound:
     """Steps up to an exchange, with constant shares of the workers.
 
-    Attributes
-    ----------
-    length : steps, as the mean over the workers.
-    shares : entry i is the share of worker i, 1 on average.
-    model_weights, publishes_speed : see BatchSlice; speeds are published after the last step.
+    Attributes:
+        length: steps, as the mean over the workers.
+        shares: entry i is the share of worker i, 1 on average.
+        model_weights, publishes_speed: see BatchSlice; speeds are published after the last step.
     """
 
     length: int
@@ -149,14 +169,18 @@ class BalanceRound:
     publishes_speed: bool
 
 
+def even_rounds(worker_count: int) -> Callable[[int, int], BalanceRound]:
+    """Make a function that returns rounds of one step with equal shares."""
+    even = BalanceRound(1, (1.0,) * worker_count, (), False)
+    return lambda step, max_steps: even
+
+
 class LockstepSampler(SliceSampler):
     """Sampler for synchronous workers: each worker computes the slices of all.
 
-    Parameters
-    ----------
-    by_steps : whether shares are numbers of steps in a round, with equal batches; else batch sizes.
-    next_round : (step, max_steps) -> the round that starts at a step of the run.
-    global_step : steps that the run has made.
+    Args:
+        by_steps: whether shares are numbers of steps in a round, with equal batches; else batch sizes.
+        next_round: (step, max_steps) -> the round that starts at a step of the run.
     """
 
     def __init__(self, global_batches: GlobalBatches, worker: int, by_steps: bool,

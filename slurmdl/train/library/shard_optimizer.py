@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ _HOST_OVERRIDES = {"capturable": False, "fused": None}
 
 
 def hyperparameters(optimizer: Any) -> Numbers:
-    """Numeric hyperparameters of all parameter groups, in the order of `set_hyperparameters`."""
+    """Numeric hyperparameters of all parameter groups, in the order of `hyperparameter_entries`."""
     return np.array([number for _, _, value in hyperparameter_entries(optimizer)
                     for number in _numeric_values(value)], np.float64)
 
@@ -35,14 +36,6 @@ def hyperparameter_entries(optimizer: Any) -> list[tuple[int, str, Any]]:
     """Group index, name and value of each hyperparameter, without entries that LR schedulers add."""
     return [(index, key, group[key]) for index, group in enumerate(optimizer.param_groups)
             for key in sorted(optimizer.defaults) if _numeric_values(group[key])]
-
-
-def set_hyperparameters(optimizer: Any, values: Numbers) -> None:
-    """Set the hyperparameters of an optimizer of the same kind."""
-    queue = iter(values.tolist())
-    for index, key, value in hyperparameter_entries(optimizer):
-        new = tuple(next(queue) for _ in _numeric_values(value))
-        optimizer.param_groups[index][key] = new if isinstance(value, tuple) else new[0]
 
 
 def lr_indices(optimizer: Any) -> tuple[int, ...]:
@@ -54,16 +47,17 @@ def lr_indices(optimizer: Any) -> tuple[int, ...]:
 class TorchShardOptimizer:
     """Optimizer of a shard; see strategy.ShardOptimizer.
 
-    Parameters
-    ----------
-    slices : buffer slice of each of its parameters, in order; empty for a placeholder.
+    `slices` has the buffer slice of each of its parameters, in order; empty for a placeholder.
     """
 
     def __init__(self, optimizer: Any, slices: Sequence[slice]) -> None:
         self._optimizer, self._slices = optimizer, slices
 
     def __call__(self, values: Numbers) -> None:
-        set_hyperparameters(self._optimizer, values)
+        queue = iter(values.tolist())
+        for index, key, value in hyperparameter_entries(self._optimizer):
+            new = tuple(next(queue) for _ in _numeric_values(value))
+            self._optimizer.param_groups[index][key] = new if isinstance(value, tuple) else new[0]
         self._optimizer.step()
 
     def state_bytes(self) -> Bytes:
@@ -93,15 +87,11 @@ def make_shard_optimizer(optimizer: Any, replica: Replica, part: slice) -> Torch
     """Make an optimizer of the same class for a part of the buffers, split where the parameter group changes.
 
     A call takes the hyperparameters of a worker's optimizer, so that its LR schedule applies, and updates this part
-    of `replica.parameters`.
-
-    Raises
-    ------
-    TrainError : an optimizer that is not element-wise, or cannot be built.
+    of `replica.parameters`. Raises TrainError if the optimizer is not element-wise, or cannot be built.
     """
     kind = type(optimizer)
     if kind.__name__ in _NOT_ELEMENTWISE:
-        raise TrainError(f"--strategy ps: {kind.__name__} needs whole tensors, not shards; valid: optimizers that "
+        raise TrainError(f"--strategy ps: {kind.__name__} needs whole tensors, not shards; expected optimizers that "
                          "are element-wise, e.g. SGD, Adam, AdamW, RMSprop, Adagrad")
     import torch
 
@@ -139,16 +129,8 @@ def _split_by_group(optimizer: Any, replica: Replica, part: slice) -> Iterator[t
     """Split a part where the parameter group changes."""
     group_of = {id(tensor): index for index, group in enumerate(optimizer.param_groups)
                 for tensor in group["params"]}
-    open_group, begin, end = -1, part.start, part.start
-    for tensor, start, size in zip(replica.tensors, replica.starts, replica.sizes, strict=True):
-        low, high = max(start, part.start), min(start + size, part.stop)
-        if low >= high:
-            continue
-        group = group_of[id(tensor)]
-        if group != open_group:
-            if end > begin:
-                yield open_group, slice(begin, end)
-            open_group, begin = group, low
-        end = high
-    if end > begin:
-        yield open_group, slice(begin, end)
+    pieces = [(group_of[id(tensor)], max(start, part.start), min(start + size, part.stop))
+              for tensor, start, size in zip(replica.tensors, replica.starts, replica.sizes, strict=True)]
+    for group, adjacent in groupby((piece for piece in pieces if piece[1] < piece[2]), lambda piece: piece[0]):
+        bounds = list(adjacent)
+        yield group, slice(bounds[0][1], bounds[-1][2])

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -17,6 +16,7 @@ from slurmdl.errors import (
     TrainError,
     UnavailableError,
     UsageError,
+    internal_error_text,
     report_error,
 )
 from slurmdl.train.library import checkpoint_coordinator
@@ -51,7 +51,7 @@ def report_failure(error: BaseException) -> int:
     mpi = _initialized_mpi()
     job_ending = False
     text = str(error) if isinstance(error, SlurmdlError) else \
-        f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
+        f"{internal_error_text(error)} (SLURMDL_DEBUG=1 shows where)"
     if mpi and isinstance(error, RankFailedError):
         # the first surviving rank reports and aborts all; another one if it does not within the grace period
         if _lower_rank_alive(mpi):
@@ -91,22 +91,17 @@ def exit_process(status: int) -> NoReturn:
     os._exit(status)
 
 
-def requeue_job(environ: Mapping[str, str] = os.environ) -> tuple[bool, str]:
+def requeue_job() -> tuple[bool, str]:
     """Requeue this job, so that it resumes from its checkpoint; called by one rank.
 
-    Cancelled jobs are not requeued; Slurm itself requeues preempted jobs.
+    Cancelled jobs are not requeued; Slurm itself requeues preempted jobs. Returns whether Slurm is about to terminate
+    this job, and a description.
 
-    Returns
-    -------
-    Whether Slurm is about to terminate this job, and a description.
-
-    References
-    ----------
-    scontrol(1), requeue; sbatch(1), --requeue.
+    Reference: scontrol(1), requeue; sbatch(1), --requeue.
     """
     from slurmdl.slurm import process  # imported only when needed
 
-    job = environ.get("SLURM_JOB_ID")
+    job = os.environ.get("SLURM_JOB_ID")
     if not job:
         return False, "the same command resumes from it"
     try:

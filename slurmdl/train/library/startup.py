@@ -1,19 +1,4 @@
-"""Start of a run from a training script.
-
-    from slurmdl.train import init
-
-    run = init()
-    model, opt = run.wrap(model, opt)
-    loader = run.loader(dataset, batch_size=32)
-    for epoch in range(loader.epoch, 5):
-        for images, labels in loader:
-            opt.zero_grad()
-            loss_of(model(images), labels).backward()
-            opt.step()
-    run.close()
-
-The strategy is set by the plan of `slurmdl srun`, by variables SLURMDL_TRAIN_*, or by `init`.
-"""
+"""Start of a run from a training script, see docs/library.md."""
 
 from __future__ import annotations
 
@@ -37,31 +22,25 @@ DEFAULT_CHECKPOINT_EVERY = 500
 
 def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes_per_step: int = 1,
          must_match: Mapping[str, object] | None = None, resume_must_match: Mapping[str, object] | None = None,
-         trace_dir: str = "", plot_file: str = "", checkpoint_dir: str = "", checkpoint_every: int | None = None,
+         trace_dir: str = "", checkpoint_dir: str = "", checkpoint_every: int | None = None,
          check_every: int | None = None, environ: Mapping[str, str] = os.environ,
          transport: Transport | None = None) -> Run:
     """Start a run. Collective.
 
-    Parameters
-    ----------
-    config : the strategy; None: from the variables SLURMDL_TRAIN_* and the plan.
-    seed : of the order of the samples and of all randomness in a strategy.
-    backward_passes_per_step : backward passes per optimizer step, whose gradients add up.
-    must_match : further options of the script, by name, that must be the same on all ranks.
-    resume_must_match : those of them that a checkpoint must match to be resumed.
-    trace_dir : directory for traces (trace.Trace); "": SLURMDL_TRAIN_TRACE_DIR, if set.
-    plot_file : file for a plot of loss and drift; "": SLURMDL_TRAIN_PLOT, if set.
-    checkpoint_dir : directory for checkpoints, shared by all ranks; "": SLURMDL_TRAIN_CHECKPOINT_DIR, if set. The run
-        resumes from the newest complete checkpoint in it.
-    checkpoint_every : steps between checkpoints, 0 for checkpoints at signals only; None:
-        SLURMDL_TRAIN_CHECKPOINT_EVERY, else DEFAULT_CHECKPOINT_EVERY.
-    check_every : steps between comparisons of replicas that must be equal, 0 for none; None:
-        SLURMDL_TRAIN_CHECK_EVERY, else replica_check.DEFAULT_CHECK_EVERY.
-    transport : None: MPI; then an uncaught exception aborts all ranks, and the run is closed at exit.
-
-    Raises
-    ------
-    SlurmdlError : the run cannot start.
+    Args:
+        config: the strategy; None: from the variables SLURMDL_TRAIN_* and the plan.
+        seed: of the order of the samples and of all randomness in a strategy.
+        backward_passes_per_step: backward passes per optimizer step, whose gradients add up.
+        must_match: further options of the script, by name, that must be the same on all ranks.
+        resume_must_match: those of them that a checkpoint must match to be resumed.
+        trace_dir: directory for traces (trace.Trace); "": SLURMDL_TRAIN_TRACE_DIR, if set.
+        checkpoint_dir: directory for checkpoints, shared by all ranks; "": SLURMDL_TRAIN_CHECKPOINT_DIR, if set. The
+            run resumes from the newest complete checkpoint in it.
+        checkpoint_every: steps between checkpoints, 0 for checkpoints at signals only; None:
+            SLURMDL_TRAIN_CHECKPOINT_EVERY, else DEFAULT_CHECKPOINT_EVERY.
+        check_every: steps between comparisons of replicas that must be equal, 0 for none; None:
+            SLURMDL_TRAIN_CHECK_EVERY, else replica_check.DEFAULT_CHECK_EVERY.
+        transport: None: MPI; then an uncaught exception aborts all ranks, and the run is closed at exit.
     """
     if backward_passes_per_step < 1:
         raise TrainError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
@@ -70,12 +49,10 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
         shutdown.install_excepthook()
     transport = init_mpi(environ) if transport is None else transport
     checkpoint_dir = checkpoint_dir or environ.get(strategy_config.CHECKPOINT_DIR_VARIABLE, "")
-    if checkpoint_every is None:
-        checkpoint_every = _steps_from_environ(
-            environ, strategy_config.CHECKPOINT_EVERY_VARIABLE, DEFAULT_CHECKPOINT_EVERY)
-    if check_every is None:
-        check_every = _steps_from_environ(
-            environ, strategy_config.CHECK_EVERY_VARIABLE, replica_check.DEFAULT_CHECK_EVERY)
+    checkpoint_every = _option_or_variable(
+        checkpoint_every, environ, strategy_config.CHECKPOINT_EVERY_VARIABLE, DEFAULT_CHECKPOINT_EVERY)
+    check_every = _option_or_variable(
+        check_every, environ, strategy_config.CHECK_EVERY_VARIABLE, replica_check.DEFAULT_CHECK_EVERY)
     if checkpoint_dir and owns_process:
         checkpoint_coordinator.install_signal_handlers()
     own_options = {"seed": seed, "backward_passes_per_step": backward_passes_per_step}
@@ -85,9 +62,8 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
     checkpoints = CheckpointOptions(os.path.abspath(checkpoint_dir), checkpoint_every, {
         **(resume_must_match or {}), **own_options}) if checkpoint_dir else None
     trace_dir = trace_dir or environ.get(strategy_config.TRACE_DIR_VARIABLE, "")
-    plot_file = plot_file or environ.get(strategy_config.PLOT_VARIABLE, "")
     run = consistency.call_on_all(world, lambda: Run(world, seed, backward_passes_per_step, check_every, trace_dir,
-                                                     plot_file, checkpoints, owns_process))
+                                                     checkpoints, owns_process))
     if checkpoints:
         _require_common_steps(world)
     if owns_process:
@@ -101,10 +77,12 @@ def _require_common_steps(world: World) -> None:
     if config.load_balance == "local-steps" or (config.load_balance == "batch-size" and config.asynchronous):
         mode = f"{config.load_balance}{' --async' * config.asynchronous}"
         raise InvalidOptionsError(f"--checkpoint-dir: not valid with --load-balance {mode}, which assigns samples by "
-                                  "the workers' speeds; valid: --load-balance off, or batch-size without --async")
+                                  "the workers' speeds; expected --load-balance off, or batch-size without --async")
 
 
-def _steps_from_environ(environ: Mapping[str, str], variable: str, default: int) -> int:
+def _option_or_variable(steps: int | None, environ: Mapping[str, str], variable: str, default: int) -> int:
+    if steps is not None:
+        return steps
     text = environ.get(variable) or str(default)
     if not text.isdecimal():
         raise UsageError(f"{variable}: {text!r} is not a whole number of 0 or more")

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import wraps
 from types import MethodType
-from typing import Any
+from typing import Any, NoReturn
 
 from slurmdl.errors import TrainError
 from slurmdl.train.library import consistency
 from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.library.failure_recovery import FailureRecovery
-from slurmdl.train.library.gradient_tracker import BackwardCallbacks, GradientTracker
+from slurmdl.train.library.gradient_tracker import GradientTracker
 from slurmdl.train.library.load_balance import WorkAssignment
-from slurmdl.train.library.quasi_global import QuasiGlobalMomentum
 from slurmdl.train.library.replica_check import ReplicaCheck
-from slurmdl.train.mixing.drift_estimator import DriftEstimator
 from slurmdl.train.report.meters import PhaseTimer
 from slurmdl.train.trace import Trace
 
@@ -23,20 +21,11 @@ from slurmdl.train.trace import Trace
 class StepHooks:
     """Steps of one rank: communication of gradients, and mixing of models.
 
-    Parameters
-    ----------
-    backward_passes : passes per step, whose gradients add up.
-    measure_drift : whether to measure the model's drift since the last exchange.
-    has_checkpoints : whether each step must be preceded by a checkpoint opportunity.
-
-    Attributes
-    ----------
-    timer : phases of the current step.
-    momentum : quasi-global momentum, if configured.
+    If `has_checkpoints`, each step must be preceded by a checkpoint opportunity.
     """
 
     def __init__(self, ctx: RunContext, state: RunState, recovery: FailureRecovery, work_assignment: WorkAssignment,
-                 replica_check: ReplicaCheck, backward_passes: int, trace: Trace | None, measure_drift: bool,
+                 replica_check: ReplicaCheck, backward_passes: int, trace: Trace | None,
                  has_checkpoints: bool) -> None:
         self._ctx, self._state, self._recovery = ctx, state, recovery
         self._work_assignment, self._replica_check = work_assignment, replica_check
@@ -44,13 +33,9 @@ class StepHooks:
         replica, world = ctx.replica, ctx.world
         self.timer = PhaseTimer(ctx.meter, world.transport.now, lambda: ctx.comm_thread.peer_wait_seconds, trace)
         self._overlapped_comm = 0.0
-        self.momentum = consistency.call_on_all(world, lambda: QuasiGlobalMomentum(replica, ctx.optimizer)) \
-            if world.config.quasi_global_momentum else None
-        self._drift_estimator = DriftEstimator(replica.parameters, replica.sizes) if measure_drift else None
         self._gradient_tracker = GradientTracker(
             replica, state, backward_passes, recovery.strategy.overlaps_backward,
-            BackwardCallbacks(lambda: self.timer.enter("backward"), self._on_gradients_ready,
-                              self._on_backward_complete))
+            lambda: self.timer.enter("backward"), self._on_gradients_ready, self._on_backward_complete)
         self._group_count = len(ctx.optimizer.param_groups)
         #: whether the current step leaves the model unchanged, because gradients have overflowed
         self._skips_update = False
@@ -109,10 +94,7 @@ class StepHooks:
 
     def _after_forward(self, model: Any, args: Any, output: Any) -> None:
         if not self.timer.is_between_steps and getattr(output, "requires_grad", False):
-            output.register_hook(self._enter_backward)
-
-    def _enter_backward(self, gradient: Any) -> None:
-        self.timer.enter("backward")
+            output.register_hook(lambda gradient: self.timer.enter("backward"))
 
     def _on_backward_complete(self) -> None:
         if self._recovery.strategy.overlaps_backward:
@@ -127,8 +109,6 @@ class StepHooks:
             self._reject_nonfinite(replica.nonfinite_parameter())
         with self._recovery.recovering(step):
             self._recovery.strategy.before_optimizer_step(step, self._skips_update)
-        if self.momentum:
-            self.momentum.before_optimizer_step()
         if self._recovery.strategy.overlaps_backward:
             self._nonfinite_parameter = replica.nonfinite_parameter()
 
@@ -151,20 +131,19 @@ class StepHooks:
             return
         ctx, step = self._ctx, self._state.step
 
-        def failure(gradient: str) -> TrainError:
-            return TrainError(f"step {step + 1}: {gradient} has infinite or NaN entries; valid: a smaller learning "
-                              "rate, or torch.amp.GradScaler with float16")
+        def reject(gradient: str) -> NoReturn:
+            raise TrainError(f"step {step + 1}: {gradient} has infinite or NaN entries; expected finite ones (a "
+                             "smaller learning rate, or torch.amp.GradScaler with float16)")
 
-        def check() -> None:
+        def reject_own() -> None:
             culprit = ctx.replica.recorded_nonfinite_parameter()
             if culprit:
-                raise failure(f"the gradient of {culprit}")
+                reject(f"the gradient of {culprit}")
 
-        if not self._recovery.strategy.overlaps_backward:
-            raise failure(f"the gradient of {name}")
-        # name the ranks that caused it
-        ctx.comm_thread.call(lambda: consistency.call_on_all(ctx.world, check))
-        raise failure(f"the mean of the ranks' gradients of {name}")
+        if self._recovery.strategy.overlaps_backward:  # name the ranks that caused it
+            ctx.comm_thread.call(lambda: consistency.call_on_all(ctx.world, reject_own))
+            reject(f"the mean of the ranks' gradients of {name}")
+        reject(f"the gradient of {name}")
 
     def _before_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         replica, strategy = self._ctx.replica, self._recovery.strategy
@@ -185,9 +164,9 @@ class StepHooks:
         """Reject a step that breaks the rules of `Run.wrap`."""
         state, mode = self._state, self._ctx.world.config.load_balance
         if state.finished:
-            raise TrainError("opt.step() after the run was finished; valid: run.finish() after the last step")
+            raise TrainError("opt.step() after the run was finished; expected run.finish() after the last step")
         if kwargs.get("closure") or any(argument is not None for argument in args[1:]):
-            raise TrainError("opt.step(closure): not supported; valid: loss.backward(), then opt.step()")
+            raise TrainError("opt.step(closure): not supported; expected loss.backward(), then opt.step()")
         prefix, relocated = f"step {state.step + 1}: ", self._ctx.replica.relocated_parameter()
         if relocated or len(optimizer.param_groups) != self._group_count:
             change = f"parameter {relocated} was relocated" if relocated else "the optimizer got another group"
@@ -195,15 +174,15 @@ class StepHooks:
                              "before it")
         unfrozen = self._unfrozen_parameter()
         if unfrozen:
-            raise TrainError(f"{prefix}parameter {unfrozen} is trained now, but was not at run.wrap(); valid: "
+            raise TrainError(f"{prefix}parameter {unfrozen} is trained now, but was not at run.wrap(); expected "
                              "requires_grad=True before run.wrap(), and a learning rate of 0 for its parameter group "
                              "until it is to be trained")
         if self._has_checkpoints and state.last_checkpoint_check < state.step:
-            raise TrainError(f"{prefix}checkpoints are written when a batch is requested; valid: batches of "
+            raise TrainError(f"{prefix}checkpoints are written when a batch is requested; expected batches of "
                              "run.loader(), or `with run.data_phase():` around the code that makes a batch")
         if self._ctx.world.is_load_balanced and not self._work_assignment.current_slice:
-            raise TrainError(f"{prefix}--load-balance {mode} requires a batch of run.loader() for each step; valid: "
-                             "such batches, or --load-balance off")
+            raise TrainError(f"{prefix}--load-balance {mode} requires a batch of run.loader() for each step; "
+                             "expected such batches, or --load-balance off")
 
     def _unfrozen_parameter(self) -> str:
         """Name of a parameter that the optimizer would train outside the replica, or ""."""
@@ -222,10 +201,10 @@ class StepHooks:
         self._skips_update, self._nonfinite_parameter = False, ""
         ctx.replica.mark_changed()
         self.timer.enter("communication")
-        if recovery.strategy.averages_gradients:
-            recovery.after_optimizer_step(state.step)
-        else:
-            self._exchange_models()
+        steps = (state.step,) if recovery.strategy.averages_gradients else \
+            self._work_assignment.strategy_steps(state.step)
+        for step in steps:
+            recovery.after_optimizer_step(step)
         with recovery.recovering(state.step + 1):
             self._replica_check.after_step(state.step + 1)
         state.step += 1
@@ -236,19 +215,3 @@ class StepHooks:
         overlapped_comm = comm_thread.busy_seconds - comm_thread.blocked_seconds
         meter.overlapped_comm += overlapped_comm - self._overlapped_comm
         self._overlapped_comm = overlapped_comm
-
-    def _exchange_models(self) -> None:
-        """Mix the model with others' models if due."""
-        recovery = self._recovery
-        if self._drift_estimator:
-            self._ctx.replica.copy_to_host()
-            self._ctx.meter.add_drift(self._drift_estimator.relative_drift())
-        if self.momentum:
-            self.momentum.after_optimizer_step()
-        exchanges = recovery.strategy.exchanges
-        for step in self._work_assignment.strategy_steps(self._state.step):
-            recovery.after_optimizer_step(step)
-        if self._drift_estimator and recovery.strategy.exchanges > exchanges:
-            self._drift_estimator.reset()
-        if self.momentum:
-            self.momentum.after_mixing()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.p2p import CommCoroutine, MeteredP2P, split_offsets
+from slurmdl.comm_layout import shard_pieces, split_offsets
+from slurmdl.train.p2p import CommCoroutine, MeteredP2P
 from slurmdl.train.tags import Tag
 
 FloatArray = npt.NDArray[np.float32]
@@ -22,10 +21,9 @@ class Ring:
 
     The vector is split into one nearly equal chunk per rank.
 
-    Attributes
-    ----------
-    count : number of ranks.
-    right, left : next rank, the target of messages, and previous rank, their source.
+    Attributes:
+        count: number of ranks.
+        right, left: next rank, the target of messages, and previous rank, their source.
     """
 
     def __init__(self, rank: int, ranks: Sequence[int], vector: FloatArray) -> None:
@@ -73,8 +71,7 @@ def ring_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DType
     All ranks store the values as sent, so that they have the same.
     """
     outgoing = [_to_wire(wire_dtype, ring.chunk(0)) for ring in rings]
-    if _ring_size(rings) > 1:
-        _store_chunks(rings, 0, outgoing)
+    _store_chunks(rings, 0, outgoing)
     for turn in range(1, _ring_size(rings)):
         received = [_receive_buffer(wire_dtype, ring.chunk(-turn)) for ring in rings]
         receives, sends = p2p.post([(ring.right, chunk) for ring, chunk in zip(rings, outgoing, strict=True)],
@@ -88,34 +85,32 @@ def ring_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DType
 
 def direct_reduce_scatter(p2p: MeteredP2P, rings: Sequence[Ring],
                           wire_dtype: npt.DTypeLike, tag: int) -> CommCoroutine:
-    """As `ring_reduce_scatter`, in one turn: each rank sends each other rank its chunk."""
-    peers = [(ring, distance) for ring in rings for distance in range(1, ring.count)]
-    received = [np.empty(ring.chunk(0).size, wire_dtype) for ring, _ in peers]
+    """As `ring_reduce_scatter` with one ring, in one turn: each rank sends each other rank its chunk."""
+    [ring] = rings
+    own, distances = ring.chunk(0), range(1, ring.count)
+    received = [np.empty(own.size, wire_dtype) for _ in distances]
     receives, sends = p2p.post(
-        [(ring.peer(distance), _to_wire(wire_dtype, ring.chunk(distance))) for ring, distance in peers],
-        [(ring.peer(-distance), buffer) for (ring, distance), buffer in zip(peers, received, strict=True)], tag)
+        [(ring.peer(distance), _to_wire(wire_dtype, ring.chunk(distance))) for distance in distances],
+        [(ring.peer(-distance), buffer) for distance, buffer in zip(distances, received, strict=True)], tag)
     for number, (index, part, request) in enumerate(receives):
         yield [request], not number
-        peers[index][0].chunk(0)[part] += received[index][part]
+        own[part] += received[index][part]
     yield sends, False
 
 
 def direct_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DTypeLike, tag: int) -> CommCoroutine:
-    """As `ring_allgather`, in one turn: each rank sends its own chunk to all others."""
-    peers = [(ring, distance) for ring in rings for distance in range(1, ring.count)]
-    received = [_receive_buffer(wire_dtype, ring.chunk(-distance)) for ring, distance in peers]
-    own_chunks = {ring: _to_wire(wire_dtype, ring.chunk(0)) for ring in rings}
+    """As `ring_allgather` with one ring, in one turn: each rank sends its own chunk to all others."""
+    [ring] = rings
+    own, distances = _to_wire(wire_dtype, ring.chunk(0)), range(1, ring.count)
+    received = [_receive_buffer(wire_dtype, ring.chunk(-distance)) for distance in distances]
     receives, sends = p2p.post(
-        [(ring.peer(distance), own_chunks[ring]) for ring, distance in peers],
-        [(ring.peer(-distance), buffer) for (ring, distance), buffer in zip(peers, received, strict=True)], tag)
+        [(ring.peer(distance), own) for distance in distances],
+        [(ring.peer(-distance), buffer) for distance, buffer in zip(distances, received, strict=True)], tag)
     requests = [request for _, _, request in receives]
     yield requests[:1], True
     yield requests[1:] + sends, False
-    for (ring, distance), buffer in zip(peers, received, strict=True):
-        _store_chunks([ring], -distance, [buffer])
-    for ring, chunk in own_chunks.items():
-        if ring.count > 1:
-            _store_chunks([ring], 0, [chunk])
+    for distance, chunk in enumerate([own, *received]):
+        _store_chunks(rings, -distance, [chunk])
 
 
 def _to_wire(wire_dtype: npt.DTypeLike, chunk: FloatArray) -> npt.NDArray[Any]:
@@ -130,9 +125,9 @@ def _receive_buffer(wire_dtype: npt.DTypeLike, chunk: FloatArray) -> npt.NDArray
 
 
 def _store_chunks(rings: Sequence[Ring], distance: int, chunks: Sequence[npt.NDArray[Any]]) -> None:
-    """Copy chunks that were not received in place into the vectors."""
+    """Copy chunks as sent into the vectors, unless they are there or were not sent."""
     for ring, chunk in zip(rings, chunks, strict=True):
-        if chunk.dtype != np.float32:
+        if chunk.dtype != np.float32 and ring.count > 1:
             ring.chunk(distance)[:] = chunk
 
 
@@ -148,21 +143,18 @@ class AllreduceOp:
     vector to the next group. Within a single group of n ranks, each sends 2 (n - 1) / n of it, which is optimal. If
     groups differ in size, so do their shards: then the shards are split into pieces with one holder per group.
 
-    Parameters
-    ----------
-    groups : disjoint groups of ranks; the same on every rank.
-    vector : contiguous, of equal length on every rank; `run` changes it in place.
-    wire_dtype : float32 or float16 for transport; sums are in fp32. As float16, a partial sum is rounded whenever it
-        is sent, and the sum once more: the error over n ranks is, to first order, at most n (2^-11 S + 2^-25), S the
-        sum of the magnitudes. Sums beyond 65,504 overflow.
-    direct : use the direct algorithm in this rank's group: one turn, the same bytes. Equal for all ranks of a group.
+    Args:
+        groups: disjoint groups of ranks; the same on every rank.
+        vector: contiguous, of equal length on every rank; `run` changes it in place.
+        wire_dtype: float32 or float16 for transport; sums are in fp32. As float16, a partial sum is rounded whenever
+            it is sent, and the sum once more: the error over n ranks is, to first order, at most n (2^-11 S + 2^-25),
+            S the sum of the magnitudes. Sums beyond 65,504 overflow.
+        direct: use the direct algorithm in this rank's group: one turn, the same bytes. Equal for all ranks of a
+            group.
 
-    References
-    ----------
-    P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations.
-    J. Parallel Distrib. Comput. 69 (2009). doi:10.1016/j.jpdc.2008.09.002
-    M. Cho et al.: BlueConnect: decomposing all-reduce for deep learning on heterogeneous network hierarchy.
-    MLSys 2019.
+    Reference: P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations. J.
+    Parallel Distrib. Comput. 69 (2009). doi:10.1016/j.jpdc.2008.09.002 M. Cho et al.: BlueConnect: decomposing
+    all-reduce for deep learning on heterogeneous network hierarchy. MLSys 2019.
     """
 
     def __init__(self, p2p: MeteredP2P, groups: Sequence[Sequence[int]], vector: FloatArray,
@@ -172,13 +164,8 @@ class AllreduceOp:
         self._intra_group = [Ring(rank, group, vector) for group in groups if rank in group]
         self._reduce_scatter_phase, self._allgather_phase = (
             (direct_reduce_scatter, direct_allgather) if direct else (ring_reduce_scatter, ring_allgather))
-        self._inter_group = []
-        offsets = [split_offsets(vector.size, len(group)) for group in groups]
-        for begin, end in pairwise(sorted({offset for group_offsets in offsets for offset in group_offsets})):
-            holders = [group[bisect_right(group_offsets, begin) - 1]
-                       for group, group_offsets in zip(groups, offsets, strict=True)]
-            if rank in holders:
-                self._inter_group.append(Ring(rank, holders, vector[begin:end]))
+        self._inter_group = [Ring(rank, holders, vector[part])
+                             for part, holders in shard_pieces(vector.size, groups) if rank in holders]
 
     def run(self, divisor: int = 1) -> None:
         """Sum the vectors, and divide by `divisor`."""
@@ -237,10 +224,9 @@ def bruck_allgather(p2p: MeteredP2P, ranks: Sequence[int], value: float) -> npt.
 
     Each rank sends 4 (n - 1) bytes in log2 n messages.
 
-    References
-    ----------
-    J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal, D. Weathersby: Efficient algorithms for all-to-all communications in
-    multiport message-passing systems. IEEE Trans. Parallel Distrib. Syst. 8 (1997). doi:10.1109/71.642949
+    Reference: J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal, D. Weathersby: Efficient algorithms for all-to-all
+    communications in multiport message-passing systems. IEEE Trans. Parallel Distrib. Syst. 8 (1997).
+    doi:10.1109/71.642949
     """
     count, position = len(ranks), ranks.index(p2p.rank)
     values = np.empty(count, np.float32)

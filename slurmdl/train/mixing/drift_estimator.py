@@ -19,10 +19,9 @@ MAX_COORDINATES = 4096
 class DriftEstimator(Stateful):
     """Drift of a model since the last reset, estimated on MAX_COORDINATES coordinates.
 
-    Parameters
-    ----------
-    parameters : shape (D,), the model, which changes in place.
-    sizes : elements of each of its tensors.
+    Args:
+        parameters: shape (D,), the model, which changes in place.
+        sizes: elements of each of its tensors.
     """
 
     state_fields = ("_reference",)
@@ -45,15 +44,9 @@ class DriftEstimator(Stateful):
 
 
 def sample_coordinates(sizes: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Sample evenly spaced coordinates of all tensors.
+    """Sample evenly spaced coordinates of tensors of these sizes, consecutive in a flat vector.
 
-    Parameters
-    ----------
-    sizes : elements of each tensor, consecutive in a flat vector.
-
-    Returns
-    -------
-    Coordinates, and the number of elements that each represents, both of shape (samples,): in proportion to the
+    Return them, and the number of elements that each represents, both of shape (samples,): in proportion to the
     tensor's size, at least one, or all elements if they are at most MAX_COORDINATES.
     """
     total = sum(sizes)

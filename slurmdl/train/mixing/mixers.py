@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,39 +26,38 @@ class GossipEdge:
     weight: float
 
 
-class Mixer(Protocol):
+class Mixer(Stateful):
     """Moves a model towards another one over an edge; the sum of all models is preserved.
 
-    Attributes
-    ----------
-    message_bytes : that a rank sends in one exchange.
-    max_weight : largest weight of an edge between models of equal weight.
+    Attributes:
+        message_bytes: that a rank sends in one exchange.
+        max_weight: largest weight of an edge between models of equal weight.
     """
 
-    message_bytes: int
-    max_weight: float
+    max_weight = 1.0
+
+    def __init__(self, parameters: FloatArray, compressor: Compressor, exchange: ExchangeFn) -> None:
+        self._parameters, self._compressor, self._exchange = parameters, compressor, exchange
+        self.message_bytes = compressor.packed_bytes(parameters.size)
 
     def mix(self, edge: GossipEdge, rng: np.random.Generator) -> None:
         """Send, receive, and change the parameters."""
+        raise NotImplementedError
 
 
 def make_mixer(compression: str, parameters: FloatArray, exchange: ExchangeFn) -> Mixer:
     """Make the mixer for a compressor, one of COMPRESSORS."""
-    if compression == "none":
-        return Fp32Mixer(parameters, exchange)
     compressor = COMPRESSORS[compression]
-    return (Fp16Mixer if compressor.applies_to_models else ChocoMixer)(parameters, compressor, exchange)
+    compressed = Fp16Mixer if compressor.applies_to_models else ChocoMixer
+    return (Fp32Mixer if compression == "none" else compressed)(parameters, compressor, exchange)
 
 
-class Fp32Mixer(Stateful, Mixer):
+class Fp32Mixer(Mixer):
     """Whole models: x_i += w (x_j - x_i)."""
 
-    max_weight = 1.0
-
-    def __init__(self, parameters: FloatArray, exchange: ExchangeFn) -> None:
-        self._parameters, self._exchange = parameters, exchange
+    def __init__(self, parameters: FloatArray, compressor: Compressor, exchange: ExchangeFn) -> None:
+        super().__init__(parameters, compressor, exchange)
         self._peer_model = np.empty_like(parameters)
-        self.message_bytes = parameters.nbytes
 
     def mix(self, edge: GossipEdge, rng: np.random.Generator) -> None:
         self._exchange(edge.send_to, self._parameters, edge.recv_from, self._peer_model)
@@ -68,14 +66,11 @@ class Fp32Mixer(Stateful, Mixer):
         self._parameters += self._peer_model
 
 
-class Fp16Mixer(Stateful, Mixer):
+class Fp16Mixer(Mixer):
     """Whole models, compressed by C: x_i += w (C(x_j) - C(x_i))."""
 
-    max_weight = 1.0
-
     def __init__(self, parameters: FloatArray, compressor: Compressor, exchange: ExchangeFn) -> None:
-        self._parameters, self._compressor, self._exchange = parameters, compressor, exchange
-        self.message_bytes = compressor.packed_bytes(parameters.size)
+        super().__init__(parameters, compressor, exchange)
         self._own_as_sent, self._peer_as_sent = np.empty_like(parameters), np.empty_like(parameters)
         self._recv_buffer = np.empty(self.message_bytes, np.uint8)
 
@@ -89,29 +84,26 @@ class Fp16Mixer(Stateful, Mixer):
         self._parameters += self._peer_as_sent
 
 
-class ChocoMixer(Stateful, Mixer):
+class ChocoMixer(Mixer):
     """CHOCO-SGD: compressed differences to estimates of the models, which both ends of an edge keep.
 
     q = C(x_i - y_ij); both ends add q to the estimate y_ij of x_i; then x_i += w (y_ji - y_ij), with a weight w of at
     most the compressor's `consensus_step_size`. The compression error stays in the next difference. Messages are
     numbered per edge, because different estimates at both ends would change the sum of the models.
 
-    Parameters
-    ----------
-    parameters : equal on all ranks at construction, as the initial estimate.
+    Args:
+        parameters: equal on all ranks at construction, as the initial estimate.
 
-    References
-    ----------
-    A. Koloskova, S. Stich, M. Jaggi: Decentralized stochastic optimization and gossip algorithms with compressed
-    communication. ICML 2019. arXiv:1902.00340
+    Reference: A. Koloskova, S. Stich, M. Jaggi: Decentralized stochastic optimization and gossip algorithms with
+    compressed communication. ICML 2019. arXiv:1902.00340
     """
 
     state_fields = ("_initial_estimate", "_own_estimates", "_peer_estimates", "_sent_counts", "_received_counts")
     _HEADER_BYTES = 4
 
     def __init__(self, parameters: FloatArray, compressor: Compressor, exchange: ExchangeFn) -> None:
-        self._parameters, self._compressor, self._exchange = parameters, compressor, exchange
-        self.message_bytes = self._HEADER_BYTES + compressor.packed_bytes(parameters.size)
+        super().__init__(parameters, compressor, exchange)
+        self.message_bytes += self._HEADER_BYTES
         self.max_weight = compressor.consensus_step_size
         self._initial_estimate = parameters.copy()
         self._own_estimates: dict[int, FloatArray] = {}

@@ -6,12 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurmdl.gossip_graphs import GRAPHS, GossipGroup, Graph, MixingRound
-
-__all__ = ["GRAPHS", "GossipGroup", "WeightedGraph", "spectral_gap"]
-
-#: sampled rounds of a graph without a period
-SAMPLED_ROUNDS = 200
+from slurmdl.gossip_graphs import GRAPHS, Graph, MixingRound
 
 
 class WeightedGraph:
@@ -20,10 +15,9 @@ class WeightedGraph:
     In each round a worker receives as much weight as it sends. A pair with share 1/2 goes to its weighted mean; a
     longer cycle exchanges that share of the smallest weight.
 
-    Parameters
-    ----------
-    weights : of the workers' models, above 0.
-    max_share : upper bound for shares of the graph, for models of equal weight.
+    Args:
+        weights: of the workers' models, above 0.
+        max_share: upper bound for shares of the graph, for models of equal weight.
     """
 
     def __init__(self, graph: Graph, weights: Sequence[float], max_share: float = 1.0) -> None:
@@ -51,22 +45,20 @@ class WeightedGraph:
         return MixingRound(mixing_round.target, flow / own)
 
 
-def spectral_gap(pattern: str, members: GossipGroup) -> float:
+def spectral_gap(pattern: str, zones: Sequence[str]) -> float:
     """Share of the models' distance from their mean that a round removes, 0 to 1.
 
     For graphs of period k it is 1 - s^(1/k), s the second singular value of the product of the k mixing matrices. For
-    random graphs it is 1 - s^(1/2), s the second eigenvalue of the mean mixing matrix, by which rounds shrink the
-    squared distance on average (Boyd et al. 2006); for link-aware graphs it is estimated from SAMPLED_ROUNDS rounds.
+    random matching it is 1 - s^(1/2), s the second eigenvalue of the mean mixing matrix, by which rounds shrink the
+    squared distance on average (Boyd et al. 2006).
     """
-    count = len(members)
-    graph = GRAPHS[pattern](members)
-    if pattern == "random-matching" and count > 1:
+    count = len(zones)
+    graph = GRAPHS[pattern](zones)
+    if count == 1:
+        return 1.0
+    if not graph.period:
         # two workers are matched with probability 1 / (count - 1 + count % 2)
         return float(1 - (1 - count / (count - 1 + count % 2) / 2) ** 0.5)
-    if not graph.period:
-        mean = sum((graph.round(step).matrix for step in range(SAMPLED_ROUNDS)),
-                   np.zeros((count, count))) / SAMPLED_ROUNDS
-        return float(1 - np.linalg.norm(mean - 1 / count, 2) ** 0.5)
     product = np.eye(count)
     for step in range(graph.period):
         mixing_round = graph.round(step)

@@ -1,1 +1,1 @@
-"""Measurements of a run, and their plot."""
+"""Measurements of a run."""

@@ -1,15 +1,14 @@
-"""Measurements of a run: time, loss and drift of each step, bytes by locality level, and the summary of all ranks."""
+"""Measurements of a run: time and loss of each step, bytes by locality level, and the summary of all ranks."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from slurmdl.train.p2p import LOCALITY_LEVELS
 from slurmdl.train.stateful import Stateful
@@ -19,8 +18,8 @@ from slurmdl.train.trace import Trace
 #: `peer_wait` is the part of it before the first chunk of the next message has arrived
 PHASES = ("data", "forward", "backward", "communication", "peer_wait", "optimizer")
 
-#: size of the sample for a median, and points of a curve
-MAX_SAMPLES, MAX_POINTS = 512, 400
+#: size of the sample for a median
+MAX_SAMPLES = 512
 
 #: workers that the table lists one by one, and the max/min ratio above which it shows per-worker values
 MAX_LISTED_WORKERS, UNEVEN_RATIO = 16, 1.05
@@ -64,71 +63,26 @@ class SampledSeries(Series):
         return float(np.median(self._reservoir[:self.count])) if self.count else 0.0
 
 
-class Curve(Series):
-    """Series with at most MAX_POINTS points against step and time.
-
-    A point is the mean over a window of values. When all points are used, pairs are merged and the window doubles.
-    """
-
-    state_fields = ("_points", "_num_points", "_window")
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: window means of step, seconds and value; the window of the last row may be incomplete
-        self._points = np.zeros((MAX_POINTS, 3))
-        self._num_points, self._window = 0, 1
-
-    def add_at(self, step: int, seconds: float, value: float) -> None:
-        """Add the value of a step that ended after `seconds`."""
-        filled = self.count % self._window
-        if not filled and self._num_points == MAX_POINTS:
-            self._points[:MAX_POINTS // 2] = self._points.reshape(-1, 2, 3).mean(axis=1)
-            self._num_points, self._window = MAX_POINTS // 2, 2 * self._window
-        if not filled:
-            self._points[self._num_points] = 0.0
-            self._num_points += 1
-        point = self._points[self._num_points - 1]
-        point += (np.array([step, seconds, value]) - point) / (filled + 1)
-        self.add(value)
-
-    @property
-    def points(self) -> npt.NDArray[np.float64]:
-        """Shape (points, 3): step, seconds and value."""
-        return self._points[:self._num_points]
-
-
 class StepMeter(Stateful):
     """Step times of one rank in seconds, in constant memory.
 
-    Attributes
-    ----------
-    wall : of each step.
-    exposed_comm : communication and waiting that computation did not hide, of each step.
-    loss : of the rank's own batch, if the script reports it; empty on a server.
-    drift : of the model since the last exchange, if the strategy measures it.
-    phases : phase -> sum over all steps.
-    overlapped_comm : communication during which the training thread was busy otherwise.
-    between_steps : from the end of a step to the start of the next, for example evaluation; without checkpoints.
-    checkpoint : agreement on checkpoints, writing them, and waiting for the other ranks.
-    samples : of the rank's own batch; 0 if unknown.
+    Attributes:
+        exposed_comm: communication and waiting that computation did not hide.
+        loss: of the rank's own batch, if the script reports it; empty on a server.
+        phases: phase -> sum over all steps.
+        overlapped_comm: communication during which the training thread was busy otherwise.
+        between_steps: from the end of a step to the start of the next, for example evaluation; without checkpoints.
+        checkpoint: agreement on checkpoints, writing them, and waiting for the other ranks.
+        samples: of the rank's own batch; 0 if unknown.
     """
 
-    state_fields = ("wall", "exposed_comm", "loss", "drift", "phases", "overlapped_comm", "between_steps",
-                    "checkpoint", "samples")
+    state_fields = ("wall", "exposed_comm", "loss", "phases", "overlapped_comm", "between_steps", "checkpoint",
+                    "samples")
 
     def __init__(self) -> None:
-        self.wall, self.exposed_comm, self.samples = SampledSeries(), Series(), Series()
-        self.loss, self.drift = Curve(), Curve()
+        self.wall, self.exposed_comm, self.loss, self.samples = SampledSeries(), Series(), Series(), Series()
         self.phases = dict.fromkeys(PHASES, 0.0)
         self.overlapped_comm = self.between_steps = self.checkpoint = 0.0
-
-    def add_loss(self, loss: float) -> None:
-        """Add the loss of the current or just completed step."""
-        self.loss.add_at(max(self.wall.count, 1), self.wall.total, loss)
-
-    def add_drift(self, drift: float) -> None:
-        """Add the drift of the current step."""
-        self.drift.add_at(self.wall.count + 1, self.wall.total, drift)
 
     @property
     def totals(self) -> StepTotals:
@@ -140,10 +94,9 @@ class StepMeter(Stateful):
 class PhaseTimer:
     """Attribute the training thread's time to phases of a StepMeter.
 
-    Parameters
-    ----------
-    now : the rank's clock, in s.
-    peer_wait_clock : time for which the training thread has waited for first chunks so far, in s.
+    Args:
+        now: the rank's clock, in s.
+        peer_wait_clock: time for which the training thread has waited for first chunks so far, in s.
     """
 
     def __init__(self, meter: StepMeter, now: Callable[[], float], peer_wait_clock: Callable[[], float],
@@ -212,15 +165,7 @@ class PhaseTimer:
 
 @dataclass(frozen=True)
 class StepTotals:
-    """Totals of a StepMeter; times in s.
-
-    Attributes
-    ----------
-    steps : their number.
-    wall, median : sum and median of the step times.
-    loss : the last one, or None.
-    exposed_comm, samples, phases, overlapped_comm, between_steps, checkpoint : sums, see StepMeter.
-    """
+    """Totals of a StepMeter in s: `wall` and `median` are those of the step times, `loss` is the last one."""
 
     steps: int
     wall: float
@@ -238,15 +183,14 @@ class StepTotals:
 class RankReport:
     """One rank's results at the end of a run.
 
-    Attributes
-    ----------
-    bytes_sent : locality level -> payload bytes sent by this rank.
-    consensus_distance : of this rank's model from the mean of all, relative to the mean's norm.
-    score : (loss, accuracy) of the final model on the test images, on the rank that evaluated it, else None.
-    score_before_averaging : the same of this rank's own model, before the final average.
-    exchanges, exchanges_skipped : exchanges made, and exchanges skipped by a trigger.
-    batch_size : samples per step; 0 on a server, or if unknown.
-    parameters_crc32 : CRC-32 of the parameters, or of the shards of a server.
+    Attributes:
+        bytes_sent: locality level -> payload bytes sent by this rank.
+        consensus_distance: of this rank's model from the mean of all, relative to the mean's norm.
+        score: (loss, accuracy) of the final model on the test images, on the rank that evaluated it, else None.
+        score_before_averaging: the same of this rank's own model, before the final average.
+        exchanges, exchanges_skipped: exchanges made, and exchanges skipped by a trigger.
+        batch_size: samples per step; 0 on a server, or if unknown.
+        parameters_crc32: CRC-32 of the parameters, or of the shards of a server.
     """
 
     totals: StepTotals
@@ -263,33 +207,33 @@ class RankReport:
 def summarize(reports: Sequence[RankReport | None], roles: Sequence[str]) -> dict[str, Any]:
     """Summarize the reports of all ranks, in rank order, None for failed ranks.
 
-    Returns
-    -------
-    batch_size : samples per worker and step, 0 if unknown.
-    steps : of the worker with most steps.
-    steps_per_worker, batch_size_per_worker, seconds_per_worker : of each worker, in rank order: steps, mean samples
-        of a step, and sum of the step times.
-    samples_per_second : samples of all workers in all steps / train_seconds.
-    train_seconds : the slowest worker's sum of step times.
-    seconds_per_step : the slowest worker's median step time.
-    samples_per_second_median_step : samples of all workers in one step / seconds_per_step.
-    compute_seconds, exposed_comm_seconds : of the whole run, mean over the workers.
-    phases : phase -> seconds of the whole run, mean over the workers.
-    overlapped_comm_seconds : communication hidden by computation, mean over the workers.
-    between_steps_seconds, checkpoint_seconds : mean over the workers.
-    bytes_sent : locality level -> payload bytes of all ranks and steps, with the final average.
-    exchanges, exchanges_skipped : of a worker, mean over the workers.
-    train_loss : mean of the workers' batches in the last step; None if no loss was reported.
-    test_loss, test_accuracy : of the final model on the test images; None without them.
-    test_accuracy_local_mean, test_accuracy_local_worst : of the workers' own models, before the final average.
-    consensus_distance : the largest distance of a worker's model from the mean before the final average, relative.
-    parameters_crc32 : CRC-32 of the final parameters, in hexadecimal.
+    Returns:
+        batch_size: samples per worker and step, 0 if unknown.
+        steps: of the worker with most steps.
+        steps_per_worker, batch_size_per_worker, seconds_per_worker: of each worker, in rank order: steps, mean
+            samples of a step, and sum of the step times.
+        samples_per_second: samples of all workers in all steps / train_seconds.
+        train_seconds: the slowest worker's sum of step times.
+        seconds_per_step: the slowest worker's median step time.
+        samples_per_second_median_step: samples of all workers in one step / seconds_per_step.
+        compute_seconds, exposed_comm_seconds: of the whole run, mean over the workers.
+        phases: phase -> seconds of the whole run, mean over the workers.
+        overlapped_comm_seconds, between_steps_seconds, checkpoint_seconds: see StepMeter; mean over the workers.
+        bytes_sent: locality level -> payload bytes of all ranks and steps, with the final average.
+        exchanges, exchanges_skipped: mean over the workers.
+        train_loss: mean of the workers' batches in the last step; None if no loss was reported.
+        test_accuracy_local_mean, test_accuracy_local_worst: of the workers' own models, before the final average.
+        consensus_distance: the largest distance of a worker's model from the mean before the final average, relative.
+        parameters_crc32: CRC-32 of the final parameters, in hexadecimal.
     """
+    def mean(values: Iterable[float]) -> float:
+        return float(np.mean(list(values)))
+
     workers = [report for report, role in zip(reports, roles, strict=True) if report and role == "worker"]
     alive = [report for report in reports if report]
     totals = [report.totals for report in workers]
     wall = [total.wall for total in totals]
-    exposed_comm = float(np.mean([total.exposed_comm for total in totals]))
+    exposed_comm = mean(total.exposed_comm for total in totals)
     slowest = max(total.median for total in totals)
     test_loss, test_accuracy = next((report.score for report in alive if report.score), (None, None))
     losses = [total.loss for total in totals if total.loss is not None]
@@ -301,17 +245,17 @@ def summarize(reports: Sequence[RankReport | None], roles: Sequence[str]) -> dic
             "samples_per_second": sum(total.samples for total in totals) / max(wall) if max(wall) else 0.0,
             "seconds_per_step": slowest,
             "samples_per_second_median_step": len(workers) * batch_size / slowest if slowest else 0.0,
-            "compute_seconds": float(np.mean(wall)) - exposed_comm, "exposed_comm_seconds": exposed_comm,
-            "phases": {phase: float(np.mean([total.phases[phase] for total in totals])) for phase in PHASES},
-            "overlapped_comm_seconds": max(0.0, float(np.mean([total.overlapped_comm for total in totals]))),
-            "between_steps_seconds": float(np.mean([total.between_steps for total in totals])),
-            "checkpoint_seconds": float(np.mean([total.checkpoint for total in totals])),
+            "compute_seconds": mean(wall) - exposed_comm, "exposed_comm_seconds": exposed_comm,
+            "phases": {phase: mean(total.phases[phase] for total in totals) for phase in PHASES},
+            "overlapped_comm_seconds": max(0.0, mean(total.overlapped_comm for total in totals)),
+            "between_steps_seconds": mean(total.between_steps for total in totals),
+            "checkpoint_seconds": mean(total.checkpoint for total in totals),
             "bytes_sent": {level: sum(report.bytes_sent[level] for report in alive) for level in LOCALITY_LEVELS},
-            "exchanges": float(np.mean([report.exchanges for report in workers])),
-            "exchanges_skipped": float(np.mean([report.exchanges_skipped for report in workers])),
-            "train_loss": float(np.mean(losses)) if losses else None,
+            "exchanges": mean(report.exchanges for report in workers),
+            "exchanges_skipped": mean(report.exchanges_skipped for report in workers),
+            "train_loss": mean(losses) if losses else None,
             "test_loss": test_loss, "test_accuracy": test_accuracy,
-            "test_accuracy_local_mean": float(np.mean(local)) if local else None,
+            "test_accuracy_local_mean": mean(local) if local else None,
             "test_accuracy_local_worst": min(local) if local else None,
             "consensus_distance": max(report.consensus_distance for report in workers),
             "parameters_crc32": f"{workers[0].parameters_crc32:08x}"}

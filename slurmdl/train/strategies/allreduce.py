@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from slurmdl import comm_layout
-from slurmdl.plan import group_ranks
 from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline
-from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.strategies.strategy import FloatArray, Strategy, StrategyContext
+from slurmdl.train.strategies.strategy import Strategy, StrategyContext
 from slurmdl.train.tags import Tag
 
 #: buckets in flight: one inside the zones before the exchange between them, one between them, one after it
@@ -25,15 +23,13 @@ NUM_BUCKET_TAGS = 100
 
 
 class Allreduce(Strategy):
-    """Equivalent to one process with the workers' batches; pattern `ring`, `hierarchical`, or MPI's own allreduce.
+    """Equivalent to one process with the workers' batches; pattern `ring` or `hierarchical`.
 
     Gradients are summed in buckets from last to first, as the backward pass completes them, and in the same order on
     all workers. Several buckets are in flight, so that links between zones are busy while others are summed inside
     zones. With compression, buckets travel as fp16 and are added in fp32; see collectives.AllreduceOp for the error.
 
-    References
-    ----------
-    S. Li et al.: PyTorch distributed: experiences on accelerating data parallel training. VLDB 13 (2020).
+    Reference: S. Li et al.: PyTorch distributed: experiences on accelerating data parallel training. VLDB 13 (2020).
     doi:10.14778/3415478.3415530
     """
 
@@ -42,41 +38,35 @@ class Allreduce(Strategy):
 
     def __init__(self, ctx: StrategyContext) -> None:
         super().__init__(ctx)
-        config, p2p, count = ctx.config, ctx.p2p, len(ctx.workers)
-        # in rank-map order a ring enters each zone once
-        groups = group_ranks(ctx.workers, ctx.zones) if config.comm_pattern == "hierarchical" else [ctx.workers]
+        p2p, groups = ctx.p2p, ctx.allreduce_groups
         self._bucket_starts = comm_layout.bucket_starts(ctx.gradients.size)
         self._bucket_slices = [slice(*bounds) for bounds in pairwise([*self._bucket_starts, ctx.gradients.size])]
         buckets = [ctx.gradients[bucket_slice] for bucket_slice in self._bucket_slices]
-        if config.uses_mpi_allreduce:
-            self._bucket_reducers = [partial(_mpi_allreduce_mean, p2p, bucket, count) for bucket in buckets]
-        else:
-            wire_dtype = np.float16 if config.compression == "fp16" else np.float32
-            group = next((group for group in groups if p2p.rank in group), ())
-            allows_direct = comm_layout.uses_direct_exchange([ctx.nodes[rank] for rank in group],
-                                                             [ctx.zones[rank] for rank in group])
-            tags = [Tag.FIRST_BUCKET + index % NUM_BUCKET_TAGS for index in range(len(buckets) - 1)]
-            self._bucket_reducers = [
-                partial(self._start_allreduce,
-                        AllreduceOp(p2p, groups, bucket, wire_dtype,
-                                    allows_direct and start < comm_layout.DIRECT_ELEMENTS), count, tag)
-                for bucket, start, tag in zip(buckets, self._bucket_starts, [*tags, Tag.STEP], strict=True)]
+        wire_dtype = np.float16 if ctx.config.compression == "fp16" else np.float32
+        group = next(group for group in groups if p2p.rank in group)
+        allows_direct = comm_layout.uses_direct_exchange([ctx.nodes[rank] for rank in group],
+                                                         [ctx.zones[rank] for rank in group])
+        tags = [Tag.FIRST_BUCKET + index % NUM_BUCKET_TAGS for index in range(len(buckets) - 1)]
+        self._bucket_tags = [*tags, Tag.STEP]
+        self._bucket_ops = [
+            AllreduceOp(p2p, groups, bucket, wire_dtype, allows_direct and start < comm_layout.DIRECT_ELEMENTS)
+            for bucket, start in zip(buckets, self._bucket_starts, strict=True)]
         self._pipeline = CollectivePipeline(p2p)
         self._futures: list[Future[Any]] = []
 
     def on_gradients_ready(self, start: int) -> None:
-        while len(self._futures) < len(self._bucket_reducers):
-            index = len(self._bucket_reducers) - 1 - len(self._futures)
+        while len(self._futures) < len(self._bucket_ops):
+            index = len(self._bucket_ops) - 1 - len(self._futures)
             if self._bucket_starts[index] < start:
                 return
             wait_for_copy = self._ctx.device_copies.copy_gradients_to_host(self._bucket_slices[index])
-            self._futures.append(self._ctx.comm_thread.submit(
-                partial(_reduce_when_copied, wait_for_copy, self._bucket_reducers[index])))
+            self._futures.append(self._ctx.comm_thread.submit(partial(self._start_allreduce, index, wait_for_copy)))
 
-    def _start_allreduce(self, op: AllreduceOp, divisor: int, tag: int) -> None:
-        """Start a bucket's mean, and advance the others until the next bucket is queued."""
+    def _start_allreduce(self, index: int, wait_for_copy: Callable[[], None]) -> None:
+        """Start a bucket's mean when it is on the host, and advance the others until the next bucket is queued."""
+        wait_for_copy()
         self._pipeline.progress(MAX_BUCKETS_IN_FLIGHT - 1)
-        self._pipeline.add(op.coroutine(divisor, tag))
+        self._pipeline.add(self._bucket_ops[index].coroutine(len(self._ctx.workers), self._bucket_tags[index]))
         self._pipeline.progress(should_stop=lambda: self._ctx.comm_thread.has_queued)
 
     def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
@@ -87,13 +77,3 @@ class Allreduce(Strategy):
         self._futures.clear()
         self._ctx.device_copies.copy_gradients_to_device()
         self.exchanges += 1
-
-
-def _reduce_when_copied(wait_for_copy: Callable[[], None], reduce_bucket: Callable[[], None]) -> None:
-    wait_for_copy()
-    reduce_bucket()
-
-
-def _mpi_allreduce_mean(p2p: MeteredP2P, bucket: FloatArray, divisor: int) -> None:
-    p2p.allreduce(bucket)
-    bucket /= np.float32(divisor)

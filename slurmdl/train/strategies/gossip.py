@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.plan import group_ranks
-from slurmdl.train.comm_budget import CommCost
-from slurmdl.train.mixing.collectives import AllreduceOp
+from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.train.mixing.mixers import GossipEdge, make_mixer
-from slurmdl.train.mixing.weighted_graph import GRAPHS, GossipGroup, WeightedGraph
+from slurmdl.train.mixing.weighted_graph import WeightedGraph
 from slurmdl.train.strategies.push_sum import PushSum
 from slurmdl.train.strategies.shared_memory_gossip import SharedMemoryGossip
-from slurmdl.train.strategies.strategy import Strategy, StrategyContext
-from slurmdl.train.strategies.triggered import TriggeredStrategy
+from slurmdl.train.strategies.strategy import Strategy, StrategyContext, TriggeredStrategy
+from slurmdl.train.triggers import CommCost
 
 
 def make_gossip(ctx: StrategyContext) -> Strategy:
@@ -27,10 +25,8 @@ class Gossip(TriggeredStrategy):
 
     With a drift trigger, partners send each other a vote of one byte, and exchange if either wants to.
 
-    References
-    ----------
-    X. Lian et al.: Can decentralized algorithms outperform centralized algorithms? NeurIPS 2017. arXiv:1705.09056
-    Y. Chen et al.: Accelerating gossip SGD with periodic global averaging. ICML 2021. arXiv:2105.09080
+    Reference: X. Lian et al.: Can decentralized algorithms outperform centralized algorithms? NeurIPS 2017.
+    arXiv:1705.09056
     """
 
     survives_rank_failure = True
@@ -38,37 +34,12 @@ class Gossip(TriggeredStrategy):
 
     def __init__(self, ctx: StrategyContext) -> None:
         self._mixer = make_mixer(ctx.config.compression, ctx.parameters, self._swap_buffers)
-        count = len(ctx.workers)
-        allreduce_bytes = 8.0 * ctx.parameters.size * (count - 1) / count
-        every = ctx.config.global_average_every
-        super().__init__(ctx, CommCost(self._mixer.message_bytes, 1.0, allreduce_bytes,
-                                       allreduce_bytes / every if every else 0.0))
+        super().__init__(ctx, CommCost(self._mixer.message_bytes, 1.0, ctx.allreduce_bytes))
         zones = [ctx.zones[worker] for worker in ctx.workers]
-        graph = GRAPHS[ctx.config.comm_pattern or ""](GossipGroup(zones, ctx.seed, ctx.costs))
-        self._graph = WeightedGraph(graph, (1.0,) * count, self._mixer.max_weight)
+        graph = GRAPHS[ctx.config.comm_pattern or ""](zones, ctx.seed)
+        self._graph = WeightedGraph(graph, (1.0,) * len(zones), self._mixer.max_weight)
         self._worker_rank = ctx.worker_rank
-        self._global_average: AllreduceOp | None = None
-        if every:
-            # not in place: the model must survive a rank failure during the average
-            self._average_buffer = np.empty_like(ctx.parameters)
-            self._global_average = AllreduceOp(ctx.p2p, group_ranks(ctx.workers, ctx.zones), self._average_buffer)
         self._vote, self._peer_vote = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
-
-    def after_optimizer_step(self, step: int) -> None:
-        super().after_optimizer_step(step)
-        ctx = self._ctx
-        if self._global_average and (step + 1) % ctx.config.global_average_every == 0:
-            ctx.device_copies.copy_to_host()
-            np.multiply(ctx.parameters, np.float32(ctx.own_weight_share), out=self._average_buffer)
-            ctx.comm_thread.call(self._global_average.run)
-            ctx.parameters[:] = self._average_buffer
-            ctx.device_copies.copy_to_device()
-            self._trigger.reset_reference(step)
-
-    def next_exchange(self, step: int) -> int:
-        every = self._ctx.config.global_average_every
-        due = super().next_exchange(step)
-        return min(due, (step // every + 1) * every - 1) if every else due
 
     def exchange(self) -> bool:
         edge = self._current_edge()

@@ -2,17 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from slurmdl.train.comm_budget import CommCost
+from slurmdl.comm_layout import split_offsets
 from slurmdl.train.compressors import COMPRESSORS
-from slurmdl.train.mixing.collectives import bruck_allgather
-from slurmdl.train.strategies.mean_reducers import make_mean_reducer
-from slurmdl.train.strategies.strategy import StrategyContext
-from slurmdl.train.strategies.triggered import TriggeredStrategy
+from slurmdl.train.mixing.collectives import AllreduceOp, bruck_allgather
+from slurmdl.train.stateful import Stateful
+from slurmdl.train.strategies.strategy import FloatArray, StrategyContext, TriggeredStrategy
+from slurmdl.train.triggers import CommCost
+
+
+class RingMean(Stateful):
+    """Mean of a vector over all workers in fp32, bitwise equal on all of them; see collectives.AllreduceOp.
+
+    Attributes:
+        message_bytes: that a rank sends for one mean.
+        contribution: this rank's vector as it enters the mean.
+        mean: of the contributions.
+    """
+
+    def __init__(self, ctx: StrategyContext) -> None:
+        self.contribution = self.mean = np.empty_like(ctx.parameters)
+        self._worker_count, self._worker_rank = len(ctx.workers), ctx.worker_rank
+        self._allreduce_op = AllreduceOp(ctx.p2p, ctx.allreduce_groups, self.mean)
+        self.message_bytes = ctx.allreduce_bytes
+
+    def reduce(self, vector: FloatArray, step: int, weights: Sequence[float]) -> None:
+        """Compute the mean, weighted by weights with mean 1; an op on all workers."""
+        self.contribution = vector
+        np.multiply(vector, np.float32(weights[self._worker_rank]), out=self.mean)
+        self._allreduce_op.run(self._worker_count)
+
+
+class CompressedMean(RingMean):
+    """Compressed mean by shard owners; its own compression error is added to the next one.
+
+    Each worker owns a shard: it receives the others' compressed vectors for it, and sends their mean, compressed with
+    error feedback, around a ring.
+    """
+
+    state_fields = ("_residual",)
+
+    def __init__(self, ctx: StrategyContext) -> None:
+        self._p2p = ctx.p2p
+        self._workers, self._worker_rank, self._seed = ctx.workers, ctx.worker_rank, ctx.seed
+        self._compressor = COMPRESSORS[ctx.config.compression]
+        self.contribution, self.mean = np.empty_like(ctx.parameters), np.empty_like(ctx.parameters)
+        count, own = len(ctx.workers), self._worker_rank
+        self._shards = [slice(*bounds) for bounds in pairwise(split_offsets(ctx.parameters.size, count))]
+        self._residual = np.zeros(self._shards[own].stop - self._shards[own].start, np.float32)
+        sizes = [self._compressor.packed_bytes(shard.stop - shard.start) for shard in self._shards]
+        self._received_parts = [np.empty(sizes[own], np.uint8) for _ in self._workers]
+        self._compressed_means = [np.empty(size, np.uint8) for size in sizes]
+        # the shards of the others, and around the ring all but the next rank's
+        self.message_bytes = float(2 * sum(sizes) - sizes[own] - sizes[(own + 1) % count])
+
+    def reduce(self, vector: FloatArray, step: int, weights: Sequence[float]) -> None:
+        random = np.random.default_rng((self._seed, self._worker_rank, step))
+        compressor, own, workers = self._compressor, self._worker_rank, self._workers
+        count, own_shard = len(workers), self._shards[own]
+        packed = [compressor.compress(vector[shard], random) for shard in self._shards]
+        for part, shard in zip(packed, self._shards, strict=True):
+            compressor.decompress(part, self.contribution[shard])
+        others = [other for other in range(count) if other != own]
+        self._p2p.exchange_chunked([(workers[other], packed[other]) for other in others],
+                                   [(workers[other], self._received_parts[other]) for other in others])
+        mean = np.float32(weights[own]) * self.contribution[own_shard]
+        decompressed = np.empty_like(self._residual)
+        for other in others:
+            compressor.decompress(self._received_parts[other], decompressed)
+            decompressed *= np.float32(weights[other])
+            mean += decompressed
+        mean /= np.float32(count)
+        mean += np.float32(compressor.feedback_decay) * self._residual
+        means = self._compressed_means
+        means[own] = compressor.compress(mean, random)
+        right, left = workers[(own + 1) % count], workers[own - 1]
+        for turn in range(1, count):
+            self._p2p.exchange_chunked([(right, means[(own - turn + 1) % count])],
+                                       [(left, means[(own - turn) % count])])
+        for part, shard in zip(means, self._shards, strict=True):
+            compressor.decompress(part, self.mean[shard])
+        np.subtract(mean, self.mean[own_shard], out=self._residual)
 
 
 class LocalSGD(TriggeredStrategy):
@@ -21,19 +96,16 @@ class LocalSGD(TriggeredStrategy):
     The pseudo-gradient q is the compressed change x - z, with error feedback. All workers exchange when the mean of
     their drifts reaches the threshold, or every period.
 
-    References
-    ----------
-    A. Douillard et al.: DiLoCo: distributed low-communication training of language models. 2023. arXiv:2311.08105
-    S. P. Karimireddy et al.: Error feedback fixes SignSGD. ICML 2019. arXiv:1901.09847
+    Reference: A. Douillard et al.: DiLoCo: distributed low-communication training of language models. 2023.
+    arXiv:2311.08105 S. P. Karimireddy et al.: Error feedback fixes SignSGD. ICML 2019. arXiv:1901.09847
     """
 
     state_fields: tuple[str, ...] = ("_mean_reducer", "_outer_parameters", "_outer_momentum", "_residual")
 
     def __init__(self, ctx: StrategyContext) -> None:
-        self._mean_reducer = make_mean_reducer(ctx)
-        count = len(ctx.workers)
-        allreduce_bytes = 8.0 * ctx.parameters.size * (count - 1) / count
-        super().__init__(ctx, CommCost(self._mean_reducer.message_bytes, 4.0 * (count - 1), allreduce_bytes))
+        self._mean_reducer = RingMean(ctx) if ctx.config.compression == "none" else CompressedMean(ctx)
+        super().__init__(ctx, CommCost(self._mean_reducer.message_bytes, 4.0 * (len(ctx.workers) - 1),
+                                       ctx.allreduce_bytes))
         self._outer_parameters = ctx.parameters.copy()
         self._outer_momentum = np.zeros_like(self._outer_parameters)
         self._residual = np.zeros_like(self._outer_parameters)

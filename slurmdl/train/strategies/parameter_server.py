@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from slurmdl.comm_layout import split_by_speed
 from slurmdl.errors import TrainError
-from slurmdl.train.p2p import split_offsets
 from slurmdl.train.strategies.shard_backup import (
     BACKUP_EVERY,
     OwnedShard,
@@ -23,8 +22,6 @@ from slurmdl.train.strategies.shard_backup import (
 from slurmdl.train.strategies.strategy import FloatArray, ShardState, Strategy, StrategyContext
 from slurmdl.train.tags import Tag
 
-#: elements that are assigned to servers at a time (4 MB)
-SHARD_BLOCK = 1 << 20
 #: header[0] from this value on: request of checkpoint header[0] - CHECKPOINT_REQUEST
 CHECKPOINT_REQUEST = 2
 #: header[0]: the gradients that follow have overflowed, and are ignored
@@ -54,17 +51,6 @@ def assign_shards(ctx: StrategyContext) -> list[slice]:
         servers_on_node = [sum(nodes[other] == nodes[server] for other in ctx.servers) for server in ctx.servers]
         speed = 1 / (np.maximum(costs, 1e-30) * servers_on_node)
     return split_by_speed(ctx.parameters.size, speed.tolist())
-
-
-def split_by_speed(size: int, speeds: Sequence[float]) -> list[slice]:
-    """Split `size` elements in proportion to speeds, at block boundaries if there is a block for each."""
-    if len(set(speeds)) == 1:
-        offsets = split_offsets(size, len(speeds))
-    else:
-        offsets = [0, *np.rint(size * np.cumsum(speeds) / sum(speeds)).astype(int).tolist()]
-    if size >= len(speeds) * SHARD_BLOCK:
-        offsets = [round(offset / SHARD_BLOCK) * SHARD_BLOCK for offset in offsets[:-1]] + [size]
-    return [slice(begin, end) for begin, end in pairwise(offsets)]
 
 
 def initial_assignment(ctx: StrategyContext) -> list[ShardAssignment]:
@@ -108,9 +94,8 @@ class PSWorker(Strategy):
     schedules reach the servers. The first value is 0 after the worker's last step, and CHECKPOINT_REQUEST plus the
     checkpoint's number if the servers must write a checkpoint.
 
-    Parameters
-    ----------
-    assignments : the shards; None for those of all servers of the context.
+    Args:
+        assignments: the shards; None for those of all servers of the context.
     """
 
     updates_locally = False
@@ -151,14 +136,12 @@ class PSWorker(Strategy):
 class PSServerBase(Strategy):
     """A server's shards of the parameters with their optimizers: one, or more after failures of other servers.
 
-    Parameters
-    ----------
-    assignments : all shards; None for those of all servers of the context.
-    owned : this server's shards; None to start with the current parameters.
+    Args:
+        assignments: all shards; None for those of all servers of the context.
+        owned: this server's shards; None to start with the current parameters.
 
-    Attributes
-    ----------
-    backups : of other servers' shards.
+    Attributes:
+        backups: of other servers' shards.
     """
 
     updates_locally = False
@@ -171,13 +154,10 @@ class PSServerBase(Strategy):
         self._owned = owned or [OwnedShard(shard.part, ctx.make_shard_optimizer(shard.part))
                                 for shard in self._assignments if shard.server == ctx.p2p.rank]
         self.ps_locality = traffic_locality(ctx, self._assignments)
-        self.backups = ShardBackups(ctx, self._assignments, self._owned, self._backup_interval())
+        updates_per_step = 1 if self.lockstep else len(ctx.workers)
+        self.backups = ShardBackups(ctx, self._assignments, self._owned, BACKUP_EVERY * updates_per_step)
         self._headers = {worker: np.ones(1 + ctx.hyperparameters().size) for worker in ctx.workers}
         self._pushed_gradients = {worker: self._make_buffers() for worker in ctx.workers}
-
-    def _backup_interval(self) -> int:
-        """Updates between two backups of the shards."""
-        return BACKUP_EVERY
 
     def _make_buffers(self) -> list[FloatArray]:
         """Buffers for a worker's gradients or parameters."""
@@ -223,9 +203,7 @@ class SyncPSServer(PSServerBase):
 
     Equivalent to one process with the workers' batches.
 
-    References
-    ----------
-    M. Li et al.: Scaling distributed machine learning with the parameter server. OSDI 2014.
+    Reference: M. Li et al.: Scaling distributed machine learning with the parameter server. OSDI 2014.
     """
 
     averages_gradients = True
@@ -273,10 +251,8 @@ class AsyncPSServer(PSServerBase):
     asynchronous workers always may. After tau updates by other workers since it pulled, its gradient is applied with
     learning rates eta / (1 + tau), so that n workers move the model about as far as their mean gradient.
 
-    References
-    ----------
-    Q. Ho et al.: More effective distributed ML via a stale synchronous parallel parameter server. NIPS 2013.
-    W. Zhang, S. Gupta, X. Lian, J. Liu: Staleness-aware async-SGD for distributed deep learning. IJCAI 2016.
+    Reference: Q. Ho et al.: More effective distributed ML via a stale synchronous parallel parameter server. NIPS
+    2013. W. Zhang, S. Gupta, X. Lian, J. Liu: Staleness-aware async-SGD for distributed deep learning. IJCAI 2016.
     arXiv:1511.05950
     """
 
@@ -307,9 +283,6 @@ class AsyncPSServer(PSServerBase):
         super().load_state_dict(state)
         self._worker_steps = dict(zip(self._worker_steps, state["worker_steps"], strict=True))
         self._pulled_at = dict(zip(self._pulled_at, state["pulled_at"], strict=True))
-
-    def _backup_interval(self) -> int:
-        return BACKUP_EVERY * len(self._ctx.workers)
 
     def serve_step(self, step: int) -> bool:
         comm_thread = self._ctx.comm_thread
@@ -359,19 +332,16 @@ class AsyncPSServer(PSServerBase):
             self._reply_allowed()
 
     def _apply_gradient(self, worker: int) -> None:
-        if self._headers[worker][0] != SKIP_UPDATE:
-            self._update_shards(worker)
+        ctx, hyperparameters = self._ctx, self._headers[worker][1:].copy()
+        hyperparameters[list(ctx.lr_indices)] /= 1 + self._updates - self._pulled_at[worker]
+        skips = self._headers[worker][0] == SKIP_UPDATE
+        for shard, gradient in () if skips else zip(self._owned, self._pushed_gradients[worker], strict=True):
+            ctx.gradients[shard.part] = gradient
+            shard.optimizer(hyperparameters)
         # equal on all servers, whatever the order of pushes
         self._updates += 1
         self._worker_steps[worker] += 1
         self._waiting_workers.append(worker)
-
-    def _update_shards(self, worker: int) -> None:
-        ctx, hyperparameters = self._ctx, self._headers[worker][1:].copy()
-        hyperparameters[list(ctx.lr_indices)] /= 1 + self._updates - self._pulled_at[worker]
-        for shard, gradient in zip(self._owned, self._pushed_gradients[worker], strict=True):
-            ctx.gradients[shard.part] = gradient
-            shard.optimizer(hyperparameters)
 
     def _reply_allowed(self) -> None:
         """Send the shards to the waiting workers that may continue."""

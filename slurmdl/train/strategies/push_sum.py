@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.train.comm_budget import CommCost
+from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.mixing.collectives import AllreduceOp
-from slurmdl.train.mixing.weighted_graph import GRAPHS, GossipGroup
 from slurmdl.train.strategies.strategy import FloatArray, Strategy, StrategyContext
 from slurmdl.train.tags import Tag
-from slurmdl.train.triggers import TRIGGERS
+from slurmdl.train.triggers import CommCost
 
 _HEADER_BYTES = 8
 #: largest share of its weight that a model gives away, and bound of the ratio between target weights
@@ -38,10 +37,8 @@ class PushSum(Strategy):
     A push is skipped if the previous one is not complete. Messages are received during computation, and mixed in
     between the optimizer step and the next forward pass.
 
-    References
-    ----------
-    M. Blot, D. Picard, M. Cord, N. Thome: Gossip training for deep learning. 2016. arXiv:1611.09726
-    M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic gradient push for distributed deep learning. ICML 2019.
+    Reference: M. Blot, D. Picard, M. Cord, N. Thome: Gossip training for deep learning. 2016. arXiv:1611.09726 M.
+    Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic gradient push for distributed deep learning. ICML 2019.
     arXiv:1811.10792
     """
 
@@ -53,11 +50,11 @@ class PushSum(Strategy):
         super().__init__(ctx)
         config, size, count = ctx.config, ctx.parameters.size, len(ctx.workers)
         zones = [ctx.zones[worker] for worker in ctx.workers]
-        self._graph = GRAPHS[config.comm_pattern or ""](GossipGroup(zones, ctx.seed, ctx.costs))
+        self._graph = GRAPHS[config.comm_pattern or ""](zones, ctx.seed)
         self._compressor = COMPRESSORS[config.compression]
         message_bytes = _HEADER_BYTES + self._compressor.packed_bytes(size)
         cost = CommCost(message_bytes, 0.0, 8.0 * (size + count) * (count - 1) / count)
-        self._trigger = TRIGGERS[config.trigger_name](config, ctx.parameters, ctx.sizes, ctx.learning_rate, cost)
+        self._trigger = ctx.make_trigger(cost)
         self._due_step = self._trigger.next_due(-1)
         self._exchange_index = 0
         self.model_weight = ctx.relative_weights[ctx.worker_rank]

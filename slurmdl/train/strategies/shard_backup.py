@@ -38,11 +38,10 @@ class OwnedShard:
 class ShardBackup:
     """Backup of another server's shard.
 
-    Attributes
-    ----------
-    update_count : updates before the backup.
-    part : slice of the parameters.
-    optimizer_state : see ShardOptimizer.state_bytes.
+    Attributes:
+        update_count: updates before the backup.
+        part: slice of the parameters.
+        optimizer_state: see ShardOptimizer.state_bytes.
     """
 
     update_count: int
@@ -54,11 +53,12 @@ class ShardBackup:
 def assemble_shard(states: Sequence[ShardState], part: slice) -> dict[str, Any]:
     """Assemble the state of a slice of the parameters from states that cover it.
 
-    Returns
-    -------
-    By name, a tensor as long as the slice, or a value for the whole slice.
+    By name, a state is a tensor as long as its slice, or a value for the whole slice.
     """
     import torch
+
+    def is_per_parameter(value: Any) -> bool:
+        return getattr(value, "ndim", 0) == 1
 
     values: dict[str, list[Any]] = {}
     for start, stop, state in sorted(states, key=lambda shard_state: shard_state[0]):
@@ -66,12 +66,8 @@ def assemble_shard(states: Sequence[ShardState], part: slice) -> dict[str, Any]:
         if low < high:
             for name, value in state.items():
                 values.setdefault(name, []).append(
-                    value[low - start:high - start] if _is_per_parameter(value) else value)
-    return {name: torch.cat(pieces) if _is_per_parameter(pieces[0]) else pieces[0] for name, pieces in values.items()}
-
-
-def _is_per_parameter(value: Any) -> bool:
-    return getattr(value, "ndim", 0) == 1
+                    value[low - start:high - start] if is_per_parameter(value) else value)
+    return {name: torch.cat(pieces) if is_per_parameter(pieces[0]) else pieces[0] for name, pieces in values.items()}
 
 
 def promote_backup(backup: ShardBackup, ctx: StrategyContext) -> ShardOptimizer:
@@ -96,16 +92,14 @@ class ShardBackups:
 
     Every push goes to all servers, so each reaches the update of a backup regardless of the others' progress.
 
-    Parameters
-    ----------
-    assignments : all shards.
-    owned : this server's shards.
-    every : updates between two backups.
+    Args:
+        assignments: all shards.
+        owned: this server's shards.
+        every: updates between two backups.
 
-    Attributes
-    ----------
-    held : start of a shard of the previous server -> its latest backup; {} before the first one, and with a single
-        server.
+    Attributes:
+        held: start of a shard of the previous server -> its latest backup; {} before the first one, and with a single
+            server.
     """
 
     def __init__(self, ctx: StrategyContext, assignments: Sequence[ShardAssignment], owned: Sequence[OwnedShard],
@@ -115,12 +109,11 @@ class ShardBackups:
         self._next_server = next_alive(rank, servers, servers)
         self._previous_server = servers[servers.index(rank) - 1]
         self._previous_shard_count = sum(shard.server == self._previous_server for shard in assignments)
-        self._is_only_server = len(servers) == 1
         self.held: dict[int, ShardBackup] = {}
 
     def exchange_if_due(self, update_count: int) -> None:
         """Exchange backups if they are due after `update_count` updates."""
-        if self._is_only_server or update_count % self._every:
+        if self._next_server == self._ctx.p2p.rank or update_count % self._every:
             return
         states = [shard.optimizer.state_bytes() for shard in self._owned]
         headers = np.array([(update_count, shard.part.start, shard.part.stop, state.size)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from slurmdl.gossip_graphs import Base2Graph
 from slurmdl.plan import group_ranks
-from slurmdl.train.comm_budget import CommCost
-from slurmdl.train.mixing.weighted_graph import GRAPHS, GossipGroup, WeightedGraph
+from slurmdl.train.mixing.weighted_graph import WeightedGraph
 from slurmdl.train.strategies.strategy import DeviceCopies, Strategy, StrategyContext
 from slurmdl.train.transports.window import ModelWindow, mix_pair, weighted_mean
-from slurmdl.train.triggers import TRIGGERS
+from slurmdl.train.triggers import CommCost
 
 
 def node_leaders(workers: Sequence[int], nodes: Sequence[str], zones: Sequence[str]) -> tuple[int, ...]:
@@ -36,18 +36,14 @@ class SharedMemoryGossip(Strategy):
     uses the inter-node strategy with its own model. No rank blocks. The sum is not preserved, because a rank may mix
     in an outdated model; but new models are weighted means of models, so none leaves their range.
 
-    Parameters
-    ----------
-    make_inter_node : makes the leader's inter-node strategy, whose workers are the leaders.
+    Args:
+        make_inter_node: makes the leader's inter-node strategy, whose workers are the leaders.
 
-    Attributes
-    ----------
-    exchanges, exchanges_skipped : exchanges between nodes; with a single node or asynchronous, also those inside.
+    Attributes:
+        exchanges, exchanges_skipped: exchanges between nodes; with a single node or asynchronous, also those inside.
 
-    References
-    ----------
-    X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous decentralized parallel stochastic gradient descent. ICML 2018.
-    arXiv:1710.06952
+    Reference: X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous decentralized parallel stochastic gradient descent.
+    ICML 2018. arXiv:1710.06952
     """
 
     survives_rank_failure = True
@@ -61,7 +57,7 @@ class SharedMemoryGossip(Strategy):
         self._node_workers = next(group for group in groups if rank in group)
         self._node_index = self._node_workers.index(rank)
         count = len(self._node_workers)
-        self._intra_node = WeightedGraph(GRAPHS["base-2"](GossipGroup([""] * count)), (1.0,) * count)
+        self._intra_node = WeightedGraph(Base2Graph([""] * count), (1.0,) * count)
         self._relative_weights_of = ctx.relative_weights_of
         allocate_shared, size = ctx.p2p.transport.allocate_shared, ctx.parameters.size
         self._window: ModelWindow = ctx.comm_thread.call(
@@ -73,8 +69,7 @@ class SharedMemoryGossip(Strategy):
         config, leaders = ctx.config, node_leaders(ctx.workers, ctx.nodes, ctx.zones)
         self._single_node = len(leaders) == 1
         # the leaders account for the cost; due steps are equal on all ranks
-        self._trigger = TRIGGERS[config.trigger_name](
-            config, ctx.parameters, ctx.sizes, ctx.learning_rate, CommCost(0.0))
+        self._trigger = ctx.make_trigger(CommCost(0.0))
         self._due_step, self._due_count = self._trigger.next_due(-1), 0
         self._inter_node = None
         if rank in leaders and not self._single_node:
@@ -98,13 +93,12 @@ class SharedMemoryGossip(Strategy):
 
     def _needs_node_means(self, step: int) -> bool:
         """Whether leaders exchange or evaluate their nodes' means in this step."""
-        trigger, due, every = self._trigger, self._due_step, self._ctx.config.global_average_every
+        trigger, due = self._trigger, self._due_step
         if step == due:
             self._due_count += 1
             self._due_step = trigger.next_due(step)
             return True
-        decides = not trigger.is_unconditional(due) and step == trigger.decision_step(due)
-        return decides or (bool(every) and (step + 1) % every == 0)
+        return not trigger.is_unconditional(due) and step == trigger.decision_step(due)
 
     def _mix_intra_node(self, step: int) -> None:
         self._intra_node.set_weights(self._relative_weights_of(self._node_workers))

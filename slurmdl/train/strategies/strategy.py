@@ -1,8 +1,9 @@
-"""Interface of the strategies, and their context."""
+"""Interface of the strategies, their context, and the base of those with a trigger."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
+from slurmdl.plan import group_ranks
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.triggers import TRIGGERS, CommCost, Trigger
 
 FloatArray = npt.NDArray[np.float32]
 Hyperparameters = npt.NDArray[np.float64]
@@ -69,25 +72,23 @@ class DeviceCopies:
 class StrategyContext:
     """Context of a strategy on this rank.
 
-    Attributes
-    ----------
-    p2p : this rank's messages; during the training only ops of the communication thread use them.
-    comm_thread : the communication thread.
-    workers, servers : ranks by role, each in rank order.
-    parameters, gradients : shape (D,), the replica's flat buffers; parameters are equal on all ranks at the start.
-        Only the training thread writes to them, between update and next forward pass.
-    sizes : elements of each tensor, in the order of the buffers.
-    config : with strategy and communication pattern set.
-    seed : equal on all ranks.
-    nodes, zones : entry i is the node or leaf zone of rank i; zone "" if unknown.
-    costs : "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, see plan.Plan.
-    learning_rate : returns the optimizer's current learning rate.
-    make_shard_optimizer : makes an optimizer of the user's kind for a slice of the parameters, for servers.
-    hyperparameters : returns the optimizer's current hyperparameters, always equally many.
-    lr_indices : indices of the learning rates among the hyperparameters.
-    model_weights : returns the current weights of the workers' models; () if they are equal.
-    relocate_parameters : moves the replica's parameters into other memory of shape (D,), for shared memory.
-    device_copies : between the buffers and the model.
+    Attributes:
+        p2p: this rank's messages; during the training only ops of the communication thread use them.
+        workers, servers: ranks by role, each in rank order.
+        parameters, gradients: shape (D,), the replica's flat buffers; parameters are equal on all ranks at the start.
+            Only the training thread writes to them, between update and next forward pass.
+        sizes: elements of each tensor, in the order of the buffers.
+        config: with strategy and communication pattern set.
+        seed: equal on all ranks.
+        nodes, zones: entry i is the node or leaf zone of rank i; zone "" if unknown.
+        costs: "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, see plan.Plan.
+        learning_rate: returns the optimizer's current learning rate.
+        make_shard_optimizer: makes an optimizer of the user's kind for a slice of the parameters, for servers.
+        hyperparameters: returns the optimizer's current hyperparameters, always equally many.
+        lr_indices: indices of the learning rates among the hyperparameters.
+        model_weights: returns the current weights of the workers' models; () if they are equal.
+        relocate_parameters: moves the replica's parameters into other memory of shape (D,), for shared memory.
+        device_copies: between the buffers and the model.
     """
 
     p2p: MeteredP2P
@@ -116,6 +117,23 @@ class StrategyContext:
         return self.workers.index(self.p2p.rank)
 
     @property
+    def allreduce_groups(self) -> Sequence[Sequence[int]]:
+        """Groups of workers for collectives.AllreduceOp: by zone with the pattern `hierarchical`, else one.
+
+        In rank-map order a ring enters each zone once.
+        """
+        return group_ranks(self.workers, self.zones) if self.config.comm_pattern == "hierarchical" else [self.workers]
+
+    @property
+    def allreduce_bytes(self) -> float:
+        """Bytes that a worker sends to average the models, if it is in the only group."""
+        return 8.0 * self.parameters.size * (len(self.workers) - 1) / len(self.workers)
+
+    def make_trigger(self, cost: CommCost) -> Trigger:
+        """Make the trigger of the configuration, with this rank's cost of an exchange."""
+        return TRIGGERS[self.config.trigger_name](self.config, self.parameters, self.sizes, self.learning_rate, cost)
+
+    @property
     def relative_weights(self) -> tuple[float, ...]:
         """Current weights of the workers' models, with mean 1."""
         count, weights = len(self.workers), self.model_weights()
@@ -126,29 +144,23 @@ class StrategyContext:
         relative = self.relative_weights
         return tuple(relative[self.workers.index(rank)] for rank in ranks)
 
-    @property
-    def own_weight_share(self) -> float:
-        """Current weight of this worker's model in the mean of all models."""
-        return self.relative_weights[self.worker_rank] / len(self.workers)
-
 
 class Strategy(Stateful):
     """A synchronization strategy on one rank. Steps are counted from 0.
 
-    Attributes
-    ----------
-    updates_locally : whether the worker's own optimizer updates the parameters; otherwise servers do.
-    averages_gradients : whether each step uses the mean gradient of all workers, which keeps their models equal.
-    identical_at_end : whether all models are equal after `finish`; otherwise they are averaged.
-    survives_rank_failure : whether the other ranks can continue after a rank failure, see `shrink`.
-    overlaps_backward : whether gradients are sent during the backward pass (`on_gradients_ready`). If so,
-        `before_optimizer_step` is called at its end, otherwise right before the optimizer step.
-    model_weight : relative weight of this rank's model in the final average.
-    lockstep : whether all workers are at the same step at a checkpoint.
-    requested_checkpoint : on a server, the number of the checkpoint that the workers request, or None.
-    ps_locality : share of the bytes between workers and servers within nodes, and within leaf zones; None without
-        servers.
-    exchanges, exchanges_skipped : exchanges made, and exchanges skipped by a trigger or to avoid blocking.
+    Attributes:
+        updates_locally: whether the worker's own optimizer updates the parameters; otherwise servers do.
+        averages_gradients: whether each step uses the mean gradient of all workers, which keeps their models equal.
+        identical_at_end: whether all models are equal after `finish`; otherwise they are averaged.
+        survives_rank_failure: whether the other ranks can continue after a rank failure, see `shrink`.
+        overlaps_backward: whether gradients are sent during the backward pass (`on_gradients_ready`). If so,
+            `before_optimizer_step` is called at its end, otherwise right before the optimizer step.
+        model_weight: relative weight of this rank's model in the final average.
+        lockstep: whether all workers are at the same step at a checkpoint.
+        requested_checkpoint: on a server, the number of the checkpoint that the workers request, or None.
+        ps_locality: share of the bytes between workers and servers within nodes, and within leaf zones; None without
+            servers.
+        exchanges, exchanges_skipped: exchanges made, and exchanges skipped by a trigger or to avoid blocking.
     """
 
     updates_locally = True
@@ -172,9 +184,8 @@ class Strategy(Stateful):
     def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
         """All gradients of the step are ready, and the optimizer is about to use them.
 
-        Parameters
-        ----------
-        skip_update : this worker ignores its gradients, which have overflowed, but still takes part in the step.
+        Args:
+            skip_update: this worker ignores its gradients, which have overflowed, but still takes part in the step.
         """
 
     def after_optimizer_step(self, step: int) -> None:
@@ -204,13 +215,81 @@ class Strategy(Stateful):
     def shrink(self, ctx: StrategyContext) -> Strategy:
         """Return the replacement after `abort`, for the surviving workers and servers of `ctx`. Collective.
 
-        Its steps are counted from 0. Strategies that mix models require equal models.
-
-        Raises
-        ------
-        TrainError : the strategy cannot continue without the failed ranks.
+        Its steps are counted from 0. Strategies that mix models require equal models. Raises TrainError if the
+        strategy cannot continue without the failed ranks.
         """
         return type(self)(ctx)
 
     def finish(self) -> None:
         """Complete all communication after the last step."""
+
+
+class TriggeredStrategy(Strategy):
+    """Exchanges in the due steps of a trigger, if the ranks decide to.
+
+    Some steps ahead each rank evaluates its model; the ranks decide in the background, and act in the due step. So
+    decisions do not block, and runs with equal seeds make the same exchanges.
+    """
+
+    state_fields: tuple[str, ...] = ("_trigger", "_due_step", "_decision", "exchange_index")
+
+    def __init__(self, ctx: StrategyContext, cost: CommCost) -> None:
+        super().__init__(ctx)
+        self._trigger = ctx.make_trigger(cost)
+        self._due_step = self._trigger.next_due(-1)
+        self._decision_future: Future[bool] | None = None
+        #: result of the decision, if a checkpoint precedes the due step
+        self._decision: bool | None = None
+        #: number of due steps so far; equal on all ranks
+        self.exchange_index = 0
+
+    def after_optimizer_step(self, step: int) -> None:
+        trigger = self._trigger
+        if not trigger.is_unconditional(self._due_step) and step == trigger.decision_step(self._due_step):
+            self._ctx.device_copies.copy_to_host()
+            urgency = trigger.urgency(self._due_step)
+            self._decision_future = self._ctx.comm_thread.submit(lambda: self.decide(urgency))
+        if step != self._due_step:
+            return
+        wanted = trigger.is_unconditional(step) or self._await_decision()
+        exchanged = False
+        if wanted:
+            self._ctx.device_copies.copy_to_host()
+            exchanged = self.exchange()
+        if exchanged:
+            self._ctx.device_copies.copy_to_device()
+        self.exchanges += exchanged
+        self.exchanges_skipped += not wanted
+        self.exchange_index += 1
+        trigger.observe(step, exchanged)
+        self._due_step = trigger.next_due(step)
+        self._decision_future = self._decision = None
+
+    def _await_decision(self) -> bool:
+        """Wait for the decision on the due step; False if it has not been started."""
+        if self._decision_future is not None:
+            self._decision = bool(self._ctx.comm_thread.wait(self._decision_future))
+        return bool(self._decision)
+
+    def exchange(self) -> bool:
+        """Make the current exchange; return False if this rank has no partner in it."""
+        raise NotImplementedError
+
+    def decide(self, urgency: float) -> bool:
+        """Decide on the current exchange; an op on all ranks that take part in it."""
+        raise NotImplementedError
+
+    def next_exchange(self, step: int) -> int:
+        return self._trigger.next_due(step - 1)
+
+    def quiesce(self, checkpoint_number: int) -> None:
+        self._await_decision()
+
+    def resume_from_average(self, state: Mapping[str, Any], step: int) -> None:
+        super().resume_from_average(state, step)
+        self.exchange_index, self._due_step = state.get("exchange_index", 0), self._trigger.next_due(step - 1)
+        self._trigger.reset_reference(step - 1)
+
+    def finish(self) -> None:
+        self.model_weight = self._ctx.relative_weights[self._ctx.worker_rank]
+        self._await_decision()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from slurmdl.errors import UsageError
@@ -18,7 +19,7 @@ _VGG_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512
 _VGG_HIDDEN, _VGG_MAX_POOL = 4096, 7
 
 
-def parse_ints(model: str, arguments: str, default: Sequence[int], expected: str) -> list[int]:
+def _parse_ints(model: str, arguments: str, default: Sequence[int], expected: str) -> list[int]:
     """Parse comma-separated positive integers; `expected` describes them."""
     if not arguments:
         return list(default)
@@ -28,12 +29,12 @@ def parse_ints(model: str, arguments: str, default: Sequence[int], expected: str
     return values
 
 
-def require_no_arguments(model: str, arguments: str) -> None:
+def _require_no_arguments(model: str, arguments: str) -> None:
     if arguments:
         raise UsageError(f"train: --model {model}:{arguments}: {model} takes no arguments")
 
 
-def require_image_shape(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+def _require_image_shape(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Return (channels, height, width); UsageError for other shapes."""
     if len(shape) != 3:
         raise UsageError(f"train: --model {model}: expected images of channels x height x width, the data have shape "
@@ -45,7 +46,7 @@ def mlp(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
     """Linear layers with ReLU; `arguments` are the hidden widths, e.g. "256,128", "" for none."""
     from torch import nn
 
-    widths = parse_ints("mlp", arguments, (), "widths of hidden layers, e.g. mlp:256,128")
+    widths = _parse_ints("mlp", arguments, (), "widths of hidden layers, e.g. mlp:256,128")
     layers: list[Any] = [nn.Flatten()] if len(shape) > 1 else []
     features = math.prod(shape)
     for inputs, outputs in zip([features, *widths], widths, strict=False):
@@ -60,8 +61,8 @@ def cnn(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
     """
     from torch import nn
 
-    channels = parse_ints("cnn", arguments, (32, 64, 64), "channels of the convolutions, e.g. cnn:32,64")
-    inputs, _, _ = require_image_shape("cnn", shape)
+    channels = _parse_ints("cnn", arguments, (32, 64, 64), "channels of the convolutions, e.g. cnn:32,64")
+    inputs, _, _ = _require_image_shape("cnn", shape)
     layers: list[Any] = []
     for outputs in channels:
         layers += [nn.MaxPool2d(2, ceil_mode=True)] * bool(layers)
@@ -70,35 +71,25 @@ def cnn(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * inputs, classes))
 
 
-def resnet18(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
-    """ResNet-18: two blocks of two convolutions in each of four stages; 11,689,512 parameters for 1000 classes."""
-    return _resnet("resnet18", arguments, shape, classes, (2, 2, 2, 2), _basic_block, 1)
+def resnet(name: str, depths: tuple[int, ...], expansion: int, arguments: str, shape: tuple[int, ...],
+           classes: int) -> Any:
+    """Stages of `depths` residual blocks; outputs have `expansion` times the channels of the 3 x 3 convolutions.
 
-
-def resnet50(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
-    """ResNet-50: 3, 4, 6 and 3 blocks of three convolutions; 25,557,032 parameters for 1000 classes.
-
-    Blocks downsample in the 3 x 3 convolution, as in most libraries; in the paper, in the first 1 x 1.
+    Blocks downsample in the 3 x 3 convolution, as in most libraries; in the paper (K. He et al.: Deep residual
+    learning for image recognition. CVPR 2016. arXiv:1512.03385), in the first 1 x 1.
     """
-    return _resnet("resnet50", arguments, shape, classes, (3, 4, 6, 3), _bottleneck_block, 4)
-
-
-def _resnet(name: str, arguments: str, shape: tuple[int, ...], classes: int, depths: tuple[int, ...],
-            block: Any, expansion: int) -> Any:
     from torch import nn
 
-    require_no_arguments(name, arguments)
-    channels, height, _ = require_image_shape(name, shape)
+    _require_no_arguments(name, arguments)
+    channels, height, _ = _require_image_shape(name, shape)
     large = height >= IMAGENET_MIN_HEIGHT
     layers = [*_conv_batchnorm(channels, 64, 7 if large else 3, 2 if large else 1), nn.ReLU()]
     layers += [nn.MaxPool2d(3, 2, padding=1)] * large
     inputs = 64
     for stage, depth in enumerate(depths):
-        width = 64 << stage
         for index in range(depth):
-            stride = 2 if stage and not index else 1
-            layers += [_residual_block(block(inputs, width, stride), inputs, width * expansion, stride), nn.ReLU()]
-            inputs = width * expansion
+            layers += [_residual_block(inputs, 64 << stage, expansion, 2 if stage and not index else 1), nn.ReLU()]
+            inputs = expansion * 64 << stage
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
 
 
@@ -111,22 +102,16 @@ def _conv_batchnorm(inputs: int, outputs: int, size: int, stride: int) -> list[A
     return [convolution, nn.BatchNorm2d(outputs)]
 
 
-def _basic_block(inputs: int, width: int, stride: int) -> list[Any]:
+def _residual_block(inputs: int, width: int, expansion: int, stride: int) -> Any:
+    """The sum of two or, with an expansion, three convolutions and a shortcut, projected if the shapes differ."""
     from torch import nn
 
-    return [*_conv_batchnorm(inputs, width, 3, stride), nn.ReLU(), *_conv_batchnorm(width, width, 3, 1)]
-
-
-def _bottleneck_block(inputs: int, width: int, stride: int) -> list[Any]:
-    from torch import nn
-
-    return [*_conv_batchnorm(inputs, width, 1, 1), nn.ReLU(), *_conv_batchnorm(width, width, 3, stride), nn.ReLU(),
-            *_conv_batchnorm(width, 4 * width, 1, 1)]
-
-
-def _residual_block(body: list[Any], inputs: int, outputs: int, stride: int) -> Any:
-    """The sum of the body and a shortcut, which is projected if the shapes differ."""
-    from torch import nn
+    outputs = expansion * width
+    if expansion == 1:
+        body = [*_conv_batchnorm(inputs, width, 3, stride), nn.ReLU(), *_conv_batchnorm(width, width, 3, 1)]
+    else:
+        body = [*_conv_batchnorm(inputs, width, 1, 1), nn.ReLU(), *_conv_batchnorm(width, width, 3, stride),
+                nn.ReLU(), *_conv_batchnorm(width, outputs, 1, 1)]
 
     class Residual(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -145,8 +130,8 @@ def vgg16(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
     """VGG-16, configuration D; 138,357,544 parameters for images of 3 x 224 x 224 and 1000 classes."""
     from torch import nn
 
-    require_no_arguments("vgg16", arguments)
-    channels, *sides = require_image_shape("vgg16", shape)
+    _require_no_arguments("vgg16", arguments)
+    channels, *sides = _require_image_shape("vgg16", shape)
     min_side = 1 << len(_VGG_STAGES)
     if min(sides) < min_side:
         raise UsageError(f"train: --model vgg16: expected images of {min_side} x {min_side} or more, the data have "
@@ -172,15 +157,13 @@ def transformer(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
     `arguments` are width, number of layers and number of heads, by default 64,2,4. The side of a patch is an eighth
     of the image's.
 
-    References
-    ----------
-    A. Dosovitskiy et al.: An image is worth 16x16 words. ICLR 2021. arXiv:2010.11929
+    Reference: A. Dosovitskiy et al.: An image is worth 16x16 words. ICLR 2021. arXiv:2010.11929
     """
     import torch
     from torch import nn
 
-    channels, image_height, image_width = require_image_shape("transformer", shape)
-    values = parse_ints("transformer", arguments, (64, 2, 4), "WIDTH,LAYERS,HEADS, e.g. transformer:64,2,4")
+    channels, image_height, image_width = _require_image_shape("transformer", shape)
+    values = _parse_ints("transformer", arguments, (64, 2, 4), "WIDTH,LAYERS,HEADS, e.g. transformer:64,2,4")
     if len(values) != 3 or values[0] % values[2]:
         raise UsageError(f"train: --model transformer:{arguments}: expected WIDTH,LAYERS,HEADS, with a multiple of "
                          "HEADS as WIDTH, e.g. transformer:64,2,4")
@@ -210,20 +193,17 @@ def transformer(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
 
 #: name -> builder(arguments, shape, classes) of a torch module; `arguments` is the text after NAME:, or ""
 MODELS: dict[str, Callable[[str, tuple[int, ...], int], Any]] = {
-    "mlp": mlp, "cnn": cnn, "resnet18": resnet18, "resnet50": resnet50, "vgg16": vgg16,
-    "transformer": transformer}
+    "mlp": mlp, "cnn": cnn,
+    "resnet18": partial(resnet, "resnet18", (2, 2, 2, 2), 1),
+    "resnet50": partial(resnet, "resnet50", (3, 4, 6, 3), 4),
+    "vgg16": vgg16, "transformer": transformer}
 
 
 def build_model(spec: str, shape: Sequence[int], classes: int, seed: int) -> Any:
     """Build the torch module NAME:ARGUMENTS; the same seed gives the same parameters on every rank.
 
-    Parameters
-    ----------
-    shape : of one image: (channels, height, width), or (features,).
-
-    Raises
-    ------
-    UsageError : unknown name, or invalid arguments, or an unsupported shape.
+    `shape` is that of one image: (channels, height, width), or (features,). Raises UsageError if the name is unknown,
+    the arguments are invalid, or the model does not support the shape.
     """
     import torch
 

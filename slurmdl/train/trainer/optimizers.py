@@ -14,32 +14,20 @@ def build_optimizer(name: str, parameters: Iterable[Any], lr: float, momentum: f
     import torch
 
     # fused optimizers run on CPUs since PyTorch 2.4
-    fused = {"fused": True} if torch.__version__ >= (2, 4) else {}
+    options = {"lr": lr, "weight_decay": weight_decay} | ({"fused": True} if torch.__version__ >= (2, 4) else {})
     if name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, **fused)
-    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=lr, weight_decay=weight_decay, **fused)
-
-
-def _constant(progress: float) -> float:
-    return 1.0
+        return torch.optim.SGD(parameters, momentum=momentum, **options)
+    return (torch.optim.Adam if name == "adam" else torch.optim.AdamW)(parameters, **options)
 
 
 def _cosine(progress: float) -> float:
     return (1 + math.cos(math.pi * progress)) / 2
 
 
-def _step(progress: float) -> float:
-    return 0.1 ** int(progress * 3)
-
-
-def _cosine_restarts(progress: float) -> float:
-    return _cosine(4 * progress % 1)
-
-
 #: name -> learning rate factor(progress); progress is the completed share of the steps, 0 to 1
 LR_SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": _constant, "cosine": _cosine, "cosine-restarts": _cosine_restarts, "step": _step}
+    "constant": lambda progress: 1.0, "cosine": _cosine,
+    "cosine-restarts": lambda progress: _cosine(4 * progress % 1), "step": lambda progress: 0.1 ** int(progress * 3)}
 
 
 def build_lr_scheduler(optimizer: Any, name: str, steps: int, global_step: Callable[[], int] | None = None) -> Any:

@@ -7,14 +7,14 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
-from slurmdl.errors import UsageError
+from slurmdl import yaml_input
+from slurmdl.errors import InputError, UsageError, sort_by_similarity
 from slurmdl.train.p2p import LOCALITY_LEVELS
 from slurmdl.train.strategy_config import StrategyConfig, add_strategy_options, float_parser, int_parser, resolve
-from slurmdl.train.trainer import yaml_options
-from slurmdl.train.trainer.data import DATASETS
+from slurmdl.train.trainer.data_readers import DATASETS
 from slurmdl.train.trainer.models import MODELS
 from slurmdl.train.trainer.optimizers import LR_SCHEDULES, OPTIMIZERS
 from slurmdl.train.transports.link_queues import Link
@@ -22,16 +22,10 @@ from slurmdl.train.transports.link_queues import Link
 
 @dataclass(frozen=True)
 class EmulatedCompute:
-    """Computation that is slept instead of done.
-
-    Attributes
-    ----------
-    seconds : of a step's computation.
-    parameters : of the synthetic network that is trained; None to train the real one.
-    """
+    """Seconds of a step's computation that are slept; parameters of a synthetic network, 0 to train the real one."""
 
     seconds: float
-    parameters: int | None = None
+    parameters: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,85 +38,11 @@ class Straggler:
     end: float = math.inf
 
 
-@dataclass(frozen=True)
-class Options:
-    """The user's options; None if not given.
-
-    Attributes
-    ----------
-    strategy_config : how the replicas are synchronized.
-    steps, epochs : length of the run; steps takes precedence, the default is 200 steps.
-    batch_size : images per worker and step.
-    model, data : NAME:ARGUMENTS, see slurmdl.train.trainer.models and slurmdl.train.trainer.data.
-    optimizer, lr, momentum, weight_decay, lr_schedule : see slurmdl.train.trainer.optimizers.
-    seed : of all random numbers: first parameters, split and order of the data, gossip partners.
-    dirichlet_alpha : label skew over the workers, see data.partition; None for none.
-    fold : (i, k) to test on the i-th of k folds, i from 1; None for the set's own test images or a fifth.
-    emulate_compute : computation to emulate; None to compute.
-    straggler : ranks that compute for longer.
-    virtual_ranks : number of virtual ranks in one process; None for MPI.
-    virtual_zones : name, number of nodes, and ranks per node of each zone.
-    virtual_links : locality level -> link between virtual ranks.
-    evaluate_every : steps between two evaluations on the test images; 0 for one at the end.
-    metrics, summary, plot : files to write, "" for none.
-    tensorboard_dir, trace_dir : directories to write to, "" for none.
-    checkpoint_dir, checkpoint_every, check_every : see library.run.init.
-    log_every : steps between two log lines.
-    """
-
-    strategy_config: StrategyConfig = field(default_factory=StrategyConfig)
-    steps: int | None = None
-    epochs: int | None = None
-    batch_size: int = 32
-    model: str = "mlp:256,128"
-    data: str = "digits"
-    optimizer: str = "sgd"
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    lr_schedule: str = "constant"
-    seed: int = 1
-    dirichlet_alpha: float | None = None
-    fold: tuple[int, int] | None = None
-    emulate_compute: EmulatedCompute | None = None
-    straggler: tuple[Straggler, ...] = ()
-    virtual_ranks: int | None = None
-    virtual_zones: tuple[tuple[str, int, int], ...] = ()
-    virtual_links: tuple[tuple[str, Link], ...] = ()
-    evaluate_every: int = 0
-    metrics: str = ""
-    summary: str = ""
-    tensorboard_dir: str = ""
-    plot: str = ""
-    trace_dir: str = ""
-    checkpoint_dir: str = ""
-    checkpoint_every: int | None = None
-    check_every: int | None = None
-    log_every: int = 50
-
-    def must_match(self) -> dict[str, object]:
-        """Options besides the strategy's that must be equal on all ranks."""
-        return {name: value for name, value in vars(self).items()
-                if name not in ("strategy_config", "metrics", "summary", "tensorboard_dir", "plot", "trace_dir",
-                                "checkpoint_dir", "checkpoint_every", "check_every", "log_every")}
-
-    def resume_must_match(self) -> dict[str, object]:
-        """Options that must equal a checkpoint's; the optimizer's are compared in any case."""
-        return {f"--{name.replace('_', '-')}": value for name, value in vars(self).items()
-                if name in ("batch_size", "model", "data", "lr_schedule", "dirichlet_alpha", "fold")}
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"train: {message} (slurmdl train --help lists the options)")
-
-
 _positive_int, _nonnegative_int = int_parser(1), int_parser(0)
 _nonnegative_float, _fraction = float_parser(0.0, math.inf), float_parser(0.0, 1.0)
-_dirichlet_alpha = float_parser(1e-6, math.inf)
 
 
-def _spec_of(names: Collection[str]) -> Callable[[str], str]:
+def _spec_parser(names: Collection[str]) -> Callable[[str], str]:
     def read(text: str) -> str:
         name = text.partition(":")[0]
         if name not in names:
@@ -142,7 +62,7 @@ def _parse_emulated_compute(text: str) -> EmulatedCompute:
     seconds, *parameters = text.split(":")
     if len(parameters) > 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected SECONDS or SECONDS:PARAMETERS")
-    return EmulatedCompute(_nonnegative_float(seconds), _positive_int(parameters[0]) if parameters else None)
+    return EmulatedCompute(_nonnegative_float(seconds), *map(_positive_int, parameters))
 
 
 def _parse_list(text: str, pattern: str, expected: str,
@@ -183,65 +103,104 @@ def _parse_virtual_links(text: str) -> tuple[tuple[str, Link], ...]:
                                            _nonnegative_float(match[4] or "0"))))
 
 
-def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
-    """Parse the command line, a file (--config), and the strategy's SLURMDL_TRAIN_* variables, in this order of
-    precedence.
+def _option(default: Any, help_text: str, **settings: Any) -> Any:
+    """A field of Options; `settings` are those of argparse.add_argument."""
+    return field(default=default, metadata={"help": help_text, **settings})
 
-    Raises
-    ------
-    UsageError : an unknown option, an invalid value, or options that conflict.
-    InputError : an error in the file.
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `slurmdl train`; None, () or "" if not given."""
+
+    strategy_config: StrategyConfig = field(default_factory=StrategyConfig)
+    steps: int | None = _option(None, "number of training steps (default: 200)", type=_positive_int, metavar="N")
+    epochs: int | None = _option(None, "passes over the data, if --steps is not given", type=_positive_int,
+                                 metavar="N")
+    batch_size: int = _option(32, "images per worker and step (default: %(default)s)", type=_positive_int,
+                              metavar="N")
+    model: str = _option("mlp:256,128", f"network: {', '.join(MODELS)}, see docs/train.md (default: %(default)s)",
+                         type=_spec_parser(MODELS), metavar="SPEC")
+    data: str = _option("digits", f"data set: {', '.join(DATASETS)}, see docs/train.md (default: %(default)s)",
+                        type=_spec_parser(DATASETS), metavar="SPEC")
+    optimizer: str = _option("sgd", "default: %(default)s", choices=OPTIMIZERS)
+    lr: float = _option(0.05, "learning rate (default: %(default)s)", type=_nonnegative_float, metavar="X")
+    momentum: float = _option(0.9, "momentum of sgd (default: %(default)s)", type=_fraction, metavar="X")
+    weight_decay: float = _option(0.0, "default: %(default)s", type=_nonnegative_float, metavar="X")
+    lr_schedule: str = _option("constant", "default: %(default)s", choices=sorted(LR_SCHEDULES))
+    seed: int = _option(1, "seed of all random numbers (default: %(default)s)", type=_nonnegative_int, metavar="N")
+    dirichlet_alpha: float | None = _option(
+        None, "label skew over the workers: parameter of a Dirichlet distribution, e.g. 0.3",
+        type=float_parser(1e-6, math.inf), metavar="ALPHA")
+    #: (i, k) to test on the i-th of k folds, i from 1; None for the set's own test images or a fifth
+    fold: tuple[int, int] | None = _option(None, "test on the I-th of K folds, train on the others",
+                                           type=_parse_fold, metavar="I/K")
+    emulate_compute: EmulatedCompute | None = _option(  # noqa: RUF009 - returns a field
+        None, "seconds to sleep instead of computing a step, and size of a synthetic network",
+        type=_parse_emulated_compute, metavar="SECONDS[:PARAMETERS]")
+    straggler: tuple[Straggler, ...] = _option(
+        (), "slow ranks: multiple of --emulate-compute, always, from a step on, or for a while",
+        type=_parse_stragglers, metavar="RANK=FACTOR[@STEP[-STEP]],...")
+    virtual_ranks: int | None = _option(None, "virtual ranks in this process, without MPI", type=_positive_int,
+                                        metavar="N")
+    #: name, number of nodes, and ranks per node of each zone
+    virtual_zones: tuple[tuple[str, int, int], ...] = _option(
+        (), "zones of virtual ranks, e.g. A:4,B:4, or A:2x4 for 4 ranks on each of 2 nodes",
+        type=_parse_virtual_zones, metavar="ZONE:RANKS,...")
+    #: locality level -> link between virtual ranks
+    virtual_links: tuple[tuple[str, Link], ...] = _option(
+        (), "links between virtual ranks in bit/s and s, e.g. inter-zone=100M:0.001,intra-zone=1G",
+        type=_parse_virtual_links, metavar="LEVEL=RATE[:LATENCY],...")
+    evaluate_every: int = _option(0, "steps between two evaluations (0: only at the end)", type=_nonnegative_int,
+                                  metavar="N")
+    metrics: str = _option("", "file for one JSON object per step of the first worker", metavar="FILE")
+    summary: str = _option("", "file for the summary as JSON", metavar="FILE")
+    trace_dir: str = _option("", "directory for one timeline per rank, for chrome://tracing or Perfetto",
+                             metavar="DIR")
+    checkpoint_dir: str = _option("", "shared directory for checkpoints; resumes from the latest. SIGTERM and "
+                                  "SIGUSR1 write one and requeue the job", metavar="DIR")
+    checkpoint_every: int | None = _option(None, "steps between two checkpoints (default: 500; 0: only on signals)",
+                                           type=_nonnegative_int, metavar="STEPS")
+    check_every: int | None = _option(
+        None, "steps between two comparisons of replicas that must be equal (default: 100; 0: never)",
+        type=_nonnegative_int, metavar="STEPS")
+    log_every: int = _option(50, "steps between two log lines (default: %(default)s)", type=_positive_int,
+                             metavar="N")
+
+    def must_match(self) -> dict[str, object]:
+        """Options besides the strategy's that must be equal on all ranks."""
+        return {name: value for name, value in vars(self).items()
+                if name not in ("strategy_config", "metrics", "summary", "trace_dir", "checkpoint_dir",
+                                "checkpoint_every", "check_every", "log_every")}
+
+    def resume_must_match(self) -> dict[str, object]:
+        """Options that must equal a checkpoint's; the optimizer's are compared in any case."""
+        return {f"--{name.replace('_', '-')}": value for name, value in vars(self).items()
+                if name in ("batch_size", "model", "data", "lr_schedule", "dirichlet_alpha", "fold")}
+
+
+_TRUE_WORDS, _FALSE_WORDS = ("true", "yes", "on"), ("false", "no", "off")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"train: {message} (slurmdl train --help lists the options)")
+
+
+def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
+    """Parse command line, file (--config), and the strategy's SLURMDL_TRAIN_* variables, in this order of precedence.
+
+    Raises UsageError if options are unknown, invalid or conflict, InputError if the file has an error.
     """
-    default = Options()
     parser = _Parser(prog="slurmdl train", allow_abbrev=False,
                      description="Train a network with MPI: one replica per rank, synchronized by a strategy.")
-    add = parser.add_argument
-    add("--config", metavar="FILE", help="YAML file with any of these options, e.g. lr: 0.1")
+    parser.add_argument("--config", metavar="FILE", help="YAML file with any of these options, e.g. lr: 0.1")
     add_strategy_options(parser)
-    add("--steps", type=_positive_int, metavar="N", help="number of training steps (default: 200)")
-    add("--epochs", type=_positive_int, metavar="N", help="passes over the data, if --steps is not given")
-    add("--batch-size", type=_positive_int, metavar="N", help="images per worker and step (default: %(default)s)")
-    add("--model", type=_spec_of(MODELS), metavar="SPEC",
-        help=f"network: {', '.join(MODELS)}, see docs/train.md (default: %(default)s)")
-    add("--data", type=_spec_of(DATASETS), metavar="SPEC",
-        help=f"data set: {', '.join(DATASETS)}, see docs/train.md (default: %(default)s)")
-    add("--optimizer", choices=OPTIMIZERS, help="default: %(default)s")
-    add("--lr", type=_nonnegative_float, metavar="X", help="learning rate (default: %(default)s)")
-    add("--momentum", type=_fraction, metavar="X", help="momentum of sgd (default: %(default)s)")
-    add("--weight-decay", type=_nonnegative_float, metavar="X", help="default: %(default)s")
-    add("--lr-schedule", choices=sorted(LR_SCHEDULES), help="default: %(default)s")
-    add("--seed", type=_nonnegative_int, metavar="N", help="seed of all random numbers (default: %(default)s)")
-    add("--dirichlet-alpha", type=_dirichlet_alpha, metavar="ALPHA",
-        help="label skew over the workers: parameter of a Dirichlet distribution, e.g. 0.3")
-    add("--fold", type=_parse_fold, metavar="I/K", help="test on the I-th of K folds, train on the others")
-    add("--emulate-compute", type=_parse_emulated_compute, metavar="SECONDS[:PARAMETERS]",
-        help="seconds to sleep instead of computing a step, and size of a synthetic network")
-    add("--straggler", type=_parse_stragglers, metavar="RANK=FACTOR[@STEP[-STEP]],...",
-        help="slow ranks: multiple of --emulate-compute, always, from a step on, or for a while")
-    add("--virtual-ranks", type=_positive_int, metavar="N", help="virtual ranks in this process, without MPI")
-    add("--virtual-zones", type=_parse_virtual_zones, metavar="ZONE:RANKS,...",
-        help="zones of virtual ranks, e.g. A:4,B:4, or A:2x4 for 4 ranks on each of 2 nodes")
-    add("--virtual-links", type=_parse_virtual_links, metavar="LEVEL=RATE[:LATENCY],...",
-        help="links between virtual ranks in bit/s and s, e.g. inter-zone=100M:0.001,intra-zone=1G")
-    add("--evaluate-every", type=_nonnegative_int, metavar="N",
-        help="steps between two evaluations (0: only at the end)")
-    add("--metrics", metavar="FILE", help="file for one JSON object per step of the first worker")
-    add("--summary", metavar="FILE", help="file for the summary as JSON")
-    add("--tensorboard-dir", metavar="DIR", help="directory for TensorBoard files of the first worker")
-    add("--plot", metavar="FILE", help="file for a plot of the first worker's loss and drift")
-    add("--trace-dir", metavar="DIR", help="directory for one timeline per rank, for chrome://tracing or Perfetto")
-    add("--checkpoint-dir", metavar="DIR",
-        help="shared directory for checkpoints; resumes from the latest. SIGTERM and SIGUSR1 write one and requeue "
-             "the job")
-    add("--checkpoint-every", type=_nonnegative_int, metavar="STEPS",
-        help="steps between two checkpoints (default: 500; 0: only on signals)")
-    add("--check-every", type=_nonnegative_int, metavar="STEPS",
-        help="steps between two comparisons of replicas that must be equal (default: 100; 0: never)")
-    add("--log-every", type=_positive_int, metavar="N", help="steps between two log lines (default: %(default)s)")
-    parser.set_defaults(**{name: value for name, value in vars(default).items() if name != "strategy_config"})
+    for entry in fields(Options):
+        if entry.metadata:
+            parser.add_argument(f"--{entry.name.replace('_', '-')}", default=entry.default, **entry.metadata)
     file = parser.parse_args(argv).config
     if file:
-        parser.set_defaults(**yaml_options.read_options(file, parser))
+        parser.set_defaults(**_read_options_file(file, parser))
     values = vars(parser.parse_args(argv))
     del values["config"]
     strategy_config = resolve(values, environ)
@@ -249,6 +208,55 @@ def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.env
                       **{name: value for name, value in values.items() if not hasattr(strategy_config, name)})
     _check_conflicts(options)
     return options
+
+
+def _read_options_file(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Read values of a parser's options from a file; keys are the options' destinations.
+
+    A value is text as on the command line. A list is joined with commas, and a flag is `true` or `false`. Raises
+    InputError with the line if the file is unreadable or not YAML, or has an unknown key or an invalid value.
+    """
+    import yaml
+
+    options = {name.removeprefix("--"): action for action in parser._actions for name in action.option_strings
+               if name.startswith("--") and name not in ("--help", "--config")}
+    top = yaml_input.load_yaml_file(path, lambda text: yaml.compose(text, yaml.SafeLoader))
+    if top is None:
+        return {}
+    if not isinstance(top, yaml.MappingNode):
+        raise InputError("expected OPTION: VALUE, e.g. lr: 0.1", path, top.start_mark.line + 1)
+    values: dict[str, Any] = {}
+    for key_node, value_node in top.value:
+        line, name = key_node.start_mark.line + 1, str(key_node.value)
+        if name not in options:
+            raise InputError(f"unknown option; expected {', '.join(sort_by_similarity(name, sorted(options)))}", path,
+                             line, name)
+        action = options[name]
+        if action.dest in values:
+            raise InputError("given twice", path, line, name)
+        text = _scalar_text(value_node)
+        if text is None:
+            raise InputError("expected one value, or a list of values", path, line, name)
+        if action.nargs == 0:
+            if text.lower() not in (*_TRUE_WORDS, *_FALSE_WORDS):
+                raise InputError(f"{text!r} is not one of true, false", path, line, name)
+            values[action.dest] = text.lower() in _TRUE_WORDS
+            continue
+        try:
+            values[action.dest] = getattr(parser.parse_args([f"--{name}={text}"]), action.dest)
+        except UsageError as error:
+            # the message of argparse, without the names of command and option
+            raise InputError(str(error).partition(f"--{name}: ")[2].partition(" (slurmdl train")[0] or str(error),
+                             path, line, name) from error
+    return values
+
+
+def _scalar_text(node: Any) -> str | None:
+    """The text of a scalar, or of a list of scalars joined with commas; None for other nodes."""
+    items = node.value if node.id == "sequence" else [node]
+    if not all(isinstance(item.value, str) and item.tag != "tag:yaml.org,2002:null" for item in items):
+        return None
+    return ",".join(item.value for item in items)
 
 
 def _check_conflicts(options: Options) -> None:

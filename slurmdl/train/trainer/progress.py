@@ -1,4 +1,4 @@
-"""Progress of a run: bar or log lines, metrics file, TensorBoard."""
+"""Progress of a run: bar or log lines, metrics file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, TextIO
+from typing import TextIO
 
 from slurmdl import units
-from slurmdl.errors import TrainError, warn
+from slurmdl.errors import TrainError
 
 #: characters of the bar
 _BAR_WIDTH = 30
@@ -20,28 +20,18 @@ _BAR_WIDTH = 30
 class Progress:
     """Progress of the first worker: a bar if stderr is a terminal, else lines on stdout.
 
-    Parameters
-    ----------
-    steps : of the run.
-    log_every : steps between two lines.
-    metrics : file for one JSON object per step, "" for none.
-    tensorboard_dir : directory for TensorBoard files, "" for none.
-    completed_steps : steps before a restart, whose metrics stay in the file.
-    now : clock for the remaining time, in s.
-
-    Raises
-    ------
-    TrainError : a file cannot be written.
+    Args:
+        metrics: file for one JSON object per step, "" for none; TrainError if it cannot be written.
+        completed_steps: steps before a restart, whose metrics stay in the file.
+        now: clock for the remaining time, in s.
     """
 
-    def __init__(self, steps: int, log_every: int, metrics: str = "", tensorboard_dir: str = "",
-                 completed_steps: int = 0, terminal: TextIO | None = None,
-                 now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, steps: int, log_every: int, metrics: str = "", completed_steps: int = 0,
+                 terminal: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._steps, self._log_every = steps, log_every
         self._now, self._start_s, self._first_step = now, now(), completed_steps
         self._terminal = terminal or (sys.stderr if sys.stderr and sys.stderr.isatty() else None)
         self._metrics = _open_metrics(metrics, completed_steps) if metrics else None
-        self._tensorboard = _open_tensorboard(tensorboard_dir) if tensorboard_dir else None
         self._recent: list[dict[str, float]] = []
 
     def log_step(self, metrics: dict[str, float]) -> None:
@@ -53,10 +43,6 @@ class Progress:
         global_step = min(int(metrics.get("global_step", step)), self._steps)
         if self._metrics:
             print(json.dumps(metrics), file=self._metrics)
-        if self._tensorboard:
-            for name, value in metrics.items():
-                if name != "step":
-                    self._tensorboard.add_scalar(name, value, step)
         self._recent.append(metrics)
         if self._terminal:
             self._draw_bar(step, global_step)
@@ -68,10 +54,9 @@ class Progress:
             self._recent.clear()
 
     def close(self) -> None:
-        """Flush and close the files."""
-        for file in (self._metrics, self._tensorboard):
-            if file:
-                file.close()
+        """Flush and close the metrics file."""
+        if self._metrics:
+            self._metrics.close()
 
     def _status_line(self, step: int, global_step: int) -> str:
         def mean(name: str) -> float:
@@ -115,12 +100,3 @@ def open_for_writing(path: str) -> TextIO:
         return open(path, "w", encoding="utf-8")
     except OSError as error:
         raise TrainError(f"{path}: {error.strerror}") from error
-
-
-def _open_tensorboard(directory: str) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        warn("train: --tensorboard-dir ignored: needs the package tensorboard (pip install tensorboard)")
-        return None
-    return SummaryWriter(directory)

@@ -5,50 +5,49 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from slurmdl import files
-from slurmdl.errors import InvalidOptionsError, TrainError, UnavailableError, warn
+from slurmdl.errors import InvalidOptionsError, InvalidRunError, TrainError, UnavailableError, warn
 from slurmdl.text import print_escaped
 from slurmdl.train.library import checkpoint_coordinator, consistency
 from slurmdl.train.library.run import Run
 from slurmdl.train.library.startup import init
 from slurmdl.train.report import meters
 from slurmdl.train.strategy_config import CHECKPOINT_DIR_VARIABLE
-from slurmdl.train.trainer import optimizers, virtual_run
-from slurmdl.train.trainer.data import ImageDataset, load_dataset
+from slurmdl.train.trainer import optimizers
+from slurmdl.train.trainer.data_readers import load_dataset
+from slurmdl.train.trainer.image_dataset import ImageDataset
 from slurmdl.train.trainer.options import Options
 from slurmdl.train.trainer.progress import Progress, open_for_writing
 from slurmdl.train.trainer.workloads import ImageClassification, SyntheticWorkload
+from slurmdl.train.transports import virtual
+from slurmdl.train.transports.link_queues import QueueingNetwork
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.world import init_mpi
 
 FloatArray = npt.NDArray[np.float32]
+Result = TypeVar("Result")
 
 #: virtual seconds for which the first rank waits before an evaluation, so that equally fast ranks end their step
 SYNC_SECONDS = 1e-9
-#: label skew (partition.label_skew) above which the trainer warns; up to 0.2 is chance
+#: label skew (ImageDataset.label_skew) above which the trainer warns; up to 0.2 is chance
 SKEW_WARNING = 0.3
 #: steps without --steps and --epochs
 DEFAULT_STEPS = 200
+#: seconds of a step's computation on virtual ranks without --emulate-compute
+DEFAULT_COMPUTE_SECONDS = 0.01
 
 
 def train(options: Options) -> dict[str, Any] | None:
     """Train with these options, as one rank of an MPI program or with virtual ranks.
 
-    Rank 0 and the first worker log to stdout.
-
-    Returns
-    -------
-    The summary of the run (meters.summarize) on rank 0, None on the others.
-
-    Raises
-    ------
-    SlurmdlError : the run cannot start or cannot continue.
+    Rank 0 and the first worker log to stdout. Returns the summary of the run (meters.summarize) on rank 0, None on
+    the others. Raises SlurmdlError if the run cannot start or cannot continue.
     """
     if options.checkpoint_dir or os.environ.get(CHECKPOINT_DIR_VARIABLE):
         checkpoint_coordinator.install_signal_handlers()  # before the import of torch, which takes seconds
@@ -56,23 +55,52 @@ def train(options: Options) -> dict[str, Any] | None:
     if options.virtual_ranks:
         data = _load_dataset(options)
         models: dict[int, FloatArray] = {}
-        return virtual_run.run_virtual(options, lambda transport, environ: train_rank(
+        return run_virtual(options, lambda transport, environ: train_rank(
             options, data, environ, transport, models))[0]
     transport = init_mpi()  # before the data, so that a rank that cannot read them ends the others
     return train_rank(options, _load_dataset(options), os.environ, transport)
 
 
+def run_virtual(options: Options,
+                program: Callable[[virtual.VirtualTransport, dict[str, str]], Result]) -> Sequence[Result]:
+    """Run `program(transport, environ)` in each virtual rank; return the results in rank order.
+
+    Raises the SlurmdlError of a rank; a TrainError names the rank.
+    """
+    nodes, zones = rank_places(options)
+
+    def run_rank(transport: virtual.VirtualTransport) -> Result:
+        try:
+            return program(transport, rank_environ(nodes[transport.rank], zones[transport.rank]))
+        except InvalidRunError:
+            raise  # raised by all ranks
+        except TrainError as error:
+            raise TrainError(f"rank {transport.rank} on {nodes[transport.rank]}: {error}") from error
+
+    return virtual.run_virtual_ranks(len(nodes), run_rank, QueueingNetwork(nodes, zones, dict(options.virtual_links)))
+
+
+def rank_places(options: Options) -> tuple[list[str], list[str]]:
+    """Nodes and zones of the virtual ranks, from --virtual-zones; default: one zone, one node per rank."""
+    zones = options.virtual_zones or (("zone", options.virtual_ranks or 1, 1),)
+    return ([f"{zone}{node}" for zone, nodes, ranks in zones for node in range(nodes) for _ in range(ranks)],
+            [zone for zone, nodes, ranks in zones for _ in range(nodes * ranks)])
+
+
+def rank_environ(node: str, zone: str) -> dict[str, str]:
+    """Slurm's environment variables of a task on a node in a zone."""
+    return {"SLURMD_NODENAME": node, "SLURM_TOPOLOGY_ADDR": f"{zone}.{node}",
+            "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}
+
+
 def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str, str], transport: Transport,
                models: dict[int, FloatArray] | None = None) -> dict[str, Any] | None:
-    """Train as one rank of a run; returns as `train`.
+    """Train as one rank of a run; returns as `train`. `data` is None for a synthetic workload.
 
-    Parameters
-    ----------
-    data : None for a synthetic workload.
-    models : worker -> parameters, shared by virtual workers to evaluate the averaged model; None over MPI.
+    `models` (worker -> parameters) is shared by virtual workers to evaluate the averaged model; None over MPI.
     """
     run = init(options.strategy_config, seed=options.seed, must_match=options.must_match(),
-               resume_must_match=options.resume_must_match(), trace_dir=options.trace_dir, plot_file=options.plot,
+               resume_must_match=options.resume_must_match(), trace_dir=options.trace_dir,
                checkpoint_dir=options.checkpoint_dir, checkpoint_every=options.checkpoint_every,
                check_every=options.check_every, environ=environ, transport=transport)
     size = len(run.world.nodes)
@@ -84,7 +112,8 @@ def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str
             _check_summary_file(options.summary)
         print_escaped(f"ranks: {run.world}")
     emulate_compute = run.world.transport.emulate_compute
-    emulated_seconds = _emulated_seconds(options)
+    default_seconds = DEFAULT_COMPUTE_SECONDS if options.virtual_ranks else 0.0
+    emulated_seconds = options.emulate_compute.seconds if options.emulate_compute else default_seconds
 
     def compute_seconds(images: int) -> float:
         """Seconds of this rank's computation of a step."""
@@ -94,7 +123,9 @@ def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str
 
     workload: ImageClassification | SyntheticWorkload
     if data is None:
-        workload = SyntheticWorkload(_emulated_parameters(options), compute_seconds, emulate_compute, options.seed)
+        assert options.emulate_compute
+        workload = SyntheticWorkload(options.emulate_compute.parameters, compute_seconds, emulate_compute,
+                                     options.seed)
     else:
         workload = ImageClassification(options, data)
         consistency.check_same_on_ranks(run.world, [("data", f"{options.data} {zlib.crc32(data.train_x):x}")])
@@ -109,16 +140,15 @@ def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str
     if emulated_seconds and isinstance(workload, ImageClassification):
         workload.install_compute_emulation(compute_seconds, emulate_compute)
     run.state.batch_size = options.batch_size
-    score, skew = None, workload.label_skew(run.worker_count)
+    score, skew = None, data.label_skew(run.worker_count, options.seed) if data else 0.0
     if run.worker_rank is None:
         run.serve()
         run.finish()
     else:
         run.register_for_checkpointing("data", workload)
-        progress = Progress(steps, options.log_every, options.metrics, options.tensorboard_dir, run.step) \
-            if run.is_main else None
+        progress = Progress(steps, options.log_every, options.metrics, run.step) if run.is_main else None
         if run.is_main:
-            print_escaped(f"if a rank fails: {run.failure_policy}")
+            print_escaped(f"if a rank fails: {run.recovery.policy}")
             _warn_label_skew(run, skew)
         if models is not None:
             models[run.worker_rank] = run.replica.parameters
@@ -173,20 +203,9 @@ def _load_torch() -> None:
 
 def _load_dataset(options: Options) -> ImageDataset | None:
     """Load the data set; None for a synthetic workload."""
-    if _emulated_parameters(options):
+    if options.emulate_compute and options.emulate_compute.parameters:
         return None
     return load_dataset(options.data, options.seed, options.fold, options.dirichlet_alpha)
-
-
-def _emulated_seconds(options: Options) -> float:
-    """Emulated seconds of a step's computation; 0 for real computation."""
-    if options.emulate_compute:
-        return options.emulate_compute.seconds
-    return virtual_run.DEFAULT_COMPUTE_SECONDS if options.virtual_ranks else 0.0
-
-
-def _emulated_parameters(options: Options) -> int:
-    return (options.emulate_compute.parameters if options.emulate_compute else None) or 0
 
 
 def _check_summary_file(path: str) -> None:
@@ -198,10 +217,9 @@ def _check_summary_file(path: str) -> None:
 
 
 def _warn_label_skew(run: Run, skew: float) -> None:
-    if skew > SKEW_WARNING and not run.strategy.averages_gradients and not run.world.config.quasi_global_momentum:
-        gossip = run.world.strategy in ("gossip", "adaptive-gossip")
+    if skew > SKEW_WARNING and not run.strategy.averages_gradients:
         warn(f"train: label skew of the workers is {skew:.2f} (0: same distribution, 1: disjoint labels), so models "
-             f"diverge between averages; use {'--quasi-global-momentum, ' * gossip}a shorter --period, or allreduce")
+             "diverge between averages; use a shorter --period, or allreduce")
 
 
 def _own_batches(run: Run, batches: Iterator[Any], steps: int) -> Iterator[Any]:

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
+from slurmdl.comm_layout import FORWARD_SHARE, split_offsets
 from slurmdl.train.library.loader import DataSource, IntArray
 from slurmdl.train.library.sampling import GlobalBatches
+from slurmdl.train.stateful import Stateful
 from slurmdl.train.trainer import models
-from slurmdl.train.trainer.data import ImageDataset
+from slurmdl.train.trainer.image_dataset import ImageDataset
 from slurmdl.train.trainer.options import Options
 
-#: share of the forward pass in the time of forward and backward pass
-FORWARD_SHARE = 1 / 3
 
+class ImageClassification(Stateful):
+    """Image classification with the torch module `module`, a network of `models`."""
 
-class ImageClassification:
-    """Image classification with a network of `models`.
-
-    Attributes
-    ----------
-    module : the torch module.
-    """
-
+    state_fields = ("samples_seen",)
     #: batches for the statistics of batch normalization
     BATCHNORM_BATCHES = 50
 
     def __init__(self, options: Options, data: ImageDataset) -> None:
         self.module = models.build_model(options.model, data.shape, data.classes, options.seed)
         self._data, self._batch_size, self._seed = data, options.batch_size, options.seed
-        #: by all workers together, if each has its own images
-        self._samples_seen = 0
+        #: by all workers together, if each has its own images; the position from which `batches` continues
+        self.samples_seen = 0
 
     def install_compute_emulation(self, compute_seconds: Callable[[int], float],
                                   emulate_compute: Callable[[float], None]) -> None:
@@ -50,10 +45,6 @@ class ImageClassification:
         return own_steps if self._data.dirichlet_alpha else GlobalBatches(
             len(self._data.train_y), worker_count, self._batch_size, True, self._seed).steps_per_epoch
 
-    def label_skew(self, worker_count: int) -> float:
-        """Label skew of the workers' own images, see `partition.label_skew`; 0 if they are not partitioned."""
-        return self._data.label_skew(worker_count, self._seed) if self._data.dirichlet_alpha else 0.0
-
     @property
     def data_source(self) -> DataSource | None:
         """The images, to be assigned to the workers; None if each worker has its own."""
@@ -66,16 +57,9 @@ class ImageClassification:
         """Yield endless batches of a worker's own images, after those already seen."""
         global_batch_size = worker_count * self._batch_size
         for batch in self._data.batches(worker_rank, worker_count, self._batch_size,
-                                        self._seed, self._samples_seen // global_batch_size):
-            self._samples_seen += global_batch_size
+                                        self._seed, self.samples_seen // global_batch_size):
+            self.samples_seen += global_batch_size
             yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        """The position in the data, from which `batches` continues."""
-        return {"samples_seen": self._samples_seen}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self._samples_seen = state["samples_seen"]
 
     def loss(self, batch: Any) -> Any:
         """Mean cross-entropy of a batch, as a tensor."""
@@ -96,30 +80,22 @@ class ImageClassification:
         """Return (mean cross-entropy, accuracy) on the test images."""
         import torch
 
-        chunk, loss, correct = 500, 0.0, 0
+        chunks = (torch.from_numpy(array).split(500) for array in (self._data.test_x, self._data.test_y))
+        loss, correct = 0.0, 0
         self.module.eval()
         with torch.no_grad():
-            for start in range(0, len(self._data.test_y), chunk):
-                scores = self.module(torch.from_numpy(self._data.test_x[start:start + chunk]))
-                target = torch.from_numpy(self._data.test_y[start:start + chunk])
+            for images, target in zip(*chunks, strict=True):
+                scores = self.module(images)
                 loss += float(torch.nn.functional.cross_entropy(scores, target, reduction="sum"))
                 correct += int((scores.argmax(1) == target).sum())
         self.module.train()
         return loss / len(self._data.test_y), correct / len(self._data.test_y)
 
 
-class SyntheticWorkload:
+class SyntheticWorkload(Stateful):
     """Equal layers of parameters with constant random gradients, ready one after the other in emulated time.
 
-    A batch is a number of samples.
-
-    Parameters
-    ----------
-    compute_seconds : returns the seconds of a step for a number of samples.
-
-    Attributes
-    ----------
-    module : the torch module.
+    A batch is a number of samples, and `compute_seconds` returns the seconds of a step for it.
     """
 
     LAYERS = 16
@@ -132,9 +108,8 @@ class SyntheticWorkload:
         def layer_seconds(share: float) -> float:
             return compute_seconds(self._batch_size) * share / SyntheticWorkload.LAYERS
 
-        offsets = [num_parameters * layer // self.LAYERS for layer in range(self.LAYERS + 1)]
         torch.manual_seed(seed)
-        gradients = [torch.randn(end - start) for start, end in pairwise(offsets)]
+        gradients = [torch.randn(end - start) for start, end in pairwise(split_offsets(num_parameters, self.LAYERS))]
 
         class Layer(torch.autograd.Function):  # type: ignore[misc]
             @staticmethod
@@ -165,21 +140,12 @@ class SyntheticWorkload:
     def steps_per_epoch(self, worker_count: int) -> int:
         return 1
 
-    def label_skew(self, worker_count: int) -> float:
-        return 0.0
-
     @property
     def data_source(self) -> DataSource:
         return DataSource(self.NUM_SAMPLES, 0, lambda indices: map(len, indices))
 
     def batches(self, worker_rank: int, worker_count: int) -> Iterator[int]:
         return iter(())
-
-    def state_dict(self) -> dict[str, int]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Do nothing: the workload has no state."""
 
     def loss(self, batch: int) -> Any:
         self._batch_size = batch

@@ -22,10 +22,9 @@ class QueueingNetwork:
     both nodes. Each direction of a link carries messages one at a time, in the order of sending. Messages within a
     node do not queue.
 
-    Parameters
-    ----------
-    nodes, zones : entry i belongs to rank i.
-    links : locality level, one of p2p.LOCALITY_LEVELS -> link; messages of other levels take no time.
+    Args:
+        nodes, zones: entry i belongs to rank i.
+        links: locality level, one of p2p.LOCALITY_LEVELS -> link; messages of other levels take no time.
     """
 
     def __init__(self, nodes: Sequence[str], zones: Sequence[str], links: Mapping[str, Link]) -> None:

@@ -102,9 +102,6 @@ class MpiTransport:
     def emulate_compute(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def allreduce(self, array: Any) -> None:
-        self.waitall([self._comm.Iallreduce(self._mpi.IN_PLACE, array)])
-
     def agree(self, done: bool) -> bool:
         return done
 

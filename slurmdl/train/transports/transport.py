@@ -12,10 +12,9 @@ from slurmdl.train.transports.window import SharedMemory
 class RankFailedError(TrainError):
     """Ranks have failed, and the surviving ranks know.
 
-    Attributes
-    ----------
-    ranks : known failed ranks; () if this rank learned of the failure from another one.
-    resumable : whether the run writes checkpoints, so that the job can be restarted.
+    Attributes:
+        ranks: known failed ranks; () if this rank learned of the failure from another one.
+        resumable: whether the run writes checkpoints, so that the job can be restarted.
     """
 
     def __init__(self, ranks: Sequence[int], message: str = "", resumable: bool = False) -> None:
@@ -29,12 +28,11 @@ class Transport(Protocol):
     Messages with the same tag between two ranks arrive in order. If the transport supports recovery, any method may
     raise RankFailedError after a rank failed, until the survivors call `agree`.
 
-    Attributes
-    ----------
-    alive_ranks : ranks that have not failed, in order. Ranks keep their numbers.
-    recovery_name : name of the recovery mechanism after rank failures; "" for none.
-    supports_comm_thread : whether a second thread may make all calls (MPI_THREAD_SERIALIZED or better), one at a
-        time.
+    Attributes:
+        alive_ranks: ranks that have not failed, in order. Ranks keep their numbers.
+        recovery_name: name of the recovery mechanism after rank failures; "" for none.
+        supports_comm_thread: whether a second thread may make all calls (MPI_THREAD_SERIALIZED or better), one at a
+            time.
     """
 
     rank: int
@@ -82,9 +80,7 @@ class Transport(Protocol):
     def allocate_shared(self, ranks: Sequence[int], num_bytes: int) -> SharedMemory:
         """Allocate zeroed memory shared by ranks of one node, `num_bytes` each. Collective over these ranks.
 
-        Raises
-        ------
-        TrainError : not enough memory, or ranks of different nodes.
+        Raises TrainError if there is not enough memory, or if the ranks are on different nodes.
         """
 
     def now(self) -> float:
@@ -92,9 +88,6 @@ class Transport(Protocol):
 
     def emulate_compute(self, seconds: float) -> None:
         """Spend time as a computation, but sleeping."""
-
-    def allreduce(self, array: Any) -> None:
-        """Replace a float32 array by its sum over all ranks, with the library's own algorithm."""
 
     def agree(self, done: bool) -> bool:
         """Return on all alive ranks whether all are done and none has failed. Collective.

@@ -5,11 +5,9 @@ next call of every other rank fails, too. Then the survivors agree on the failed
 communicator, which receives no message of the old one. Only the end of a process counts as failure, which Open MPI's
 daemon on the node reports; a stopped process does not.
 
-References
-----------
-W. Bland, A. Bouteiller, T. Herault, G. Bosilca, J. Dongarra: Post-failure recovery of MPI communication capability.
-Int. J. High Perform. Comput. Appl. 27 (2013). doi:10.1177/1094342013488238
-Open MPI 5.0: User-Level Fault Mitigation. https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html
+Reference: W. Bland, A. Bouteiller, T. Herault, G. Bosilca, J. Dongarra: Post-failure recovery of MPI communication
+capability. Int. J. High Perform. Comput. Appl. 27 (2013). doi:10.1177/1094342013488238 Open MPI 5.0: User-Level Fault
+Mitigation. https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html
 """
 
 from __future__ import annotations

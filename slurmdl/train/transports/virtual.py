@@ -39,11 +39,10 @@ class NetworkModel(Protocol):
 class Request:
     """An event that a rank can wait for.
 
-    Attributes
-    ----------
-    description : for error messages.
-    buffer : the array to fill, None for a send.
-    done_at : virtual time of completion; infinite while unknown.
+    Attributes:
+        description: for error messages.
+        buffer: the array to fill, None for a send.
+        done_at: virtual time of completion; infinite while unknown.
     """
 
     description: str
@@ -58,9 +57,8 @@ class _RunAborted(BaseException):
 class VirtualTransport:
     """A virtual rank; see `transport.Transport`.
 
-    Attributes
-    ----------
-    clock : the rank's virtual seconds since the start.
+    Attributes:
+        clock: the rank's virtual seconds since the start.
     """
 
     supports_comm_thread, recovery_name = False, ""
@@ -75,7 +73,6 @@ class VirtualTransport:
         self._allgather_count = 0
         self.pending_requests: Sequence[Request] = ()
         self._combine_times: Callable[[Iterable[float]], float] = max
-        self._message_wait: tuple[int, Request] | None = None
         #: an entry resumes this rank; SimpleQueue wakes a thread faster than threading.Semaphore
         self.wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.has_ended = False
@@ -105,8 +102,6 @@ class VirtualTransport:
             _complete_receive(receives.popleft(), array, arrives_at)
         else:
             self._inbox[source, tag].append((arrives_at, array.copy()))
-            if self._message_wait and self._message_wait[0] == tag:
-                self._message_wait[1].done_at = min(self._message_wait[1].done_at, arrives_at)
 
     def irecv(self, peer: int, array: Any, tag: int = 0) -> Request:
         request = Request(f"a message of rank {peer} with tag {tag}", buffer=array)
@@ -122,6 +117,9 @@ class VirtualTransport:
         """Arrival time and source of the first message with a tag from each rank."""
         return [(messages[0][0], source) for (source, message_tag), messages in self._inbox.items()
                 if message_tag == tag and messages]
+
+    def _first_arrival_time(self, tag: int) -> float:
+        return min((time for time, _ in self._first_arrivals(tag)), default=math.inf)
 
     def iprobe(self, tag: int) -> int | None:
         arrivals = self._first_arrivals(tag)
@@ -153,10 +151,8 @@ class VirtualTransport:
         self._block_until_done(requests, max)
 
     def wait_any_or_message(self, requests: Sequence[Request], tag: int) -> None:
-        arrival = min((time for time, _ in self._first_arrivals(tag)), default=math.inf)
-        self._message_wait = tag, Request(f"any message with tag {tag}", done_at=arrival)
-        self._block_until_done([*requests, self._message_wait[1]], min)
-        self._message_wait = None
+        self._block_until_done([*requests, Request(f"any message with tag {tag}")],
+                               lambda times: min(*times, self._first_arrival_time(tag)))
 
     def wait_any_group(self, groups: Sequence[Sequence[Request]], should_stop: Callable[[], bool]) -> int | None:
         def done_time(group: Sequence[Request]) -> float:
@@ -188,8 +184,7 @@ class VirtualTransport:
         """Time at which this rank can continue; infinite while unknown."""
         if not self.pending_requests:
             return self.clock
-        hook_time = math.inf if not self._poll_hook else \
-            min((time for time, _ in self._first_arrivals(self._poll_hook[0])), default=math.inf)
+        hook_time = self._first_arrival_time(self._poll_hook[0]) if self._poll_hook else math.inf
         return max(self.clock, min(self._done_time(self.pending_requests), hook_time))
 
     def __str__(self) -> str:
@@ -211,9 +206,6 @@ class VirtualTransport:
         memory = VirtualSharedMemory(self, segments)
         memory.wait_until(lambda: len(segments.by_rank) == len(ranks), "the ranks that share memory")
         return memory
-
-    def allreduce(self, array: Any) -> None:
-        array[:] = np.sum(self.allgather(array), axis=0)
 
     def agree(self, done: bool) -> bool:
         return done
@@ -291,6 +283,7 @@ class _Scheduler:
     def __init__(self, size: int, network: NetworkModel | None) -> None:
         self.size = size
         self.ranks = [VirtualTransport(rank, self) for rank in range(size)]
+        self.results: dict[int, Any] = {}
         self.failure: BaseException | None = None
         self._network = network
         self.pending_allgathers: defaultdict[int, _PendingAllgather] = defaultdict(_PendingAllgather)
@@ -309,12 +302,12 @@ class _Scheduler:
         if self.failure:
             raise _RunAborted
 
-    def run_rank_thread(self, rank: VirtualTransport, program: Callable[[], None]) -> None:
-        """Target of a rank's thread."""
+    def run_rank_thread(self, rank: VirtualTransport, program: Callable[[VirtualTransport], Any]) -> None:
+        """Target of a rank's thread; stores the result of `program`."""
         rank.wakeup.get()
         try:
             if not self.failure:
-                program()
+                self.results[rank.rank] = program(rank)
             rank.has_ended = True
             if not (self.failure or all(other.has_ended for other in self.ranks)):
                 self._next_rank().wakeup.put(None)
@@ -343,28 +336,17 @@ def run_virtual_ranks(count: int, program: Callable[[VirtualTransport], Result],
                       network: NetworkModel | None = None) -> list[Result]:
     """Run `program(transport)` in each of `count` virtual ranks; return the results in rank order.
 
-    Parameters
-    ----------
-    program : calls Transport.emulate_compute for its computation; a rank that neither computes nor waits blocks the
-        others.
-    network : None if messages take no time.
+    Raises TrainError for a deadlock, with the event that each rank waits for, or the error of the first rank that
+    failed.
 
-    Raises
-    ------
-    TrainError : a deadlock; the message names the event that each rank waits for.
-    BaseException : the error of the first rank that failed.
+    Args:
+        program: calls Transport.emulate_compute for its computation; a rank that neither computes nor waits blocks
+            the others.
+        network: None if messages take no time.
     """
     scheduler = _Scheduler(count, network)
-    results: dict[int, Result] = {}
-
-    def make_thread(rank: VirtualTransport) -> threading.Thread:
-        def run() -> None:
-            results[rank.rank] = program(rank)
-
-        return threading.Thread(target=scheduler.run_rank_thread, args=(rank, run), name=f"rank {rank.rank}",
-                                daemon=True)
-
-    threads = [make_thread(rank) for rank in scheduler.ranks]
+    threads = [threading.Thread(target=scheduler.run_rank_thread, args=(rank, program), name=f"rank {rank.rank}",
+                                daemon=True) for rank in scheduler.ranks]
     for thread in threads:
         thread.start()
     scheduler.ranks[0].wakeup.put(None)
@@ -376,4 +358,4 @@ def run_virtual_ranks(count: int, program: Callable[[VirtualTransport], Result],
         raise
     if scheduler.failure:
         raise scheduler.failure
-    return [results[rank] for rank in range(count)]
+    return [scheduler.results[rank] for rank in range(count)]

@@ -5,11 +5,9 @@ publish versions alternately in two slots, each with a sequence lock: its stamp 
 written, and 2 v + 2 when it is complete. A reader whose stamp changed during the read has read a torn version, and
 retries.
 
-References
-----------
-T. Hoefler et al.: MPI + MPI: a new hybrid approach to parallel programming with MPI plus shared memory. Computing 95
-(2013). doi:10.1007/s00607-013-0324-2
-C. Lameter: Effective synchronization on Linux/NUMA systems. Gelato 2005 (sequence locks).
+Reference: T. Hoefler et al.: MPI + MPI: a new hybrid approach to parallel programming with MPI plus shared memory.
+Computing 95 (2013). doi:10.1007/s00607-013-0324-2 C. Lameter: Effective synchronization on Linux/NUMA systems. Gelato
+2005 (sequence locks).
 """
 
 from __future__ import annotations
@@ -29,9 +27,8 @@ _CACHE_LINE_BYTES, _PAGE_BYTES = 64, 4096
 _MIX_BLOCK = 1 << 16
 #: reads of a model before the exchange is skipped
 MAX_SEQLOCK_RETRIES = 3
-#: flags that a rank sets with a step, and their control words, after the stamps of the slots
-FLAGS = ("ready", "mixed", "averaged", "exchanges")
-_FLAG_INDEX = {flag: 2 + index for index, flag in enumerate(FLAGS)}
+#: flags that a rank sets with a step -> their control words, after the stamps of the slots
+_FLAG_INDEX = {"ready": 2, "mixed": 3, "averaged": 4, "exchanges": 5}
 
 
 class SharedMemory(Protocol):
@@ -53,15 +50,13 @@ class SharedMemory(Protocol):
 class ModelWindow:
     """The models of the ranks of a node.
 
-    Parameters
-    ----------
-    allocate_shared : see Transport.allocate_shared.
-    ranks : of the node, with this one. Collective over them.
-    size : elements of a model.
+    Args:
+        allocate_shared: see Transport.allocate_shared.
+        ranks: of the node, with this one. Collective over them.
+        size: elements of a model.
 
-    Attributes
-    ----------
-    node_mean : shape (size,), writable by all ranks; part of the first rank's segment.
+    Attributes:
+        node_mean: shape (size,), writable by all ranks; part of the first rank's segment.
     """
 
     def __init__(self, allocate_shared: Callable[[Sequence[int], int], SharedMemory], rank: int, ranks: Sequence[int],
@@ -94,7 +89,7 @@ class ModelWindow:
         self._memory.fence()
 
     def set_flag(self, flag: str, version: int) -> None:
-        """Set a flag, one of FLAGS, to a version."""
+        """Set a flag to a version."""
         self._memory.fence()
         self._control_words[self._rank][_FLAG_INDEX[flag]] = version + 1
         self._memory.fence()
@@ -183,10 +178,9 @@ def weighted_mean(vectors: Sequence[FloatArray], out: FloatArray, weights: Seque
 class MpiSharedMemory:
     """Shared memory of ranks on one node by MPI; see `SharedMemory`.
 
-    Parameters
-    ----------
-    comm : an mpi4py communicator of exactly these ranks, in order.
-    poll_until : waits until a condition is true.
+    Args:
+        comm: an mpi4py communicator of exactly these ranks, in order.
+        poll_until: waits until a condition is true.
     """
 
     def __init__(self, comm: Any, ranks: Sequence[int], num_bytes: int,

@@ -1,34 +1,39 @@
-"""Data sets without a download: scikit-learn's digits, digits drawn as 3 x 32 x 32, and synthetic images."""
+"""Data sets: scikit-learn's digits, digits drawn as 3 x 32 x 32, synthetic images, and image folders.
+
+A new one is one reader and one line in DATASETS.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from slurmdl.errors import UnavailableError, UsageError
-from slurmdl.train.trainer.data.dataset import LabeledImages
+from slurmdl.errors import InputError, UnavailableError, UsageError
+from slurmdl.train.trainer.image_dataset import ImageDataset, LabeledImages, split_and_normalize
 
 #: of `digits-rgb32`: deviation of the background noise, and maximum offset of a digit from the center in pixels
 NOISE_STD, MAX_SHIFT = 0.3, 2
 #: default number of synthetic images, and most elements of all of them (4 GiB of float32)
 DEFAULT_COUNT, MAX_ELEMENTS = 2000, 1 << 30
+#: suffixes of image files
+IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg", ".ppm", ".pgm", ".bmp", ".webp")
+#: default height and width to which images of a folder are scaled
+DEFAULT_SIDE = 32
 
 
 def load_digit_images(arguments: str = "", seed: int = 1) -> LabeledImages:
-    """Handwritten digits, 1,797 images of 8 x 8.
+    """Handwritten digits, 1,797 images of 8 x 8; UnavailableError if scikit-learn is not installed.
 
     The file is read directly, because importing scikit-learn takes seconds on every rank.
 
-    Raises
-    ------
-    UnavailableError : scikit-learn is not installed.
-
-    References
-    ----------
-    E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits. UCI, 1998. doi:10.24432/C50P49
+    Reference: E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits. UCI, 1998. doi:10.24432/C50P49
     """
     _require_no_arguments("digits", arguments)
     spec = importlib.util.find_spec("sklearn")
@@ -100,3 +105,67 @@ def parse_synthetic_arguments(arguments: str) -> tuple[tuple[int, ...], int, int
         raise UsageError(f"train: --data synthetic:{arguments}: {count} images of this shape take more than "
                          f"{4 * MAX_ELEMENTS >> 30} GiB")
     return shape, classes, count
+
+
+def load_image_folder(arguments: str, seed: int) -> LabeledImages:
+    """Load DIR/CLASS/*.png and the like, or DIR/train/CLASS/* and DIR/test/CLASS/*, as RGB of equal size.
+
+    `arguments` are DIR or DIR:SIDE. Classes are numbered in the order of their names. Raises InputError if there are
+    no images or an unreadable one, UnavailableError if Pillow is not installed.
+    """
+    path, _, side = arguments.rpartition(":")
+    if not path or not re.fullmatch("[1-9][0-9]{0,3}", side):
+        path, side = arguments, str(DEFAULT_SIDE)
+    if not path:
+        raise UsageError("train: --data folder: expected folder:DIR")
+    directory = Path(path)
+    if not directory.is_dir():
+        raise InputError("not a directory", file=path)
+    train, test = directory / "train", directory / "test"
+    splits = [train, test] if train.is_dir() and test.is_dir() else [directory]
+    names = sorted(entry.name for entry in splits[0].iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    images, labels, num_test = [], [], 0
+    for split in splits:
+        for label, name in enumerate(names):
+            folder = split / name
+            files = sorted(file for file in (folder.iterdir() if folder.is_dir() else ())
+                           if file.name.lower().endswith(IMAGE_EXTENSIONS))
+            images += [_read_image(file, int(side)) for file in files]
+            labels += [label] * len(files)
+            num_test += len(files) * (split == test)
+    if len(names) < 2 or not len(labels) - num_test:
+        raise InputError(f"{len(labels)} images in {len(names)} directories; expected two or more directories, one "
+                         f"per class, with images ({', '.join(IMAGE_EXTENSIONS)})", file=path)
+    return LabeledImages(np.stack(images), np.array(labels), len(names), num_test)
+
+
+def _read_image(file: Path, side: int) -> npt.NDArray[Any]:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UnavailableError("--data folder: needs the package pillow: pip install 'slurmdl[images]'") from error
+    try:
+        with Image.open(file) as image:
+            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or 0):
+                raise InputError(f"{image.width} x {image.height} pixels are too many", file=str(file))
+            return np.asarray(image.convert("RGB").resize((side, side))).transpose(2, 0, 1)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"unreadable image: {error}", file=str(file)) from error
+
+
+#: name -> reader(arguments, seed); `arguments` is the text after NAME:, or ""
+DATASETS: dict[str, Callable[[str, int], LabeledImages]] = {
+    "digits": load_digit_images, "digits-rgb32": make_digits_rgb32, "synthetic": make_synthetic_images,
+    "folder": load_image_folder}
+
+
+def load_dataset(spec: str, seed: int, fold: tuple[int, int] | None = None,
+                 dirichlet_alpha: float | None = None) -> ImageDataset:
+    """Load the data set NAME:ARGUMENTS and split it, see `split_and_normalize`.
+
+    Raises UsageError if name or arguments are invalid, InputError if a file is.
+    """
+    name, _, arguments = spec.partition(":")
+    if name not in DATASETS:
+        raise UsageError(f"train: --data {spec}: {name!r} is not one of {', '.join(DATASETS)}")
+    return split_and_normalize(DATASETS[name](arguments, seed), seed, fold, dirichlet_alpha)
