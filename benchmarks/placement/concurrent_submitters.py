@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks import cloud_nodes
 from benchmarks.results import Row, make_row
 from slurmdl.cluster import scontrol_parser
 from slurmdl.cluster.snapshot import ClusterSnapshot
@@ -33,8 +34,8 @@ from slurmdl.errors import PlacementError, SandboxError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
-from slurmdl.sandbox import cloud_nodes, namespaces
 from slurmdl.sandbox import lifecycle as sandbox_cluster
+from slurmdl.sandbox import namespaces
 from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.simulate import background_load
@@ -99,13 +100,12 @@ def trace(jobs: int, sizes: tuple[int, int], arrivals: float, seed: int, every: 
 class Run:
     """Result of a trace.
 
-    Attributes
-    ----------
-    waits : seconds from submission to start of each job; inf if it never started.
-    submissions : seconds from arrival to submission of each job; long on a machine with few cores.
-    nodes : nodes of each job.
-    completion : seconds until the last job ends.
-    lost : number of jobs that the controller ended early.
+    Attributes:
+        waits: seconds from submission to start of each job; inf if it never started.
+        submissions: seconds from arrival to submission of each job; long on a machine with few cores.
+        nodes: nodes of each job.
+        completion: seconds until the last job ends.
+        lost: number of jobs that the controller ended early.
     """
 
     waits: tuple[float, ...]

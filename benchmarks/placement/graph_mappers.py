@@ -59,9 +59,8 @@ def volumes(phases: Sequence[Phase], ranks: int) -> FloatArray:
 def distances(network: NetworkLinks, slots: IntArray) -> FloatArray:
     """Return the sum of seconds per byte over the links between each pair of slots; shape (slots, slots).
 
-    Parameters
-    ----------
-    slots : shape (slots,), node of each slot.
+    Args:
+        slots: shape (slots,), node of each slot.
     """
     own = 1 / network.node_capacity
     zone = np.append(1 / network.zone_capacity, 0.0)
@@ -87,9 +86,8 @@ def paths(network: NetworkLinks) -> IntArray:
 def gmap(traffic: FloatArray, far: FloatArray) -> tuple[IntArray, float]:
     """Map ranks to slots with Scotch; return the slot of each rank, and the seconds.
 
-    Parameters
-    ----------
-    traffic, far : results of `volumes` and `distances`; neighboring slots in the network are adjacent.
+    Args:
+        traffic, far: results of `volumes` and `distances`; neighboring slots in the network are adjacent.
     """
     with tempfile.TemporaryDirectory() as folder:
         source, target, out = (Path(folder) / name for name in ("source.grf", "target.tgt", "out.map"))
@@ -142,10 +140,9 @@ def kahip(traffic: FloatArray, zones: IntArray) -> tuple[IntArray, float]:
     The zones of the highest level are split into two halves and the ranks with them, recursively down to the slots
     of a leaf. KaHIP splits evenly: an isolated vertex, the filler, compensates for the difference of the halves.
 
-    Parameters
-    ----------
-    traffic : result of `volumes`.
-    zones : shape (slots, levels), zones of each slot from the root down to its node; slots of a zone are adjacent.
+    Args:
+        traffic: result of `volumes`.
+        zones: shape (slots, levels), zones of each slot from the root down to its node; slots of a zone are adjacent.
     """
     weight = _whole(traffic)
     slot = np.zeros(len(weight), np.int64)

@@ -13,15 +13,15 @@ from importlib.metadata import version
 import numpy as np
 
 from benchmarks import results
+from benchmarks.placement import exact_solver
 from benchmarks.results import make_row
-from benchmarks.suite import start
-from slurmdl.cli.arguments import CliParser, check_output_file
+from benchmarks.suite import check_output_file, start
+from slurmdl.cli.arguments import CliParser
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import SlurmdlError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.placement import exact_solver
 from slurmdl.placement.eligibility import eligible_tasks
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.job_size import resolve_job_size
@@ -53,10 +53,9 @@ class Case:
 class Outcome:
     """Predicted seconds of one case.
 
-    Attributes
-    ----------
-    fits : the job fits one leaf zone.
-    proven : `optimum` is proven, not only the best solution within the time limit.
+    Attributes:
+        fits: the job fits one leaf zone.
+        proven: `optimum` is proven, not only the best solution within the time limit.
     """
 
     seed: int

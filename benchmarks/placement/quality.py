@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks import cloud_nodes
 from benchmarks.placement import graph_mappers
 from benchmarks.results import Row, make_row
 from slurmdl.cluster import scontrol_parser
@@ -36,8 +37,8 @@ from slurmdl.placement.place import place_job
 from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Traffic
-from slurmdl.sandbox import cloud_nodes, namespaces
 from slurmdl.sandbox import lifecycle as sandbox_cluster
+from slurmdl.sandbox import namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.simulate import background_load
 from slurmdl.slurm import hostlist
@@ -138,14 +139,12 @@ class LoadedCluster:
             slurm: Sequence[str]) -> JobResult:
         """Place one job with all methods.
 
-        Parameters
-        ----------
-        network : one of LINKS.
-        slurm : nodes that Slurm assigned to such a job; () without Slurm.
+        Args:
+            network: one of LINKS.
+            slurm: nodes that Slurm assigned to such a job; () without Slurm.
 
-        Raises
-        ------
-        PlacementError : `place` finds no nodes.
+        Raises:
+            PlacementError: `place` finds no nodes.
         """
         request = pattern.request(nodes)
         scores = LINKS[network]
@@ -233,9 +232,8 @@ def least_ps_deal(room: Indices, nodes: int, per_node: int, servers: int) -> lis
     symmetric, convex function of the t, so it is largest for the least even t: fill the largest leaves one by one.
     Then assign each server to the leaf with the largest gain, t - 2 p - 1, which decreases with p.
 
-    Parameters
-    ----------
-    room : free nodes of each leaf.
+    Args:
+        room: free nodes of each leaf.
     """
     leaves = np.argsort(-room, kind="stable")
     taken = np.diff(np.minimum(np.cumsum(room[leaves]), nodes), prepend=0)

@@ -24,6 +24,7 @@ from slurmdl.placement.arrays import (
     seeded_permutation,
     sorted_unique,
 )
+from slurmdl.placement.iteration_cost import zone_links
 from slurmdl.text import sample_names
 from slurmdl.topology.topology import Topology
 
@@ -49,16 +50,15 @@ class CandidateNodes:
     The nodes of any zone are contiguous. In a leaf they are sorted by Slurm's weight, capacity and latency of the
     link, then by snapshot order or seed.
 
-    Attributes
-    ----------
-    snapshot_index, max_tasks, weight : shape (nodes,); `weight` is Slurm's.
-    node_capacity, zone_capacity : bytes/s of the node links and of the zone uplinks.
-    node_latency, zone_latency : seconds, one-way.
-    ancestors : shape (nodes, depth), zones above each node from the leaf upwards, padded with -1.
-    topology_zone_index : shape (zones,); -1 for the zone that joins all trees, always the last one.
-    parent, level : shape (zones,), as in the topology.
-    node_begin, node_end : shape (zones,), range of the nodes of each zone.
-    tie_break : shape (zones,), order of equal zones.
+    Attributes:
+        snapshot_index, max_tasks, weight: shape (nodes,); `weight` is Slurm's.
+        node_capacity, zone_capacity: bytes/s of the node links and of the zone uplinks.
+        node_latency, zone_latency: seconds, one-way.
+        ancestors: shape (nodes, depth), zones above each node from the leaf upwards, padded with -1.
+        topology_zone_index: shape (zones,); -1 for the zone that joins all trees, always the last one.
+        parent, level: shape (zones,), as in the topology.
+        node_begin, node_end: shape (zones,), range of the nodes of each zone.
+        tie_break: shape (zones,), order of equal zones.
     """
 
     snapshot_index: IntArray
@@ -145,14 +145,13 @@ class CandidateNodes:
 
 def nodes_in_zones(topology: Topology, zones: Sequence[str]) -> BoolArray:
     """Mask of the topology's nodes below any named zone, or in any zone if none is named; UsageError if unknown."""
-    for zone in zones:
-        if zone not in topology.zone_index:
-            valid = sample_names(topology.zones, MAX_NAMED_ZONES)
-            raise UsageError(f"--dl-zone={zone}: no such zone; expected one of {valid}")
     if not zones:
         return np.asarray(topology.leaf >= 0)
     inside = np.zeros(len(topology.nodes), bool)
     for zone in zones:
+        if zone not in topology.zone_index:
+            valid = sample_names(topology.zones, MAX_NAMED_ZONES)
+            raise UsageError(f"--dl-zone={zone}: no such zone; expected one of {valid}")
         inside |= topology.mask_below(topology.zone_index[zone])
     return inside
 
@@ -175,7 +174,6 @@ def build_candidate_nodes(request: JobRequest, cluster: ClusterSnapshot, topolog
     """Pool of the nodes that can take tasks, restricted to the zones of the request.
 
     Trees are joined below one zone if the job may span them: Slurm joins no switch trees unless placement spreads.
-
     `max_tasks` gives the tasks that each node of the snapshot can take. Raises UsageError for an unknown zone.
     """
     snapshot = np.flatnonzero((max_tasks > 0) & snapshot_nodes_in_zones(cluster, topology, request.dl.zone))
@@ -186,13 +184,7 @@ def build_candidate_nodes(request: JobRequest, cluster: ClusterSnapshot, topolog
                         topology.node_begin[topology.leaf[nodes]]))
     snapshot, nodes = snapshot[order], nodes[order]
     ancestors = topology.ancestors(nodes)
-    used = np.zeros(len(topology.zones), bool)
-    used[ancestors[ancestors >= 0]] = True
-    zones = np.flatnonzero(used)
-    index = new_indices(zones, len(topology.zones))
-    zone_bandwidth, zone_latency = capacity.zone_uplinks(
-        [topology.zones[i] for i in zones.tolist()], topology.level[zones], topology.node_count[zones],
-        topology.uplink_bandwidth[zones], scores)
+    zones, index, zone_bandwidth, zone_latency = zone_links(ancestors, topology, scores)
     ancestors = index[ancestors]
     begin = np.searchsorted(topology.node_begin[topology.leaf[nodes]], topology.node_begin[zones])
     end = begin + np.bincount(ancestors[ancestors >= 0], minlength=len(zones))
@@ -212,10 +204,7 @@ def build_candidate_nodes(request: JobRequest, cluster: ClusterSnapshot, topolog
 
 
 def subset(pool: CandidateNodes, nodes: IntArray, top: int) -> CandidateNodes:
-    """Pool of some nodes below zone `top`, without the zones above it.
-
-    `nodes` are ascending pool indices.
-    """
+    """Pool of some nodes below zone `top`, without the zones above it; `nodes` are ascending pool indices."""
     ancestors = np.where(pool.level[pool.ancestors[nodes]] <= pool.level[top], pool.ancestors[nodes], -1)
     used = sorted_unique(ancestors[ancestors >= 0])
     index = new_indices(used, pool.zone_count)

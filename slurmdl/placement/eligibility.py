@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -97,65 +98,46 @@ def _eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: st
                 request = replace(request, memory_per_cpu_mb=known.memory_per_cpu,
                                   memory_per_node_mb=known.memory_per_node)
     reserved = _reserved_nodes(request, cluster)
-    rejections = _Rejections(cluster)
-    rejections.reject_profiles([_profile_rejection_reason(profile, partition, constraint, reserved is not None)
-                                for profile in cluster.profiles])
-    rejections.reject_where("excluded", rejections.node_mask(request.exclude))
+    reasons = [_profile_rejection_reason(profile, partition, constraint, reserved is not None)
+               for profile in cluster.profiles]
+    rejection_counts: Counter[str] = Counter()
+    node_counts = np.bincount(cluster.profile_index, minlength=len(reasons)).tolist()
+    for reason, count in zip(reasons, node_counts, strict=True):
+        rejection_counts[reason] += count if reason else 0
+    accepted = np.array([not reason for reason in reasons], bool)[cluster.profile_index]
+
+    def reject(reason: str, rejected: BoolArray) -> None:
+        """Count the nodes that are not rejected yet: the first of several reasons counts."""
+        rejection_counts[reason] += int((rejected & accepted).sum())
+        accepted[rejected] = False
+
+    reject("excluded", _node_mask(cluster, request.exclude))
     if reserved is not None:
-        rejections.reject_where("not in the reservation", ~rejections.node_mask(reserved))
+        reject("not in the reservation", ~_node_mask(cluster, reserved))
     own_reservations = request.reservation.split(",")
-    rejections.reject_where("reserved", rejections.node_mask(
+    reject("reserved", _node_mask(cluster, (
         name for reservation in cluster.reservations
-        if reservation.active and reservation.name not in own_reservations for name in reservation.nodes))
+        if reservation.active and reservation.name not in own_reservations for name in reservation.nodes)))
     on_whole_node = _tasks_that_fit(request, cluster, cluster.cpus, cluster.memory, subtract_used=False)
-    when_idle = np.where(rejections.accepted(), on_whole_node, 0)
-    rejections.reject_where("too small", when_idle == 0)
+    when_idle = np.where(accepted, on_whole_node, 0)
+    reject("too small", when_idle == 0)
     ignored = _RESERVATION_STATES if reserved else frozenset()
     can_start = np.array([_START_STATES.issuperset(set(profile.state) - ignored) for profile in cluster.profiles],
                          bool)[cluster.profile_index]
     if exclusive:
         can_start &= cluster.cpus_unallocated == cluster.cpus
     free = _tasks_that_fit(request, cluster, cluster.cpus_unallocated, cluster.memory_unallocated, subtract_used=True)
-    now = np.where(rejections.accepted() & can_start, np.minimum(free, when_idle), 0)
-    rejections.reject_where("busy", now == 0)
-    return EligibleTasks(now, when_idle, rejections.counts())
+    now = np.where(accepted & can_start, np.minimum(free, when_idle), 0)
+    reject("busy", now == 0)
+    return EligibleTasks(now, when_idle, +rejection_counts)
 
 
-class _Rejections:
-    """Reason why each node is rejected; the first of several reasons counts."""
-
-    def __init__(self, cluster: ClusterSnapshot) -> None:
-        self.cluster = cluster
-        self.reasons = [""]
-        self.reason_codes = np.zeros(len(cluster.names), np.int64)
-
-    def accepted(self) -> BoolArray:
-        return np.asarray(self.reason_codes == 0)
-
-    def reject_where(self, reason: str, rejected: BoolArray) -> None:
-        self.reason_codes[rejected & self.accepted()] = self._reason_code(reason)
-
-    def reject_profiles(self, reasons: Sequence[str]) -> None:
-        """Set the reason of each node profile, "" for none."""
-        if reasons:
-            codes = [self._reason_code(reason) for reason in reasons]
-            self.reason_codes = np.array(codes, np.int64)[self.cluster.profile_index]
-
-    def counts(self) -> dict[str, int]:
-        counts = np.bincount(self.reason_codes, minlength=len(self.reasons)).tolist()
-        return {reason: count for reason, count in zip(self.reasons, counts, strict=True) if reason and count}
-
-    def node_mask(self, names: Iterable[str]) -> BoolArray:
-        mask: BoolArray = np.zeros(len(self.cluster.names), bool)
-        named = frozenset(names)
-        if named:
-            mask[[i for i, name in enumerate(self.cluster.names) if name in named]] = True
-        return mask
-
-    def _reason_code(self, reason: str) -> int:
-        if reason not in self.reasons:
-            self.reasons.append(reason)
-        return self.reasons.index(reason)
+def _node_mask(cluster: ClusterSnapshot, names: Iterable[str]) -> BoolArray:
+    named = frozenset(names)
+    mask: BoolArray = np.zeros(len(cluster.names), bool)
+    if named:
+        mask[[i for i, name in enumerate(cluster.names) if name in named]] = True
+    return mask
 
 
 def _reserved_nodes(request: JobRequest, cluster: ClusterSnapshot) -> tuple[str, ...] | None:
@@ -213,10 +195,8 @@ def constraint_alternatives(text: str) -> tuple[str, ...]:
 
     `[a|b]` has two, an expression without brackets only itself. A comma equals `&`.
 
-    Raises
-    ------
-    PlacementError : counts, other brackets, or a syntax error. Slurm 22.05 ignores such constraints for a node list:
-        with -w it starts `[a*1&b*1]` on two nodes that have only a.
+    Raises PlacementError for counts, other brackets and syntax errors. Slurm 22.05 ignores such constraints for a
+    node list: with -w it starts `[a*1&b*1]` on two nodes that have only a.
     """
     text = text.strip().replace(",", "&")
     if _EXPRESSION.fullmatch(text):

@@ -20,12 +20,8 @@ from slurmdl.topology.topology import MAX_LEVELS, Topology
 class SlowInterLeafPaths:
     """Measured paths between leaf zones that are slower than their links; all other paths are as fast as their links.
 
-    Attributes
-    ----------
-    names : as in LinkScores.inter_leaf.
-    leaf_pairs : shape (paths, 2), indices in `NetworkLinks.zones`.
-    capacity : shape (paths,), bytes/s.
-    latency : shape (paths,), seconds, one-way.
+    `names` are as in LinkScores.inter_leaf; `leaf_pairs`, of shape (paths, 2), holds indices in `NetworkLinks.zones`.
+    `capacity` is in bytes/s, `latency` in seconds, one-way; both have shape (paths,).
     """
 
     names: tuple[str, ...]
@@ -38,23 +34,20 @@ class SlowInterLeafPaths:
 class NetworkLinks:
     """Links that a set of nodes can load: the link of each node, and the uplinks of the zones above them.
 
-    Attributes
-    ----------
-    nodes : names, shape (nodes,).
-    zones : names of the zones above these nodes, in topology order; shape (zones,).
-    leaf : shape (nodes,), index of each node's leaf in `zones`, or -1.
-    ancestors : shape (nodes, depth), zones above each node from the leaf upwards, padded with -1.
-    node_capacity, zone_capacity : bytes/s in each direction.
-    node_latency, zone_latency : seconds, one-way.
-    zone_level : shape (zones,).
-    level_group : shape (nodes, levels), for each level the highest ancestor up to that level, at least the leaf, or
-        -1. No path within a group uses an uplink of that level or below.
-    slow_paths : slow paths between these zones.
+    Attributes:
+        nodes: names, shape (nodes,).
+        zones: names of the zones above these nodes, in topology order; shape (zones,).
+        ancestors: shape (nodes, depth), zones above each node from the leaf upwards, padded with -1; depth > 0.
+        node_capacity, zone_capacity: bytes/s in each direction.
+        node_latency, zone_latency: seconds, one-way.
+        zone_level: shape (zones,).
+        level_group: shape (nodes, levels), for each level the highest ancestor up to that level, at least the leaf,
+            or -1. No path within a group uses an uplink of that level or below.
+        slow_paths: slow paths between these zones.
     """
 
     nodes: tuple[str, ...]
     zones: tuple[str, ...]
-    leaf: IntArray
     ancestors: IntArray
     node_capacity: FloatArray
     zone_capacity: FloatArray
@@ -64,29 +57,37 @@ class NetworkLinks:
     level_group: IntArray
     slow_paths: SlowInterLeafPaths
 
-    def link_name(self, link: int) -> str:
-        """Name of a link; links are numbered through nodes, zones and slow paths."""
-        return (*self.nodes, *self.zones, *self.slow_paths.names)[link]
+    @property
+    def leaf(self) -> IntArray:
+        """Leaf zone of each node, or -1; shape (nodes,)."""
+        return self.ancestors[:, 0]
 
 
 def network_links(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> NetworkLinks:
     """Links of these distinct nodes; a node that is not in the topology has no zone."""
     index = np.fromiter(map(topology.node_index.get, nodes, repeat(-1)), np.int64, len(nodes))
     ancestors = topology.ancestors(index)
-    leaf = ancestors[:, 0] if ancestors.shape[1] else index * 0 - 1
-    is_used = np.zeros(len(topology.zones) + 1, bool)
-    is_used[ancestors] = True
-    used = np.flatnonzero(is_used[:-1])
-    new_index = new_indices(used, len(topology.zones))
-    ancestors, leaf = new_index[ancestors], new_index[leaf]
+    if not ancestors.shape[1]:
+        ancestors = np.full((len(index), 1), -1)
+    used, new_index, zone_capacity, zone_latency = zone_links(ancestors, topology, scores)
+    ancestors = new_index[ancestors]
     zones = tuple(topology.zones[i] for i in used.tolist())
     level = topology.level[used].astype(np.int64)
     node_capacity, node_latency = capacity.node_links(nodes, scores)
-    zone_capacity, zone_latency = capacity.zone_uplinks(zones, level, topology.node_count[used],
-                                                        topology.uplink_bandwidth[used], scores)
     slow_paths = _find_slow_paths(zones, zone_capacity, zone_latency, scores)
-    return NetworkLinks(tuple(nodes), zones, leaf, ancestors, node_capacity, zone_capacity, node_latency,
+    return NetworkLinks(tuple(nodes), zones, ancestors, node_capacity, zone_capacity, node_latency,
                         zone_latency, level, _level_groups(ancestors, level), slow_paths)
+
+
+def zone_links(ancestors: IntArray, topology: Topology,
+               scores: LinkScores) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+    """Zones in `ancestors` (-1 is none): topology index, new index by topology index, uplink capacity and latency."""
+    is_used = np.zeros(len(topology.zones) + 1, bool)
+    is_used[ancestors] = True
+    used = np.flatnonzero(is_used[:-1])
+    uplinks = capacity.zone_uplinks([topology.zones[i] for i in used.tolist()], topology.level[used],
+                                    topology.node_count[used], topology.uplink_bandwidth[used], scores)
+    return used, new_indices(used, len(topology.zones)), *uplinks
 
 
 def _find_slow_paths(zones: Sequence[str], capacities: FloatArray, latencies: FloatArray,
@@ -131,12 +132,13 @@ def predict_cost(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: Int
         if times[slowest] > max_time:
             max_time, bottleneck = float(times[slowest]), slowest
         seconds += float(_phase_seconds(phase, links, times))
-        inter_node += float(load.node_out.sum())
+        inter_node += float(load.outbound[:len(links.nodes)].sum())
         by_level += load.inter_group
         total += _total_bytes(phase)
     inter_zone = float(by_level[0]) if len(by_level) else 0.0
     leaf_zones = np.bincount(links.leaf[node_of_rank] + 1, minlength=1)[1:] > 0
-    return Cost(seconds, inter_node, inter_zone, links.link_name(bottleneck) if bottleneck >= 0 else "",
+    names = (*links.nodes, *links.zones, *links.slow_paths.names)
+    return Cost(seconds, inter_node, inter_zone, names[bottleneck] if bottleneck >= 0 else "",
                 tuple(by_level.tolist()), _fraction(total - inter_node, total), _fraction(total - inter_zone, total),
                 int(leaf_zones.sum()))
 
@@ -144,11 +146,8 @@ def predict_cost(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: Int
 def ps_split_costs(phases: Sequence[Phase], links: NetworkLinks, servers: IntArray, workers: IntArray) -> FloatArray:
     """Costs of many assignments of servers and workers at once.
 
-    Parameters
-    ----------
-    phases : phases between all servers and all workers; servers have the lower ranks.
-    servers, workers : shape (assignments, nodes), tasks of each role on each node.
-
+    The phases are between all servers, which have the lower ranks, and all workers. `servers` and `workers`, of shape
+    (assignments, nodes), count the tasks of each role on each node.
     The result has shape (assignments, 3): seconds, bytes between zones, bytes between nodes.
     """
     total = np.zeros((len(servers), 3))
@@ -157,7 +156,8 @@ def ps_split_costs(phases: Sequence[Phase], links: NetworkLinks, servers: IntArr
         load = _all_pairs_load(phase, links, links.level_group[:, :1], *counts)
         inter_zone = load.inter_group[..., 0] if load.inter_group.shape[-1] else np.zeros(len(servers))
         seconds = _phase_seconds(phase, links, _link_times(links, load))
-        total += np.stack([seconds, inter_zone, load.node_out.sum(axis=-1)], axis=-1)
+        inter_node = load.outbound[:, :len(links.nodes)].sum(axis=-1)
+        total += np.stack([seconds, inter_zone, inter_node], axis=-1)
     return total
 
 
@@ -166,7 +166,7 @@ def _total_bytes(phase: Phase) -> float:
     if not phase.all_pairs:
         return float(np.broadcast_to(phase.bytes_per_pair, phase.source.shape).sum(
             where=phase.source != phase.target))
-    to_self = len(np.intersect1d(phase.source, phase.target, assume_unique=True))
+    to_self = 0 if phase.has_two_roles else len(phase.source)
     return float(phase.bytes_per_pair) * (len(phase.source) * len(phase.target) - to_self)
 
 
@@ -176,23 +176,24 @@ def _fraction(part: float, whole: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _LinkLoad:
-    """Bytes over each link by direction, and bytes between the groups of each level (`NetworkLinks.level_group`).
+    """Bytes over links; the arrays may have leading axes for several assignments of the ranks.
 
-    The arrays may have leading axes for several assignments of the ranks.
+    Attributes:
+        outbound, inbound: bytes over the links of the nodes, then of the zones; shape (..., nodes + zones).
+        inter_leaf: bytes over each slow path in its busier direction.
+        inter_group: bytes between the groups of each level (`NetworkLinks.level_group`).
     """
 
-    node_out: FloatArray
-    node_in: FloatArray
-    zone_out: FloatArray
-    zone_in: FloatArray
+    outbound: FloatArray
+    inbound: FloatArray
     inter_leaf: FloatArray
     inter_group: FloatArray
 
 
 def _link_times(links: NetworkLinks, load: _LinkLoad) -> FloatArray:
     """Busy seconds of each link; shape (..., nodes + zones + slow paths)."""
-    return np.concatenate([np.maximum(load.node_out, load.node_in) / links.node_capacity,
-                           np.maximum(load.zone_out, load.zone_in) / links.zone_capacity,
+    capacities = np.concatenate([links.node_capacity, links.zone_capacity])
+    return np.concatenate([np.maximum(load.outbound, load.inbound) / capacities,
                            load.inter_leaf / links.slow_paths.capacity], axis=-1)
 
 
@@ -215,11 +216,10 @@ def _phase_seconds(phase: Phase, links: NetworkLinks, times: FloatArray) -> Floa
 
 def _phase_load(phase: Phase, links: NetworkLinks, node_of_rank: IntArray) -> _LinkLoad:
     source, target = node_of_rank[phase.source], node_of_rank[phase.target]
-    if not phase.all_pairs:
-        return _pairwise_load(phase, links, source, target)
-    nodes = len(links.nodes)
-    return _all_pairs_load(phase, links, links.level_group, np.bincount(source, minlength=nodes),
-                           np.bincount(target, minlength=nodes))
+    if phase.all_pairs:
+        counts = (np.bincount(node, minlength=len(links.nodes)) for node in (source, target))
+        return _all_pairs_load(phase, links, links.level_group, *counts)
+    return _pairwise_load(phase, links, source, target)
 
 
 def _all_pairs_load(phase: Phase, links: NetworkLinks, groups: IntArray, source_counts: IntArray,
@@ -238,27 +238,23 @@ def _all_pairs_load(phase: Phase, links: NetworkLinks, groups: IntArray, source_
     def both_sums(groups: IntArray, length: int) -> tuple[FloatArray, FloatArray]:
         return _sum_by_group(groups, source_counts, length), _sum_by_group(groups, target_counts, length)
 
-    node_out, node_in = both_directions(source_counts.astype(float), target_counts.astype(float))
     zones = len(links.zones)
     sources, targets = both_sums(links.ancestors, zones)
-    zone_out, zone_in = both_directions(sources, targets)
+    outbound, inbound = both_directions(np.concatenate([source_counts, sources], axis=-1),
+                                        np.concatenate([target_counts, targets], axis=-1))
     left, right = links.slow_paths.leaf_pairs.T
     inter_leaf = phase.bytes_per_pair * np.maximum(sources[..., left] * targets[..., right],
                                                    sources[..., right] * targets[..., left])
     inter_group = np.zeros((*source_counts.shape[:-1], groups.shape[1]))
     for k, group in enumerate(groups.T):
         inter_group[..., k] = both_directions(*both_sums(group[:, None] + 1, zones + 1))[0].sum(axis=-1)
-    return _LinkLoad(node_out, node_in, zone_out, zone_in, inter_leaf, inter_group)
+    return _LinkLoad(outbound, inbound, inter_leaf, inter_group)
 
 
 def _sum_by_group(groups: IntArray, counts: IntArray, length: int) -> FloatArray:
-    """Sum of the nodes' counts in each group.
+    """Sum of the nodes' counts in each of `length` groups: (..., nodes) -> (..., length).
 
-    Parameters
-    ----------
-    groups : shape (nodes, groups of a node), padded with -1.
-    counts : shape (..., nodes).
-    length : number of groups.
+    `groups`, of shape (nodes, groups of a node), is padded with -1.
     """
     rows = counts.reshape(-1, counts.shape[-1])
     offset = length * np.arange(len(rows))[:, None]
@@ -273,12 +269,8 @@ def _pairwise_load(phase: Phase, links: NetworkLinks, source: IntArray, target: 
     is_remote = source != target
     size = np.broadcast_to(phase.bytes_per_pair, is_remote.shape)[is_remote].astype(float)
     source, target = source[is_remote], target[is_remote]
-    nodes, zones = len(links.nodes), len(links.zones)
-    source_zones, target_zones = links.ancestors[source], links.ancestors[target]
     inter_group = [size.sum(where=group[source] != group[target]) for group in links.level_group.T]
-    node_out, node_in = (np.bincount(node, size, nodes).astype(float) for node in (source, target))
-    return _LinkLoad(node_out, node_in, _bytes_leaving_zones(source_zones, target_zones, size, zones),
-                     _bytes_leaving_zones(target_zones, source_zones, size, zones),
+    return _LinkLoad(_outbound_bytes(links, source, target, size), _outbound_bytes(links, target, source, size),
                      _inter_leaf_load(links, source, target, size), np.array(inter_group))
 
 
@@ -294,10 +286,10 @@ def _inter_leaf_load(links: NetworkLinks, source: IntArray, target: IntArray, si
     return np.asarray(np.maximum(total[left, right], total[right, left]))
 
 
-def _bytes_leaving_zones(source_zones: IntArray, target_zones: IntArray, size: FloatArray, zones: int) -> FloatArray:
-    """Bytes that leave each zone: messages with the zone above the source but not above the target."""
-    total = np.zeros(zones)
-    for column in source_zones.T:
+def _outbound_bytes(links: NetworkLinks, source: IntArray, target: IntArray, size: FloatArray) -> FloatArray:
+    """Bytes that leave each node, and each zone that is above the source but not above the target of a message."""
+    zones, target_zones = np.zeros(len(links.zones)), links.ancestors[target]
+    for column in links.ancestors[source].T:
         leaves = (column >= 0) & ~(target_zones == column[:, None]).any(axis=1)
-        total += np.bincount(column[leaves], size[leaves], zones)
-    return total
+        zones += np.bincount(column[leaves], size[leaves], len(zones))
+    return np.concatenate([np.bincount(source, size, len(links.nodes)), zones])

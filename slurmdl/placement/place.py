@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,10 +34,8 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
 
     `matrices` is the user's own traffic, see traffic.Traffic.
 
-    Raises
-    ------
-    PlacementError : no choice is possible or determined by the request; the text gives the reason.
-    UsageError : unknown zone in --dl-zone.
+    Raises PlacementError with the reason if no choice is possible or determined by the request, and UsageError for an
+    unknown zone in --dl-zone.
     """
     if request.unplaceable_reason:
         raise PlacementError(request.unplaceable_reason)
@@ -82,26 +80,23 @@ def select_subset(allocated: Sequence[str], request: JobRequest, required_node: 
 
     If the selection lacks the required node, that node replaces the selected node whose loss costs least.
 
-    Parameters
-    ----------
-    allocated : nodes to choose from, in Slurm's order; each can take its share of the tasks.
-    request : gives the number of nodes to keep, the tasks and the --dl-* options.
-    required_node : one of the nodes, e.g. the node of the batch script.
+    Raises PlacementError if the counts contradict each other, or if the topology has no zones.
 
-    Raises
-    ------
-    PlacementError : the counts contradict each other, or the topology has no zones.
+    Args:
+        allocated: nodes to choose from, in Slurm's order; each can take its share of the tasks.
+        request: gives the number of nodes to keep, the tasks and the --dl-* options.
+        required_node: one of the nodes, e.g. the node of the batch script.
     """
     nodes, _ = request.nodes or (1, None)
     tasks = request.ntasks or nodes * (request.ntasks_per_node or 1)
-    tasks_per_node = -(-tasks // nodes)
-    cluster = ClusterSnapshot.from_nodes([Node(name, ("IDLE",), cpus=tasks_per_node, cpus_unallocated=tasks_per_node)
+    job, traffic = JobSize(nodes, tasks), Traffic.from_options(request.dl, matrices)
+    cpus = job.max_tasks_per_node
+    cluster = ClusterSnapshot.from_nodes([Node(name, ("IDLE",), cpus=cpus, cpus_unallocated=cpus)
                                           for name in allocated])
     selected = place_job(JobRequest(replace(request.dl, zone=()), request.nodes, tasks), cluster, topology, scores,
                          matrices).nodes
     if required_node in selected:
         return selected
-    job, traffic = JobSize(nodes, tasks), Traffic.from_options(request.dl, matrices)
 
     def cost_key(kept: tuple[str, ...]) -> tuple[float, ...]:
         slots = [(name, job.tasks_on_node(i)) for i, name in enumerate(kept)]
@@ -112,12 +107,10 @@ def select_subset(allocated: Sequence[str], request: JobRequest, required_node: 
     return min(alternatives, key=cost_key)
 
 
-def _worst_node_per_leaf(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Iterator[str]:
+def _worst_node_per_leaf(nodes: Sequence[str], topology: Topology, scores: LinkScores) -> Iterable[str]:
     """The node of each leaf zone with the slowest link, of equal ones with the highest latency."""
     bandwidth, latency = capacity.node_links(nodes, scores)
-    seen = set()
+    worst: dict[str, str] = {}
     for i in np.lexsort((-latency, bandwidth)):
-        zone = topology.path_of(nodes[i])
-        if zone not in seen:
-            seen.add(zone)
-            yield nodes[i]
+        worst.setdefault(topology.leaf_of(nodes[i]), nodes[i])
+    return worst.values()

@@ -10,7 +10,7 @@ from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.placement.eligibility import is_idle
 from slurmdl.placement.result import Placement
 from slurmdl.text import truncate
-from slurmdl.topology.svg_layout import Box, Grid, Size, layout_boxes, svg_document, svg_text
+from slurmdl.topology.svg import Box, Grid, Size, layout_boxes, svg_document, svg_text
 from slurmdl.topology.text_tree import nodes_by_leaf
 from slurmdl.topology.topology import Topology
 
@@ -42,7 +42,8 @@ class _Drawing:
         self.leaf_nodes = {leaf: nodes for leaf, nodes in nodes_by_leaf(topology).items()
                            if leaf >= 0 and (self.shows_names or topology.zones[leaf] in placement.nodes_per_zone)}
         self.child_zones: dict[int, list[int]] = {}
-        for zone in sorted({zone for leaf in self.leaf_nodes for zone in self._zones_to_root(leaf)}):
+        shown = {name for leaf in self.leaf_nodes for name in topology.zone_path(leaf)}
+        for zone in sorted(topology.zone_index[name] for name in shown):
             self.child_zones.setdefault(int(topology.parent[zone]), []).append(zone)
         self.idle_nodes = {node.name for node in cluster.nodes if is_idle(node)}
         self.ranks: dict[str, list[int]] = {}
@@ -51,11 +52,6 @@ class _Drawing:
             for rank, (node, role) in enumerate(zip(placement.rank_map.nodes, placement.rank_map.roles, strict=True)):
                 self.ranks.setdefault(node, []).append(rank)
                 self.roles.setdefault(node, set()).add(role)
-
-    def _zones_to_root(self, zone: int) -> Iterator[int]:
-        while zone >= 0:
-            yield zone
-            zone = int(self.topology.parent[zone])
 
     def render(self) -> str:
         boxes = layout_boxes(self.child_zones, self._leaf_size, MARGIN, 64, row_width=lambda sizes: MAX_ROW_WIDTH)

@@ -16,16 +16,15 @@ MAX_LABEL_LENGTH = 80  # characters
 class Cost:
     """Predicted cost of one iteration.
 
-    Attributes
-    ----------
-    seconds : time of the busiest link of each phase, summed over the phases.
-    inter_node_bytes, inter_zone_bytes : bytes between tasks of different nodes, and of different leaf zones.
-    bottleneck_link : name of the link that limits the cost, or "" if nothing is sent.
-    inter_zone_bytes_by_level : bytes between zones of each level, leaf zones first: entry k counts the bytes that
-        leave the highest zones of level k or below. () if the nodes have no zones.
-    intra_node_fraction, intra_zone_fraction : fractions of all bytes inside a node, and inside a leaf zone; 1 if
-        nothing is sent.
-    leaf_zone_count : number of leaf zones with a rank.
+    Attributes:
+        seconds: time of the busiest link of each phase, summed over the phases.
+        inter_node_bytes, inter_zone_bytes: bytes between tasks of different nodes, and of different leaf zones.
+        bottleneck_link: name of the link that limits the cost, or "" if nothing is sent.
+        inter_zone_bytes_by_level: bytes between zones of each level, leaf zones first: entry k counts the bytes that
+            leave the highest zones of level k or below. () if the nodes have no zones.
+        intra_node_fraction, intra_zone_fraction: fractions of all bytes inside a node, and inside a leaf zone; 1 if
+            nothing is sent.
+        leaf_zone_count: number of leaf zones with a rank.
     """
 
     seconds: float
@@ -48,13 +47,12 @@ class Cost:
 class RankMap:
     """Order of the tasks on given nodes.
 
-    Attributes
-    ----------
-    nodes, roles : node and role (one of plan.ROLES) of each rank.
-    cost : predicted cost of one iteration.
-    order : name of the best order, e.g. "depth-first"; see ranks.rank_orders.best_rank_map.
-    order_costs : predicted cost of every evaluated order, including the best one.
-    any_rank0_cost : predicted cost of the best order with rank 0 on any node; None if unknown.
+    Attributes:
+        nodes, roles: node and role (one of plan.ROLES) of each rank.
+        cost: predicted cost of one iteration.
+        order: name of the best order, e.g. "depth-first"; see ranks.rank_orders.best_rank_map.
+        order_costs: predicted cost of every evaluated order, including the best one.
+        any_rank0_cost: predicted cost of the best order with rank 0 on any node; None if unknown.
     """
 
     nodes: tuple[str, ...]
@@ -76,11 +74,8 @@ class RankMap:
 class Candidate:
     """Choice of nodes that was considered.
 
-    Attributes
-    ----------
-    label : the zone or zones, e.g. "leafA" or "leafA x3 + leafB x1".
-    verdict : "chosen", or the reason why it lost.
-    cost : None if it was not evaluated.
+    `label` names the zones, e.g. "leafA" or "leafA x3 + leafB x1"; `verdict` is "chosen", or why the choice
+    lost; `cost` is None if the choice was not evaluated.
     """
 
     label: str
@@ -92,17 +87,16 @@ class Candidate:
 class Placement:
     """Placement of one job.
 
-    Attributes
-    ----------
-    nodes : chosen nodes in snapshot order; () if none.
-    rank_map : rank map on exactly these nodes; None without nodes.
-    zone_paths : zone path of each chosen node, root first.
-    nodes_per_zone : number of chosen nodes in each leaf zone.
-    free_now : every chosen node can start its tasks now.
-    candidates : considered choices, the chosen one first.
-    reason : sentence with the reason for the choice, or for none.
-    lower_bound : lower bound in seconds for all placements of the job on the eligible nodes; None if unknown.
-    lower_bound_reason : constraint that gives the bound, or "".
+    Attributes:
+        nodes: chosen nodes in snapshot order; () if none.
+        rank_map: rank map on exactly these nodes; None without nodes.
+        zone_paths: zone path of each chosen node, root first.
+        nodes_per_zone: number of chosen nodes in each leaf zone.
+        free_now: every chosen node can start its tasks now.
+        candidates: considered choices, the chosen one first.
+        reason: sentence with the reason for the choice, or for none.
+        lower_bound: lower bound in seconds for all placements of the job on the eligible nodes; None if unknown.
+        lower_bound_reason: constraint that gives the bound, or "".
     """
 
     nodes: tuple[str, ...] = ()

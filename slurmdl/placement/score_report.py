@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -27,12 +26,8 @@ MAX_REPORTED_LINKS = 12
 class DecisiveScore:
     """Score of a link that influenced a choice.
 
-    Attributes
-    ----------
-    kind : one of samples.LINK_KINDS.
-    slowdown : transfer time of a message relative to a link without a score.
-    age : seconds since the newest sample.
-    verdict : "left out", "used", or "used, the busiest link".
+    `kind` is one of samples.LINK_KINDS, `slowdown` the transfer time of a message relative to a link without a score,
+    and `age` in seconds since the newest sample. `verdict` is "left out", "used", or "used, the busiest link".
     """
 
     kind: str
@@ -42,9 +37,6 @@ class DecisiveScore:
     samples: int
     loss: float
     verdict: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def decisive_scores(placement: Placement, topology: Topology, cluster: ClusterSnapshot,
@@ -72,9 +64,8 @@ def _slow_links(nodes: Sequence[str], available: Sequence[str], bottleneck_link:
         if is_slow or row.name == bottleneck_link:
             verdict = "used, the busiest link" if row.name == bottleneck_link else \
                 "used" if row.name in used else "left out"
-            score = row.score
-            slow.append(DecisiveScore(row.kind, row.name, row.slowdown, score.age, score.samples, score.loss,
-                                      verdict))
+            slow.append(DecisiveScore(row.kind, row.name, row.slowdown, row.score.age, row.score.samples,
+                                      row.score.loss, verdict))
     return slow
 
 
@@ -97,14 +88,10 @@ def format_score_report(decisive: list[DecisiveScore], scores: LinkScores) -> It
 
 def format_assumptions(dl: DlOptions, topology: Topology, scores: LinkScores) -> str:
     """Assumptions of predictions: "model 100 MB (default), links 10 Gbit/s (default), uplinks by LinkSpeed"."""
-    return f"{traffic_assumption(dl)}, {link_assumption(topology, scores)}"
-
-
-def traffic_assumption(dl: DlOptions) -> str:
-    if dl.comm_pattern and not is_comm_pattern(dl.comm_pattern):
-        return f"traffic of {dl.comm_pattern}"
     default = " (default)" if dl.model_bytes == DlOptions.model_bytes else ""
-    return f"model {units.format_bytes(dl.model_bytes)}{default}"
+    traffic = f"traffic of {dl.comm_pattern}" if dl.comm_pattern and not is_comm_pattern(dl.comm_pattern) else \
+        f"model {units.format_bytes(dl.model_bytes)}{default}"
+    return f"{traffic}, {link_assumption(topology, scores)}"
 
 
 def link_assumption(topology: Topology, scores: LinkScores) -> str:

@@ -19,11 +19,10 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.algorithms.all_to_all import all_to_all_choices
 from slurmdl.placement.algorithms.apportion import even_choices, uneven_choices
 from slurmdl.placement.algorithms.lower_bound import compute_lower_bound
-from slurmdl.placement.algorithms.node_swaps import single_node_swaps
-from slurmdl.placement.algorithms.problem import NodeChoice, Proposal, SearchProblem
+from slurmdl.placement.algorithms.problem import NodeChoice, Proposal, SearchProblem, make_choice
 from slurmdl.placement.algorithms.ps_search import ps_choices
 from slurmdl.placement.algorithms.zone_candidates import rank_zones
-from slurmdl.placement.arrays import IntArray
+from slurmdl.placement.arrays import IntArray, run_starts
 from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
 from slurmdl.placement.job_size import JobSize
 from slurmdl.placement.ranks.rank_orders import RankOrders
@@ -109,12 +108,12 @@ class PlacementSearch:
         if is_even:
             pool, winner, others = self.avoid_slow_paths(even_pool, winner)
             evaluated += others
-            if (not self.traffic.is_count_based and self.request.dl.place == "pack"
-                    and self.job.tasks <= MAX_SWAP_TASKS):
+            depends_on_order = self.traffic.needs_search or self.traffic.is_zone_dependent
+            if depends_on_order and self.request.dl.place == "pack" and self.job.tasks <= MAX_SWAP_TASKS:
                 winner = self.swap_nodes(pool, winner)
         rank_map = winner.rank_orders.best_map()
-        bound = compute_lower_bound(even_pool, self.problem, rank_map.cost.seconds) \
-            if is_even and not self.traffic.is_zone_dependent and not self.traffic.matrices else None
+        has_bound = is_even and not self.traffic.is_zone_dependent and not self.traffic.matrices
+        bound = compute_lower_bound(even_pool, self.problem, rank_map.cost.seconds) if has_bound else None
         # the first of several choices with the same nodes per zone is enough
         losers = {format_zone_counts(entry.nodes_per_zone): entry for entry in reversed(evaluated)
                   if entry.nodes_per_zone != winner.nodes_per_zone}
@@ -124,8 +123,7 @@ class PlacementSearch:
                       *self.too_small_zones(even_pool))
         zone_paths = {name: self.topology.path_of(name) for name in winner.nodes}
         return Placement(winner.nodes, rank_map, zone_paths, dict(winner.nodes_per_zone), free_now, candidates,
-                         self.choice_reason(pool, winner, free_now),
-                         bound.seconds if bound else None, bound.reason if bound else "")
+                         self.choice_reason(pool, winner, free_now), *(bound or (None, "")))
 
     def build_pool(self, max_tasks: IntArray) -> CandidateNodes:
         return build_candidate_nodes(self.request, self.cluster, self.topology, self.scores, max_tasks)
@@ -225,12 +223,10 @@ class PlacementSearch:
 
     def too_small_zones(self, pool: CandidateNodes) -> Iterator[Candidate]:
         """The largest of the zones with too few fitting nodes."""
-        wanted = self.job.nodes
-        small = np.argsort(-np.where(pool.node_count < wanted, pool.node_count, 0), kind="stable")
-        for zone in small[:MAX_TOO_SMALL_ZONES]:
-            count = pool.node_count[zone]
-            if count < wanted:
-                yield Candidate(self.zone_name(pool, zone), f"too small, {count} of {wanted} nodes fit")
+        small = np.flatnonzero(pool.node_count < self.job.nodes)
+        for zone in small[np.argsort(-pool.node_count[small], kind="stable")][:MAX_TOO_SMALL_ZONES]:
+            yield Candidate(self.zone_name(pool, zone),
+                            f"too small, {pool.node_count[zone]} of {self.job.nodes} nodes fit")
 
     def choice_reason(self, pool: CandidateNodes, winner: EvaluatedChoice, free_now: bool) -> str:
         zone, counts = self.zone_name(pool, winner.choice.zone), format_zone_counts(winner.nodes_per_zone)
@@ -243,3 +239,33 @@ class PlacementSearch:
         else:
             reason = f"{counts} below {zone} take less time than any smaller zone"
         return reason if free_now else f"{reason}; not all of them are free now"
+
+
+def single_node_swaps(pool: CandidateNodes, choice: NodeChoice) -> Iterator[NodeChoice]:
+    """Choices with one node swapped for an unused node of the same tree; leaves in use come first.
+
+    Only the last used and the first unused node of each leaf are swapped: its other nodes are no better.
+    """
+    is_used = np.zeros(len(pool.snapshot_index), bool)
+    is_used[choice.nodes] = True
+    root = choice.zone
+    while pool.parent[root] >= 0:
+        root = int(pool.parent[root])
+    is_free = ~is_used
+    is_free[:pool.node_begin[root]] = is_free[pool.node_end[root]:] = False
+    used, free = np.flatnonzero(is_used), np.flatnonzero(is_free)
+    removable = used[np.append(run_starts(pool.leaf[used])[1:], len(used)) - 1]
+    addable = free[run_starts(pool.leaf[free])] if len(free) else free
+    is_near = np.isin(pool.leaf[addable], pool.leaf[used])
+    for added in np.concatenate([addable[is_near], addable[~is_near]]):
+        for removed in removable:
+            nodes = np.append(used[used != removed], added)
+            yield make_choice(pool, _smallest_common_zone(pool, nodes), nodes)
+
+
+def _smallest_common_zone(pool: CandidateNodes, nodes: IntArray) -> int:
+    """Smallest zone that holds all these nodes of one tree."""
+    first, last, zone = int(nodes.min()), int(nodes.max()), int(pool.leaf[nodes[0]])
+    while not pool.node_begin[zone] <= first <= last < pool.node_end[zone]:
+        zone = int(pool.parent[zone])
+    return zone

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
-from slurmdl.gossip_graphs import GRAPHS, GossipGroup
-from slurmdl.placement.arrays import FloatArray, IntArray, new_indices
+from slurmdl.gossip_graphs import GRAPHS
+from slurmdl.placement.arrays import FloatArray, IntArray, new_indices, sorted_unique
 from slurmdl.plan import COMM_PATTERNS
 
 
@@ -24,12 +25,11 @@ from slurmdl.plan import COMM_PATTERNS
 class Phase:
     """Messages that are in flight at the same time.
 
-    Attributes
-    ----------
-    source, target : ranks; source[i] sends to target[i]. With `all_pairs` every source sends to every other target,
-        so dense traffic needs no n x n matrix.
-    bytes_per_pair : number, or without `all_pairs` also an array of shape (pairs,).
-    rounds : sequential message rounds; a fraction if the phase occurs in that fraction of the iterations.
+    Attributes:
+        source, target: ranks; source[i] sends to target[i]. With `all_pairs` every source sends to every other
+            target, so dense traffic needs no n x n matrix.
+        bytes_per_pair: number, or without `all_pairs` also an array of shape (pairs,).
+        rounds: sequential message rounds; a fraction if the phase occurs in that fraction of the iterations.
     """
 
     source: IntArray
@@ -48,14 +48,13 @@ class Phase:
 class Traffic:
     """Traffic of a job with any number of ranks.
 
-    Attributes
-    ----------
-    strategy : one of plan.STRATEGIES.
-    model_bytes : bytes of one replica of the parameters (and of its gradient).
-    ps : number of parameter servers, which are the first ranks; 0 unless the strategy is `ps`.
-    pattern : one of plan.COMM_PATTERNS[strategy], "" for the first one; with matrices their file.
-    matrices : the user's own phases instead of a pattern, each of shape (ranks, ranks): entry [i, j] is the number
-        of bytes that rank i sends to rank j per iteration; the diagonal is ignored.
+    Attributes:
+        strategy: one of plan.STRATEGIES.
+        model_bytes: bytes of one replica of the parameters (and of its gradient).
+        ps: number of parameter servers, which are the first ranks; 0 unless the strategy is `ps`.
+        pattern: one of plan.COMM_PATTERNS[strategy], "" for the first one; with matrices their file.
+        matrices: the user's own phases instead of a pattern, each of shape (ranks, ranks): entry [i, j] is the number
+            of bytes that rank i sends to rank j per iteration; the diagonal is ignored.
     """
 
     strategy: str
@@ -66,14 +65,11 @@ class Traffic:
 
     @classmethod
     def from_options(cls, dl: DlOptions, matrices: tuple[FloatArray, ...] = ()) -> Traffic:
-        """Traffic of the --dl-* options."""
         return cls(dl.strategy, dl.model_bytes, dl.ps, dl.comm_pattern, matrices)
 
     @property
     def pattern_name(self) -> str:
-        """Name of the pattern."""
-        name = self.pattern or COMM_PATTERNS[self.strategy][0]
-        return "ring" if name == "mpi-allreduce" else name
+        return self.pattern or COMM_PATTERNS[self.strategy][0]
 
     @property
     def is_zone_dependent(self) -> bool:
@@ -85,20 +81,13 @@ class Traffic:
         """Whether no rule gives the best rank order, so that it is searched."""
         return bool(self.matrices) or self.pattern_name in ("one-peer-exponential", "base-2")
 
-    @property
-    def is_count_based(self) -> bool:
-        """Whether the time depends only on the numbers of servers and workers (or ranks) below each link."""
-        return not self.needs_search and not self.is_zone_dependent
-
     def phases(self, ranks: int, zone_of_rank: IntArray | None = None) -> list[Phase]:
         """Phases of one iteration.
 
         `zone_of_rank`, of shape (ranks,), holds leaf zones; None if all ranks are in one zone.
 
-        Raises
-        ------
-        PlacementError : strategy `ps` without a server or worker, a pattern of another strategy, or matrices for
-            another number of ranks.
+        Raises PlacementError for strategy `ps` without a server or worker, a pattern of another strategy, or matrices
+        for another number of ranks.
         """
         if self.strategy == "ps" and not 0 < self.ps < ranks:
             raise PlacementError(
@@ -131,6 +120,12 @@ class Traffic:
         off_diagonal = source != target
         source, target = source[off_diagonal], target[off_diagonal]
         return Phase(source, target, matrix[source, target])
+
+
+def count_shards(servers: IntArray | FloatArray, workers: IntArray | FloatArray, all_servers: int,
+                 all_workers: int) -> IntArray | FloatArray:
+    """Shards over a link, in its busier direction, with these servers and workers on one side."""
+    return np.maximum(servers * (all_workers - workers), workers * (all_servers - servers))
 
 
 def _ps_phases(ranks: int, ps: int, model_bytes: float) -> Iterator[Phase]:
@@ -169,50 +164,32 @@ def _hierarchical_phases(zone_of_rank: IntArray, model_bytes: float) -> Iterator
         yield within
     zones = len(sizes)
     if zones > 1:
-        source, target, fraction = _shard_overlaps(sizes)
+        pairs = zip(sizes.tolist(), np.roll(sizes, -1).tolist(), strict=True)
+        sources, targets, fractions = zip(*(_common_shards(*pair) for pair in pairs), strict=True)
+        source = np.concatenate([first + shard for first, shard in zip(begin, sources, strict=True)])
+        target = np.concatenate([first + shard for first, shard in zip(np.roll(begin, -1), targets, strict=True)])
+        fraction = np.concatenate(fractions)
         yield Phase(by_zone[source], by_zone[target], 2 * model_bytes * (zones - 1) / zones * fraction,
                     rounds=2 * (zones - 1))
     if len(within.source):
         yield within
 
 
-def _shard_overlaps(shard_counts: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
-    """Pairs of overlapping shards of each zone and the next one, and their common fractions of the model.
-
-    `shard_counts`, of shape (zones,), counts the equal, consecutive shards of each zone.
-    Returns shard indices, numbered zone by zone, and fractions; each of shape (pairs,).
-    """
-    zones = np.arange(len(shard_counts))
-    next_zone = np.roll(zones, -1)
-    next_counts = shard_counts[next_zone]
-    begin = np.cumsum(shard_counts) - shard_counts
-    # shard borders of both zones on one scale: the model has count * next count units
-    zone_of_shard, zone_of_next = np.repeat(zones, shard_counts), np.repeat(zones, next_counts)
-    shard = np.arange(len(zone_of_shard)) - begin[zone_of_shard]
-    next_shard = np.arange(len(zone_of_next)) - np.repeat(np.cumsum(next_counts) - next_counts, next_counts)
-    borders = np.concatenate([shard * next_counts[zone_of_shard], next_shard * shard_counts[zone_of_next]])
-    zone = np.concatenate([zone_of_shard, zone_of_next])
-    order = np.lexsort((borders, zone))
-    zone, borders = zone[order], borders[order]
-    is_new = np.ones(len(zone), bool)
-    is_new[1:] = (zone[1:] != zone[:-1]) | (borders[1:] != borders[:-1])
-    zone, borders = zone[is_new], borders[is_new]
-    total = (shard_counts * next_counts)[zone]
-    is_last = np.append(zone[1:] != zone[:-1], True)
-    end = np.where(is_last, total, np.append(borders[1:], 0))
-    return (begin[zone] + borders // next_counts[zone], begin[next_zone][zone] + borders // shard_counts[zone],
-            (end - borders) / total)
+@lru_cache(maxsize=256)
+def _common_shards(left: int, right: int) -> tuple[IntArray, IntArray, FloatArray]:
+    """Overlaps of `left` with `right` equal shards: index of both, and the common fraction of the model."""
+    borders = sorted_unique(np.append(np.arange(left) * right, np.arange(right) * left))
+    return borders // right, borders // left, np.diff(borders, append=left * right) / (left * right)
 
 
 def _gossip_phases(pattern: str, zone_of_rank: IntArray, model_bytes: float) -> Iterator[Phase]:
     """Each round of the graph is a phase that occurs in a fraction of the iterations.
 
-    With random partners all other ranks are equally likely, and one of an odd number rests. How often `link-aware`
-    partners keep to fast links is known only during training, so this is the worst case.
+    With random partners all other ranks are equally likely, and one of an odd number rests.
     """
     ranks = len(zone_of_rank)
     all_ranks = np.arange(ranks)
-    rounds = GRAPHS[pattern](GossipGroup(tuple(map(str, zone_of_rank.tolist())))).weighted_rounds()
+    rounds = GRAPHS[pattern](tuple(map(str, zone_of_rank.tolist()))).weighted_rounds()
     for graph_round, fraction in rounds:
         sends = graph_round.target != all_ranks
         yield Phase(all_ranks[sends], graph_round.target[sends], model_bytes * fraction, rounds=fraction)

@@ -1,4 +1,4 @@
-"""Single-node swaps, for traffic whose time depends on more than node counts."""
+"""Single-node swaps, for traffic patterns whose time depends on more than node counts."""
 
 from __future__ import annotations
 

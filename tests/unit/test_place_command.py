@@ -57,19 +57,6 @@ def test_json(case: str, capsys: pytest.CaptureFixture[str], golden: Callable[[s
     golden(f"place/{case}.json", out)
 
 
-@pytest.mark.parametrize(("case", "message"), [
-    ("two-zones-ps", "3.33 s, proven optimal; this choice takes 1 times as long"),
-    ("one-zone", "110 ms, proven optimal"), ("no-choice", "none: the node count is not certain"),
-    ("not-free", "none: "),
-])
-def test_exact_optimum(case: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["place", *FILES, "--exact", *CASES[case]]) == 0
-    assert f"exact      {message}" in capsys.readouterr().out
-    assert main(["place", *FILES, "--exact", "--json", *CASES[case]]) == 0
-    result = json.loads(capsys.readouterr().out)["exact"]
-    assert result.get("proven") or result["reason"] in message or message.removeprefix("none: ") in result["reason"]
-
-
 @pytest.mark.parametrize("case", ["two-zones-ps", "no-choice"])
 def test_svg(case: str, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     path = tmp_path / "placement.svg"

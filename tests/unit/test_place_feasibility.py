@@ -30,7 +30,7 @@ def test_infeasible_request_is_rejected(request_: JobRequest, topology: Topology
         place_job(request_, NODES, topology, SCORES)
 
 
-def test_topology_with_some_of_the_nodes_serves_these() -> None:
+def test_topology_of_some_nodes_places_jobs_on_these_nodes() -> None:
     placement = place_job(JobRequest(nodes=(2, 2)), NODES, two_level(["x1", "x2", "n1"], ["n3", "n4"]), SCORES)
     assert placement.nodes == ("n3", "n4")
     with pytest.raises(PlacementError, match="no zone has 4 fitting nodes"):

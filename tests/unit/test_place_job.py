@@ -198,17 +198,17 @@ def test_quotas(available: list[int], wanted: int, even: list[int], packed: list
 
 
 def test_seed_changes_only_choices_among_equals() -> None:
-    plain = place_job(JobRequest(nodes=(2, 2)), FOUR_IDLE, FOUR, SCORES)
+    default = place_job(JobRequest(nodes=(2, 2)), FOUR_IDLE, FOUR, SCORES)
     seeded = [place_job(JobRequest(nodes=(2, 2), seed=seed), FOUR_IDLE, FOUR, SCORES) for seed in range(1, 21)]
-    assert plain.nodes == ("n00", "n01")
+    assert default.nodes == ("n00", "n01")
     assert len({placement.nodes for placement in seeded}) > 5
     assert len({next(iter(placement.nodes_per_zone)) for placement in seeded}) > 2
     assert {placement.rank_map.cost.sort_key for placement in seeded if placement.rank_map} == {
-        plain.rank_map.cost.sort_key if plain.rank_map else None}
+        default.rank_map.cost.sort_key if default.rank_map else None}
     assert place_job(JobRequest(nodes=(2, 2), seed=7), FOUR_IDLE, FOUR, SCORES) == seeded[6]
 
 
-def test_small_nodes_serve_next_to_large_ones_in_an_uneven_choice() -> None:
+def test_uneven_choice_combines_small_and_large_nodes() -> None:
     small = cluster(*(node(name, cpus=cpus, cpus_unallocated=cpus, memory=10, memory_unallocated=10)
                       for name, cpus in zip(FOUR.nodes, [3, 1] + [1] * 14, strict=True)))
     placement = place_job(JobRequest(nodes=(2, 2), ntasks=4, memory_per_node_mb=1), small, FOUR, SCORES)
@@ -254,9 +254,9 @@ def test_balance_is_even_over_the_fewest_zones() -> None:
         assert place_job(request, idle, topology, SCORES).nodes_per_zone == {"z0": 12, "z1": 12, "z2": 12}
 
 
-@pytest.mark.parametrize("worse", [LinkScore(500.0), LinkScore(1000.0, rtt=0.2), LinkScore(1000.0, loss=0.01)])
-def test_degraded_node_loses_to_a_clean_one_of_its_zone(worse: LinkScore) -> None:
-    scores = LinkScores(nodes={"n00": worse}, default_node_bandwidth=1000.0,
+@pytest.mark.parametrize("degraded", [LinkScore(500.0), LinkScore(1000.0, rtt=0.2), LinkScore(1000.0, loss=0.01)])
+def test_clean_node_is_preferred_to_degraded_node_of_its_zone(degraded: LinkScore) -> None:
+    scores = LinkScores(nodes={"n00": degraded}, default_node_bandwidth=1000.0,
                         default_zone_bandwidth=(50.0,), default_latency=0.0)
     for strategy, ps in (("allreduce", 0), ("gossip", 0), ("ps", 1)):
         request = JobRequest(nodes=(3, 3), dl=DlOptions(strategy=strategy, ps=ps, zone=("z0",)))

@@ -31,8 +31,8 @@ def test_tasks_of_a_node_are_contiguous() -> None:
     assert rank_map.nodes == ("n1", "n1", "n3", "n2", "n2", "n2")
 
 
-def test_depth_first_beats_leaf_order_if_the_file_scatters_leaves() -> None:
-    """Leaf switches are listed in another order than their parents group them."""
+def test_depth_first_order_costs_less_than_leaf_order_if_the_file_scatters_leaves() -> None:
+    """The file lists leaf switches in an order that differs from the grouping by parents."""
     leaves = [ZoneDecl(f"l{i}", nodes=(name,)) for i, name in enumerate("abcd", 1)]
     topology = build_topology([*leaves, ZoneDecl("m1", children=("l1", "l3")), ZoneDecl("m2", children=("l2", "l4")),
                                ZoneDecl("r", children=("m1", "m2"))], kind="tree", source="")
@@ -88,16 +88,16 @@ def test_gossip_ranks_are_ordered_by_zone_although_all_orders_cost_the_same() ->
 @pytest.mark.parametrize(("strategy", "pattern"), [("allreduce", "ring"), ("allreduce", "hierarchical"),
                                                    ("gossip", "random-matching"), ("gossip", "zone-aware")])
 def test_fixed_rank_0_costs_nothing_on_interleaved_nodes(strategy: str, pattern: str) -> None:
-    """All choices of 6 of 8 nodes of two zones; in 6 of them the first node is in the second zone."""
+    """All choices of 6 of 8 nodes of two zones; in 6 choices the first node is in the second zone."""
     traffic, rank0_elsewhere = Traffic(strategy, pattern=pattern), 0
     for nodes in itertools.combinations(ALL, 6):
         rank_map = best_rank_map(nodes, ALTERNATING, SCORES, traffic)
         assert rank_map.nodes[0] == nodes[0][0]
         zones = [ALTERNATING.leaf_of(node) for node in rank_map.nodes]
         assert sum(left != right for left, right in itertools.pairwise(zones)) == len(set(zones)) - 1
-        anywhere = best_rank_map(nodes, ALTERNATING, SCORES, traffic, "any")
-        assert rank_map.cost.sort_key == anywhere.cost.sort_key and rank_map.rank0_slowdown == 0
-        rank0_elsewhere += anywhere.nodes[0] != nodes[0][0]
+        unconstrained = best_rank_map(nodes, ALTERNATING, SCORES, traffic, "any")
+        assert rank_map.cost.sort_key == unconstrained.cost.sort_key and rank_map.rank0_slowdown == 0
+        rank0_elsewhere += unconstrained.nodes[0] != nodes[0][0]
     assert rank0_elsewhere == 6
 
 
@@ -111,10 +111,11 @@ def test_fixed_rank_0_costs_nothing_on_a_symmetric_graph(pattern: str) -> None:
     for _ in range(20):
         slots = [(topology.nodes[i], 1) for i in sorted(random.choice(64, 16, replace=False).tolist())]
         traffic = Traffic("adaptive-gossip", pattern=pattern)
-        rank_map, anywhere = (best_rank_map(slots, topology, scores, traffic, rank0) for rank0 in ("first", "any"))
+        rank_map, unconstrained = (best_rank_map(slots, topology, scores, traffic, rank0)
+                                   for rank0 in ("first", "any"))
         assert rank_map.nodes[0] == slots[0][0] and sorted(rank_map.nodes) == sorted(name for name, _ in slots)
-        assert rank_map.cost.sort_key <= anywhere.cost.sort_key
-        rank0_elsewhere += anywhere.nodes[0] != slots[0][0]
+        assert rank_map.cost.sort_key <= unconstrained.cost.sort_key
+        rank0_elsewhere += unconstrained.nodes[0] != slots[0][0]
     assert rank0_elsewhere > 0
 
 
@@ -127,8 +128,8 @@ def test_fixed_rank_0_detours_around_a_slow_path_at_no_cost() -> None:
         slots = [(name, 1) for name in nodes]
         rank_map = best_rank_map(slots, topology, scores, Traffic("allreduce"))
         assert rank_map.nodes[0] == nodes[0]
-        anywhere = best_rank_map(slots, topology, scores, Traffic("allreduce"), "any")
-        assert rank_map.cost.sort_key == anywhere.cost.sort_key
+        unconstrained = best_rank_map(slots, topology, scores, Traffic("allreduce"), "any")
+        assert rank_map.cost.sort_key == unconstrained.cost.sort_key
 
 
 @pytest.mark.parametrize(("slots", "ps"), [([], 0), ([("n1", 0)], 0), ([("n1", 2)], 2), ([("n1", 2)], 0)])

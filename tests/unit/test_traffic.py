@@ -106,7 +106,7 @@ def test_pattern_of_another_strategy_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("strategy", "pattern"), [(s, p) for s, patterns in COMM_PATTERNS.items() for p in patterns])
-def test_default_pattern_is_the_first_and_one_rank_sends_nothing(strategy: str, pattern: str) -> None:
+def test_default_pattern_is_the_first_and_a_single_rank_sends_nothing(strategy: str, pattern: str) -> None:
     ps = 1 if strategy == "ps" else 0
     default, first = (Traffic(strategy, N, ps, name).phases(8) for name in ("", COMM_PATTERNS[strategy][0]))
     assert [phase.target.tolist() for phase in default] == [phase.target.tolist() for phase in first]

@@ -98,9 +98,9 @@ def test_malformed_file_is_an_input_error(name, tmp_path):
     path = tmp_path / "traffic.npz"
     make, message = BAD[name]
     make(path)
-    with pytest.raises(InputError, match=message) as raised:
+    with pytest.raises(InputError, match=message) as error:
         load(path)
-    assert str(raised.value).startswith(str(path)) and "\n" not in str(raised.value)
+    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
 
 def test_text_file_above_the_limit_is_rejected(tmp_path, monkeypatch):

@@ -7,15 +7,14 @@ majority. T is the only unknown: one pass up the zones gives the nodes that each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from slurmdl.placement.algorithms.apportion import take_nodes
-from slurmdl.placement.algorithms.bottleneck import LatencyCap, relevant_latency_caps
 from slurmdl.placement.algorithms.problem import Proposal, SearchProblem, make_choice
-from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate
+from slurmdl.placement.algorithms.zone_candidates import LatencyCap, ZoneCandidate, relevant_latency_caps
 from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
 from slurmdl.placement.candidate_nodes import CandidateNodes
 from slurmdl.placement.job_size import JobSize
@@ -24,6 +23,9 @@ from slurmdl.placement.traffic import Phase
 TIME_STEPS = 24  # times that are evaluated at once
 BRACKET_ROUNDS = 4  # subdivisions of the interval between two of them
 MAX_ALL_TO_ALL_ZONES = 6  # zones whose choices are compared
+
+Feasibility = Callable[[FloatArray], BoolArray]
+"""Whether each zone can hold the job: (times,) -> (times, zones)."""
 
 
 def all_to_all_choices(pool: CandidateNodes, problem: SearchProblem,
@@ -56,7 +58,7 @@ class AllToAllEstimate:
         return self.high + self.latency
 
     def narrowed(self, zone: int) -> AllToAllEstimate:
-        low, high = (float(bound[zone]) for bound in self.model.bracket_time(self.low, self.high, zone))
+        low, high = narrow_time(self.model.can_hold_job, np.array([zone]), self.low, self.high, BRACKET_ROUNDS)
         return replace(self, low=low, high=high)
 
 
@@ -66,15 +68,15 @@ def rank_zones_all_to_all(pool: CandidateNodes, problem: SearchProblem, candidat
 
     `refine` narrows the bounds of the best estimates.
     """
-    job, phase = problem.job, merge_phases(problem.phases)
-    load = float(phase.bytes_per_pair) * job.tasks * job.tasks
+    job, bytes_per_pair = problem.job, merged_bytes_per_pair(problem.phases)
+    load = bytes_per_pair * job.tasks * job.tasks
     min_capacity = min(float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
     fraction = (job.tasks // job.nodes) / job.tasks
     min_time = load * fraction * (1 - fraction) / float(pool.node_capacity.max())
     estimates: dict[int, list[AllToAllEstimate]] = {candidate.zone: [] for candidate in candidates}
     for cap in relevant_latency_caps(pool, min_time, problem.rounds):
-        model = AllToAllModel(pool, job, phase, cap)
-        low, high = model.bracket_time(min_time, load / min_capacity)
+        model = AllToAllModel(pool, job, bytes_per_pair, cap)
+        low, high = model.bracket_times(min_time, load / min_capacity)
         latency = 2 * problem.rounds * cap.path_latency(pool)
         for zone, of_zone in estimates.items():
             if high[zone] < np.inf:
@@ -90,40 +92,53 @@ def rank_zones_all_to_all(pool: CandidateNodes, problem: SearchProblem, candidat
 
 def _best_estimate(estimates: Sequence[AllToAllEstimate], zone: int) -> AllToAllEstimate:
     """Best of the estimates for a zone; narrows each one that can still win."""
-    best: AllToAllEstimate | None = None
-    for estimate in sorted(estimates, key=lambda estimate: estimate.min_seconds):
-        if best is None or estimate.min_seconds < best.max_seconds:
-            narrowed = estimate.narrowed(zone)
-            if best is None or narrowed.max_seconds < best.max_seconds:
-                best = narrowed
-    assert best is not None
+    first, *others = sorted(estimates, key=lambda estimate: estimate.min_seconds)
+    best = first.narrowed(zone)
+    for estimate in others:
+        if estimate.min_seconds < best.max_seconds:
+            best = min(best, estimate.narrowed(zone), key=lambda estimate: estimate.max_seconds)
     return best
 
 
-def merge_phases(phases: Sequence[Phase]) -> Phase:
-    """Merge all phases into one.
-
-    Servers and workers become peers that load a link like their average mix.
-    """
+def merged_bytes_per_pair(phases: Sequence[Phase]) -> float:
+    """Bytes per pair of all phases if servers and workers were peers that load a link like their average mix."""
     bytes_per_pair = 0.0
     for phase in phases:
         sources, targets = len(phase.source), len(phase.target)
         bytes_per_pair += float(phase.bytes_per_pair) * (
             sources * targets / (sources + targets)**2 if phase.has_two_roles else 1)
-    return Phase(phases[0].source, phases[0].source, bytes_per_pair, all_pairs=True)
+    return bytes_per_pair
+
+
+def narrow_time(can_hold_job: Feasibility, zones: IntArray, low: float, high: float,
+                rounds: int) -> tuple[float, float]:
+    """The longest evaluated time in which none of the zones can hold the job, and the next one.
+
+    `low` and `high` bound the times in seconds; each round subdivides the interval. The result is `high` and infinity
+    if `high` is too short.
+    """
+    for _ in range(rounds):
+        times = np.geomspace(low, high, TIME_STEPS)
+        fits = can_hold_job(times)[:, zones].any(axis=1)
+        if not fits.any():
+            return high, np.inf
+        first = int(fits.argmax())
+        low, high = float(times[max(first - 1, 0)]), float(times[first])
+        if first == 0:
+            break
+    return low, high
 
 
 @dataclass(frozen=True, eq=False)
 class ZoneNodeCounts:
     """Number of nodes that each zone can hold within each time; arrays of shape (times, zones).
 
-    Attributes
-    ----------
-    minority : if it holds a minority of the ranks.
-    majority : if it holds a majority; equals `minority` if it cannot.
-    in_children : in its leaves or children, with minorities only.
-    majority_gain : additional nodes if one child holds a majority.
-    min_majority : smallest majority.
+    Attributes:
+        minority: if it holds a minority of the ranks.
+        majority: if it holds a majority; equals `minority` if it cannot.
+        in_children: in its leaves or children, with minorities only.
+        majority_gain: additional nodes if one child holds a majority.
+        min_majority: smallest majority.
     """
 
     minority: IntArray
@@ -136,13 +151,11 @@ class ZoneNodeCounts:
 class AllToAllModel:
     """All-to-all phase of a job on a pool, over links that keep a latency cap."""
 
-    def __init__(self, pool: CandidateNodes, job: JobSize, phase: Phase, latency_cap: LatencyCap) -> None:
-        self.pool, self.job = pool, job
-        self.bytes_per_pair = float(np.mean(phase.bytes_per_pair))
+    def __init__(self, pool: CandidateNodes, job: JobSize, bytes_per_pair: float, latency_cap: LatencyCap) -> None:
+        self.pool, self.job, self.bytes_per_pair = pool, job, bytes_per_pair
         self.tasks_per_node = job.tasks / job.nodes
         self.usable_nodes = pool.node_latency <= latency_cap.node_s
-        is_usable = pool.zone_latency <= latency_cap.max_uplink_latency(pool.level)
-        self.uplink_capacity = np.where(is_usable, pool.zone_capacity, 0.0)
+        self.uplink_capacity = latency_cap.zone_capacity(pool)
 
     def fast_enough_nodes(self, times: FloatArray) -> BoolArray:
         """Usable nodes whose links carry their traffic in time: (times,) -> (times, nodes)."""
@@ -175,31 +188,18 @@ class AllToAllModel:
         counts = self.zone_node_counts(times)
         return np.asarray(counts.in_children + counts.majority_gain >= self.job.nodes)
 
-    def bracket_time(self, low: float, high: float, zone: int | None = None) -> tuple[FloatArray, FloatArray]:
+    def bracket_times(self, low: float, high: float) -> tuple[FloatArray, FloatArray]:
         """For each zone a time that is too short for the job, and the next evaluated time, which suffices.
 
-        Both are infinite if `high` is too short. `zone` subdivides the interval for this zone only.
+        The second one is infinite if `high` is too short.
         """
-        bounds = np.full(self.pool.zone_count, np.inf), np.full(self.pool.zone_count, np.inf)
-        for _ in range(1 if zone is None else BRACKET_ROUNDS):
-            times = np.geomspace(low, high, TIME_STEPS)
-            fits = self.can_hold_job(times)
-            first = np.where(fits.any(axis=0), fits.argmax(axis=0), TIME_STEPS)
-            bounds = np.append(times, np.inf)[np.maximum(first - 1, 0)], np.append(times, np.inf)[first]
-            if zone is None:
-                return np.where(first > 0, bounds[0], low), bounds[1]
-            if first[zone] == TIME_STEPS:
-                break
-            low, high = float(bounds[0][zone]), float(bounds[1][zone])
-            if low == high:
-                break
-        return bounds
+        times = np.geomspace(low, high, TIME_STEPS)
+        fits = self.can_hold_job(times)
+        first = np.where(fits.any(axis=0), fits.argmax(axis=0), TIME_STEPS)
+        return times[np.maximum(first - 1, 0)], np.append(times, np.inf)[first]
 
     def node_counts_for_time(self, seconds: float, zone: int) -> tuple[IntArray, IntArray]:
-        """Node counts below one zone that keep the time, and the nodes to take them from.
-
-        The quotas have shape (zones,); the nodes are pool indices.
-        """
+        """Quotas below one zone that keep the time, of shape (zones,), and pool indices of the nodes to take."""
         times = np.array([seconds])
         counts = self.zone_node_counts(times)
         below = self.pool.nodes_below(zone)
@@ -218,21 +218,20 @@ class AllToAllModel:
         """Split `wanted` nodes among sibling zones: largest first, the remainder best-fit; (zone, count) pairs."""
         minority, majority = counts.minority[0, zones], counts.majority[0, zones]
         split: list[tuple[int, int]] = []
-        is_open = np.ones(len(zones), bool)
         with_majority = np.where(majority > minority, np.minimum(majority, wanted), 0)
         with_majority[with_majority < counts.min_majority[0, zones]] = 0
         if with_majority.any():
             i = int(with_majority.argmax())
             split.append((int(zones[i]), int(with_majority[i])))
             wanted -= int(with_majority[i])
-            is_open[i] = False
+            minority[i] = 0
         while wanted > 0:
-            fitting = np.flatnonzero(is_open & (minority >= wanted))
-            i = int(fitting[minority[fitting].argmin()] if len(fitting) else np.where(is_open, minority, -1).argmax())
+            fitting = np.flatnonzero(minority >= wanted)
+            i = int(fitting[minority[fitting].argmin()] if len(fitting) else minority.argmax())
             count = min(wanted, int(minority[i]))
-            split.append((int(zones[i]), count))
-            wanted -= count
-            is_open[i] = False
             if not count:
                 raise ValueError("the zones hold fewer nodes than their counts")
+            split.append((int(zones[i]), count))
+            wanted -= count
+            minority[i] = 0
         return split

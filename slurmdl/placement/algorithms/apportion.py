@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from slurmdl.placement.algorithms.bottleneck import path_widths
 from slurmdl.placement.algorithms.problem import NodeChoice, Proposal, SearchProblem, make_choice
-from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate
+from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate, path_widths
 from slurmdl.placement.arrays import IntArray, run_starts
 from slurmdl.placement.candidate_nodes import CandidateNodes
 from slurmdl.placement.job_size import JobSize
@@ -29,7 +28,7 @@ def even_choices(pool: CandidateNodes, problem: SearchProblem,
             # all leaves, whatever their uplinks, without nodes whose links would slow down all others
             fits = ((pool.node_capacity[nodes] >= candidate.min_capacity) & (pool.node_latency[nodes] <= cap.node_s))
         else:
-            fits = (path_widths(pool, zone) >= candidate.min_capacity) & cap.allowed_nodes(pool, zone)
+            fits = path_widths(pool, zone, cap) >= candidate.min_capacity
         fitting = nodes.start + np.flatnonzero(fits)
         available = np.bincount(pool.leaf[fitting], minlength=pool.zone_count)
         for quotas in zone_quotas(available, pool.tie_break, problem.job.nodes, problem.place):
@@ -66,13 +65,10 @@ def zone_quotas(available: IntArray, tie_break: IntArray, wanted: int, place: st
         leaf_quotas = [water_fill(largest, wanted)]
         if place == "pack":
             leaf_quotas += [fill_largest_first(sizes, wanted), water_fill(sizes, wanted)]
-    seen = set()
-    for quota in leaf_quotas:
-        if quota.tobytes() not in seen:
-            seen.add(quota.tobytes())
-            quotas = np.zeros_like(available)
-            quotas[leaves] = quota
-            yield quotas
+    for quota in {quota.tobytes(): quota for quota in leaf_quotas}.values():
+        quotas = np.zeros_like(available)
+        quotas[leaves] = quota
+        yield quotas
 
 
 def take_nodes(pool: CandidateNodes, nodes: IntArray, quotas: IntArray) -> IntArray:

@@ -7,41 +7,33 @@ the condition that the totals of servers and workers match.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 
-from slurmdl.placement.algorithms.all_to_all import TIME_STEPS, AllToAllModel
-from slurmdl.placement.algorithms.bottleneck import MAX_LATENCY_CAPS, UNCAPPED, kth_widest_paths, latency_caps
+from slurmdl.placement.algorithms.all_to_all import AllToAllModel, Feasibility, narrow_time
 from slurmdl.placement.algorithms.problem import SearchProblem, min_node_bytes
 from slurmdl.placement.algorithms.ps_search import min_serving_seconds
-from slurmdl.placement.algorithms.zone_candidates import min_node_link_seconds
+from slurmdl.placement.algorithms.zone_candidates import (
+    MAX_LATENCY_CAPS,
+    UNCAPPED,
+    kth_widest_paths,
+    latency_caps,
+    min_node_link_seconds,
+)
 from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray, sorted_unique, transfer_seconds
 from slurmdl.placement.candidate_nodes import CandidateNodes
 
 LOWER_BOUND_ROUNDS = 3  # subdivisions of the time interval
 
-Feasibility = Callable[[FloatArray], BoolArray]
-"""Whether each zone can hold the job: (times,) -> (times, zones)."""
 
-
-@dataclass(frozen=True)
-class LowerBound:
-    """Lower bound in seconds, and the constraint that gives it."""
-
-    seconds: float
-    reason: str
-
-
-def compute_lower_bound(pool: CandidateNodes, problem: SearchProblem, upper_bound_s: float) -> LowerBound | None:
-    """Best lower bound known for this traffic; None if there is none.
+def compute_lower_bound(pool: CandidateNodes, problem: SearchProblem,
+                        upper_bound_s: float) -> tuple[float, str] | None:
+    """Best known lower bound in seconds, and the constraint that gives it; None if there is none for this traffic.
 
     The search ends at `upper_bound_s`, the time of a placement.
     """
     job, phases = problem.job, problem.phases
     if job.nodes == 1 or not phases:
-        return LowerBound(0.0, "one node sends nothing")
+        return 0.0, "one node sends nothing"
     is_ring = len(phases) == 1 and not phases[0].all_pairs and not np.ndim(phases[0].bytes_per_pair)
     if not is_ring and not problem.depends_on_counts:
         return None
@@ -56,21 +48,25 @@ def compute_lower_bound(pool: CandidateNodes, problem: SearchProblem, upper_boun
         reason = f"the {job.nodes} best node links and the uplinks on their paths"
     if is_ring:
         seconds = np.maximum(seconds, _ring_seconds_with_latency(pool, problem))
-    bound = LowerBound(float(seconds.min(initial=np.inf)), reason)
-    if is_ring or bound.seconds >= upper_bound_s * (1 - 1e-9):
-        return bound
-    can_hold_job = _ps_feasibility(pool, problem) if problem.has_two_roles else _all_to_all_feasibility(pool, problem)
-    if can_hold_job is None:
-        return bound
+    bound = float(seconds.min(initial=np.inf))
+    if is_ring or bound >= upper_bound_s * (1 - 1e-9):
+        return bound, reason
+    if problem.has_two_roles:
+        can_hold_job = _ps_feasibility(pool, problem)
+    elif len(phases) == 1 and job.tasks % job.nodes == 0:  # the model has equal numbers of tasks per node
+        can_hold_job = AllToAllModel(pool, job, float(phases[0].bytes_per_pair), UNCAPPED).can_hold_job
+    else:
+        return bound, reason
     by_level = []
     for level in sorted_unique(pool.level):
-        zones = pool.level == level
+        zones = np.flatnonzero(pool.level == level)
         wait, least = float(latency[zones].min()), float(seconds[zones].min())
-        transfer = _min_feasible_seconds(can_hold_job, zones, (least - wait) / len(phases),
-                                         (upper_bound_s - wait) / len(phases))
-        by_level.append(transfer * len(phases) + wait)
+        low, high = (least - wait) / len(phases), (upper_bound_s - wait) / len(phases)
+        if 0 < low < high:
+            low, _ = narrow_time(can_hold_job, zones, low, high, LOWER_BOUND_ROUNDS)
+        by_level.append(low * len(phases) + wait)
     better = min(by_level, default=np.inf)
-    return LowerBound(better, "tasks that each zone can hold in time") if better > bound.seconds else bound
+    return (better, "tasks that each zone can hold in time") if better > bound else (bound, reason)
 
 
 def _min_latency(pool: CandidateNodes) -> FloatArray:
@@ -86,7 +82,7 @@ def _min_latency(pool: CandidateNodes) -> FloatArray:
 
 def _ring_seconds_with_latency(pool: CandidateNodes, problem: SearchProblem) -> FloatArray:
     """Least time of a ring in each zone over all latency caps; 0 if there are too many."""
-    phase, caps = problem.phases[0], list(latency_caps(pool))
+    phase, caps = problem.phases[0], latency_caps(pool)
     latencies = [pool.node_latency, *(pool.zone_latency[level.zones] for level in pool.levels)]
     combinations = np.prod([len(sorted_unique(of_level)) for of_level in latencies], dtype=float)
     is_complete = combinations == len(caps) <= MAX_LATENCY_CAPS
@@ -97,29 +93,6 @@ def _ring_seconds_with_latency(pool: CandidateNodes, problem: SearchProblem) -> 
         time = transfer_seconds(float(phase.bytes_per_pair), kth_widest_paths(pool, problem.job.nodes, cap))
         best = np.minimum(best, time + 2 * phase.rounds * cap.path_latency(pool) * (time < np.inf))
     return np.where(best < np.inf, best, 0.0)
-
-
-def _min_feasible_seconds(can_hold_job: Feasibility, zones: BoolArray, low: float, high: float) -> float:
-    """Longest evaluated time between `low` and `high` in which none of the zones can hold the job."""
-    if not 0 < low < high:
-        return low
-    for _ in range(LOWER_BOUND_ROUNDS):
-        times = np.geomspace(low, high, TIME_STEPS)
-        fits = can_hold_job(times)[:, zones].any(axis=1)
-        if not fits.any():
-            return high
-        first = int(fits.argmax())
-        low, high = float(times[max(first - 1, 0)]), float(times[first])
-        if first == 0:
-            break
-    return low
-
-
-def _all_to_all_feasibility(pool: CandidateNodes, problem: SearchProblem) -> Feasibility | None:
-    """Feasibility of all-to-all traffic; None unless all nodes have the same number of tasks."""
-    if len(problem.phases) > 1 or problem.job.tasks % problem.job.nodes:
-        return None
-    return AllToAllModel(pool, problem.job, problem.phases[0], UNCAPPED).can_hold_job
 
 
 def _ps_feasibility(pool: CandidateNodes, problem: SearchProblem) -> Feasibility:

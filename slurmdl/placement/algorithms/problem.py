@@ -12,24 +12,23 @@ import numpy as np
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.candidate_nodes import CandidateNodes
 from slurmdl.placement.job_size import JobSize
-from slurmdl.placement.traffic import Phase
+from slurmdl.placement.traffic import Phase, count_shards
 
 
 @dataclass(frozen=True, eq=False)
 class SearchProblem:
     """Job whose nodes are searched.
 
-    Attributes
-    ----------
-    phases : traffic of one iteration of ranks in a single zone.
-    place : "pack", "balance" or "spread".
-    is_zone_dependent : ranks in several zones send less over the uplinks, and in fewer rounds.
+    Attributes:
+        phases: traffic of one iteration of ranks in a single zone.
+        place: "pack", "balance" or "spread".
+        is_zone_dependent: ranks in several zones send less over the uplinks, and in fewer rounds.
     """
 
     job: JobSize
     phases: Sequence[Phase]
-    place: str = "pack"
-    is_zone_dependent: bool = False
+    place: str
+    is_zone_dependent: bool
 
     @cached_property
     def rounds(self) -> float:
@@ -64,20 +63,14 @@ def min_node_bytes(phase: Phase, job: JobSize) -> float:
     all_servers, all_workers = len(phase.source), len(phase.target)
     servers = np.arange(min(all_servers, job.max_tasks_per_node) + 1)
     workers = np.clip(tasks[:, None] - servers, 0, all_workers)
-    return float(np.min(phase.bytes_per_pair * np.maximum(servers * (all_workers - workers),
-                                                          workers * (all_servers - servers))))
+    return float(np.min(phase.bytes_per_pair * count_shards(servers, workers, all_servers, all_workers)))
 
 
 @dataclass(frozen=True, eq=False)
 class NodeChoice:
-    """Choice of nodes.
+    """Pool indices of nodes, and the smallest zone that holds them all.
 
-    Attributes
-    ----------
-    zone : smallest zone that holds all nodes.
-    nodes : pool indices.
-    unused_nodes : number of other candidates below `zone`.
-    is_smallest_zone : no zone below `zone` has enough nodes.
+    `unused_nodes` counts the other candidates below the zone; if `is_smallest_zone`, no zone below it has enough.
     """
 
     zone: int
@@ -89,11 +82,8 @@ class NodeChoice:
 class Proposal(NamedTuple):
     """Choice proposed by an algorithm.
 
-    Attributes
-    ----------
-    choice : the nodes.
-    min_seconds : lower bound on the time of any choice in the zone it was made in.
-    estimated_seconds : the algorithm's estimate for the choice; 0 if it has none.
+    `min_seconds` is a lower bound on the time of any choice in the zone that the algorithm searched, and
+    `estimated_seconds` the algorithm's estimate for this choice; 0 if it has none.
     """
 
     choice: NodeChoice

@@ -12,20 +12,18 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from slurmdl.placement.algorithms.all_to_all import AllToAllEstimate, rank_zones_all_to_all
 from slurmdl.placement.algorithms.apportion import fill_largest_first
-from slurmdl.placement.algorithms.bottleneck import relevant_latency_caps
 from slurmdl.placement.algorithms.problem import Proposal, SearchProblem, make_choice
-from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate
-from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray, sorted_unique
+from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate, path_widths, relevant_latency_caps
+from slurmdl.placement.arrays import BoolArray, IntArray, sorted_unique
 from slurmdl.placement.candidate_nodes import CandidateNodes, subset
 from slurmdl.placement.job_size import JobSize
+from slurmdl.placement.traffic import count_shards
 
 MAX_PS_ZONES = 12  # zones in which a choice is made
 MAX_SERVER_LEAVES = 16  # leaves over which the servers are split
@@ -39,12 +37,11 @@ def ps_choices(pool: CandidateNodes, problem: SearchProblem,
                candidates: Sequence[ZoneCandidate]) -> Iterator[Proposal]:
     """The choice with the least estimated time in each zone, if it is better than those before."""
     job, phases, phase = problem.job, problem.phases, problem.phases[0]
-    ranks = len(phase.source), len(phase.target)
-    servers = min(ranks) if phase.target[0] < phase.source[0] else ranks[0]
+    servers, workers = len(phase.source), len(phase.target)
     size = float(phase.bytes_per_pair)
     best, served = np.inf, min_serving_seconds(pool, problem)
     # no choice takes longer than all traffic over the slowest link
-    max_time = size * ranks[0] * ranks[1] / min(float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
+    max_time = size * servers * workers / min(float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
     estimates = {candidate.zone: estimate
                  for candidate, estimate in rank_zones_all_to_all(pool, problem, candidates, refine=False)}
     for candidate in sorted(candidates, key=lambda candidate: (
@@ -56,15 +53,15 @@ def ps_choices(pool: CandidateNodes, problem: SearchProblem,
         for cap in relevant_latency_caps(pool, min_seconds, problem.rounds):
             latency = 2 * problem.rounds * float(cap.path_latency(pool)[zone])
             low, high = max(min_seconds, served) / len(phases), (best - latency) / len(phases)
-            nodes = pool.nodes_below(zone).start + np.flatnonzero(cap.allowed_nodes(pool, zone))
+            nodes = pool.nodes_below(zone).start + np.flatnonzero(path_widths(pool, zone, cap))
             if high <= low or len(nodes) < job.nodes:
                 continue
             nodes = limit_leaves(pool, nodes, job, zone, estimates.get(zone))
             search = PsSearch(subset(pool, nodes, zone), job, servers, size)
-            split = search.best_split(low, min(max_time, high))
+            seconds, split = search.best_split(low, min(max_time, high)) or (np.inf, None)
             if split is not None:
-                best = len(phases) * split.seconds + latency
-                choice = make_choice(pool, zone, nodes[search.select_nodes(split)])
+                best = len(phases) * seconds + latency
+                choice = make_choice(pool, zone, nodes[search.select_nodes(seconds, split)])
         if choice is not None:
             yield Proposal(choice, min_seconds, best)
 
@@ -85,17 +82,14 @@ def limit_leaves(pool: CandidateNodes, nodes: IntArray, job: JobSize, zone: int,
 
 
 def min_serving_seconds(pool: CandidateNodes, problem: SearchProblem) -> float:
-    """Lower bound: seconds in which the best node links can serve all workers, in any zones.
-
-    A node with s servers among its t tasks carries max(s (W - t + s), (t - s) (P - s)) shards each way.
-    """
+    """Lower bound: seconds in which the best node links can serve all workers, in any zones."""
     job, phase = problem.job, problem.phases[0]
     capacity = np.sort(pool.node_capacity)[::-1][:job.nodes]
     all_servers, all_workers = len(phase.source), len(phase.target)
     loads = []
     for tasks in {job.tasks // job.nodes, job.max_tasks_per_node}:
         servers = np.arange(min(tasks, all_servers) + 1.0)
-        load = np.maximum(servers * (all_workers - tasks + servers), (tasks - servers) * (all_servers - servers))
+        load = count_shards(servers, tasks - servers, all_servers, all_workers)
         # the load may fall with more servers: the bound needs the largest number that fits in a time
         loads.append(np.minimum.accumulate(load[::-1])[::-1] * float(phase.bytes_per_pair))
     min_load = np.array([min(load[i] for load in loads if i < len(load)) for i in range(max(map(len, loads)))])
@@ -107,18 +101,6 @@ def min_serving_seconds(pool: CandidateNodes, problem: SearchProblem) -> float:
 
     first = bisect_left(times.tolist(), True, key=can_serve)
     return float(times[first]) * len(problem.phases) if first < len(times) else 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class ServerSplit:
-    """Servers and nodes per leaf; arrays of shape (leaves,), in the order of `CandidateNodes.leaves`.
-
-    `seconds` is the time of one phase.
-    """
-
-    seconds: float
-    servers: IntArray
-    nodes: IntArray
 
 
 class NodeCountBounds(NamedTuple):
@@ -140,30 +122,24 @@ class PsSearch:
         servers = np.arange(min(ps, math.ceil(self.tasks_per_node)) + 1.0)
         workers = np.maximum(self.tasks_per_node - servers, 0)
         # bytes over the link of a node by its number of servers
-        self.bytes_by_servers = bytes_per_pair * np.maximum(servers * (self.workers - workers),
-                                                            workers * (ps - servers))
-
-    @cached_property
-    def node_capacities(self) -> FloatArray:
-        """Distinct capacities of the node links, ascending."""
-        return sorted_unique(self.pool.node_capacity)
-
-    @cached_property
-    def nodes_with_capacity(self) -> IntArray:
-        """Number of nodes of each leaf with at least each capacity, then 0; shape (capacities + 1, leaves)."""
-        counts = [np.add.reduceat(self.pool.node_capacity >= capacity, self.pool.leaf_begin, dtype=np.int64)
+        self.bytes_by_servers = bytes_per_pair * count_shards(servers, workers, ps, self.workers)
+        # distinct capacities of the node links, ascending
+        self.node_capacities = sorted_unique(pool.node_capacity)
+        # nodes of each leaf with at least each capacity, then 0; shape (capacities + 1, leaves)
+        counts = [np.add.reduceat(pool.node_capacity >= capacity, pool.leaf_begin, dtype=np.int64)
                   for capacity in self.node_capacities]
-        return np.stack([*counts, np.zeros_like(self.leaf_sizes)])
+        self.nodes_with_capacity = np.stack([*counts, np.zeros_like(self.leaf_sizes)])
 
-    def best_split(self, low: float, high: float) -> ServerSplit | None:
-        """Split with the least time found; None if it exceeds `high`."""
+    def best_split(self, low: float, high: float) -> tuple[float, IntArray] | None:
+        """The least time found for one phase, and servers per leaf that reach it; None if it exceeds `high`."""
         if math.comb(self.ps + len(self.leaf_sizes) - 1, self.ps) <= MAX_SPLITS:
             best = self.min_time(self.all_splits(), low, high)
         else:
             initial = sorted({tuple(split.tolist()) for split in self.initial_splits()})
             best = self.min_time(np.array(initial), low, high)
-            for _ in range(MAX_MOVE_ROUNDS if best else 0):
-                assert best is not None
+            for _ in range(MAX_MOVE_ROUNDS):
+                if best is None:
+                    break
                 neighbors, limit = self.neighbor_splits(best[1][0]), best[0] / (1 + 10 * TIME_TOLERANCE)
                 better = self.min_time(neighbors, low, limit) if len(neighbors) else None
                 if better is None:
@@ -173,8 +149,7 @@ class PsSearch:
             return None
         seconds, splits = best
         # fewer leaves with servers mean fewer bytes between zones
-        split = splits[(splits > 0).sum(axis=1).argmin()]
-        return ServerSplit(seconds, split, self.split_nodes(seconds, split))
+        return seconds, splits[(splits > 0).sum(axis=1).argmin()]
 
     def min_time(self, splits: IntArray, low: float, high: float) -> tuple[float, IntArray] | None:
         """The least time in which any split fits, and all splits that fit in it; None if none fits in `high`.
@@ -309,15 +284,15 @@ class PsSearch:
                 remaining -= extra
         return np.asarray(counts[self.pool.leaves])
 
-    def select_nodes(self, split: ServerSplit) -> IntArray:
+    def select_nodes(self, seconds: float, split: IntArray) -> IntArray:
         """Pool indices of the nodes: servers get the widest links, workers the first that are fast enough."""
         selected = []
-        for begin, size, servers, wanted in zip(self.pool.leaf_begin, self.leaf_sizes, split.servers, split.nodes,
-                                                strict=True):
+        for begin, size, servers, wanted in zip(self.pool.leaf_begin, self.leaf_sizes, split,
+                                                self.split_nodes(seconds, split), strict=True):
             nodes = np.arange(begin, begin + size)
             capacity = self.pool.node_capacity[nodes]
             hosts = nodes[np.argsort(-capacity, kind="stable")[:min(int(servers), int(wanted))]]
-            is_slow = capacity < self.bytes_by_servers[0] / split.seconds * (1 - 1e-9)
+            is_slow = capacity < self.bytes_by_servers[0] / seconds * (1 - 1e-9)
             workers = nodes[np.lexsort((nodes, np.where(is_slow, -capacity, -np.inf)))]
             selected += [hosts, workers[~np.isin(workers, hosts)][:wanted - len(hosts)]]
         return np.sort(np.concatenate(selected))

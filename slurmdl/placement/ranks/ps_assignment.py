@@ -20,7 +20,7 @@ import numpy as np
 
 from slurmdl.placement.arrays import FloatArray, IntArray, round_mantissa, sorted_unique
 from slurmdl.placement.iteration_cost import NetworkLinks, ps_split_costs
-from slurmdl.placement.traffic import Phase
+from slurmdl.placement.traffic import Phase, count_shards
 
 MAX_ASSIGNMENTS = 2000  # assignments that are all evaluated
 MAX_MOVES = 256  # moves of a server between two nodes in a round
@@ -29,65 +29,51 @@ MAX_ROUNDS = 16  # rounds of moves
 
 def assign_servers(network: NetworkLinks, tasks: IntArray, phases: Sequence[Phase], ps: int,
                    required_node: int | None = None) -> IntArray:
-    """Number of parameter servers among the tasks of each node.
+    """Number of parameter servers among the tasks of each node; shape (nodes,), sum `ps`, at most `tasks`.
 
-    Parameters
-    ----------
-    tasks : shape (nodes,), tasks per node.
-    phases : phases between servers (ranks below `ps`) and workers.
-    required_node : a node with a task that must hold a server, if any.
-
-    Returns
-    -------
-    shape (nodes,), sum `ps`, at most `tasks`.
+    The phases are between servers (ranks below `ps`) and workers. `tasks` has shape (nodes,).
+    `required_node`, if any, has a task and must hold a server.
     """
-    assignments = _ServerAssignments(network, tasks, phases, ps, required_node)
+
+    def best_of(servers: IntArray) -> IntArray:
+        """First assignment with the least cost, then the fewest servers on shared nodes: (n, nodes) -> (nodes,)."""
+        if required_node is not None:
+            servers = servers[servers[:, required_node] > 0]
+        costs = ps_split_costs(phases, network, servers, tasks - servers)
+        crowded = (servers - 1).clip(min=0).sum(axis=1)
+        keys = round_mantissa(np.column_stack([costs, crowded]))
+        return np.asarray(servers[np.lexsort(keys.T[::-1])[0]])
+
     if math.comb(len(tasks) + ps - 1, ps) <= MAX_ASSIGNMENTS:
-        return assignments.best_of(assignments.all_assignments())
+        return best_of(_all_assignments(network, tasks, ps))
     servers = _LeafServerSplit(network, tasks, ps, required_node).node_servers()
     for _ in range(MAX_ROUNDS if ps * len(tasks) <= MAX_MOVES else 0):
-        better = assignments.best_of(assignments.neighbor_assignments(servers))
+        better = best_of(_neighbor_assignments(tasks, servers))
         if (better == servers).all():
             break
         servers = better
     return servers
 
 
-class _ServerAssignments:
-    """Assignments of the servers of one job to its nodes, compared by their full cost."""
+def _all_assignments(network: NetworkLinks, tasks: IntArray, ps: int) -> IntArray:
+    """All assignments, those on the best links first; shape (assignments, nodes)."""
+    order = np.argsort(-network.node_capacity, kind="stable")
+    hosts = order[np.array(list(itertools.combinations_with_replacement(range(len(order)), ps)), np.int64)]
+    assignments = np.zeros((len(hosts), len(order)), np.int64)
+    np.add.at(assignments, (np.arange(len(hosts))[:, None], hosts), 1)
+    return assignments[(assignments <= tasks).all(axis=1)]
 
-    def __init__(self, network: NetworkLinks, tasks: IntArray, phases: Sequence[Phase], ps: int,
-                 required_node: int | None) -> None:
-        self.network, self.tasks, self.phases, self.ps, self.required_node = network, tasks, phases, ps, required_node
 
-    def best_of(self, servers: IntArray) -> IntArray:
-        """First assignment with the least cost, then the fewest servers on shared nodes: (n, nodes) -> (nodes,)."""
-        costs = ps_split_costs(self.phases, self.network, servers, self.tasks - servers)
-        crowded = (servers - 1).clip(min=0).sum(axis=1)
-        keys = round_mantissa(np.column_stack([costs, crowded]))
-        return np.asarray(servers[np.lexsort(keys.T[::-1])[0]])
-
-    def all_assignments(self) -> IntArray:
-        """All assignments, those on the best links first; shape (assignments, nodes)."""
-        order = np.argsort(-self.network.node_capacity, kind="stable")
-        hosts = order[np.array(list(itertools.combinations_with_replacement(range(len(order)), self.ps)), np.int64)]
-        assignments = np.zeros((len(hosts), len(order)), np.int64)
-        np.add.at(assignments, (np.arange(len(hosts))[:, None], hosts), 1)
-        return self._with_required_server(assignments[(assignments <= self.tasks).all(axis=1)])
-
-    def neighbor_assignments(self, servers: IntArray) -> IntArray:
-        """The assignment itself, and each move of one server to another node; shape (assignments, nodes)."""
-        sources, targets = np.flatnonzero(servers), np.flatnonzero(servers < self.tasks)
-        source, target = (ends.ravel() for ends in np.meshgrid(sources, targets, indexing="ij"))
-        source, target = source[source != target], target[source != target]
-        assignments = np.repeat(servers[None], len(source) + 1, axis=0)
-        row = 1 + np.arange(len(source))
-        assignments[row, source] -= 1
-        assignments[row, target] += 1
-        return self._with_required_server(assignments)
-
-    def _with_required_server(self, assignments: IntArray) -> IntArray:
-        return assignments if self.required_node is None else assignments[assignments[:, self.required_node] > 0]
+def _neighbor_assignments(tasks: IntArray, servers: IntArray) -> IntArray:
+    """The assignment itself, and each move of one server to another node; shape (assignments, nodes)."""
+    sources, targets = np.flatnonzero(servers), np.flatnonzero(servers < tasks)
+    source, target = (ends.ravel() for ends in np.meshgrid(sources, targets, indexing="ij"))
+    source, target = source[source != target], target[source != target]
+    assignments = np.repeat(servers[None], len(source) + 1, axis=0)
+    row = 1 + np.arange(len(source))
+    assignments[row, source] -= 1
+    assignments[row, target] += 1
+    return assignments
 
 
 class _Bounds(NamedTuple):
@@ -101,14 +87,13 @@ class _Bounds(NamedTuple):
 class _LeafServerSplit:
     """Split of the servers over the leaf zones of given nodes; each node without a zone is a leaf of its own.
 
-    Attributes
-    ----------
-    leaf_tasks, leaf_sizes : tasks and nodes of each leaf.
-    nodes_by_leaf : nodes sorted by leaf.
-    position_in_leaf : shape (nodes,).
-    required_leaf : leaf that must hold a server, if any.
-    host_order : node of each task, sorted by leaf, in the order in which they become servers.
-    pair_leaf, pair_zone : pairs of a leaf and a zone above it; nodes without a zone have no uplink.
+    Attributes:
+        leaf_tasks, leaf_sizes: tasks and nodes of each leaf.
+        nodes_by_leaf: nodes sorted by leaf.
+        position_in_leaf: shape (nodes,).
+        required_leaf: leaf that must hold a server, if any.
+        host_order: node of each task, sorted by leaf, in the order in which they become servers.
+        pair_leaf, pair_zone: pairs of a leaf and a zone above it; nodes without a zone have no uplink.
     """
 
     def __init__(self, network: NetworkLinks, tasks: IntArray, ps: int, required_node: int | None) -> None:
@@ -147,9 +132,8 @@ class _LeafServerSplit:
         return np.bincount(self.host_order[is_server], minlength=len(self.tasks))
 
     def link_load(self, servers: IntArray, tasks: IntArray | int) -> FloatArray:
-        """Shards over a link, in its busier direction, with these servers among these tasks on one side."""
-        workers = tasks - servers
-        return np.asarray(np.maximum(servers * (self.workers - workers), workers * (self.ps - servers)), float)
+        """Shards over a link with these servers among these tasks on one side."""
+        return np.asarray(count_shards(servers, tasks - servers, self.ps, self.workers), float)
 
     def leaf_times(self) -> FloatArray:
         """Time of each leaf's links by its servers, infinite if they do not fit; shape (leaves, servers + 1)."""

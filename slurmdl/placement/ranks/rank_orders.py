@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +13,7 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import IntArray, new_indices
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
 from slurmdl.placement.ranks import ps_assignment, rank_swaps
+from slurmdl.placement.ranks.recursive_bisection import bisection_map
 from slurmdl.placement.result import Cost, RankMap
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology
@@ -30,14 +31,10 @@ def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: 
     With rank 0 fixed, each order starts with the first node and its zones. If that costs time, the best free order
     is also tried with renumbered ranks.
 
-    Parameters
-    ----------
-    slots : (node, tasks on it), distinct nodes in Slurm's order.
-    rank0 : "first" keeps rank 0 on the first node with a task, "any" allows every node.
+    `slots` are (node, tasks on it), distinct nodes in Slurm's order. `rank0`: "first" keeps rank 0 on the first node
+    with a task, "any" allows every node.
 
-    Raises
-    ------
-    PlacementError : no task, or invalid traffic (`Traffic.phases`).
+    Raises PlacementError if there is no task, or for invalid traffic (`Traffic.phases`).
     """
     return RankOrders(slots, topology, scores, traffic, rank0).best_map()
 
@@ -105,21 +102,21 @@ class RankOrders:
     def _rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
         """Orders for this traffic that need no swaps: name -> node of each rank."""
         depth, tasks = depth_first(self.network, rank0_node), self.tasks
-        if not self.traffic.needs_search and self.traffic.ps:
+        if self.traffic.needs_search:
+            largest = largest_first(self.network, tasks, rank0_node)
+            orders = {**self._generic(rank0_node), "largest-first": np.repeat(largest, tasks[largest])}
+            if rank0_node is None and self.traffic.matrices and self._is_swappable():
+                flow = rank_swaps.traffic_matrices(self.phases, self.rank_count).sum(axis=0)
+                orders["bisection"] = bisection_map(flow + flow.T, self.network, orders["depth-first"])
+            return orders
+        if self.traffic.ps:
             servers = ps_assignment.assign_servers(self.network, tasks, self.phases, self.traffic.ps, rank0_node)
             workers = tasks - servers
             return {"roles": np.concatenate([np.repeat(depth, servers[depth]), np.repeat(depth, workers[depth])])}
-        if not self.traffic.needs_search:
-            orders = {"depth-first": np.repeat(depth, tasks[depth])}
-            if self.network.slow_paths.names:
-                detour = detour_order(self.network, depth)
-                orders["detour"] = np.repeat(detour, tasks[detour])
-            return orders
-        largest = largest_first(self.network, tasks, rank0_node)
-        orders = {**self._generic(rank0_node), "largest-first": np.repeat(largest, tasks[largest])}
-        if rank0_node is None and self.traffic.matrices and rank_swaps.is_tractable(
-                self.phases, self.network, self.rank_count):
-            orders["bisection"] = rank_swaps.bisection_map(self.phases, self.network, orders["depth-first"])
+        orders = {"depth-first": np.repeat(depth, tasks[depth])}
+        if self.network.slow_paths.names:
+            detour = detour_order(self.network, depth)
+            orders["detour"] = np.repeat(detour, tasks[detour])
         return orders
 
     def _generic(self, rank0_node: int | None) -> dict[str, IntArray]:
@@ -136,19 +133,20 @@ class RankOrders:
             same = next((known for known in costs if np.array_equal(orders[known], order)), name)
             costs[name] = costs.get(same) or self._order_cost(order)
         name = min(costs, key=lambda name: costs[name].sort_key)
-        if incumbent is None:
-            return _BestOrder(name, orders[name], costs)
-        all_costs = {**incumbent.costs, **costs}
-        if incumbent.cost.sort_key <= costs[name].sort_key:
-            return _BestOrder(incumbent.name, incumbent.node_of_rank, all_costs)
-        return _BestOrder(name, orders[name], all_costs)
+        best = _BestOrder(name, orders[name], {**(incumbent.costs if incumbent else {}), **costs})
+        if incumbent and incumbent.cost.sort_key <= best.cost.sort_key:
+            return replace(incumbent, costs=best.costs)
+        return best
 
     def _improve_by_swaps(self, current: _BestOrder, keep_rank0: bool) -> _BestOrder:
         """Swap ranks if no rule fits the traffic, the search is tractable, and it helps."""
-        if not (self.traffic.needs_search and rank_swaps.is_tractable(self.phases, self.network, self.rank_count)):
+        if not self._is_swappable():
             return current
         return self._best_of({"swaps": rank_swaps.swap_search(
             self.phases, self.network, current.node_of_rank, keep_rank0)}, current)
+
+    def _is_swappable(self) -> bool:
+        return self.traffic.needs_search and rank_swaps.is_tractable(self.phases, self.network, self.rank_count)
 
     def _order_cost(self, order: IntArray) -> Cost:
         phases = self.phases
@@ -158,11 +156,9 @@ class RankOrders:
 
 
 def renumber_orders(node_of_rank: IntArray, rank0_node: int) -> dict[str, IntArray]:
-    """Renumber the ranks so that rank 0 is on `rank0_node`.
+    """Renumber the ranks so that rank 0 is on `rank0_node`; `node_of_rank` has shape (ranks,).
 
     Messages of symmetric patterns stay on the same links: "rotated" keeps a ring, "renumbered" the base graph.
-
-    `node_of_rank` has shape (ranks,) and contains `rank0_node`.
     """
     ranks = np.arange(len(node_of_rank))
     # 2^k blocks with an odd number of ranks each
@@ -177,7 +173,7 @@ def renumber_orders(node_of_rank: IntArray, rank0_node: int) -> dict[str, IntArr
 def swap_zones(network: NetworkLinks, tasks: IntArray, node_of_rank: IntArray, rank0_node: int) -> IntArray:
     """Swap the zones above `rank0_node` with the zones above rank 0; between equal zones no link load changes.
 
-    `node_of_rank` has shape (ranks,).
+    `node_of_rank` and the result have shape (ranks,).
     """
     before, after = (depth_first(network, node) for node in (int(node_of_rank[0]), rank0_node))
     position = new_indices(before, len(before))
@@ -187,10 +183,7 @@ def swap_zones(network: NetworkLinks, tasks: IntArray, node_of_rank: IntArray, r
 
 
 def leaf_order(network: NetworkLinks, first: int | None = None) -> IntArray:
-    """Nodes by leaf zone in topology order; nodes without a zone come last.
-
-    Node `first` comes first, followed by the other nodes of its leaf.
-    """
+    """Nodes by leaf zone in topology order, after the leaf of node `first`; nodes without a zone come last."""
     leaf = np.where(network.leaf >= 0, network.leaf, len(network.zones))
     return _sort_by_path(leaf[:, None], first)
 
@@ -204,11 +197,9 @@ def depth_first(network: NetworkLinks, first: int | None = None) -> IntArray:
 
 
 def detour_order(network: NetworkLinks, depth: IntArray) -> IntArray:
-    """Depth-first order with reordered leaf zones, so that few neighbors have a slow path between them.
+    """Reorder the leaf zones of the depth-first order `depth`, so that few neighbors have a slow path between them.
 
     The next zone is the first one with no slow path from the previous zone, or else with the fastest path.
-
-    `depth` gives the nodes in depth-first order.
     """
     leaf = network.leaf[depth]
     remaining = list(dict.fromkeys(leaf.tolist()))
@@ -224,11 +215,9 @@ def detour_order(network: NetworkLinks, depth: IntArray) -> IntArray:
 
 
 def largest_first(network: NetworkLinks, tasks: IntArray, first: int | None = None) -> IntArray:
-    """Depth-first order in which siblings with most tasks come first.
+    """Depth-first order in which siblings with most tasks come first, after the zones of node `first`.
 
     Halves and quarters of the ranks, which are neighbors in the base graph, then tend to be in one zone.
-
-    The zones of node `first` come before larger ones.
     """
     paths = _zone_path_matrix(network)
     zone_tasks = np.zeros(len(network.zones) + 2, np.int64)
@@ -240,10 +229,9 @@ def largest_first(network: NetworkLinks, tasks: IntArray, first: int | None = No
 
 
 def _sort_by_path(paths: IntArray, first: int | None, *sort_values: IntArray) -> IntArray:
-    """Nodes sorted by zone path.
+    """Nodes sorted by zone path, shape (nodes, depth); node `first` and its zones come before all others.
 
-    `paths` has shape (nodes, depth). The zones of node `first` come before all others. `sort_values`, of the same
-    shape, take precedence over the zone indices.
+    `sort_values`, of the same shape, take precedence over the zone indices.
     """
     is_elsewhere = np.zeros_like(paths) if first is None else (paths != paths[first]).astype(np.int64)
     keys = np.stack([is_elsewhere, *sort_values, paths], axis=2).reshape(len(paths), -1)
@@ -251,13 +239,11 @@ def _sort_by_path(paths: IntArray, first: int | None, *sort_values: IntArray) ->
 
 
 def _zone_path_matrix(network: NetworkLinks) -> IntArray:
-    """Zones above each node from the root down, padded with -1; shape (nodes, depth), at least one column.
+    """Zones above each node from the root down, padded with -1; shape (nodes, depth).
 
     Nodes without a zone get a virtual zone after all others.
     """
     depth = (network.ancestors >= 0).sum(axis=1)
-    if not network.ancestors.shape[1]:
-        return np.full((len(depth), 1), len(network.zones), np.int64)
     column = depth[:, None] - 1 - np.arange(network.ancestors.shape[1])
     path = np.where(column >= 0, np.take_along_axis(network.ancestors, np.maximum(column, 0), axis=1), -1)
     path[depth == 0, 0] = len(network.zones)

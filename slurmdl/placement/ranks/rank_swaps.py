@@ -1,4 +1,4 @@
-"""Rank maps for traffic without a rule: recursive bisection, and swaps that reduce the predicted time.
+"""Rank maps for traffic without a rule: swaps that reduce the predicted time.
 
 The time of a phase is the time of its busiest link. Swaps reduce a norm of all link times instead (the sum, then
 higher powers, which approximate the maximum), because a norm shows for every link whether a swap helps.
@@ -12,7 +12,6 @@ import numpy as np
 
 from slurmdl.placement.arrays import FloatArray, IntArray
 from slurmdl.placement.iteration_cost import NetworkLinks, predict_cost
-from slurmdl.placement.ranks import recursive_bisection
 from slurmdl.placement.traffic import Phase
 
 MAX_ARRAY_ELEMENTS = 2**22  # phases x links x ranks
@@ -29,22 +28,11 @@ def is_tractable(phases: Sequence[Phase], links: NetworkLinks, rank_count: int) 
         0 < len(phases) * max(rank_count, link_count) * rank_count <= MAX_ARRAY_ELEMENTS
 
 
-def bisection_map(phases: Sequence[Phase], links: NetworkLinks, slots: IntArray) -> IntArray:
-    """Node of each rank by bisection only.
-
-    The phases must be tractable (`is_tractable`); `slots` are the nodes in depth-first order, shape (ranks,).
-    """
-    flow = _traffic_matrices(phases, len(slots)).sum(axis=0)
-    node_of_rank = np.empty_like(slots)
-    node_of_rank[recursive_bisection.bisection_order(flow + flow.T, links, slots)] = slots
-    return node_of_rank
-
-
 def swap_search(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntArray,
                 keep_rank0: bool = False) -> IntArray:
     """Improve the node of each rank by pairwise swaps; never at a higher predicted cost."""
     maps = [node_of_rank]
-    search = _SwapSearch(_traffic_matrices(phases, len(node_of_rank)), links, node_of_rank, keep_rank0)
+    search = _SwapSearch(traffic_matrices(phases, len(node_of_rank)), links, node_of_rank, keep_rank0)
     rounds = min(MAX_ROUNDS, max(4, MAX_PAIRS // len(node_of_rank)**2))
     for power in NORM_POWERS:
         rounds = search.descend(power, rounds)
@@ -52,7 +40,7 @@ def swap_search(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntA
     return min(maps, key=lambda candidate: predict_cost(phases, links, candidate).sort_key)
 
 
-def _traffic_matrices(phases: Sequence[Phase], rank_count: int) -> FloatArray:
+def traffic_matrices(phases: Sequence[Phase], rank_count: int) -> FloatArray:
     """Bytes from rank to rank; shape (phases, ranks, ranks)."""
     flow = np.zeros((len(phases), rank_count, rank_count))
     for matrix, phase in zip(flow, phases, strict=True):
@@ -64,16 +52,16 @@ def _traffic_matrices(phases: Sequence[Phase], rank_count: int) -> FloatArray:
 class _SwapSearch:
     """State of a swap search: node of each rank and bytes over each link.
 
-    Attributes
-    ----------
-    node_of_rank : shape (ranks,).
-    keep_rank0 : rank 0 is not swapped.
-    link_path : shape (nodes, depth), links above each node, its own first; padded with the last index.
-    sent, received : shape (phases, links, ranks), bytes of each rank to and from the ranks below a link.
-    outbound, inbound : shape (phases, links), bytes up and down.
-    communicating_pairs : (ranks, ranks) with traffic in any phase.
-    pair_bytes : shape (phases, pairs), bytes of these pairs in both directions.
-    bottleneck_seconds : shape (phases,), time of the busiest link, the unit of times before powers are taken.
+    Attributes:
+        node_of_rank: shape (ranks,).
+        keep_rank0: rank 0 is not swapped.
+        link_path: shape (nodes, depth), links above each node, its own first; padded with the last index.
+        load: shape (2, phases, links), bytes up and down.
+        total: shape (2, phases, ranks), bytes that each rank sends and receives.
+        below: shape (2, phases, links, ranks), bytes of each rank to and from the ranks below a link.
+        communicating_pairs: (ranks, ranks) with traffic in any phase.
+        pair_bytes: shape (phases, pairs), bytes of these pairs in both directions.
+        time_unit: shape (phases,), seconds of the busiest link, or 1 if none is loaded; the unit of times in powers.
     """
 
     def __init__(self, flow: FloatArray, links: NetworkLinks, node_of_rank: IntArray,
@@ -87,35 +75,33 @@ class _SwapSearch:
         is_below[self.link_path[node_of_rank].T, np.arange(len(node_of_rank))] = 1.0
         is_below[-1] = 0.0
         symmetric = flow + flow.transpose(0, 2, 1)
-        self.sent = is_below @ flow.transpose(0, 2, 1)
-        self.received = is_below @ flow
-        self.all_sent, self.all_received = flow.sum(axis=2), flow.sum(axis=1)
-        self.outbound = ((self.all_sent[:, None] - self.sent) * is_below).sum(axis=2)
-        self.inbound = ((self.all_received[:, None] - self.received) * is_below).sum(axis=2)
+        self.below = np.stack([is_below @ flow.transpose(0, 2, 1), is_below @ flow])
+        self.total = np.stack([flow.sum(axis=2), flow.sum(axis=1)])
+        self.load = ((self.total[:, :, None] - self.below) * is_below).sum(axis=3)
         self.communicating_pairs = np.nonzero(symmetric.any(axis=0))
         self.pair_bytes = symmetric[:, self.communicating_pairs[0], self.communicating_pairs[1]]
-        self.bottleneck_seconds = np.zeros(len(flow))
+        self.time_unit = np.ones(len(flow))
 
     def descend(self, power: int, rounds: int) -> int:
         """Swap until no swap helps or no rounds are left; return the remaining rounds."""
         while rounds > 0:
             rounds -= 1
-            self.bottleneck_seconds = (np.maximum(self.outbound, self.inbound) / self.capacity).max(axis=1)
-            if not self.bottleneck_seconds.any() or not self._swap_round(power):
+            bottleneck_s = (self.load.max(axis=0) / self.capacity).max(axis=1)
+            self.time_unit = np.where(bottleneck_s > 0, bottleneck_s, 1.0)
+            if not bottleneck_s.any() or not self._swap_round(power, 1e-9 * float(bottleneck_s.sum())):
                 break
         return rounds
 
-    def _swap_round(self, power: int) -> int:
+    def _swap_round(self, power: int, min_gain_s: float) -> int:
         """Try one swap for each of the ranks with the largest gains; return the number of swaps."""
-        unit = self._time_unit()[:, None] * self.capacity
+        unit = self.time_unit[:, None] * self.capacity
         # gradient of the norm by direction; phases count in proportion to their time
-        norm = self._time_powers(power, self.outbound, self.inbound).sum(axis=1) ** (1 / power)
-        norm = norm[:, None]
-        gradients = [np.where(norm > 0, (load / unit / np.maximum(norm, 1e-300)) ** (power - 1), 0.0) / self.capacity
-                     for load in (self.outbound, self.inbound)]
-        both = sum(gradients)
-        by_link = (gradients[0] * self.all_sent.T[:, :, None] + gradients[1] * self.all_received.T[:, :, None]).sum(
-            axis=1) - np.einsum("pl,plr->rl", both, self.sent + self.received)
+        norm = self._time_powers(power, self.load).sum(axis=1, keepdims=True) ** (1 / power)
+        relative = self.load / unit / np.maximum(norm, 1e-300)
+        gradient = np.where(norm > 0, relative ** (power - 1), 0.0) / self.capacity
+        both = gradient.sum(axis=0)
+        by_rank = (gradient[:, None] * self.total.transpose(0, 2, 1)[..., None]).sum(axis=0)
+        by_link = by_rank.sum(axis=1) - np.einsum("pl,plr->rl", both, self.below.sum(axis=0))
         at_node_of = by_link[:, self.link_path].sum(axis=2)[:, self.node_of_rank]
         current = np.diag(at_node_of)
         change = at_node_of + at_node_of.T - current[:, None] - current
@@ -131,20 +117,14 @@ class _SwapSearch:
         swaps = 0
         for i in np.argsort(gain, kind="stable")[:MAX_SWAPS_PER_ROUND].tolist():
             j = int(partner[i])
-            if gain[i] < 0 and not is_swapped[i] and not is_swapped[j] and self._try_swap(i, j, power):
+            if gain[i] < 0 and not is_swapped[i] and not is_swapped[j] and self._try_swap(i, j, power, min_gain_s):
                 is_swapped[[i, j]] = True
                 swaps += 1
         return swaps
 
-    def _time_unit(self) -> FloatArray:
-        """Unit of the times of each phase, in seconds."""
-        return np.where(self.bottleneck_seconds > 0, self.bottleneck_seconds, 1.0)
-
-    def _time_powers(self, power: int, outbound: FloatArray, inbound: FloatArray,
-                     links: IntArray | slice = slice(None)) -> FloatArray:
-        """Powers of the times of links; shape (phases, links)."""
-        unit = self._time_unit()[:, None] * self.capacity[links]
-        return np.asarray((outbound / unit) ** power + (inbound / unit) ** power)
+    def _time_powers(self, power: int, load: FloatArray, links: IntArray | slice = slice(None)) -> FloatArray:
+        """Powers of the times of links, summed over both directions; shape (phases, links)."""
+        return np.asarray(((load / (self.time_unit[:, None] * self.capacity[links])) ** power).sum(axis=0))
 
     def _path_weight(self, weight: FloatArray, left: IntArray, right: IntArray) -> FloatArray:
         """Sum of the link weights on the paths between nodes; shape (phases, pairs)."""
@@ -153,39 +133,33 @@ class _SwapSearch:
         return np.asarray((weight[:, left_path] * ~is_shared.any(axis=2)).sum(axis=2)
                           + (weight[:, right_path] * ~is_shared.any(axis=1)).sum(axis=2))
 
-    def _try_swap(self, i: int, j: int, power: int) -> bool:
-        """Swap two ranks if that reduces the norm, summed over the phases."""
+    def _try_swap(self, i: int, j: int, power: int, min_gain_s: float) -> bool:
+        """Swap two ranks if that reduces the norm, summed over the phases, by more than `min_gain_s`."""
         path_i, path_j = self.link_path[self.node_of_rank[i]], self.link_path[self.node_of_rank[j]]
         only_i, only_j = path_i[~np.isin(path_i, path_j)], path_j[~np.isin(path_j, path_i)]
         links = np.concatenate([only_i, only_j])
         if not len(links):
             return False
-        outbound, inbound = (np.concatenate(pair, axis=1) for pair in zip(
-            self._loads_after_swap(only_i, i, j), self._loads_after_swap(only_j, j, i), strict=True))
+        load = np.concatenate([self._load_after_swap(only_i, i, j), self._load_after_swap(only_j, j, i)], axis=2)
         # full sums, not differences: at high powers small terms would cancel next to a large one
-        powers = self._time_powers(power, self.outbound, self.inbound)
+        powers = self._time_powers(power, self.load)
         before = powers.sum(axis=1)
-        powers[:, links] = self._time_powers(power, outbound, inbound, links)
-        change = (self._time_unit() * (powers.sum(axis=1) ** (1 / power) - before ** (1 / power))).sum()
-        if change >= -1e-9 * self.bottleneck_seconds.sum():
+        powers[:, links] = self._time_powers(power, load, links)
+        change = (self.time_unit * (powers.sum(axis=1) ** (1 / power) - before ** (1 / power))).sum()
+        if change >= -min_gain_s:
             return False
-        self.outbound[:, links], self.inbound[:, links] = outbound, inbound
-        rows, columns = self.flow[:, j] - self.flow[:, i], self.flow[:, :, j] - self.flow[:, :, i]
-        for changed, sign in ((only_i, 1), (only_j, -1)):
-            self.sent[:, changed] += sign * columns[:, None]
-            self.received[:, changed] += sign * rows[:, None]
+        self.load[:, :, links] = load
+        change_below = np.stack([self.flow[:, :, j] - self.flow[:, :, i], self.flow[:, j] - self.flow[:, i]])
+        self.below[:, :, only_i] += change_below[:, :, None]
+        self.below[:, :, only_j] -= change_below[:, :, None]
         self.node_of_rank[[i, j]] = self.node_of_rank[[j, i]]
         return True
 
-    def _loads_after_swap(self, links: IntArray, leaving: int, arriving: int) -> tuple[FloatArray, FloatArray]:
+    def _load_after_swap(self, links: IntArray, leaving: int, arriving: int) -> FloatArray:
         """Bytes up and down these links after one rank below them is replaced by another."""
-        forward, back = self.flow[:, leaving, arriving][:, None], self.flow[:, arriving, leaving][:, None]
-        sent, received = self.sent[:, links], self.received[:, links]
-        all_sent, all_received = self.all_sent[:, :, None], self.all_received[:, :, None]
-        outbound = self.outbound[:, links] \
-            - (all_sent[:, leaving] - sent[:, :, leaving]) + received[:, :, leaving] \
-            + (all_sent[:, arriving] - sent[:, :, arriving] + back) - (received[:, :, arriving] - forward)
-        inbound = self.inbound[:, links] \
-            - (all_received[:, leaving] - received[:, :, leaving]) + sent[:, :, leaving] \
-            + (all_received[:, arriving] - received[:, :, arriving] + forward) - (sent[:, :, arriving] - back)
-        return np.maximum(outbound, 0.0), np.maximum(inbound, 0.0)
+        between = np.stack([self.flow[:, arriving, leaving], self.flow[:, leaving, arriving]])[..., None]
+        total, below = self.total[..., None], self.below[:, :, links]
+        reverse = below[::-1]  # bytes in the other direction
+        load = self.load[:, :, links] - (total[:, :, leaving] - below[..., leaving]) + reverse[..., leaving] \
+            + (total[:, :, arriving] - below[..., arriving] + between) - (reverse[..., arriving] - between[::-1])
+        return np.asarray(np.maximum(load, 0.0))

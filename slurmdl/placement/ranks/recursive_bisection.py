@@ -23,13 +23,16 @@ MAX_PASSES = 4  # improvement passes
 MAX_SWAP_CANDIDATES = 6  # ranks of each half among which a swap is chosen
 
 
-def bisection_order(flow: FloatArray, links: NetworkLinks, slots: IntArray) -> IntArray:
-    """Rank of each slot.
+def bisection_map(flow: FloatArray, links: NetworkLinks, slots: IntArray) -> IntArray:
+    """Node of each rank.
 
     `flow` is the symmetric matrix of bytes between ranks, with a zero diagonal; `slots` gives the node of each slot
     in depth-first order, shape (ranks,).
     """
-    height = _border_heights(links, slots)
+    current, following = slots[:-1], slots[1:]
+    # zone levels that end between each slot and the next; -1 inside a node
+    ending = (links.level_group[current] != links.level_group[following]).sum(axis=1)
+    height = np.where(current == following, -1, ending)
     order = np.arange(len(slots))
     ranges = [(0, len(slots))]
     while ranges:
@@ -42,14 +45,9 @@ def bisection_order(flow: FloatArray, links: NetworkLinks, slots: IntArray) -> I
         ranks = order[begin:end]
         order[begin:end] = ranks[_split_ranks(flow[np.ix_(ranks, ranks)], cut)]
         ranges += [(begin, begin + cut), (begin + cut, end)]
-    return order
-
-
-def _border_heights(links: NetworkLinks, slots: IntArray) -> IntArray:
-    """Number of zone levels that end between each slot and the next; -1 inside a node."""
-    current, following = slots[:-1], slots[1:]
-    ending = (links.level_group[current] != links.level_group[following]).sum(axis=1)
-    return np.where(current == following, -1, ending)
+    node_of_rank = np.empty_like(slots)
+    node_of_rank[order] = slots
+    return node_of_rank
 
 
 def _split_ranks(flow: FloatArray, cut: int) -> IntArray:

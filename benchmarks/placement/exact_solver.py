@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from ortools.sat.python import cp_model
 
 from slurmdl.cluster.snapshot import ClusterSnapshot
-from slurmdl.errors import PlacementError, UnavailableError
+from slurmdl.errors import PlacementError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import FloatArray
@@ -25,9 +26,6 @@ from slurmdl.placement.job_size import JobSize, resolve_job_size
 from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Phase, Traffic
 from slurmdl.topology.topology import Topology
-
-if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
 
 Objective = Literal["seconds", "bytes"]
 
@@ -41,12 +39,11 @@ _OBJECTIVE_KEYS: dict[Objective, Callable[[Cost], tuple[float, ...]]] = {
 class ExactPlacement:
     """Best placement that the solver found.
 
-    Attributes
-    ----------
-    nodes : names, in snapshot order.
-    node_of_rank : names.
-    cost : predicted cost.
-    proven : no placement takes less time, within a relative tolerance of 1e-8, or sends fewer bytes.
+    Attributes:
+        nodes: names, in snapshot order.
+        node_of_rank: names.
+        cost: predicted cost.
+        proven: no placement takes less time, within a relative tolerance of 1e-8, or sends fewer bytes.
     """
 
     nodes: tuple[str, ...]
@@ -59,20 +56,12 @@ def solve_exactly(request: JobRequest, cluster: ClusterSnapshot, topology: Topol
                   time_limit_s: float = 10.0, objective: Objective = "seconds") -> ExactPlacement:
     """Best nodes and ranks among the nodes that are free now.
 
-    Parameters
-    ----------
-    time_limit_s : time after which the best placement so far is returned, not proven.
-    objective : minimize the predicted seconds, or the bytes between zones and then between nodes.
+    Args:
+        time_limit_s: time after which the best placement so far is returned, not proven.
+        objective: minimize the predicted seconds, or the bytes between zones and then between nodes.
 
-    Raises
-    ------
-    PlacementError : no choice is possible, or the traffic depends on more than counts.
-    UnavailableError : OR-tools is not installed.
+    Raises PlacementError if no choice is possible, or if the traffic depends on more than counts.
     """
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as error:
-        raise UnavailableError("the exact solver needs OR-tools: pip install slurmdl[exact]") from error
     job, traffic = resolve_job_size(request), Traffic.from_options(request.dl)
     phases = traffic.phases(job.tasks)
     is_count_based = len(phases) < 2 or all(phase.all_pairs for phase in phases)
@@ -91,7 +80,7 @@ def solve_exactly(request: JobRequest, cluster: ClusterSnapshot, topology: Topol
             if network.slow_paths.names:
                 raise PlacementError(f"inter-leaf path {network.slow_paths.names[0]} is slower than its links: "
                                      "no exact solution for such paths")
-            exact = _CpSatModel(cp_model, job, traffic.ps, phases, network).minimize(time_limit_s, objective)
+            exact = _CpSatModel(job, traffic.ps, phases, network).minimize(time_limit_s, objective)
             if best is None or _OBJECTIVE_KEYS[objective](exact.cost) < _OBJECTIVE_KEYS[objective](best.cost):
                 best = exact
         if best is not None:
@@ -115,9 +104,9 @@ class GroupVariables(NamedTuple):
 class _CpSatModel:
     """Model of one job on given nodes of one tree."""
 
-    def __init__(self, solver: Any, job: JobSize, ps: int, phases: list[Phase], network: NetworkLinks) -> None:
-        self.cp_module, self.job, self.ps, self.phases, self.network = solver, job, ps, phases, network
-        self.model: cp_model.CpModel = solver.CpModel()
+    def __init__(self, job: JobSize, ps: int, phases: list[Phase], network: NetworkLinks) -> None:
+        self.job, self.ps, self.phases, self.network = job, ps, phases, network
+        self.model = cp_model.CpModel()
         self.rounds = sum(phase.rounds for phase in phases)
         nodes, max_tasks = range(len(network.nodes)), job.max_tasks_per_node
         self.is_chosen = [self.model.new_bool_var(f"chosen {i}") for i in nodes]
@@ -156,16 +145,16 @@ class _CpSatModel:
         else:
             # the factor exceeds the number of messages between nodes
             self.model.minimize((self.job.tasks**2 + 1) * self.total_messages(leaves) + self.total_messages(nodes))
-        solver = self.cp_module.CpSolver()
+        solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = time_limit_s
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 1
         status = solver.solve(self.model)
-        if status not in (self.cp_module.OPTIMAL, self.cp_module.FEASIBLE):
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return initial
         solution = self.to_placement([solver.value(tasks) for tasks in self.tasks],
                                      [solver.value(servers) for servers in self.servers],
-                                     status == self.cp_module.OPTIMAL)
+                                     status == cp_model.OPTIMAL)
         key = _OBJECTIVE_KEYS[objective]
         return solution if key(solution.cost) <= key(initial.cost) else replace(initial, proven=solution.proven)
 
