@@ -45,24 +45,23 @@ CLUSTER_BACKENDS = ("auto", "scontrol", "pyslurm")
 #: measured properties of a link; keys of `weights` and `queries`
 METRICS = ("throughput", "rtt", "loss")
 
+#: key of a text -> predicate of valid values, and the expected value for messages
+_TEXT_SETTINGS: Mapping[str, tuple[Callable[[str], object], str]] = {
+    "plan_dir": (os.path.isabs, "an absolute path"),
+    "cluster_backend": (CLUSTER_BACKENDS.__contains__, ", ".join(CLUSTER_BACKENDS)),
+    "link_scores.file": (os.path.isabs, "an absolute path"),
+    "link_scores.trusted_owner": (str.strip, "a user name or uid"),
+    "link_scores.cost_model": (COST_MODELS.__contains__, ", ".join(COST_MODELS)),
+    "link_scores.prometheus.url": (lambda url: url.startswith(("http://", "https://")), "http://HOST[:PORT]"),
+    "link_scores.prometheus.node_label": (str.isidentifier, "a label name"),
+}
+#: keys of numbers that may be 0
+_ZERO_SETTINGS = ("link_scores.half_life", "link_scores.tolerance")
+
 
 @dataclass(frozen=True)
 class LinkScoresConfig:
-    """Sources of link scores, trust in them, and the model that turns them into link costs.
-
-    Attributes
-    ----------
-    file : snapshot published by the collector.
-    trusted_owner : name or uid of the user that may write the file in addition to root, or "".
-    max_age : seconds after which scores are ignored.
-    half_life : seconds after which a score weighs half as much as the assumed value; 0 for no decay.
-    tolerance : fraction; links whose values differ by less count as equal.
-    cost_model : one of COST_MODELS.
-    weights : metric -> weight, for cost_model "weighted".
-    prometheus_url : base URL of the Prometheus server, or "".
-    prometheus_node_label : label that holds the node's name.
-    prometheus_queries : metric -> PromQL, overriding the default queries.
-    """
+    """Sources of link scores, trust in them, and the model that turns them into link costs: keys of `link_scores`."""
 
     file: str = DEFAULT_SCORES_FILE
     trusted_owner: str = ""
@@ -80,14 +79,8 @@ class LinkScoresConfig:
 class Config:
     """Merged settings of the configuration files.
 
-    Attributes
-    ----------
-    options : settings of --dl-* options, field -> value as text (see dl_options.merge_layers).
-    node_bandwidth : bytes/s of a node's link; None for the default of LinkScores.
-    zone_bandwidth : bytes/s of a zone's uplink by level; () for that default.
-    latency : seconds per level; None for that default.
-    plan_dir : directory shared by all nodes, or None.
-    cluster_backend : one of CLUSTER_BACKENDS.
+    `options` maps a field of DlOptions to its value as text (see dl_options.merge_layers). Numbers that are None
+    or () have the default of LinkScores.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
@@ -108,9 +101,7 @@ def config_paths(environ: Mapping[str, str]) -> tuple[str, str]:
 def load_config(paths: Sequence[str] | None = None) -> Config:
     """Read the files that exist; a later file overrides an earlier one.
 
-    Raises
-    ------
-    InputError : a file is unreadable or not YAML, or has an unknown key or an invalid value.
+    Raises InputError if a file is unreadable or not YAML, or has an unknown key or an invalid value.
     """
     config = Config()
     for path in config_paths(os.environ) if paths is None else paths:
@@ -141,32 +132,20 @@ def _merge_config(base: Config, data: dict[str, Any], path: str) -> Config:
         levels = links["zone_bandwidth"]
         numbers["zone_bandwidth"] = tuple(_checked_number(level, "link_defaults.zone_bandwidth", path)
                                           for level in (levels if isinstance(levels, list) else [levels]))
-    plan_dir = data.get("plan_dir")
-    return replace(
-        base, **numbers, options=_parse_options(base.options, data.get("options") or {}, path),
-        plan_dir=base.plan_dir if plan_dir is None else
-        _checked_text(plan_dir, "plan_dir", path, os.path.isabs, "an absolute path"),
-        link_scores=_parse_link_scores(base.link_scores, data.get("link_scores") or {}, path),
-        cluster_backend=_checked_choice(data.get("cluster_backend", base.cluster_backend), "cluster_backend", path,
-                                        CLUSTER_BACKENDS))
+    texts = {key: _checked_setting(data[key], key, path) for key in ("plan_dir", "cluster_backend")
+             if key in data and not (key == "plan_dir" and data[key] is None)}
+    return replace(base, **numbers, **texts, options=_parse_options(base.options, data.get("options") or {}, path),
+                   link_scores=_parse_link_scores(base.link_scores, data.get("link_scores") or {}, path))
 
 
 def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScoresConfig:
     prefix = "link_scores."
-    keys = ("file", "trusted_owner", "max_age", "half_life", "tolerance", "cost_model", "weights", "prometheus")
-    data = yaml_input.check_keys(data, keys, path, prefix)
-    changes: dict[str, Any] = {}
-    if "file" in data:
-        changes["file"] = _checked_text(data["file"], f"{prefix}file", path, os.path.isabs, "an absolute path")
-    if "trusted_owner" in data:
-        owner = str(data["trusted_owner"]) if isinstance(data["trusted_owner"], int) else data["trusted_owner"]
-        changes["trusted_owner"] = _checked_text(owner, f"{prefix}trusted_owner", path, str.strip,
-                                                 "a user name or uid")
-    for key, allow_zero in (("max_age", False), ("half_life", True), ("tolerance", True)):
-        if key in data:
-            changes[key] = _checked_number(data[key], f"{prefix}{key}", path, allow_zero)
-    if "cost_model" in data:
-        changes["cost_model"] = _checked_choice(data["cost_model"], f"{prefix}cost_model", path, COST_MODELS)
+    keys = ("file", "trusted_owner", "max_age", "half_life", "tolerance", "cost_model")
+    data = yaml_input.check_keys(data, (*keys, "weights", "prometheus"), path, prefix)
+    if isinstance(data.get("trusted_owner"), int):
+        data["trusted_owner"] = str(data["trusted_owner"])
+    changes: dict[str, Any] = {key: _checked_setting(data[key], f"{prefix}{key}", path)
+                               for key in keys if key in data}
     if "weights" in data:
         weights = yaml_input.check_keys(data["weights"], METRICS, path, f"{prefix}weights.")
         changes["weights"] = {**base.weights, **{
@@ -181,13 +160,8 @@ def _parse_prometheus(base: LinkScoresConfig, data: Any, path: str) -> dict[str,
     """Fields of LinkScoresConfig that `link_scores.prometheus` sets."""
     prefix = "link_scores.prometheus."
     data = yaml_input.check_keys(data, ("url", "node_label", "queries"), path, prefix)
-    changes: dict[str, Any] = {}
-    if "url" in data:
-        changes["prometheus_url"] = _checked_text(
-            data["url"], f"{prefix}url", path, lambda url: url.startswith(("http://", "https://")), "http://HOST[:PORT]")
-    if "node_label" in data:
-        changes["prometheus_node_label"] = _checked_text(data["node_label"], f"{prefix}node_label", path,
-                                                         str.isidentifier, "a label name")
+    changes: dict[str, Any] = {f"prometheus_{key}": _checked_setting(data[key], f"{prefix}{key}", path)
+                               for key in ("url", "node_label") if key in data}
     if "queries" in data:
         queries = yaml_input.check_keys(data["queries"], METRICS, path, f"{prefix}queries.")
         changes["prometheus_queries"] = {**base.prometheus_queries, **{
@@ -229,8 +203,11 @@ def _checked_text(value: Any, name: str, path: str, is_valid: Callable[[str], ob
     return value
 
 
-def _checked_choice(value: Any, name: str, path: str, choices: Sequence[str]) -> str:
-    return _checked_text(value, name, path, choices.__contains__, ", ".join(choices))
+def _checked_setting(value: Any, name: str, path: str) -> Any:
+    """The value of a key: a text of _TEXT_SETTINGS, or a number."""
+    if name in _TEXT_SETTINGS:
+        return _checked_text(value, name, path, *_TEXT_SETTINGS[name])
+    return _checked_number(value, name, path, allow_zero=name in _ZERO_SETTINGS)
 
 
 def _checked_number(value: Any, name: str, path: str, allow_zero: bool = False) -> float:

@@ -23,18 +23,15 @@ RANK0_CHOICES = ("first", "any")
 class DlOptions:
     """Values of the --dl-* options after precedence (script < environment < command line).
 
-    Attributes
-    ----------
-    strategy : one of plan.STRATEGIES.
-    ps : number of parameter servers (0 unless the strategy is ps).
-    place : one of PLACE_CHOICES.
-    node_binding : one of NODE_BINDING_CHOICES.
-    zone : zones that the job may use; () for any.
-    rank0 : one of RANK0_CHOICES.
-    model_bytes : size of one replica of the parameters.
-    comm_pattern : one of plan.COMM_PATTERNS[strategy], "" for the first of them, or a file of matrices.
-    link_scores : "auto", "off", a file, or the URL of a Prometheus server.
-    probe : seconds, one of PROBE_CHOICES.
+    Attributes:
+        strategy, place, node_binding, rank0: one of plan.STRATEGIES, PLACE_CHOICES, NODE_BINDING_CHOICES,
+            RANK0_CHOICES.
+        ps: number of parameter servers (0 unless the strategy is ps).
+        zone: zones that the job may use; () for any.
+        model_bytes: size of one replica of the parameters.
+        comm_pattern: one of plan.COMM_PATTERNS[strategy], "" for the first of them, or a file of matrices.
+        link_scores: "auto", "off", a file, or the URL of a Prometheus server.
+        probe: seconds, one of PROBE_CHOICES.
     """
 
     strategy: str = "allreduce"
@@ -58,9 +55,7 @@ class DlOptions:
     def from_json(cls, data: Any) -> DlOptions:
         """Inverse of `to_json`.
 
-        Raises
-        ------
-        InputError : `data` is not an object, or has an unknown field or a value of the wrong type.
+        Raises InputError if `data` is not an object, or has an unknown field or a value of the wrong type.
         """
         if not isinstance(data, dict):
             raise InputError(f"--dl-* options: expected an object, found {type(data).__name__}")
@@ -81,11 +76,10 @@ class DlOptions:
 class DlOption:
     """One --dl-* option, as on the command line, in `#DL` lines, in SLURMDL_OPT_* and in slurmdl.yaml.
 
-    Attributes
-    ----------
-    name : without the prefix, e.g. "model-bytes".
-    kind : "choice", "count", "bytes", "names", "text" or "flag".
-    values : value as shown in the help, "" for a flag; for a choice the valid values separated by |.
+    Attributes:
+        name: without the prefix, e.g. "model-bytes".
+        kind: "choice", "count", "bytes", "names", "text" or "flag".
+        values: value as shown in the help, "" for a flag; for a choice the valid values separated by |.
     """
 
     name: str
@@ -130,7 +124,7 @@ OPTIONS = (
              "expect it, or allow any node"),
     DlOption("model-bytes", "bytes", "N", "size of one replica of the parameters, e.g. 400M"),
     DlOption("comm-pattern", "text", "PATTERN|FILE", "communication pattern of the ranks: ring or hierarchical; "
-             "random-matching, one-peer-exponential, base-2, zone-aware or link-aware (gossip); shards (ps); or a "
+             "random-matching, one-peer-exponential, base-2 or zone-aware (gossip); shards (ps); or a "
              "file of traffic matrices, .npz or CSV"),
     DlOption("link-scores", "text", "auto|off|FILE|URL", "source of link scores: JSON, CSV, or a Prometheus server"),
     DlOption("probe", "choice", "|".join(PROBE_CHOICES), "seconds to probe the links of the job's nodes before ranks "
@@ -177,13 +171,8 @@ def is_comm_pattern(name: str | None) -> bool:
 def collect_settings(options: Iterable[getopt.Option], location: str = "") -> dict[str, str]:
     """Check the --dl-* options among `options` and return field -> value as text ("" for a flag).
 
-    Parameters
-    ----------
-    location : prefix of messages, e.g. "job.sh:3: ".
-
-    Raises
-    ------
-    UsageError : an unknown --dl-* option, or a missing, invalid or superfluous value.
+    Raises UsageError for an unknown --dl-* option, or a missing, invalid or superfluous value. `location` is a prefix
+    of messages, e.g. "job.sh:3: ".
     """
     settings = {}
     for option in options:
@@ -208,9 +197,7 @@ def _checked_value(dl_option: DlOption, option: getopt.Option, location: str) ->
 def misplaced_option_warning(operands: Sequence[str], operand_kind: str) -> str:
     """A warning about the first --dl-* option after the script or program; "" if there is none.
 
-    Parameters
-    ----------
-    operand_kind : "script" or "program".
+    `operand_kind` is "script" or "program".
     """
     misplaced = [arg.partition("=")[0] for arg in operands[1:] if arg.startswith("--dl-")]
     return (f"{misplaced[0]} follows the {operand_kind} {operands[0]} and is passed to it; "
@@ -248,12 +235,9 @@ def _similar_options(written: str) -> str:
 def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[str, str]:
     """Settings of `base` overridden by those of `layer`.
 
-    A layer that names a strategy drops the parameter servers and the pattern of another strategy from `base`.
-    A layer that sets parameter servers without a strategy selects the strategy ps.
-
-    Raises
-    ------
-    UsageError : the layer sets parameter servers with another strategy.
+    A layer that names a strategy drops the parameter servers and the pattern of another strategy from `base`. A layer
+    that sets parameter servers without a strategy selects the strategy ps. Raises UsageError if the layer sets
+    parameter servers with another strategy.
     """
     merged = dict(base)
     strategy, servers = layer.get("strategy"), layer.get("ps")
@@ -275,9 +259,7 @@ def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[
 def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
     """Options from layers of settings, the weakest first (see `overlay_settings`).
 
-    Raises
-    ------
-    UsageError : a value is invalid, or a layer sets parameter servers with another strategy.
+    Raises UsageError if a value is invalid, or a layer sets parameter servers with another strategy.
     """
     merged: dict[str, str] = {}
     for layer in layers:

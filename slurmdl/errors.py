@@ -12,12 +12,8 @@ from contextlib import suppress
 
 from slurmdl.text import print_escaped, truncate, truncate_middle
 
-#: length of an InputError's message; the middle of a longer one is cut
-_MAX_MESSAGE_CHARS = 600
-#: length of a line on stderr, likewise
-_MAX_LINE_CHARS = 4000
-#: length of the quoted line of a file
-_MAX_QUOTED_CHARS = 120
+#: lengths of an InputError's message, of the line of a file that it quotes, and of a line on stderr
+_MAX_MESSAGE_CHARS, _MAX_QUOTED_CHARS, _MAX_LINE_CHARS = 600, 120, 4000
 
 
 class SlurmdlError(Exception):
@@ -33,13 +29,7 @@ class UsageError(SlurmdlError):
 
 
 class InputError(SlurmdlError):
-    """A malformed input file.
-
-    Parameters
-    ----------
-    message : the problem, and what is expected.
-    file, line, text : position of the problem; `line` counts from 1, `text` is the line's content.
-    """
+    """A malformed input file. `line` counts from 1, `text` is the line's content."""
 
     exit_status = 65
 
@@ -47,8 +37,8 @@ class InputError(SlurmdlError):
                  text: str | None = None) -> None:
         location = (file or "") + (f":{line}" if line is not None else "")
         quoted = f": {truncate(' '.join(text.split()), _MAX_QUOTED_CHARS)!r}" if text is not None else ""
-        message = " ".join(message.splitlines())  # messages of libraries may have several lines
-        message = truncate_middle(message, _MAX_MESSAGE_CHARS)  # a quoted value may be the whole file
+        # messages of libraries may have several lines; a quoted value may be the whole file
+        message = truncate_middle(" ".join(message.splitlines()), _MAX_MESSAGE_CHARS)
         super().__init__(f"{location}{quoted}: {message}" if location else message)
         self.file, self.line, self.text = file, line, text
 
@@ -88,12 +78,7 @@ class InvalidOptionsError(InvalidRunError):
 
 
 class Preempted(SlurmdlError):
-    """A training run stopped on request, after a checkpoint of all ranks.
-
-    Parameters
-    ----------
-    job_ending : whether Slurm is about to end the job.
-    """
+    """A training run stopped on request, after a checkpoint of all ranks; `job_ending`: Slurm soon ends the job."""
 
     exit_status = 77
 
@@ -137,6 +122,11 @@ def warn(message: str) -> None:
     print_stderr(truncate_middle(f"slurmdl: {' '.join(message.split())}", _MAX_LINE_CHARS))
 
 
+def internal_error_text(error: BaseException) -> str:
+    """Text of an exception that is no SlurmdlError."""
+    return f"internal error: {type(error).__name__}: {error}"
+
+
 def report_error(error: BaseException) -> int:
     """Print `error` as one line on stderr, after the traceback with SLURMDL_DEBUG=1; return its exit status."""
     if os.environ.get("SLURMDL_DEBUG") == "1":
@@ -150,5 +140,5 @@ def report_error(error: BaseException) -> int:
         return 130
     if isinstance(error, BrokenPipeError):
         return 141
-    warn(f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows the traceback)")
+    warn(f"{internal_error_text(error)} (SLURMDL_DEBUG=1 shows the traceback)")
     return 70

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import BinaryIO
 
 from slurmdl.errors import InputError
+from slurmdl.files import read_limited, read_regular_file
 
 #: scores of 100,000 nodes have 15 MB
 MAX_FILE_BYTES = 64 * 2**20
@@ -21,15 +22,8 @@ def read_trusted_text(path: str, trusted_users: str = "") -> str:
     """Text of a file of scores.
 
     The file and all its parent directories must be owned by, and writable only by, root, the reader or
-    `trusted_users`. Directories with the sticky bit may be writable by others.
-
-    Parameters
-    ----------
-    trusted_users : names or uids separated by commas, or "".
-
-    Raises
-    ------
-    InputError : the file is unreadable, not a regular file, not UTF-8, too large, or not trusted.
+    `trusted_users` (names or uids separated by commas). Directories with the sticky bit may be writable by others.
+    Raises InputError if the file is unreadable, not a regular file, not UTF-8, too large, or not trusted.
     """
     try:
         return _read_trusted_bytes(path, trusted_users, "link_scores.trusted_owner").decode()
@@ -37,35 +31,21 @@ def read_trusted_text(path: str, trusted_users: str = "") -> str:
         raise InputError("is not UTF-8 text", file=path) from error
 
 
-def _read_trusted_bytes(path: str, trusted_users: str, valid_owner: str) -> bytes:
-    try:
-        # without O_NONBLOCK, opening a pipe without a writer blocks
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise InputError("is not a regular file", file=path)
-            real_path = os.path.realpath(f"/proc/self/fd/{file.fileno()}")
-            if reason := untrusted_reason(real_path, status, {0, os.geteuid()} | resolve_uids(trusted_users)):
-                raise InputError(f"is ignored: {reason}; expected owned by root, yourself or {valid_owner}, and "
-                                 "writable only by its owner", file=path)
-            return _read_limited(file, path)
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", file=path) from error
-    except ValueError as error:
-        raise InputError("cannot be read (its name holds a NUL byte)", file=path.replace("\0", "?")) from error
+def _read_trusted_bytes(path: str, trusted_users: str, expected_owner: str) -> bytes:
+    def check_trust(file: BinaryIO) -> None:
+        status, real_path = os.fstat(file.fileno()), os.path.realpath(f"/proc/self/fd/{file.fileno()}")
+        if reason := untrusted_reason(real_path, status, {0, os.geteuid()} | resolve_uids(trusted_users)):
+            raise InputError(f"is ignored: {reason}; expected owned by root, yourself or {expected_owner}, and "
+                             "writable only by its owner", file=path)
+
+    return read_regular_file(path, MAX_FILE_BYTES, check_trust)
 
 
 def read_trusted_lines(path: str, trusted_users: str = "") -> list[str]:
     """Lines of a file of samples or of standard input; bytes that are not UTF-8 become lone surrogates.
 
-    Parameters
-    ----------
-    path : "-" for standard input, a pipe or file that must be owned by root, the reader or `trusted_users`. The pipe
-        of `left | right` belongs to the user whose shell started both.
-
-    Raises
-    ------
-    InputError : as in `read_trusted_text`.
+    The path "-" is standard input: a pipe or file that must be owned by root, the reader or `trusted_users`. The pipe
+    of `left | right` belongs to the user whose shell started both. Raises InputError as `read_trusted_text`.
     """
     data = _read_trusted_stdin(trusted_users) if path == "-" else \
         _read_trusted_bytes(path, trusted_users, "one of --users")
@@ -83,25 +63,15 @@ def _read_trusted_stdin(trusted_users: str) -> bytes:
             if (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)) and _is_writable_by_others(status):
                 raise InputError(f"is ignored: others may write it (mode {stat.S_IMODE(status.st_mode):o}); expected "
                                  "writable only by its owner", file=name)
-            return _read_limited(file, name)
+            return read_limited(file, name, MAX_FILE_BYTES)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=name) from error
-
-
-def _read_limited(file: BinaryIO, name: str) -> bytes:
-    data = file.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
-        raise InputError(f"is larger than {MAX_FILE_BYTES} bytes", file=name)
-    return data
 
 
 def untrusted_reason(real_path: str, status: os.stat_result, trusted_uids: Collection[int]) -> str:
     """Reason why a user outside `trusted_uids` could have written or replaced a file; "" if none could.
 
-    Parameters
-    ----------
-    real_path : path without symbolic links.
-    status : os.fstat of the file.
+    `real_path` is free of symbolic links, `status` is os.fstat of the file.
     """
     if status.st_uid not in trusted_uids:
         return f"user {status.st_uid} owns it"

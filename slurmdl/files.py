@@ -6,7 +6,9 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from contextlib import suppress
+from typing import BinaryIO
 
 from slurmdl.errors import InputError
 
@@ -15,12 +17,7 @@ MAX_TEXT_BYTES = 4 * 2**20
 
 
 def check_writable(path: str) -> None:
-    """Check that a file can be written, without creating it.
-
-    Raises
-    ------
-    OSError : the path is a directory, or its directory does not exist or is not writable.
-    """
+    """Check that a file can be written, without creating it; OSError otherwise."""
     directory = os.path.dirname(path) or "."
     if os.path.isdir(path):
         reason = errno.EISDIR
@@ -36,13 +33,8 @@ def check_writable(path: str) -> None:
 def write_atomic(path: str, text: str, *, durable: bool = False) -> None:
     """Replace a file atomically, through a new temporary file in the same directory.
 
-    Parameters
-    ----------
-    durable : sync the file to disk, and make it readable by all regardless of the umask.
-
-    Raises
-    ------
-    OSError : it cannot be written; the old file is unchanged and the temporary file removed.
+    `durable`: sync the file to disk, and make it readable by all regardless of the umask. After an OSError the old
+    file is unchanged and the temporary file removed.
     """
     directory, name = os.path.split(os.path.abspath(path))
     temporary = os.path.join(directory, f".{name}.{secrets.token_hex(8)}")
@@ -72,27 +64,36 @@ def fsync_dir(directory: str) -> None:
         os.close(handle)
 
 
-def read_text_limited(path: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Text of a regular file.
+def read_regular_file(path: str, max_bytes: int, check: Callable[[BinaryIO], None] | None = None) -> bytes:
+    """Content of a regular file, after `check` of the open file.
 
-    Raises
-    ------
-    InputError : the file is unreadable, not a regular file, larger than `max_bytes`, or not UTF-8 text.
+    Raises InputError if the file is unreadable, not a regular file, or larger than `max_bytes`.
     """
     try:
         # without O_NONBLOCK, opening a pipe without a writer blocks
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise InputError("is not a regular file", file=path)
-            # also bounds files that grow, or report no size
-            data = file.read(max_bytes + 1) if status.st_size <= max_bytes else b""
-            if status.st_size > max_bytes or len(data) > max_bytes:
-                raise InputError(f"is larger than {max_bytes} bytes", file=path)
+            if check:
+                check(file)
+            return read_limited(file, path, max_bytes)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
     except ValueError as error:
         raise InputError("cannot be read (its name holds a NUL byte)", file=path.replace("\0", "?")) from error
+
+
+def read_limited(file: BinaryIO, name: str, max_bytes: int) -> bytes:
+    """Content of an open file, which may grow or report no size; InputError if it is larger than `max_bytes`."""
+    data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise InputError(f"is larger than {max_bytes} bytes", file=name)
+    return data
+
+
+def read_text_limited(path: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
+    """Text of a regular file; InputError as in `read_regular_file`, or if it is not UTF-8 text."""
+    data = read_regular_file(path, max_bytes)
     nul = data.find(b"\0")
     if nul >= 0:
         raise InputError("contains a NUL byte; expected text", file=path, line=data.count(b"\n", 0, nul) + 1)

@@ -30,22 +30,22 @@ class JobRequest:
 
     The *_reason fields are "" if they do not apply.
 
-    Attributes
-    ----------
-    nodes : (min, max) number of nodes; max is None for an open range.
-    memory_per_node_mb, memory_per_cpu_mb : 0 for all of the node's memory.
-    partitions : partitions of -p, () for the default one.
-    constraint : expression of --constraint.
-    exclude, nodelist : expanded hostlists.
-    gres_per_node : name or name:type -> count.
-    exclusive : whether the job needs whole nodes.
-    unplaceable_reason : why no nodes can be chosen for it ("job array", "heterogeneous job", ...).
-    unrestrictable_reason : why it cannot be restricted to zones: the user names nodes or another cluster, or an
-        option is not understood.
-    start_unknown_reason : why it may not start at once on idle nodes: it is held, or depends on another job.
-    unmodelled_reason : request that placement does not model, so that only Slurm knows whether idle nodes satisfy it.
-    requeue : whether the job may be requeued (Slurm's default).
-    seed : breaks ties among equivalent nodes differently for concurrent submitters; 0 for the order of the snapshot.
+    Attributes:
+        nodes: (min, max) number of nodes; max is None for an open range.
+        memory_per_node_mb, memory_per_cpu_mb: 0 for all of the node's memory.
+        partitions: partitions of -p, () for the default one.
+        exclude, nodelist: expanded hostlists.
+        gres_per_node: name or name:type -> count.
+        exclusive: whether the job needs whole nodes.
+        unplaceable_reason: why no nodes can be chosen for it ("job array", "heterogeneous job", ...).
+        unrestrictable_reason: why it cannot be restricted to zones: the user names nodes or another cluster, or an
+            option is not understood.
+        start_unknown_reason: why it may not start at once on idle nodes: it is held, or depends on another job.
+        unmodelled_reason: request that placement does not model, so that only Slurm knows whether idle nodes satisfy
+            it.
+        requeue: whether the job may be requeued (Slurm's default).
+        seed: breaks ties among equivalent nodes differently for concurrent submitters; 0 for the order of the
+            snapshot.
     """
 
     dl: DlOptions = field(default_factory=DlOptions)
@@ -75,10 +75,9 @@ def build_request(settings: Mapping[str, str], dl: DlOptions, unplaceable_reason
 
     A value that sbatch would reject makes the request unplaceable; sbatch reports the error.
 
-    Parameters
-    ----------
-    settings : long name of an sbatch option -> value, "" for a flag, after precedence.
-    unplaceable_reason : a reason that is already known, or "".
+    Args:
+        settings: long name of an sbatch option -> value, "" for a flag, after precedence.
+        unplaceable_reason: a reason that is already known, or "".
     """
     try:
         return JobRequest(
@@ -133,12 +132,10 @@ def _unmodelled_reason(settings: Mapping[str, str]) -> str:
 
 def _parse_node_range(settings: Mapping[str, str]) -> tuple[int, int | None] | None:
     """(min, max) of -N: `N`, `MIN-MAX` or `MIN-`, with suffixes k (1024) and m (1024^2); at most a node per task."""
-    text = settings.get("nodes")
-    if text is None:
+    match = _match_setting(settings, "nodes", r"(?=[^0-9]*[0-9])\s*([0-9]{1,15}[kK]?[mM]?)?\s*(-)?"
+                                              r"\s*([0-9]{1,15}[kK]?[mM]?)?\s*")
+    if match is None:
         return None
-    match = re.fullmatch(r"\s*([0-9]{1,15}[kK]?[mM]?)?\s*(-)?\s*([0-9]{1,15}[kK]?[mM]?)?\s*", text)
-    if not match or not (match[1] or match[3]):
-        raise InputError(f"--nodes={text} is not understood")
     min_nodes = _parse_suffixed_count(match[1]) if match[1] else 1
     max_nodes = (_parse_suffixed_count(match[3]) if match[3] else None) if match[2] else min_nodes
     tasks = _parse_count(settings, "ntasks")
@@ -147,27 +144,29 @@ def _parse_node_range(settings: Mapping[str, str]) -> tuple[int, int | None] | N
     return min(min_nodes, tasks), min(max_nodes, tasks) if max_nodes else tasks
 
 
+def _match_setting(settings: Mapping[str, str], name: str, pattern: str) -> re.Match[str] | None:
+    """The match of an option's value, None if it is not given. Raises InputError if it does not match."""
+    text = settings.get(name)
+    match = re.fullmatch(pattern, text) if text is not None else None
+    if text is not None and match is None:
+        raise InputError(f"--{name}={text} is not understood")
+    return match
+
+
 def _parse_suffixed_count(text: str) -> int:
     factor = (1024 if "k" in text.lower() else 1) * (1024 * 1024 if "m" in text.lower() else 1)
     return int(text.rstrip("kKmM")) * factor
 
 
 def _parse_count(settings: Mapping[str, str], name: str) -> int | None:
-    text = settings.get(name)
-    if text is None:
-        return None
-    if not re.fullmatch(r"\s*\+?[0-9]{1,9}\s*", text):
-        raise InputError(f"--{name}={text} is not understood")
-    return int(text) or None
+    match = _match_setting(settings, name, r"\s*\+?[0-9]{1,9}\s*")
+    return int(match[0]) or None if match else None
 
 
 def _parse_megabytes(settings: Mapping[str, str], name: str) -> int | None:
-    text = settings.get(name)
-    if text is None:
+    match = _match_setting(settings, name, r"\s*([0-9]{1,15})(?:([kKmMgGtT])[bB]?)?")
+    if match is None:
         return None
-    match = re.fullmatch(r"\s*([0-9]{1,15})(?:([kKmMgGtT])[bB]?)?", text)
-    if not match:
-        raise InputError(f"--{name}={text} is not understood")
     number, unit = int(match[1]), (match[2] or "m").lower()
     return -(-number // 1024) if unit == "k" else number * {"m": 1, "g": 1024, "t": 1024 * 1024}[unit]
 
@@ -184,23 +183,20 @@ def _expand_hosts(text: str) -> tuple[str, ...]:
 
 def _collect_gres(settings: Mapping[str, str]) -> dict[str, int]:
     """Generic resources per node (name or name:type -> count) of --gres, --gpus-per-node and --gpus-per-task."""
-    counts: dict[str, int] = {}
-    for item in filter(None, settings.get("gres", "").split(",")):
-        _add_gres(counts, item.removeprefix("gres:").removeprefix("gres/"))
-    for item in filter(None, settings.get("gpus-per-node", "").split(",")):
-        _add_gres(counts, f"gpu:{item}")
+    def items(option: str) -> Iterable[str]:
+        return filter(None, settings.get(option, "").split(","))
+
+    requests = [(item.removeprefix("gres:").removeprefix("gres/"), 1) for item in items("gres")]
+    requests += [(f"gpu:{item}", 1) for item in items("gpus-per-node")]
     tasks = _parse_count(settings, "ntasks-per-node")
     if tasks and "gpus-per-node" not in settings:
-        for item in filter(None, settings.get("gpus-per-task", "").split(",")):
-            _add_gres(counts, f"gpu:{item}", tasks)
+        requests += [(f"gpu:{item}", tasks) for item in items("gpus-per-task")]
+    counts: dict[str, int] = {}
+    for text, multiplier in requests:
+        match = re.fullmatch(r"([A-Za-z_][\w.+-]*(?::[A-Za-z_][\w.+-]*)?)(?:[:=]([0-9]{1,9}))?", text)
+        if text.lower() == "none":
+            continue
+        if not match:
+            raise InputError(f"the generic resource {text} is not understood")
+        counts[match[1]] = counts.get(match[1], 0) + int(match[2] or 1) * multiplier
     return {name: count for name, count in counts.items() if count}
-
-
-def _add_gres(counts: dict[str, int], item: str, multiplier: int = 1) -> None:
-    match = re.fullmatch(r"([A-Za-z_][\w.+-]*)(?::([A-Za-z_][\w.+-]*))?(?:[:=]([0-9]{1,9}))?", item)
-    if item.lower() == "none":
-        return
-    if not match:
-        raise InputError(f"the generic resource {item} is not understood")
-    name = f"{match[1]}:{match[2]}" if match[2] else match[1]
-    counts[name] = counts.get(name, 0) + int(match[3] or 1) * multiplier

@@ -79,7 +79,6 @@ def parse_fraction(text: str) -> float:
     return fraction
 
 
-
 def _format_scaled(value: float, units: Sequence[str]) -> str:
     for unit in units[:-1]:
         if float(f"{value:.3g}") < 1000:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmdl.errors import InputError, SlurmdlError, sort_by_similarity
+
+if TYPE_CHECKING:
+    import yaml
 
 #: PyYAML needs about a second for a file of this size
 MAX_YAML_BYTES = 65536
 
 
 def load_yaml_file(path: str, parse: Callable[[str], Any] | None = None) -> Any:
-    """Data of a YAML file.
+    """Data of a YAML file; `parse` converts its text (None: plain YAML data).
 
-    Parameters
-    ----------
-    parse : converts the file's text; None for plain YAML data.
-
-    Raises
-    ------
-    InputError : the file is unreadable, too large, not YAML, or rejected by `parse`.
+    Raises InputError if the file is unreadable, too large, not YAML, or rejected by `parse`.
     """
     import yaml
 
@@ -37,13 +34,17 @@ def load_yaml_file(path: str, parse: Callable[[str], Any] | None = None) -> Any:
     except UnicodeDecodeError as error:
         raise InputError("is not UTF-8 text", path) from error
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", path,
-                         mark.line + 1 if mark else None) from error
+        raise yaml_syntax_error(error, path) from error
     except RecursionError as error:
         raise InputError("is nested too deeply", path) from error
     except Exception as error:
         raise InputError(f"cannot be parsed ({type(error).__name__}: {error})", path) from error
+
+
+def yaml_syntax_error(error: yaml.YAMLError, path: str) -> InputError:
+    mark = getattr(error, "problem_mark", None)
+    return InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", path,
+                      mark.line + 1 if mark else None)
 
 
 def _load_yaml(text: str) -> Any:
@@ -76,12 +77,7 @@ def short_repr(value: Any) -> str:
 
 
 def check_keys(data: Any, valid: Sequence[str], path: str, prefix: str) -> dict[str, Any]:
-    """Check that `data` is a mapping with no keys but `valid`; `prefix` is its key in the file, e.g. "options.".
-
-    Raises
-    ------
-    InputError : it is not a mapping, or has an unknown key.
-    """
+    """Return `data`; InputError unless it is a mapping with `valid` keys only. `prefix`: its key, e.g. "options."."""
     if not isinstance(data, dict):
         location = f"{prefix.rstrip('.')}: " if prefix else ""
         raise InputError(f"{location}expected a mapping, found {type(data).__name__}", path)

@@ -6,16 +6,7 @@ import argparse
 import os
 from typing import Any, NoReturn
 
-from slurmdl import files
 from slurmdl.errors import UsageError
-
-
-def check_output_file(path: str, option: str) -> None:
-    """Check before long work that the file of an option can be written; UsageError otherwise."""
-    try:
-        files.check_writable(path)
-    except OSError as error:
-        raise _unwritable_error(path, option, error) from error
 
 
 def write_output_file(path: str, option: str, text: str) -> None:
@@ -24,11 +15,7 @@ def write_output_file(path: str, option: str, text: str) -> None:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise _unwritable_error(path, option, error) from error
-
-
-def _unwritable_error(path: str, option: str, error: OSError) -> UsageError:
-    return UsageError(f"{option}={path}: cannot be written ({error.strerror})")
+        raise UsageError(f"{option}={path}: cannot be written ({error.strerror})") from error
 
 
 class _TerminalWidthFormatter(argparse.HelpFormatter):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from slurmdl import units
 from slurmdl.cli.arguments import write_output_file
 from slurmdl.errors import PlacementError, UnavailableError, UsageError
 from slurmdl.text import print_escaped
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from slurmdl.launch.binding import Decision
     from slurmdl.launch.cluster_state import ClusterState
     from slurmdl.launch.submission import Submission
-    from slurmdl.placement.exact_solver import ExactPlacement
+    from slurmdl.placement.result import Placement
 
 HELP = """\
 usage: slurmdl place [options] [--dl-*] [sbatch options] [script]
@@ -29,8 +29,6 @@ Makes the same decision as `slurmdl sbatch` with the same arguments, explains it
 
   --explain           print the choice, the alternatives, the ranks and the costs (default)
   --json              print the result as one JSON object
-  --exact             also print the optimum of a small job, found by a solver within 10 s
-                      (pip install 'slurmdl[exact]')
   --svg FILE          also draw the zones, nodes and ranks
   --topology FILE     read the zones from a topology.conf, topology.yaml or JSON file instead of the cluster
   --cluster FILE      read nodes and partitions from JSON, or from the text of `scontrol -d show nodes` and
@@ -44,7 +42,7 @@ The exit status is 0 also if Slurm chooses the nodes; with --dl-strict it is the
 
 MAX_SEED = 2**32
 _FILE_OPTIONS = ("svg", "topology", "cluster", "link-scores")
-_FLAGS = ("json", "explain", "exact", "help")
+_FLAGS = ("json", "explain", "help")
 _OWN_OPTIONS = (*_FLAGS, *_FILE_OPTIONS, "seed")
 
 
@@ -58,24 +56,24 @@ def run(argv: list[str]) -> int:
         print(HELP)
         return 0
     site = config.load_config()
-    job = submission.parse_submission(sbatch_args, os.environ, site.options)
+    job = submission.parse_submission(sbatch_args, os.environ).with_defaults(site.options)
     job = replace(job, request=replace(job.request, seed=_parse_seed(own_options.get("seed", "0"))))
     state = _load_state(site, own_options, job.request)
     decision = _make_decision(job, state, query_slurm=not {"cluster", "topology"} & own_options.keys())
     if "svg" in own_options:
-        _write_svg(decision, state, own_options["svg"])
-    exact = _solve_exactly(job.request, state) if "exact" in own_options else None
+        from slurmdl.placement.placement_svg import draw_placement
+
+        write_output_file(own_options["svg"], "--svg", draw_placement(
+            _placement_or_reason(decision), state.topology, state.cluster))
     format_result = _format_json if "json" in own_options else _format_text
-    print_escaped(format_result(job.request.dl, decision, state, exact))
+    print_escaped(format_result(job.request.dl, decision, state))
     return 0
 
 
 def _split_own_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Split the arguments into this command's own options and sbatch's arguments.
 
-    Raises
-    ------
-    UsageError : an option without its file, a misspelled one, or one after the script.
+    Raises UsageError for an option without its file, a misspelled one, or one after the script.
     """
     from slurmdl import dl_options
     from slurmdl.slurm import getopt, sbatch_options
@@ -136,62 +134,38 @@ def _load_state(config: Config, own_options: dict[str, str], request: JobRequest
 
 def _make_decision(job: Submission, state: ClusterState, query_slurm: bool) -> Decision:
     from slurmdl.launch.binding import Decision, zone_not_applied_reason
-    from slurmdl.launch.sbatch import decide_with_slurm
+    from slurmdl.launch.sbatch import decide_with_slurm, find_sbatch
 
     dl = job.request.dl
     if dl.node_binding == "off":
         return Decision(reason=zone_not_applied_reason(dl, "--dl-node-binding=off"), failed=bool(dl.zone))
-    decision = decide_with_slurm(job, state, _find_sbatch_if_any() if query_slurm else "")
+    sbatch = ""
+    if query_slurm:
+        with suppress(UnavailableError):
+            sbatch = find_sbatch(os.environ)
+    decision = decide_with_slurm(job, state, sbatch)
     if decision.reason and dl.strict:
         raise PlacementError(decision.reason)
     return decision
 
 
-def _find_sbatch_if_any() -> str:
-    from slurmdl.launch.sbatch import find_sbatch
-
-    try:
-        return find_sbatch(os.environ)
-    except UnavailableError:
-        return ""
-
-
-def _solve_exactly(request: JobRequest, state: ClusterState) -> ExactPlacement | str:
-    """Solution of the exact solver, or the reason why there is none.
-
-    Raises
-    ------
-    UnavailableError : the solver is not installed.
-    """
-    from slurmdl.placement import exact_solver
-
-    try:
-        return exact_solver.solve_exactly(request, state.cluster, state.topology, state.scores)
-    except PlacementError as error:
-        return str(error)
-
-
-def _format_text(dl: DlOptions, decision: Decision, state: ClusterState, exact: ExactPlacement | str | None) -> str:
-    from slurmdl.placement.explain import explain_placement
+def _placement_or_reason(decision: Decision) -> Placement:
     from slurmdl.placement.result import Placement
 
-    placement = decision.placement or Placement(reason=decision.reason)
-    text = explain_placement(placement, state.topology, state.cluster, state.scores, dl)
-    if isinstance(exact, str):
-        text += f"\nexact      none: {exact}"
-    elif exact is not None:
-        proven = "proven optimal" if exact.proven else "the best found in time"
-        text += f"\nexact      {units.format_duration(exact.cost.seconds)}, {proven}"
-        if placement.rank_map and exact.cost.seconds:
-            ratio = placement.rank_map.cost.seconds / exact.cost.seconds
-            text += f"; this choice takes {ratio:.4g} times as long"
+    return decision.placement or Placement(reason=decision.reason)
+
+
+def _format_text(dl: DlOptions, decision: Decision, state: ClusterState) -> str:
+    from slurmdl.placement.explain import explain_placement
+
+    text = explain_placement(_placement_or_reason(decision), state.topology, state.cluster, state.scores, dl)
     binding = " ".join(decision.binding_options) or "none"
     if decision.reason:
         binding += f", Slurm chooses the nodes: {decision.reason}"
     return f"{text}\nbinding    {binding}"
 
 
-def _format_json(dl: DlOptions, decision: Decision, state: ClusterState, exact: ExactPlacement | str | None) -> str:
+def _format_json(dl: DlOptions, decision: Decision, state: ClusterState) -> str:
     from slurmdl.placement.score_report import decisive_scores
 
     placement = decision.placement
@@ -200,16 +174,6 @@ def _format_json(dl: DlOptions, decision: Decision, state: ClusterState, exact: 
         "revert_field": decision.revert_field, "reason": decision.reason,
         "line": " ".join(decision.summary(dl).split()) if decision.reason else ""}
     if placement and state.scores.link_count:
-        result["scores"] = [score.to_json() for score in decisive_scores(
-            placement, state.topology, state.cluster, state.scores)]
-    if exact is not None:
-        result["exact"] = {"reason": exact} if isinstance(exact, str) else asdict(exact)
+        decisive = decisive_scores(placement, state.topology, state.cluster, state.scores)
+        result["scores"] = [asdict(score) for score in decisive]
     return json.dumps(result, indent=2)
-
-
-def _write_svg(decision: Decision, state: ClusterState, path: str) -> None:
-    from slurmdl.placement.placement_svg import draw_placement
-    from slurmdl.placement.result import Placement
-
-    svg = draw_placement(decision.placement or Placement(reason=decision.reason), state.topology, state.cluster)
-    write_output_file(path, "--svg", svg)

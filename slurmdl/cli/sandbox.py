@@ -84,11 +84,10 @@ def run(argv: list[str]) -> int:
     if options.command == "status":
         return _print_status(sandbox, options.json)
     if options.command == "link":
-        mechanisms = sandbox.shape_link(
-            options.target, rate=None if options.rate is None else _parse_rate_or_zero(options.rate),
-            delay=None if options.delay is None else units.parse_duration(options.delay),
-            loss=None if options.loss is None else units.parse_fraction(options.loss))
-        print_escaped(f"{options.target}: {mechanisms}")
+        parsers = {"rate": lambda text: 0.0 if text == "0" else units.parse_bit_rate(text),
+                   "delay": units.parse_duration, "loss": units.parse_fraction}
+        shape = {key: parse(vars(options)[key]) for key, parse in parsers.items() if vars(options)[key] is not None}
+        print_escaped(f"{options.target}: {sandbox.shape_link(options.target, **shape)}")
         return 0
     if options.command == "cpu-limit":
         fraction = units.parse_fraction(options.fraction)
@@ -102,10 +101,6 @@ def run(argv: list[str]) -> int:
     command_line = sandbox.command(args, options.host, as_root=options.as_root)
     sys.stdout.flush()
     os.execvp(command_line[0], command_line)
-
-
-def _parse_rate_or_zero(text: str) -> float:
-    return 0.0 if text == "0" else units.parse_bit_rate(text)
 
 
 def _build_spec(options: argparse.Namespace) -> SandboxSpec:
@@ -130,6 +125,9 @@ def _build_spec(options: argparse.Namespace) -> SandboxSpec:
 
 
 def _print_status(sandbox: Sandbox, as_json: bool) -> int:
+    from slurmdl.sandbox import cpu_quota
+    from slurmdl.topology.text_tree import nodes_by_leaf
+
     spec, shapes = sandbox.spec, sandbox.link_shapes()
     counters, states = sandbox.zone_byte_counters(), sandbox.node_states()
     if as_json:
@@ -140,15 +138,13 @@ def _print_status(sandbox: Sandbox, as_json: bool) -> int:
     print_escaped(f"sandbox {spec.name}: user {sandbox.user.name}, shared directory {sandbox.shared}, "
                   f"node links {units.format_bit_rate(spec.node_rate / 8)}, "
                   f"zone uplinks {units.format_bit_rate(spec.zone_rate / 8)}")
-    for index, zone in enumerate(spec.topology.zones):
-        nodes = [name for name, leaf in zip(spec.topology.nodes, spec.topology.leaf, strict=True) if leaf == index]
-        if nodes:
-            line = " ".join(f"{node}({states.get(node, 'off')})" for node in nodes)
-            print_escaped(f"  {zone}: {line}  out {counters[zone]['out']:,} B  in {counters[zone]['in']:,} B")
+    for leaf, nodes in sorted(nodes_by_leaf(spec.topology).items()):
+        zone, line = spec.topology.zones[leaf], " ".join(f"{node}({states.get(node, 'off')})" for node in nodes)
+        print_escaped(f"  {zone}: {line}  out {counters[zone]['out']:,} B  in {counters[zone]['in']:,} B")
     for name, shape in shapes.items():
         rate = units.format_bit_rate(shape.rate / 8) if shape.rate else "no rate limit"
         print_escaped(f"  {'path' if '|' in name else 'link of'} {name}, each way: {rate}, "
                       f"delay {units.format_duration(shape.delay)}, loss {shape.loss:g}")
-    for node, fraction in sandbox.cpu_fractions().items():
+    for node, fraction in cpu_quota.cpu_quotas(spec.name).items():
         print_escaped(f"  CPU of {node}: {fraction:.0%} of a core")
     return 0

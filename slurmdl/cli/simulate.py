@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     job.add_argument("--strategy", default="allreduce", metavar="NAME",
                      help="allreduce, gossip, adaptive-gossip or ps (default: %(default)s)")
     job.add_argument("--comm-pattern", default="", metavar="NAME",
-                     help="communication pattern as for `slurmdl train`, except link-aware")
+                     help="communication pattern as for `slurmdl train`")
     job.add_argument("--ps", type=int, metavar="N", help="number of parameter servers (default: 1 with ps)")
     job.add_argument("--parameters", default="25M", metavar="N", help="size of the model (default: %(default)s)")
     job.add_argument("--compute-seconds", type=float, default=0.1, metavar="SECONDS",
@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
     if options.json:
         print(json.dumps({"workload": asdict(job.workload), "topology": job.topology.source, "nodes": job.node_count,
                           "ranks": job.rank_count, "busy_share": job.busy_share, "seed": job.seed,
-                          "policies": {policy: each.to_json() for policy, each in predictions.items()}}, indent=1))
+                          "policies": {policy: asdict(each) for policy, each in predictions.items()}}, indent=1))
         return 0
     from slurmdl.placement import score_report
     from slurmdl.simulate.compare import format_predictions

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from slurmdl.cli.arguments import CliParser, write_output_file
 from slurmdl.errors import InputError, UnavailableError, UsageError, warn
-from slurmdl.text import print_escaped
+from slurmdl.text import pluralize, print_escaped
 
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
@@ -44,8 +44,9 @@ def build_parser() -> argparse.ArgumentParser:
                    "topology.conf, topology.yaml or JSON (default: the file next to slurm.conf)")
     diff.add_argument("other", nargs="?", metavar="FILE2", help="second file (default: the controller)")
 
-    convert = command("convert", "write the zones as topology.conf, topology.yaml or JSON; report lost information")
-    convert.add_argument("--format", required=True, choices=("conf", "yaml", "json"), help="output format")
+    convert = command("convert", "write the zones in another format; report lost information")
+    convert.add_argument("--format", required=True, choices=("conf", "yaml", "json", "graphml"),
+                         help="output format; graphml needs networkx (pip install 'slurmdl[graph]')")
     convert.add_argument("--output", metavar="OUT", help="output file (default: standard output)")
 
     features = command("features", "print the NodeName lines of slurm.conf with each node's zone as a feature")
@@ -80,7 +81,7 @@ def _show(options: argparse.Namespace) -> int:
     topologies = load.load_topologies(options.file)
     chosen = [topologies.get(options.name)] if options.name else list(topologies.topologies)
     if options.svg:
-        from slurmdl.topology.topology_svg import draw_topology
+        from slurmdl.topology.svg import draw_topology
 
         write_output_file(options.svg, "--svg", draw_topology(topologies.get(options.name)))
     if options.json:
@@ -92,7 +93,6 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from slurmdl.text import pluralize
     from slurmdl.topology import load
     from slurmdl.topology.check import check_source, finding_from_error, sort_findings
 
@@ -113,9 +113,7 @@ def _check(options: argparse.Namespace) -> int:
             nodes = [node.name for node in _load_snapshot(options.cluster).nodes]
         except UnavailableError as error:
             comparison_note = f"; not compared with the cluster ({error})"
-    findings = [finding_from_error(error) for error in errors]
-    for source in sources:
-        findings += check_source(source, nodes)
+    findings = [*map(finding_from_error, errors), *(f for source in sources for f in check_source(source, nodes))]
     for finding in sort_findings(findings):
         print_escaped(f"{finding.severity}: {finding.text}")
     severities = [finding.severity for finding in findings]
@@ -126,7 +124,6 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from slurmdl.text import pluralize
     from slurmdl.topology import diff, load
 
     left = load.load_topology_file(options.file) if options.file else load.load_slurm_topology_file()
@@ -166,13 +163,11 @@ def _features(options: argparse.Namespace) -> int:
         return 0
     present = {node.name: node.features for node in _load_snapshot(options.cluster).nodes}
     known = {node: names for node, names in zones.items() if node in present}
-    if options.scontrol:
-        for nodes, names in features.group_by_features(known, present):
-            print_escaped(f"scontrol update NodeName={nodes} AvailableFeatures={names}")
-        return 0
-    print("# for the NodeName lines of slurm.conf; each node may be on one such line only")
+    if not options.scontrol:
+        print("# for the NodeName lines of slurm.conf; each node may be on one such line only")
+    prefix, key = ("scontrol update ", "AvailableFeatures") if options.scontrol else ("", "Features")
     for nodes, names in features.group_by_features(known, present):
-        print_escaped(f"NodeName={nodes} Features={names}")
+        print_escaped(f"{prefix}NodeName={nodes} {key}={names}")
     return 0
 
 

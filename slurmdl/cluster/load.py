@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.slurm.scontrol import start_scontrol_show
+from slurmdl.slurm import process
 
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
@@ -21,25 +21,23 @@ def query_cluster(backend: str, with_topology: bool = False) -> tuple[ClusterSna
 def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[], tuple[ClusterSnapshot, str]]:
     """Start a query of nodes, partitions, reservations and defaults; do not wait.
 
+    The returned function waits and returns the snapshot and the text of `scontrol show topoconf` and `show topology`
+    ("" if not requested or not available). It raises UnavailableError if the backend is missing, hangs, fails or has
+    no node.
+
     scontrol runs while this process imports NumPy, which takes as long: 30 ms less per submission at 10,000 nodes
     (`benchmarks.placement --only sbatch-overhead`). `auto` is scontrol even if PySlurm is installed: one call also
     returns zones and generic resources, it is faster (docs/admin.md), and it works with every Slurm release.
 
-    Parameters
-    ----------
-    backend : `cluster_backend` of slurmdl.yaml.
-    with_topology : also query the zones.
-
-    Returns
-    -------
-    a function that waits and returns the snapshot and the text of `scontrol show topoconf` and `show topology` ("" if
-    not requested or not available). UnavailableError if the backend is missing, hangs, fails or has no node.
+    Args:
+        backend: `cluster_backend` of slurmdl.yaml.
+        with_topology: also query the zones.
     """
     if backend == "pyslurm":
         from slurmdl.cluster import pyslurm_backend
 
         return lambda: pyslurm_backend.fetch_with_pyslurm(with_topology)
-    wait = start_scontrol_show(("nodes", "partitions", "reservations", "config"), with_topology)
+    wait = process.start_scontrol_show(("nodes", "partitions", "reservations", "config"), with_topology)
 
     def result() -> tuple[ClusterSnapshot, str]:
         from slurmdl.cluster import scontrol_parser
@@ -56,7 +54,7 @@ def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[
 def load_cluster_file(path: str) -> ClusterSnapshot:
     """Load a snapshot file: JSON of `ClusterSnapshot.to_json`, or output of `scontrol -d` (see `parse_snapshot`).
 
-    Raises InputError: with the file, if it cannot be read, has no node, or lacks the numbers of used GPUs.
+    Raises InputError with the file if it cannot be read, has no node, or lacks the numbers of used GPUs.
     """
     from slurmdl.cluster import scontrol_parser
     from slurmdl.cluster.snapshot import ClusterSnapshot

@@ -22,7 +22,6 @@ from slurmdl.cluster import scontrol_parser
 from slurmdl.cluster.snapshot import NODE_ARRAYS, ClusterSnapshot, NodeProfile
 from slurmdl.errors import UnavailableError
 from slurmdl.slurm import process
-from slurmdl.slurm.scontrol import start_scontrol_show
 from slurmdl.slurm.slurm_conf import parse_key_values
 
 #: uses the import path of this process, without the current directory
@@ -33,11 +32,11 @@ _WORKER_CODE = ("import sys; sys.path[:] = sys.argv[1:]; "
 def fetch_with_pyslurm(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
     """Return the same snapshot and topology text as `load.start_cluster_query` with scontrol.
 
-    Raises UnavailableError: PySlurm or scontrol is missing, hangs or fails, or PySlurm is of another release.
+    Raises UnavailableError if PySlurm or scontrol is missing, hangs or fails, or PySlurm is of another release.
     """
     records = _run_worker()
     gres = parse_key_values(records)["GresTypes"]
-    result = start_scontrol_show(("nodes", "partitions") if gres else ("partitions",), with_topology)()
+    result = process.start_scontrol_show(("nodes", "partitions") if gres else ("partitions",), with_topology)()
     snapshot = _merge_snapshots(*map(scontrol_parser.parse_snapshot, (records, result.stdout)))
     if not snapshot.names:
         raise UnavailableError(f"scontrol: {result.first_error or 'no partition with nodes in its output'}")

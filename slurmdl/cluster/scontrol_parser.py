@@ -14,7 +14,6 @@ from slurmdl.slurm import hostlist
 #: KEY=VALUE at the beginning of the line or after a blank. Values with blanks (OS, Reason, Comment, Extra) are not
 #: used, and free text comes after all used keys.
 _KEY_VALUE = re.compile(r"(?:^| )(\w+)=([^ ]*)")
-_DEFAULT_MEMORY_LINE = re.compile(r"^(DefMemPer(?:CPU|Node)) += (\d+)$", re.MULTILINE)
 _STATE_SUFFIXES = "*~#!%$@+^-"
 _NULL_VALUES = frozenset(("(null)", "N/A", "n/a"))
 _CONTINUATION = "\n   "  # between the parts of a record; a blank with -o
@@ -24,7 +23,7 @@ _MAX_NUMBER = 2 ** 40  # sums stay below 2**63
 def topology_text(output: str) -> str:
     """Return the output of `show topoconf` and `show topology` in the output of a combined call."""
     # zones come last, after nodes, partitions, reservations and the configuration (`KEY = VALUE`, controller state)
-    lines = _split_after_nodes(output)[1].split("\n")[:-1]
+    lines = output[max(0, output.rfind("\nNodeName=")):].split("\n")[:-1]
     before = re.compile(r"(Node|Partition|Reservation)Name=|No reservations|\w+ += |Slurmctld\(")
     last = max((i for i, line in enumerate(lines) if before.match(line)), default=-1)
     return "".join(f"{line}\n" for line in lines[last + 1:] if not line.startswith("scontrol:"))
@@ -34,33 +33,23 @@ def parse_snapshot(text: str) -> ClusterSnapshot:
     """Parse the output of `scontrol -d show nodes`, `show partitions`, `show reservations` and `show config`.
 
     Records have one line each (-o) or several. The first of duplicate node records counts. `show config` provides the
-    default memory of jobs. Other lines are ignored. Raises InputError: a record has no State (truncated or other
+    default memory of jobs. Other lines are ignored. Raises InputError if a record has no State (truncated or other
     text), or a hostlist is malformed.
     """
-    text = text.replace(_CONTINUATION, " ")
-    for line in text.split("\n"):
-        if line.startswith(("NodeName=", "PartitionName=", "ReservationName=")) and " State=" not in line:
-            raise InputError(f"{line.partition(' ')[0]}: no State; expected the unchanged output of "
-                             "`scontrol -d show nodes`, `show partitions` and `show reservations`, also with -o")
-    nodes, other_text = _split_after_nodes(text)
-    config = dict(_DEFAULT_MEMORY_LINE.findall(other_text))
-    partitions, reservations = [], []
-    for line in other_text.split("\n"):
-        if line.startswith("PartitionName="):
-            partitions.append(_parse_partition(_parse_fields(line), config))
-        elif line.startswith("ReservationName="):
-            reservations.append(_parse_reservation(_parse_fields(line)))
-    lines = [line for line in nodes.split("\n") if line.startswith("NodeName=")]
-    return _build_snapshot(lines, partitions, reservations)
-
-
-def _split_after_nodes(text: str) -> tuple[str, str]:
-    """Split the text after the last line of a node."""
-    last = text.rfind("\nNodeName=")
-    if last < 0 and not text.startswith("NodeName="):
-        return "", text
-    end = text.find("\n", last + 1) + 1 or len(text)
-    return text[:end], text[end:]
+    config: dict[str, str] = {}
+    records: dict[str, list[str]] = {"NodeName": [], "PartitionName": [], "ReservationName": []}
+    for line in text.replace(_CONTINUATION, " ").split("\n"):
+        key, _, value = line.partition("=")
+        if key in records:
+            if " State=" not in value:
+                raise InputError(f"{line.partition(' ')[0]}: no State; expected the unchanged output of "
+                                 "`scontrol -d show nodes`, `show partitions` and `show reservations`, also with -o")
+            records[key].append(line)
+        elif key.startswith("DefMemPer"):
+            config[key.strip()] = value.strip()
+    return _build_snapshot(records["NodeName"],
+                           [_parse_partition(_parse_fields(line), config) for line in records["PartitionName"]],
+                           [_parse_reservation(_parse_fields(line)) for line in records["ReservationName"]])
 
 
 def _build_snapshot(lines: Sequence[str], partitions: Sequence[Partition],

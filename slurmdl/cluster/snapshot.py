@@ -25,15 +25,13 @@ _MAX_NUMBER = 2 ** 40  # sums stay below 2**63
 class Node:
     """One node as `scontrol show node` gives it.
 
-    Attributes
-    ----------
-    state : Slurm's base state and flags, upper case, without suffix marks, e.g. ("IDLE",), ("MIXED", "DRAIN").
-    responding : False if the state has the mark `*`.
-    cpus, cpus_unallocated : CPUs for jobs, and those not allocated now.
-    memory, memory_unallocated : MB configured, and MB not allocated now (not the free RAM).
-    features : active features.
-    gres, gres_used : generic resources, name or name:type -> count configured, count allocated now.
-    weight : Slurm's node weight; lower is preferred.
+    Attributes:
+        state: Slurm's base state and flags, upper case, without suffix marks, e.g. ("IDLE",), ("MIXED", "DRAIN").
+        responding: False if the state has the mark `*`.
+        cpus, cpus_unallocated: CPUs for jobs, and those not allocated now.
+        memory, memory_unallocated: MB configured, and MB not allocated now (not the free RAM).
+        gres, gres_used: generic resources, name or name:type -> count configured, count allocated now.
+        weight: Slurm's node weight; lower is preferred.
     """
 
     name: str
@@ -66,12 +64,11 @@ class NodeProfile:
 class Partition:
     """One partition as `scontrol show partition` gives it.
 
-    Attributes
-    ----------
-    memory_per_cpu, memory_per_node : default MB of a job (DefMemPerCPU, DefMemPerNode of the partition, else of the
-        cluster); None if unknown, which may mean the whole node.
-    topology : name of its topology (25.05 and newer), "" for the cluster's default.
-    priority : PriorityTier; Slurm tries the partition with the highest one first.
+    Attributes:
+        memory_per_cpu, memory_per_node: default MB of a job (DefMemPerCPU, DefMemPerNode of the partition, else of
+            the cluster); None if unknown, which may mean the whole node.
+        topology: name of its topology (25.05 and newer), "" for the cluster's default.
+        priority: PriorityTier; Slurm tries the partition with the highest one first.
     """
 
     name: str
@@ -97,12 +94,10 @@ class Reservation:
 class ClusterSnapshot:
     """The nodes, partitions and reservations of one cluster at one moment.
 
-    Attributes
-    ----------
-    names : unique node names, in Slurm's order.
-    profile_index : shape (nodes,), index of each node in `profiles`.
-    profiles : shared fields of the nodes.
-    cpus, cpus_unallocated, memory, memory_unallocated, weight : shape (nodes,), as in Node.
+    Attributes:
+        names: unique node names, in Slurm's order.
+        profile_index: shape (nodes,), index of each node in `profiles`.
+        cpus, cpus_unallocated, memory, memory_unallocated, weight: shape (nodes,), as in Node.
     """
 
     names: tuple[str, ...]
@@ -130,8 +125,7 @@ class ClusterSnapshot:
     def nodes(self) -> tuple[Node, ...]:
         """The nodes as objects; slow for many nodes."""
         columns = [getattr(self, name).tolist() for name in NODE_ARRAYS]
-        shared = [{"state": profile.state, "responding": profile.responding, "features": profile.features,
-                   "partitions": profile.partitions, "gres": dict(profile.gres), "gres_used": dict(profile.gres_used)}
+        shared = [{**vars(profile), "gres": dict(profile.gres), "gres_used": dict(profile.gres_used)}
                   for profile in self.profiles]
         return tuple(Node(name, **shared[profile], **dict(zip(NODE_ARRAYS, numbers, strict=True)))
                      for name, profile, *numbers in zip(self.names, self.profile_index.tolist(), *columns,
@@ -175,7 +169,7 @@ def _node_profile(node: Node) -> NodeProfile:
 def parse_records(record_type: type[Record], data: dict[str, Any], key: str) -> list[Record]:
     """Build `record_type(**entry)` from each entry of the list under a key; an absent key is an empty list.
 
-    Raises InputError: names the entry and the field that is unknown, missing or of another type.
+    Raises InputError, which names the entry and the field that is unknown, missing or of another type.
     """
     entries = data.get(key, [])
     if not isinstance(entries, list):

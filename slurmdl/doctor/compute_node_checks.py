@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import slurmdl
 from slurmdl.cluster.snapshot import Node
-from slurmdl.doctor import node_facts
-from slurmdl.doctor.command_checks import release_series
-from slurmdl.doctor.finding import Finding, failure, ok, warning
-from slurmdl.doctor.site import Site
+from slurmdl.doctor import Finding, failure, ok, warning
+from slurmdl.doctor.site import MISSING_FILE, Site, file_checksum
+from slurmdl.doctor.slurm_checks import release_series
 from slurmdl.placement.eligibility import is_in_service
 from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.slurm.pmi import detect_pmi
@@ -68,14 +67,14 @@ def check_node_plugin(site: Site) -> Finding:
             return failure(f"{fold_hostlist(extra)}: the plugin is installed, but not on this host",
                            "install slurmdl-spank and its line of plugstack.conf on this host, too")
         return ok("not installed")
-    expected = node_facts.file_checksum(line.path)
+    expected = file_checksum(line.path)
     errors = {node: error for node, error in site.fact("srun_error").items() if error}
     others = {node: checksum for node, checksum in checksums.items() if checksum != expected}
     not_loaded = [node for node, is_loaded in loaded.items() if not is_loaded]
     fix = ("install the slurmdl-spank of this host, and its plugstack.conf, on "
            f"{fold_hostlist({*others, *not_loaded, *errors})}")
     if others:
-        missing = [node for node, checksum in others.items() if checksum == node_facts.MISSING_FILE]
+        missing = [node for node, checksum in others.items() if checksum == MISSING_FILE]
         text = f"{fold_hostlist(missing)}: {line.path} is missing" if missing else \
             f"{fold_hostlist(others)}: {line.path} differs from this host's"
         return failure(f"{text}; tasks there may lack its variables", fix)

@@ -8,12 +8,11 @@ import tempfile
 import time
 
 from slurmdl import config, file_trust
-from slurmdl.doctor import node_facts
-from slurmdl.doctor.finding import Finding, failure, ok, warning
-from slurmdl.doctor.site import Site
+from slurmdl.doctor import Finding, failure, ok, warning
+from slurmdl.doctor.site import MISSING_FILE, TOKEN_TEXT, Site, file_checksum
 from slurmdl.errors import InputError, SlurmdlError
-from slurmdl.links import prometheus_query, score_files
-from slurmdl.links.score_sources import SOURCES_TIMEOUT_S, newest_age
+from slurmdl.links import prometheus
+from slurmdl.links.score_sources import SOURCES_TIMEOUT_S, load_scores, newest_age
 from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.text import pluralize
 
@@ -32,13 +31,13 @@ def check_configuration(site: Site) -> Finding:
 
 def check_node_configuration(site: Site) -> Finding:
     path = config.SITE_CONFIG_FILE
-    expected = node_facts.file_checksum(path)
+    expected = file_checksum(path)
     others = fold_hostlist(node for node, checksum in site.fact("config_checksum").items() if checksum != expected)
     if others:
         return failure(f"{others}: {path} differs from this host's; it decides the rank map of steps",
                        f"copy {path} from this host to {others}")
     nodes = fold_hostlist(site.facts.value)
-    return ok(f"{path} is missing on {nodes} and on this host" if expected == node_facts.MISSING_FILE else
+    return ok(f"{path} is missing on {nodes} and on this host" if expected == MISSING_FILE else
               f"{path} is identical on {nodes}")
 
 
@@ -67,7 +66,7 @@ def check_node_plan_dir(site: Site) -> Finding:
     path = site.config.plan_dir
     if path is None:
         return ok("not set")
-    blind = fold_hostlist(node for node, text in site.fact("plan_dir_token").items() if text != node_facts.TOKEN_TEXT)
+    blind = fold_hostlist(node for node, text in site.fact("plan_dir_token").items() if text != TOKEN_TEXT)
     if blind:
         return failure(f"{path}: {blind} do not see files written on this host",
                        f"mount the file system of {path} on {blind}, or set plan_dir to a shared directory")
@@ -92,11 +91,11 @@ def check_link_scores(site: Site) -> Finding:
         return failure(str(error), f"chown {owner or 'root'}: {file}; chmod 644 {file}; or set "
                                    "link_scores.trusted_owner to its owner, if that user may influence jobs")
     try:
-        scores = score_files.load_scores(file, time.time(), owner)
+        scores = load_scores(file, time.time(), owner)
     except InputError as error:
         return failure(str(error), "let the collector rewrite it: systemctl restart slurmdl-ingest")
     if not scores.link_count:
-        return warning(f"{file}: no link score", "check whether nodes send samples: journalctl -u slurmdl-ingest")
+        return warning(f"{file}: no link score", "check whether nodes write samples: journalctl -u slurmdl-ingest")
     age = newest_age(scores)
     text = f"{file}: the newest link score is {age:.0f} s old"
     if age > scores_config.max_age:
@@ -111,8 +110,8 @@ def check_prometheus(site: Site) -> Finding:
     if not url:
         return ok("not set")
     try:
-        samples = prometheus_query.query_samples(url, scores_config.prometheus_queries, label,
-                                                 time.monotonic() + SOURCES_TIMEOUT_S)
+        samples = prometheus.query_samples(url, scores_config.prometheus_queries, label,
+                                           time.monotonic() + SOURCES_TIMEOUT_S)
     except SlurmdlError as error:
         return failure(f"{url}: {error}", "start it, or correct or remove link_scores.prometheus in slurmdl.yaml")
     if not samples:

@@ -7,23 +7,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from slurmdl.doctor import command_checks, compute_node_checks, config_checks, slurm_checks
-from slurmdl.doctor.finding import Finding, failure
+from slurmdl.doctor import Finding, compute_node_checks, config_checks, failure, slurm_checks
 from slurmdl.doctor.site import Site
-from slurmdl.errors import SlurmdlError
+from slurmdl.errors import SlurmdlError, internal_error_text
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report.
+    """One check.
 
-    Attributes
-    ----------
-    name : name in the report.
-    run : returns the finding.
-    requires : checks that must succeed first, so that one fault makes one line.
-    fix : suggested fix if `run` raises an error.
-    on_nodes : whether it examines compute nodes.
+    Attributes:
+        requires: checks that must succeed first, so that one fault makes one line.
+        fix: suggested fix if `run` raises an error.
+        on_nodes: whether it examines compute nodes.
     """
 
     name: str
@@ -34,12 +30,12 @@ class Check:
 
 
 CHECKS = (
-    Check("commands", command_checks.check_clients),
+    Check("commands", slurm_checks.check_clients),
     Check("configuration", config_checks.check_configuration, (), "correct the line; slurmdl.yaml(5) lists all keys"),
-    Check("controller", command_checks.check_controller, ("commands",),
+    Check("controller", slurm_checks.check_controller, ("commands",),
           "start slurmctld and munge, or set SLURM_CONF to the slurm.conf of a running cluster (scontrol ping)"),
-    Check("clock", command_checks.check_controller_clock, ("controller",)),
-    Check("release", command_checks.check_release, ("controller",), "reinstall Slurm's commands"),
+    Check("clock", slurm_checks.check_controller_clock, ("controller",)),
+    Check("release", slurm_checks.check_release, ("controller",), "reinstall Slurm's commands"),
     Check("cluster_backend", config_checks.check_cluster_backend, ("controller", "configuration"),
           "install the PySlurm of the controller's release, or set cluster_backend: auto"),
     Check("topology", slurm_checks.check_topology, ("controller", "cluster_backend"),
@@ -54,7 +50,7 @@ CHECKS = (
     Check("prometheus", config_checks.check_prometheus, ("configuration",)),
     Check("nodes", compute_node_checks.check_nodes, ("controller", "configuration", "plugin"),
           "check that a job runs there: srun --nodelist=NODE hostname", True),
-    Check("node clocks", command_checks.check_node_clocks, ("nodes", "clock"), on_nodes=True),
+    Check("node clocks", slurm_checks.check_node_clocks, ("nodes", "clock"), on_nodes=True),
     Check("node release", compute_node_checks.check_node_release, ("nodes",), on_nodes=True),
     Check("node slurmdl", compute_node_checks.check_node_slurmdl, ("nodes",), on_nodes=True),
     Check("node configuration", config_checks.check_node_configuration, ("nodes", "configuration"), on_nodes=True),
@@ -101,7 +97,7 @@ def _run_with_timeout(check: Check, site: Site, timeout_s: float) -> Finding:
         except SlurmdlError as error:
             findings.append(failure(str(error), check.fix))
         except Exception as error:
-            findings.append(failure(f"internal error: {type(error).__name__}: {error}", "report this bug"))
+            findings.append(failure(internal_error_text(error), "report this bug"))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -1,22 +1,53 @@
-"""Facts that several checks use, each queried once, with the code that submissions use."""
+"""Facts that several checks use, each queried once, with the code that submissions use.
+
+The compute nodes report facts about themselves in one job step, as the ordinary user (node_facts.sh).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Generic, TypeVar
 
 from slurmdl import config
-from slurmdl.doctor import node_facts
-from slurmdl.errors import UsageError
-from slurmdl.slurm import plugstack, process, slurm_conf
+from slurmdl.cluster.load import query_cluster
+from slurmdl.cluster.snapshot import ClusterSnapshot
+from slurmdl.errors import UnavailableError, UsageError
+from slurmdl.placement.eligibility import is_in_service
+from slurmdl.slurm import process, slurm_conf
+from slurmdl.slurm.pmi import detect_pmi
+from slurmdl.slurm.slurm_conf import DEFAULT_SLURM_CONF, SlurmConfig, parse_key_values
+from slurmdl.topology.load import load_topologies
+from slurmdl.topology.topology import TopologySet
 
-if TYPE_CHECKING:
-    from slurmdl.cluster.snapshot import ClusterSnapshot
-    from slurmdl.slurm.slurm_conf import SlurmConfig
-    from slurmdl.topology.topology import TopologySet
+#: node -> key -> value (node_facts.sh)
+NodeFacts = dict[str, dict[str, str]]
+Value = TypeVar("Value", covariant=True)
+
+STEP_WAIT_S, STEP_TIMEOUT_S = 10, 25.0  # for its allocation, in total
+TOKEN_TEXT = "slurmdl doctor"
+MISSING_FILE = "missing"  # checksum of a missing or unreadable file in node_facts.sh
+_SCRIPT = Path(__file__).with_name("node_facts.sh")
+
+
+@dataclass(frozen=True)
+class TimedResult(Generic[Value]):
+    """A value, and the times (seconds since the epoch) before and after its query."""
+
+    before: float
+    value: Value
+    after: float
+
+
+def timed_call(query: Callable[[], Value]) -> TimedResult[Value]:
+    before = time.time()
+    value = query()
+    return TimedResult(before, value, time.time())
 
 
 @dataclass
@@ -31,36 +62,28 @@ class Site:
         return config.load_config()
 
     @cached_property
-    def slurm_config_text(self) -> node_facts.TimedResult[str]:
+    def slurm_config_text(self) -> TimedResult[str]:
         """Output of `scontrol show config`, with the times of the query."""
-        return node_facts.timed_call(lambda: process.check_output(["scontrol", "show", "config"], env=self.environ))
+        return timed_call(lambda: process.check_output(["scontrol", "show", "config"], env=self.environ))
 
     @cached_property
     def slurm_config_values(self) -> dict[str, str]:
-        return slurm_conf.parse_key_values(self.slurm_config_text.value)
+        return parse_key_values(self.slurm_config_text.value)
 
     @cached_property
     def slurm_config(self) -> SlurmConfig:
-        from slurmdl.slurm.slurm_conf import SlurmConfig
-
         return SlurmConfig.from_scontrol(self.slurm_config_text.value)
 
     @cached_property
     def cluster(self) -> ClusterSnapshot:
-        from slurmdl.cluster.load import query_cluster
-
         return query_cluster(self.config.cluster_backend)[0]
 
     @cached_property
     def topologies(self) -> TopologySet:
-        from slurmdl.topology import load
-
-        return load.load_topologies()
+        return load_topologies()
 
     @cached_property
     def slurm_conf_dir(self) -> str:
-        from slurmdl.slurm.slurm_conf import DEFAULT_SLURM_CONF
-
         return os.path.dirname(self.environ.get("SLURM_CONF") or self.slurm_config_values.get("SLURM_CONF")
                                or DEFAULT_SLURM_CONF)
 
@@ -70,17 +93,15 @@ class Site:
         return process.run_command(["sbatch", "--help"], env=self.environ)
 
     @cached_property
-    def plugstack_line(self) -> plugstack.PlugstackLine | None:
+    def plugstack_line(self) -> slurm_conf.PlugstackLine | None:
         """Line of plugstack.conf that names the plugin, or None."""
         path = self.slurm_config_values.get("PlugStackConfig", "(null)")
         file = os.path.join(self.slurm_conf_dir, "plugstack.conf") if path == "(null)" else path
-        return plugstack.find_plugin_line(file, self.slurm_config.plugin_dirs)
+        return slurm_conf.find_plugin_line(file, self.slurm_config.plugin_dirs)
 
     @cached_property
     def reachable_nodes(self) -> tuple[str, ...]:
         """The nodes that a task can start on now; UsageError for an unknown node."""
-        from slurmdl.placement.eligibility import is_in_service
-
         unknown = [node for node in self.nodes if node not in self.cluster.node_by_name]
         if unknown:
             raise UsageError(f"{unknown[0]}: the cluster has no such node")
@@ -88,17 +109,57 @@ class Site:
         return tuple(node.name for node in nodes if is_in_service(node) and node.cpus_unallocated)
 
     @cached_property
-    def facts(self) -> node_facts.TimedResult[node_facts.NodeFacts]:
+    def facts(self) -> TimedResult[NodeFacts]:
         """Facts of the reachable nodes, with the times of the query."""
-        from slurmdl.slurm.pmi import detect_pmi
+        return timed_call(self._gather_facts)
 
-        pmi = detect_pmi(self.environ)
+    def _gather_facts(self) -> NodeFacts:
+        """Run a step with one task per reachable node and return the nodes' facts.
+
+        Of the user's environment, tasks get PATH only, to find slurmdl. Raises UnavailableError if no node reports
+        within STEP_TIMEOUT_S; the last line of srun is the reason.
+        """
+        pmi, plan_dir, nodes = detect_pmi(self.environ), self.config.plan_dir, self.reachable_nodes
         mpi = pmi if pmi and self.slurm_config.has_pmi_plugin(pmi) else "none"
+        plugin = self.plugstack_line.path if self.plugstack_line else ""
+        token_dir = plan_dir if plan_dir and os.access(plan_dir, os.W_OK | os.X_OK) else None
+        with tempfile.TemporaryDirectory(dir=token_dir, prefix=".slurmdl-doctor-") as directory:
+            token = os.path.join(directory, "token") if plan_dir else ""
+            if token:
+                Path(token).write_text(TOKEN_TEXT)
+            environ = {key: value for key, value in self.environ.items()
+                       if not key.startswith(("SLURM_", "SRUN_", "SLURMDL_", "SALLOC_")) or key == "SLURM_CONF"}
+            result = process.run_command(
+                ["srun", f"--partition={self._common_partition()}", f"--nodelist={','.join(nodes)}",
+                 f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--time=1",
+                 f"--immediate={STEP_WAIT_S}", "--export=PATH", "--chdir=/", f"--mpi={mpi}",
+                 "--job-name=slurmdl-doctor", "/bin/sh", "-c", _SCRIPT.read_text(), "sh", plugin, token],
+                timeout=STEP_TIMEOUT_S, env=environ)
+        facts: NodeFacts = {}
+        for line in result.stdout.splitlines():
+            fields = line.split("\t")
+            if len(fields) == 3 and fields[0] in nodes:
+                facts.setdefault(fields[0], {})[fields[1]] = fields[2].strip()
+        if not facts:
+            lines = [line for line in result.stderr.splitlines() if line.strip()]
+            raise UnavailableError(lines[-1] if lines else f"srun: exit status {result.returncode}, no node reported")
+        return facts
+
+    def _common_partition(self) -> str:
+        """Return a partition that contains all reachable nodes; UsageError if there is none."""
         nodes = [self.cluster.node_by_name[node] for node in self.reachable_nodes]
-        step = node_facts.FactsStep(node_facts.common_partition(nodes), self.reachable_nodes, mpi,
-                                    self.plugstack_line.path if self.plugstack_line else "", self.config.plan_dir)
-        return node_facts.timed_call(lambda: node_facts.gather_facts(step, self.environ))
+        common = set.intersection(*(set(node.partitions) for node in nodes)) if nodes else set()
+        if not common:
+            raise UsageError("no partition has all of these nodes; expected nodes of one partition")
+        return min(common, key=[*nodes[0].partitions].index)
 
     def fact(self, key: str) -> dict[str, str]:
         """Return one fact by node."""
         return {node: facts.get(key, "") for node, facts in self.facts.value.items()}
+
+
+def file_checksum(path: str) -> str:
+    """Return the checksum of a file as cksum(1) and node_facts.sh print it, or MISSING_FILE."""
+    if not os.access(path, os.R_OK):
+        return MISSING_FILE
+    return process.check_output(["/bin/sh", "-c", 'exec cksum <"$1"', "sh", path]).strip()

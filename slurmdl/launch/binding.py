@@ -1,7 +1,4 @@
-"""Decide how a job is bound to the nodes chosen for it.
-
-Pure but for traffic matrices: the start check of `sbatch --test-only` is a parameter.
-"""
+"""Decide how a job is bound to the nodes chosen for it. Pure: `sbatch --test-only` is a parameter."""
 
 from __future__ import annotations
 
@@ -16,7 +13,10 @@ from slurmdl.launch.submission import Submission
 from slurmdl.launch.submission_record import RequestedSize
 
 if TYPE_CHECKING:
+    from slurmdl.cluster.snapshot import ClusterSnapshot
+    from slurmdl.job_request import JobRequest
     from slurmdl.launch.cluster_state import ClusterState
+    from slurmdl.launch.traffic_file import Matrix
     from slurmdl.placement.result import Placement
     from slurmdl.topology.topology import Topology
 
@@ -30,15 +30,14 @@ _MAX_SHOWN_ZONES = 8
 class Decision:
     """How a job is bound to the nodes chosen for it.
 
-    Attributes
-    ----------
-    binding_options : options for sbatch, placed after the user's options.
-    placement : the chosen nodes, or None.
-    reason : why Slurm chooses the nodes; "" if the choice is binding or none was requested.
-    failed : something is missing or broken, or --dl-zone is not applied; otherwise the reason is a normal outcome.
-    explanation : the text of --dl-explain.
-    revert_field : job field to clear if the job does not start at once (see revert_binding), or "".
-    requested_size : what the user requested, if the options request more nodes.
+    Attributes:
+        binding_options: options for sbatch, placed after the user's options.
+        placement: the chosen nodes, or None.
+        reason: why Slurm chooses the nodes; "" if the choice is binding or none was requested.
+        failed: something is missing or broken, or --dl-zone is not applied; otherwise the reason is a normal outcome.
+        explanation: the text of --dl-explain.
+        revert_field: job field to clear if the job does not start at once (see job_start), or "".
+        requested_size: what the user requested, if the options request more nodes.
     """
 
     binding_options: tuple[str, ...] = ()
@@ -66,22 +65,17 @@ class Decision:
 NotStartingReason = Callable[[Decision, Sequence[str]], str]
 
 
-def decide_binding(job: Submission, state: ClusterState, *, inside_job: bool = False,
-                   not_starting_reason: NotStartingReason | None = None) -> Decision:
+def decide_binding(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...], *, inside_job: bool,
+                   not_starting_reason: NotStartingReason | None) -> Decision:
     """Choose nodes for a job, and how strictly the choice binds Slurm.
 
-    The zones of --dl-zone apply in any case: all other nodes are excluded.
+    The zones of --dl-zone apply in any case: all other nodes are excluded. Raises UsageError if the user named an
+    unknown zone, PlacementError if the site named one.
 
-    Parameters
-    ----------
-    inside_job : the submission runs in a job.
-    not_starting_reason : queries Slurm; None if Slurm cannot be queried.
-
-    Raises
-    ------
-    InputError : a file of matrices is malformed.
-    UsageError : the user named an unknown zone.
-    PlacementError : the site named an unknown zone.
+    Args:
+        traffic_matrices: result of `load_traffic_matrices`.
+        inside_job: the submission runs in a job.
+        not_starting_reason: queries Slurm; None if Slurm cannot be queried.
     """
     dl = job.request.dl
     if dl.zone and job.request.unrestrictable_reason:
@@ -96,7 +90,7 @@ def decide_binding(job: Submission, state: ClusterState, *, inside_job: bool = F
         return Decision(reason=zone_not_applied_reason(dl, "the list of excluded nodes is too long for sbatch"),
                         failed=True)
     try:
-        decision = _choose_binding(job, state, inside_job, not_starting_reason)
+        decision = _choose_binding(job, state, traffic_matrices, inside_job, not_starting_reason)
     except PlacementError as error:
         decision = Decision(reason=str(error))
     return replace(decision, binding_options=(*zone_options, *decision.binding_options))
@@ -124,24 +118,19 @@ def _zone_limit_options(job: Submission, state: ClusterState) -> tuple[str, ...]
     return (f"--exclude={fold_hostlist([*outside, *job.request.exclude])}",) if outside else ()
 
 
-def _choose_binding(job: Submission, state: ClusterState, inside_job: bool,
+def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...], inside_job: bool,
                     not_starting_reason: NotStartingReason | None) -> Decision:
     """Choose nodes, and how strictly the choice binds Slurm.
 
     `auto` never delays a start. It prefers the zone; else it gives the node list if the job can neither be requeued
     nor vary in its number of nodes; else nothing. It binds only if the nodes are free now. If placement does not
-    model all that the job requests, Slurm must confirm that the job starts on these nodes now.
-
-    Raises
-    ------
-    PlacementError, InputError : no nodes can be chosen.
+    model all that the job requests, Slurm must confirm that the job starts on these nodes now. Raises PlacementError
+    if no nodes can be chosen.
     """
-    from slurmdl.launch import sbatch_test_only, traffic_file
     from slurmdl.placement.place import place_job
 
     request = job.request
-    placement = place_job(request, state.cluster, state.topology, state.scores,
-                          traffic_file.load_traffic_matrices(request.dl))
+    placement = place_job(request, state.cluster, state.topology, state.scores, traffic_matrices)
     if not placement.nodes:
         return Decision(reason=placement.reason or "no nodes fit")
     if request.dl.node_binding == "nodelist":
@@ -157,12 +146,23 @@ def _choose_binding(job: Submission, state: ClusterState, inside_job: bool,
     decision = _automatic_decision(job, state, placement, inside_job)
     if not decision.binding_options:
         return decision
-    unknown = sbatch_test_only.unpredictable_start_reason(request, state.cluster, placement.nodes)
+    unknown = unpredictable_start_reason(request, state.cluster, placement.nodes)
     if not unknown:
         return decision
     on_these_nodes = Decision((_nodelist_option(placement),), placement)
     failure = not_starting_reason(on_these_nodes, placement.nodes) if not_starting_reason else "Slurm is not queried"
     return Decision((), placement, f"{unknown}, and {failure}") if failure else decision
+
+
+def unpredictable_start_reason(request: JobRequest, cluster: ClusterSnapshot, nodes: Sequence[str]) -> str:
+    """Why only Slurm knows whether the job starts now on these free nodes, or ""."""
+    if request.unmodelled_reason:
+        return request.unmodelled_reason
+    for reservation in cluster.reservations:
+        if not (reservation.active or reservation.name == request.reservation
+                or set(reservation.nodes).isdisjoint(nodes)):
+            return f"the reservation {reservation.name} will hold some of the nodes"
+    return ""
 
 
 def _late_decision(job: Submission, placement: Placement) -> Decision:
@@ -224,8 +224,8 @@ def _nodelist_option(placement: Placement) -> str:
 
 
 def _zone_option(job: Submission, state: ClusterState, placement: Placement) -> str:
-    features = _zone_features(state, job.request.dl.zone or tuple(placement.nodes_per_zone))
-    constraint = _join_constraint(job.request.constraint, features) if features else None
+    zones = job.request.dl.zone or tuple(placement.nodes_per_zone)
+    constraint = _join_constraint(job.request.constraint, _zone_features(state, zones))
     if constraint:
         return f"--constraint={constraint}"
     if state.topology.kind != "tree":
@@ -238,8 +238,7 @@ def _preferred_features(job: Submission, state: ClusterState, placement: Placeme
     """The value of --prefer for the placement's zones; None if features cannot name them or all zones are used."""
     if set(placement.nodes_per_zone) == _leaf_zones(state.topology):
         return None
-    features = _zone_features(state, tuple(placement.nodes_per_zone))
-    return _join_constraint(job.request.constraint, features) if features else None
+    return _join_constraint(job.request.constraint, _zone_features(state, tuple(placement.nodes_per_zone)))
 
 
 def _leaf_zones(topology: Topology, zones: Sequence[str] = ()) -> set[str]:
@@ -284,13 +283,13 @@ def _zone_features(state: ClusterState, zones: Iterable[str]) -> tuple[str, ...]
 
 
 def _join_constraint(constraint: str | None, features: Sequence[str]) -> str | None:
-    """The user's constraint and one of `features`; None if the two cannot be joined.
+    """The user's constraint and one of `features`; None if there are none, or the two cannot be joined.
 
     --prefer replaces --constraint while Slurm tries it (sbatch(1)), so it must hold both. Only names joined by `&`
     are supported: brackets, counts and alternatives do not nest in every release.
     """
     if not constraint:
-        return "|".join(features)
+        return "|".join(features) or None
     if len(features) == 1 and re.fullmatch(r"[\w.:=+-]+(&[\w.:=+-]+)*", constraint):
         return f"{constraint}&{features[0]}"
     return None

@@ -29,15 +29,12 @@ def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = 
                        on_warning: Callable[[str], None] = warn, strict: bool = False) -> ClusterState:
     """Load the state of the cluster.
 
-    Parameters
-    ----------
-    source, on_warning, strict : see `load_link_scores`.
-    partitions : of the job; the first one decides which of several topologies applies.
+    Raises UnavailableError if scontrol (or PySlurm) is missing, hangs or fails, or there is no topology, InputError
+    if the topology is malformed.
 
-    Raises
-    ------
-    UnavailableError : scontrol (or PySlurm) is missing, hangs or fails, or there is no topology.
-    InputError : the topology is malformed.
+    Args:
+        source, on_warning, strict: see `load_link_scores`.
+        partitions: of the job; the first one decides which of several topologies applies.
     """
     from slurmdl.cluster.load import start_cluster_query
     from slurmdl.slurm.slurm_conf import topology_file_path
@@ -64,17 +61,13 @@ def load_link_scores(config: Config, source: str, on_warning: Callable[[str], No
                      strict: bool = False) -> LinkScores:
     """Load link scores in at most one second.
 
-    Unusable scores are no error: without them the topology decides, and a warning says why.
+    Unusable scores are no error: without them the topology decides, and a warning says why. Raises InputError if
+    requested scores are unusable with `strict`.
 
-    Parameters
-    ----------
-    source : value of --dl-link-scores.
-    on_warning : receives that warning.
-    strict : unusable scores are an error.
-
-    Raises
-    ------
-    InputError : `strict`, and requested scores are unusable.
+    Args:
+        source: value of --dl-link-scores.
+        on_warning: receives that warning.
+        strict: unusable scores are an error.
     """
     from slurmdl.links.score_sources import load_from_sources
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from slurmdl.errors import PlacementError
 from slurmdl.launch.submission_record import RequestedSize
-from slurmdl.slurm import allocation, hostlist, jobs
-from slurmdl.slurm.jobs import JobNodes
+from slurmdl.slurm import hostlist, jobs
+from slurmdl.slurm.jobs import Allocation, JobNodes
 
 if TYPE_CHECKING:
     from slurmdl.job_request import JobRequest
@@ -36,10 +36,7 @@ def overallocation_options(request: JobRequest) -> tuple[tuple[str, ...], Reques
 
     Slurm allocates no more nodes than tasks, and CPUs only for the requested tasks. So `-n` is raised to the number
     of nodes if it is less, and every node gets CPUs for its tasks. The job's steps keep the requested task count.
-
-    Raises
-    ------
-    PlacementError : the number of nodes is not fixed.
+    Raises PlacementError if the number of nodes is not fixed.
     """
     min_nodes, max_nodes = request.nodes or (0, None)
     if not min_nodes or min_nodes != max_nodes:
@@ -58,19 +55,14 @@ def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize,
                dry_run: bool) -> dict[str, str]:
     """Reduce the job to the requested number of nodes and return its new environment.
 
-    If the job cannot be reduced, its steps run on the nodes that would have been kept, and a warning says so.
+    If the job cannot be reduced, its steps run on the nodes that would have been kept, and a warning says so. Raises
+    SlurmdlError if the nodes of the job are not known.
 
-    Parameters
-    ----------
-    environ : result of `environ_with_requested_size`.
-    choose_nodes : selects the nodes to keep.
-    dry_run : do everything but the reduction.
-
-    Raises
-    ------
-    SlurmdlError : the nodes of the job are not known.
+    Args:
+        environ: result of `environ_with_requested_size`.
+        dry_run: do everything but the reduction.
     """
-    job_allocation = allocation.read_allocation(environ)
+    job_allocation = jobs.read_allocation(environ)
     job = JobNodes.query(job_allocation.job_id)
     kept: Sequence[str] = job.nodes
     # a job with still more nodes is another job that inherited the submission record
@@ -95,7 +87,7 @@ def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize,
 
 
 def _cpu_shortfall_reason(environ: Mapping[str, str], requested_size: RequestedSize,
-                          kept: allocation.Allocation) -> str:
+                          kept: Allocation) -> str:
     """Why the tasks do not fit the job's CPUs on these nodes, or "".
 
     For tasks that the nodes do not share evenly, Slurm 24.11 allocates no more CPUs in total than the tasks need,
@@ -108,11 +100,11 @@ def _cpu_shortfall_reason(environ: Mapping[str, str], requested_size: RequestedS
     return f"{tasks} tasks do not fit the {cpus} CPUs that it has on {len(kept.nodes)} of them"
 
 
-def environ_with_nodes(environ: Mapping[str, str], kept: allocation.Allocation) -> dict[str, str]:
+def environ_with_nodes(environ: Mapping[str, str], kept: Allocation) -> dict[str, str]:
     """The environment of a job that was reduced to these nodes, as in Slurm's script for a resized job."""
     count, nodes = str(len(kept.nodes)), hostlist.fold_hostlist(kept.nodes)
     return {**environ, "SLURM_NNODES": count, "SLURM_JOB_NUM_NODES": count, "SLURM_NODELIST": nodes,
-            "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_CPUS_PER_NODE": allocation.fold_counts(kept.cpus_per_node)}
+            "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_CPUS_PER_NODE": jobs.fold_counts(kept.cpus_per_node)}
 
 
 def environ_with_requested_size(environ: Mapping[str, str], requested_size: RequestedSize) -> dict[str, str]:

@@ -13,9 +13,8 @@ from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.links import aggregate
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.links.probe import tcp_task
-from slurmdl.links.probe.link_estimator import estimate_links
 from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
-from slurmdl.links.probe.schedule import PAIRS_PER_ZONE_PAIR, ROUNDS_IN_ZONE, round_robin_schedule
+from slurmdl.links.probe.pairs import PAIRS_PER_ZONE_PAIR, ROUNDS_IN_ZONE, estimate_links, round_robin_schedule
 from slurmdl.links.samples import LinkSample
 from slurmdl.slurm import hostlist, process
 from slurmdl.topology.topology import Topology
@@ -35,17 +34,14 @@ _CONFLICTING_VARIABLES = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SLURM_ARBITRA
 class ProbeStep:
     """The settings of a probe.
 
-    Attributes
-    ----------
-    nodes, topology : at least two nodes, and their zones.
-    config : of one pair; scaled so that all rounds fit in the budget.
-    budget_s : time for all rounds.
-    start_timeout_s : time for the step to start.
-    transport : one of TRANSPORTS.
-    interface : to probe over; "" for the interface by which the nodes reach each other's names.
-    srun_args : further options for srun.
-    source : of the samples.
-    rounds_in_zone, pairs_per_zone_pair, seed : see `round_robin_schedule`.
+    Attributes:
+        nodes, topology: at least two nodes, and their zones.
+        config: of one pair; scaled so that all rounds fit in the budget.
+        budget_s: time for all rounds.
+        start_timeout_s: time for the step to start.
+        transport: one of TRANSPORTS.
+        interface: to probe over; "" for the interface by which the nodes reach each other's names.
+        rounds_in_zone, pairs_per_zone_pair: see `round_robin_schedule`.
     """
 
     nodes: tuple[str, ...]
@@ -59,7 +55,6 @@ class ProbeStep:
     source: str = "probe"
     rounds_in_zone: int = ROUNDS_IN_ZONE
     pairs_per_zone_pair: int = PAIRS_PER_ZONE_PAIR
-    seed: int = 0
 
     def leaf_by_node(self) -> dict[str, str]:
         """Leaf zone of each node that has one."""
@@ -69,12 +64,12 @@ class ProbeStep:
         """The schedule for the tasks of the step."""
         leaf = self.leaf_by_node()
         leaf_index = {name: i for i, name in enumerate(dict.fromkeys(leaf.values()))}
-        rounds = list(round_robin_schedule([leaf_index.get(leaf.get(node, ""), -1) for node in self.nodes], self.seed,
+        rounds = list(round_robin_schedule([leaf_index.get(leaf.get(node, ""), -1) for node in self.nodes],
                                            rounds_in_zone=self.rounds_in_zone,
                                            pairs_per_zone_pair=self.pairs_per_zone_pair))
         # the tasks need time to start, and a pair time for its replies
         config = self.config.scaled_to(max(0.1, 0.6 * self.budget_s / max(1, len(rounds))))
-        return tcp_task.ProbeSchedule(self.nodes, tuple(map(tuple, rounds)), config, self.budget_s, self.interface)
+        return tcp_task.ProbeSchedule(self.nodes, rounds, config, self.budget_s, self.interface)
 
     def srun_argv(self, in_job: bool) -> list[str]:
         """srun's command line. In a job the step takes no CPU and no memory from other steps."""
@@ -90,11 +85,8 @@ def run_probe_step(probe: ProbeStep, environ: Mapping[str, str],
                    on_warning: Callable[[str], None]) -> list[LinkSample]:
     """Run the step and return the samples of the measured links.
 
-    If the step fails early, the pairs measured so far count; the error and the step's notes are warnings.
-
-    Raises
-    ------
-    UnavailableError : srun is missing, or no pair was measured.
+    If the step fails early, the pairs measured so far count; the error and the step's notes are warnings. Raises
+    UnavailableError if srun is missing, or no pair was measured.
     """
     env = {name: value for name, value in environ.items() if name not in _CONFLICTING_VARIABLES}
     env[tcp_task.SECRET_VARIABLE] = secrets.token_hex()
@@ -144,7 +136,7 @@ def with_probed_scores(scores: LinkScores, nodes: Sequence[str], topology: Topol
     probe = ProbeStep(tuple(nodes), topology, budget_s=budget_s, start_timeout_s=_START_TIMEOUT_S, source="job",
                       rounds_in_zone=3, pairs_per_zone_pair=1)
     try:
-        fresh = aggregate.aggregate_scores(run_probe_step(probe, environ, lambda _: None), time.time()).scores
+        fresh = aggregate.aggregate_scores(run_probe_step(probe, environ, lambda _: None), time.time())
     except SlurmdlError as error:
         on_warning(f"--dl-probe: {error}; the map is made without")
         return scores

@@ -25,12 +25,11 @@ from slurmdl.plan import Plan
 class RankMapInput:
     """A rank map and further inputs of the launchers.
 
-    Attributes
-    ----------
-    plan : node and role of each rank.
-    nodes : distinct nodes in Slurm's order, the default order of launchers.
-    master_port : port on the node of rank 0.
-    task_variables : result of step_command.task_variables.
+    Attributes:
+        plan: node and role of each rank.
+        nodes: distinct nodes in Slurm's order, the default order of launchers.
+        master_port: port on the node of rank 0.
+        task_variables: result of step_command.task_variables.
     """
 
     plan: Plan
@@ -64,14 +63,6 @@ def format_rank_map(format_name: str, map_input: RankMapInput) -> str:
 def hostfile_text(plan: Plan) -> str:
     """Line i is the node of rank i: SLURM_HOSTFILE, and Open MPI's host file under --map-by seq."""
     return "".join(f"{node}\n" for node in plan.nodes)
-
-
-def _format_hostfile(map_input: RankMapInput) -> str:
-    return hostfile_text(map_input.plan)
-
-
-def _parse_hostfile(text: str, map_input: RankMapInput) -> list[str]:
-    return text.splitlines()
 
 
 def _format_rankfile(map_input: RankMapInput) -> str:
@@ -160,11 +151,13 @@ def _parse_shell(text: str, map_input: RankMapInput) -> list[str]:
     return [node for node, count in pairs for _ in range(int(count or 1))]
 
 
-#: name -> function that formats the text, function that parses the node of each rank from it
-FORMATS: Mapping[str, tuple[Callable[[RankMapInput], str], Callable[[str, RankMapInput], list[str]]]] = {
-    "slurm-hostfile": (_format_hostfile, _parse_hostfile),
+#: a function that formats the text, and one that parses the node of each rank from it
+_Format = tuple[Callable[[RankMapInput], str], Callable[[str, RankMapInput], list[str]]]
+_HOSTFILE: _Format = (lambda map_input: hostfile_text(map_input.plan), lambda text, _: text.splitlines())
+FORMATS: Mapping[str, _Format] = {
+    "slurm-hostfile": _HOSTFILE,
     "openmpi-rankfile": (_format_rankfile, _parse_rankfile),
-    "openmpi-seq": (_format_hostfile, _parse_hostfile),
+    "openmpi-seq": _HOSTFILE,
     "mpich-rank-order": (_format_rank_order, _parse_rank_order),
     "intel-machinefile": (_format_machinefile, _parse_machinefile),
     "hydra-hostfile": (_format_machinefile, _parse_machinefile),

@@ -17,11 +17,19 @@ from typing import TYPE_CHECKING
 
 from slurmdl import config, dl_options
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import PlacementError, SlurmdlError, UnavailableError, UsageError, print_stderr, warn
-from slurmdl.launch import binding, revert_binding, submission, submission_record
+from slurmdl.errors import (
+    PlacementError,
+    SlurmdlError,
+    UnavailableError,
+    UsageError,
+    internal_error_text,
+    print_stderr,
+    warn,
+)
+from slurmdl.launch import binding, submission, submission_record
 from slurmdl.launch.binding import Decision
 from slurmdl.launch.submission import ParsedArgv, Submission, SubmitCommand, build_submit_command
-from slurmdl.slurm import jobs, process
+from slurmdl.slurm import process
 from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
@@ -31,11 +39,8 @@ if TYPE_CHECKING:
 def run_sbatch(argv: Sequence[str]) -> int:
     """Run `slurmdl sbatch ARGV`; return the exit status unless this process became sbatch.
 
-    Raises
-    ------
-    UsageError : an unknown --dl-* option or an invalid value; nothing is submitted.
-    UnavailableError : sbatch is missing.
-    SlurmdlError : with --dl-strict: why no nodes can be chosen; nothing is submitted.
+    Raises UsageError for an unknown --dl-* option or an invalid value, UnavailableError if sbatch is missing, and
+    with --dl-strict SlurmdlError if no nodes can be chosen; then nothing is submitted.
     """
     program = find_sbatch(os.environ)
     parsed_argv = ParsedArgv.from_argv(argv)
@@ -62,13 +67,12 @@ def run_sbatch(argv: Sequence[str]) -> int:
 class SubmissionAttempt:
     """One submission and its state so far: a later failure keeps what earlier steps achieved.
 
-    Attributes
-    ----------
-    plain_command : the user's arguments alone.
-    recorded_command : also passes the submission record to the job; None until the submission is parsed.
-    bound_command : also binds the job to the chosen nodes; None until nodes are chosen.
-    dl : the --dl-* options; those of the command line alone until the submission is parsed.
-    job : the parsed submission, or None.
+    Attributes:
+        plain_command: the user's arguments alone.
+        recorded_command: also passes the submission record to the job; None until the submission is parsed.
+        bound_command: also binds the job to the chosen nodes; None until nodes are chosen.
+        dl: the --dl-* options; those of the command line alone until the submission is parsed.
+        job: the parsed submission, or None.
     """
 
     def __init__(self, program: str, parsed_argv: ParsedArgv, stdin: bytes | None) -> None:
@@ -91,12 +95,9 @@ class SubmissionAttempt:
     def choose_binding(self) -> None:
         """Read the submission and the configuration, and choose nodes.
 
-        Raises
-        ------
-        UsageError : an option of the user is wrong.
-        SlurmdlError : no nodes can be chosen.
+        Raises UsageError if an option of the user is wrong, SlurmdlError if no nodes can be chosen.
         """
-        job = submission.parse_submission(self.parsed_argv.argv, os.environ, {}, stdin=self.stdin,
+        job = submission.parse_submission(self.parsed_argv.argv, os.environ, stdin=self.stdin,
                                           has_plugin=partial(_sbatch_has_plugin, self.program))
         self._update_job(job)
         site_config = config.load_config()
@@ -142,7 +143,7 @@ class SubmissionAttempt:
                 import traceback
 
                 traceback.print_exception(error)
-            reason = f"internal error: {type(error).__name__}: {error} (SLURMDL_DEBUG=1 shows where)"
+            reason = f"{internal_error_text(error)} (SLURMDL_DEBUG=1 shows where)"
         failed = bool(self.dl.zone) or not isinstance(error, PlacementError)
         self.decision = Decision(reason=binding.zone_not_applied_reason(self.dl, reason), failed=failed)
         self.print_messages()
@@ -164,9 +165,7 @@ class SubmissionAttempt:
     def submit(self) -> int:
         """Submit by the first command that can be run: the added arguments may exceed the kernel's limit.
 
-        Raises
-        ------
-        UnavailableError : sbatch cannot be run; with --dl-strict: not with the added arguments.
+        Raises UnavailableError if sbatch cannot be run; with --dl-strict, if not with the added arguments.
         """
         commands = self.commands
         while True:
@@ -185,29 +184,31 @@ class SubmissionAttempt:
 
     def _on_output_line(self, line: bytes) -> bool:
         """Whether a line of sbatch's stdout has the job ID; if so, revert the binding unless the job starts."""
+        from slurmdl.launch import job_start
+        from slurmdl.slurm import jobs
+
         assert self.job is not None
         job_id = jobs.parse_job_id(line, "parsable" in self.job.settings)
         if job_id:
             try:
-                revert_binding.revert_unless_started(job_id, self.decision.revert_field)
+                job_start.revert_unless_started(job_id, self.decision.revert_field)
             except Exception as error:  # the job is submitted: the exit status must be sbatch's
                 warn(f"job {job_id} keeps its choice of nodes: {type(error).__name__}: {error}")
         return bool(job_id)
 
 
 def decide_with_slurm(job: Submission, state: ClusterState, program: str = "") -> Decision:
-    """Decide as `binding.decide_binding`, with the environment of this process.
+    """Decide as `binding.decide_binding`, with the environment of this process and the traffic matrices of the job.
 
-    Parameters
-    ----------
-    program : sbatch for `--test-only`; "" if Slurm cannot be queried.
+    `program` is sbatch for `--test-only`; "" if Slurm cannot be queried.
     """
+    from slurmdl.launch import job_start, traffic_file
+
     def not_starting_reason(decision: Decision, nodes: Sequence[str]) -> str:
-        from slurmdl.launch import sbatch_test_only
+        return job_start.not_starting_reason(build_submit_command(program, job, decision, os.environ), nodes)
 
-        return sbatch_test_only.not_starting_reason(build_submit_command(program, job, decision, os.environ), nodes)
-
-    return binding.decide_binding(job, state, inside_job="SLURM_JOB_ID" in os.environ,
+    return binding.decide_binding(job, state, traffic_file.load_traffic_matrices(job.request.dl),
+                                  inside_job="SLURM_JOB_ID" in os.environ,
                                   not_starting_reason=not_starting_reason if program else None)
 
 
@@ -245,9 +246,7 @@ def format_dry_run(job: Submission | None, decision: Decision, command: SubmitCo
 def find_sbatch(environ: Mapping[str, str]) -> str:
     """Find Slurm's sbatch on PATH, skipping this program under the same name.
 
-    Raises
-    ------
-    UnavailableError : sbatch is missing, or the one on PATH has called this program.
+    Raises UnavailableError if sbatch is missing, or the one on PATH has called this program.
     """
     bin_dir = os.path.dirname(os.path.realpath(sys.argv[0]))
     own_paths = {os.path.realpath(sys.argv[0]), os.path.join(bin_dir, "dlsbatch"), os.path.join(bin_dir, "slurmdl")}

@@ -17,11 +17,11 @@ from typing import NoReturn
 
 from slurmdl import config, dl_options
 from slurmdl import plan as plans
-from slurmdl.errors import PlacementError, SlurmdlError, UnavailableError, warn
+from slurmdl.errors import PlacementError, SlurmdlError, UnavailableError, internal_error_text, warn
 from slurmdl.launch import late_binding, rankmap_formats, step_command, submission_record, supervisor
 from slurmdl.launch.srun_args import SrunArgs, parse_srun_argv
 from slurmdl.launch.step_command import InlineFile, StepCommand
-from slurmdl.slurm import allocation, pmi, process
+from slurmdl.slurm import jobs, pmi, process
 from slurmdl.slurm.slurm_conf import SlurmConfig, make_cached_query
 from slurmdl.text import print_escaped
 
@@ -32,17 +32,13 @@ DEFAULT_PLAN_DIR = ".slurmdl"
 def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Replace this process by srun (or mpirun), so that signals and the exit status are those of the program.
 
-    Returns only after a dry run and after --print-rank-map, which start nothing.
-
-    Raises
-    ------
-    UsageError : outside a job, or an unknown --dl-* option, launcher, format or value.
-    PlacementError : the step cannot be mapped, with --dl-strict.
-    UnavailableError : srun is missing, or mpirun with --launcher=mpirun.
+    Returns only after a dry run and after --print-rank-map, which start nothing. Raises UsageError outside a job and
+    for an unknown --dl-* option, launcher, format or value, PlacementError with --dl-strict if the step cannot be
+    mapped, UnavailableError if srun (or mpirun with --launcher=mpirun) is missing.
     """
     args = parse_srun_argv(argv)
     if not environ.get("SLURM_JOB_ID"):
-        allocation.read_allocation(environ)
+        jobs.read_allocation(environ)
     if args.calls_plain_srun:
         _exec_step(StepCommand(("srun", *args.srun_argv), environ_unset=step_command.inherited_variables(environ)),
                    environ)
@@ -107,7 +103,7 @@ def _unmapped_step(args: SrunArgs, error: Exception, get_slurm_config: Callable[
     """The step in srun's own order, after a warning with the reason; no failure here costs the step."""
     reason = str(error)
     if not isinstance(error, SlurmdlError):
-        reason = f"internal error: {type(error).__name__}: {error}"
+        reason = internal_error_text(error)
         if environ.get("SLURMDL_DEBUG") == "1":
             traceback.print_exception(error)
     extra_options: list[str] = []
@@ -123,13 +119,7 @@ def _unmapped_step(args: SrunArgs, error: Exception, get_slurm_config: Callable[
 def with_plan_file(command: StepCommand, directory: str) -> StepCommand:
     """Move the plan of a step into a file if it is too long for a variable.
 
-    Parameters
-    ----------
-    directory : shared by all nodes.
-
-    Raises
-    ------
-    PlacementError : the file cannot be written.
+    Raises PlacementError if the file cannot be written. All nodes share the directory.
     """
     if not command.oversized_plan:
         return command

@@ -23,13 +23,10 @@ _LONG_OPTIONS: dict[str, getopt.HasArg] = {**srun_options.LONG_OPTIONS, **dl_opt
 class SrunArgs:
     """A parsed command line.
 
-    Attributes
-    ----------
-    line : all options and the program.
-    srun_argv : the arguments without slurmdl's options.
-    launcher : one of LAUNCHERS.
-    map_format : one of rankmap_formats.FORMATS if only the rank map is printed, else "".
-    settings : the --dl-* options, checked.
+    Attributes:
+        srun_argv: the arguments without slurmdl's options.
+        launcher: one of LAUNCHERS.
+        map_format: one of rankmap_formats.FORMATS if only the rank map is printed, else "".
     """
 
     line: getopt.CommandLine
@@ -53,9 +50,7 @@ class SrunArgs:
                       site_options: Mapping[str, str] | None = None) -> DlOptions:
         """Merge the --dl-* options: site < submission < environment < command line.
 
-        Raises
-        ------
-        UsageError : an invalid variable or value.
+        Raises UsageError for an invalid variable or value.
         """
         changed = record.environ_without_inputs(environ) if record else environ
         return dl_options.merge_layers(site_options or {}, _step_settings(record.options) if record else {},

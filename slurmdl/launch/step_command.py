@@ -38,12 +38,11 @@ class InlineFile:
 class StepCommand:
     """A command to execute.
 
-    Attributes
-    ----------
-    argv : command line, the program first.
-    environ_set, environ_unset : changes to the environment.
-    failure_message : text on stderr that means failure whatever the exit status, or "".
-    plan_file : file to remove at the end, or "".
+    Attributes:
+        argv: command line, the program first.
+        environ_set, environ_unset: changes to the environment.
+        failure_message: text on stderr that means failure whatever the exit status, or "".
+        plan_file: file to remove at the end, or "".
     """
 
     argv: tuple[str | InlineFile, ...]
@@ -78,11 +77,10 @@ def srun_command(line: CommandLine, plan: Plan, task: TaskCommand, extra_options
                  variables: Mapping[str, str], environ: Mapping[str, str]) -> StepCommand:
     """The command that starts the step by srun: `--distribution=arbitrary` with a host file of one line per rank.
 
-    Parameters
-    ----------
-    line : the user's command line; the host file replaces its layout options.
-    extra_options : further options for srun, such as --mpi.
-    variables : result of `task_variables`.
+    Args:
+        line: the user's command line; the host file replaces its layout options.
+        extra_options: further options for srun, such as --mpi.
+        variables: result of `task_variables`.
     """
     replaced = {o.name for o in line.options if o.name.startswith("dl-")} | srun_options.WRAPPER_OPTIONS
     args = [*line.args_except(srun_options.LAYOUT_OPTIONS | replaced), *extra_options]
@@ -107,15 +105,9 @@ def mpirun_command(line: CommandLine, plan: Plan, task: TaskCommand, variables: 
                    environ: Mapping[str, str], with_ulfm: bool = False) -> StepCommand:
     """The command that starts the step by Open MPI's mpirun, which starts its daemons by srun.
 
-    Open MPI takes a host file as the rank order only with its sequential mapper (mpirun(1), --map-by seq).
-
-    Parameters
-    ----------
-    with_ulfm : the ranks may continue after the loss of a rank (Open MPI 5); otherwise mpirun ends all ranks.
-
-    Raises
-    ------
-    PlacementError : an option has no counterpart in mpirun.
+    Open MPI takes a host file as the rank order only with its sequential mapper (mpirun(1), --map-by seq). Raises
+    PlacementError if an option has no counterpart in mpirun. With `with_ulfm` the ranks may continue after the loss
+    of a rank (Open MPI 5); otherwise mpirun ends all ranks.
     """
     valid = srun_options.LAYOUT_OPTIONS | {"cpus-per-task", "launcher"}
     for option in line.options:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from slurmdl import config
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import PlacementError, SlurmdlError, UnavailableError
+from slurmdl.errors import PlacementError, UnavailableError
 from slurmdl.job_request import JobRequest
 from slurmdl.launch import cluster_state, late_binding, task_command, traffic_file
 from slurmdl.launch.srun_args import SrunArgs
 from slurmdl.launch.submission_record import SubmissionRecord
 from slurmdl.launch.task_command import TaskCommand
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.slurm import allocation, jobs, pmi, process, slurm_conf, step_layout
+from slurmdl.slurm import jobs, pmi, process, slurm_conf, step_layout
 from slurmdl.slurm.slurm_conf import SlurmConfig
 from slurmdl.slurm.step_layout import StepLayout
 from slurmdl.topology.topology import Topology
@@ -29,18 +29,13 @@ if TYPE_CHECKING:
 class StepContext:
     """The inputs of a step's plan.
 
-    Attributes
-    ----------
-    args, dl, environ : command line, merged --dl-* options, environment of the job.
-    job_id, job_nodes : the allocation, nodes in Slurm's order.
-    layout : tasks per node of the step.
-    cpus_per_task : 1 if not given.
-    topology : the zones; flat if there are none, for `no_zones_reason`.
-    link_scores, traffic_matrices : what the rank map depends on.
-    master_port : port for rank 0.
-    task : command of each task; None if only the rank map is printed.
-    extra_options : options for srun besides the user's own.
-    has_ulfm : mpirun supports ranks that continue after the loss of a rank.
+    Attributes:
+        job_id, job_nodes: the allocation, nodes in Slurm's order.
+        cpus_per_task: 1 if not given.
+        topology: the zones; flat if there are none, for `no_zones_reason`.
+        task: command of each task; None if only the rank map is printed.
+        extra_options: options for srun besides the user's own.
+        has_ulfm: mpirun supports ranks that continue after the loss of a rank.
     """
 
     args: SrunArgs
@@ -65,17 +60,11 @@ def gather_context(args: SrunArgs, dl: DlOptions, site_config: config.Config,
                    on_warning: Callable[[str], None], link_scores: LinkScores | None = None) -> StepContext:
     """Gather the inputs of the plan.
 
-    Parameters
-    ----------
-    link_scores : scores that are known already; None loads them, and probes the links with --dl-probe.
-
-    Raises
-    ------
-    PlacementError : the layout of the step is not known in advance.
-    UnavailableError : Slurm does not answer, or mpirun is missing.
-    InputError : an input file is malformed.
+    Raises PlacementError if the layout of the step is not known in advance, UnavailableError if Slurm does not
+    answer, or mpirun is missing, InputError if an input file is malformed. Link scores that are None are loaded, and
+    with --dl-probe the links are probed.
     """
-    job = allocation.read_allocation(environ)
+    job = jobs.read_allocation(environ)
     slurm_config = get_slurm_config()
     if slurm_config.pack_nodes:
         raise PlacementError("SelectTypeParameters has CR_Pack_Nodes: its layout is not mapped")
@@ -108,29 +97,24 @@ def load_job_topology(slurm_config: SlurmConfig, nodes: Sequence[str], partition
 
     Roles and task variables are useful without zones, too. With `strict` the failure is raised.
     """
+    from slurmdl.cluster import scontrol_parser
     from slurmdl.topology import load
 
-    try:
+    def load_partition_topology() -> Topology:
         # TopologyPlugin refers to topology.conf; a topology.yaml (25.05 and newer) applies regardless of it
         file = slurm_conf.topology_file_path()
         has_yaml = slurm_config.version >= (25, 5) if file is None else file.endswith(".yaml")
         if not (slurm_config.has_topology or has_yaml):
             raise UnavailableError("the cluster's topology has no zones")
         topologies = load.load_topologies()
-        name = _partition_topology(partition) if len(topologies.topologies) > 1 else ""
-        return topologies.get(name), ""
-    except SlurmdlError as error:
-        if strict:
-            raise
-        return Topology.flat(nodes), str(error)
+        if len(topologies.topologies) == 1:
+            return topologies.get("")
+        record = process.check_output(["scontrol", "-o", "show", "partition", partition])
+        return topologies.get(scontrol_parser.parse_snapshot(record).topology_of([partition]))
 
-
-def _partition_topology(partition: str) -> str:
-    """Name of the topology that a partition uses, "" for the default."""
-    from slurmdl.cluster import scontrol_parser
-
-    return scontrol_parser.parse_snapshot(process.check_output(
-        ["scontrol", "-o", "show", "partition", partition])).topology_of([partition])
+    if strict:
+        return load_partition_topology(), ""
+    return load.topology_or_flat(nodes, load_partition_topology)
 
 
 def _load_link_scores(dl: DlOptions, site_config: config.Config, nodes: Sequence[str], topology: Topology,
@@ -149,9 +133,7 @@ def shrink_late_bound_job(record: SubmissionRecord, dl: DlOptions, site_config: 
                           on_warning: Callable[[str], None]) -> tuple[dict[str, str], LinkScores | None]:
     """Reduce a job submitted with --dl-node-binding=late to the best of its nodes.
 
-    Returns
-    -------
-    the environment of the reduced job, and the link scores used; None if no nodes had to be chosen.
+    Returns the environment of the reduced job, and the link scores used; None if no nodes had to be chosen.
     """
     size = record.requested_size
     assert size is not None

@@ -1,36 +1,47 @@
-"""Plan a step from its context: rank map, command, warnings and explanation. Pure: no I/O."""
+"""Plan a step from its context: rank map, zone costs, command, warnings and explanation. Pure: no I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from slurmdl import units
+from slurmdl.dl_options import DlOptions
+from slurmdl.errors import PlacementError
 from slurmdl.launch import step_command
-from slurmdl.launch.plan_builder import build_plan
 from slurmdl.launch.rankmap_formats import RankMapInput
 from slurmdl.launch.step_command import StepCommand
+from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement import score_report
+from slurmdl.placement.iteration_cost import NetworkLinks, network_links
+from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.result import RankMap
-from slurmdl.plan import Plan
+from slurmdl.placement.traffic import Traffic
+from slurmdl.plan import COMM_PATTERNS, Plan
+from slurmdl.slurm.step_layout import StepLayout
+from slurmdl.topology.topology import Topology
 
 if TYPE_CHECKING:
     from slurmdl.launch.step_context import StepContext
+    from slurmdl.launch.traffic_file import Matrix
+
+#: maximum number of leaf zones in a plan with zone costs
+MAX_ZONES = 64
 
 
 @dataclass(frozen=True)
 class StepPlan:
     """A mapped step.
 
-    Attributes
-    ----------
-    command : what starts it; without argv if only the rank map is printed.
-    plan, rank_map : the ranks with their nodes and roles, and the cost.
-    topology_source : where the zones come from.
-    warnings : for the user.
-    score_report : lines on the decisive link scores, for --dl-explain.
-    assumptions : what the predictions are based on, for --dl-explain.
+    Attributes:
+        command: what starts it; without argv if only the rank map is printed.
+        plan, rank_map: the ranks with their nodes and roles, and the cost.
+        score_report: lines on the decisive link scores, for --dl-explain.
+        assumptions: what the predictions are based on, for --dl-explain.
     """
 
     command: StepCommand
@@ -60,6 +71,46 @@ def plan_step(context: StepContext) -> StepPlan:
         decisive = score_report.decisive_step_scores(rank_map, context.job_nodes, topology, scores)
         report = tuple(" ".join(line.split()) for line in score_report.format_score_report(decisive, scores))
     return replace(step, score_report=report, assumptions=score_report.format_assumptions(dl, topology, scores))
+
+
+def build_plan(step_layout: StepLayout, topology: Topology, link_scores: LinkScores, dl: DlOptions,
+               traffic_matrices: tuple[Matrix, ...] = ()) -> tuple[Plan, RankMap]:
+    """Map the ranks of a step. PlacementError if no task would be left for a worker."""
+    if dl.ps >= step_layout.ntasks:
+        raise PlacementError(
+            f"--dl-ps={dl.ps}: the step has {step_layout.ntasks} tasks, and at least one must be a worker")
+    traffic = Traffic.from_options(dl, traffic_matrices)
+    rank_map = best_rank_map(step_layout.node_tasks, topology, link_scores, traffic, dl.rank0)
+    zones = {node: topology.path_of(node) for node, _ in step_layout.node_tasks}
+    costs = compute_zone_costs(network_links(list(zones), topology, link_scores))
+    pattern = dl.comm_pattern if dl.comm_pattern in COMM_PATTERNS[dl.strategy] else ""
+    return Plan(dl.strategy, rank_map.nodes, rank_map.roles, zones, costs, pattern), rank_map
+
+
+def compute_zone_costs(network: NetworkLinks) -> dict[str, float]:
+    """Seconds per byte over the slowest link between each two leaf zones; training weights its partners by it.
+
+    A measured inter-leaf path counts if it is slower than its links. The node links of a zone count with their
+    median, so that one slow node does not represent its zone. The result maps "leafA|leafB" (names sorted) to s/byte,
+    and "leaf|leaf" within a zone, with three significant digits. It is empty if there are more than MAX_ZONES leaf
+    zones, or a node has none.
+    """
+    leaves, first_node = np.unique(network.leaf, return_index=True)
+    if not len(leaves) or len(leaves) > MAX_ZONES or leaves[0] < 0:
+        return {}
+    node_capacity = np.array([np.median(network.node_capacity[network.leaf == leaf]) for leaf in leaves])
+    path = network.ancestors[first_node]
+    uplink = np.append(network.zone_capacity, np.inf)
+    shared = (path[:, None, :, None] == path[None, :, None, :]) & (path >= 0)[:, None, :, None]
+    # the slowest uplink of each zone's path that is not on the other zone's path
+    uplinks = np.where(shared.any(axis=3), np.inf, uplink[path][:, None, :]).min(axis=2)
+    slowest = np.minimum(np.minimum(uplinks, uplinks.T), np.minimum(node_capacity[:, None], node_capacity))
+    pair_index = np.searchsorted(leaves, network.slow_paths.leaf_pairs)
+    for (i, j), capacity in zip(pair_index.tolist(), network.slow_paths.capacity.tolist(), strict=True):
+        slowest[i, j] = slowest[j, i] = min(slowest[i, j], capacity)
+    names = [network.zones[leaf] for leaf in leaves]
+    return {"|".join(sorted((names[i], names[j]))): float(f"{1 / slowest[i, j]:.3g}")
+            for i in range(len(names)) for j in range(i, len(names))}
 
 
 def _step_command(context: StepContext, plan: Plan) -> StepCommand:
@@ -98,11 +149,8 @@ def explanation_lines(step: StepPlan) -> list[str]:
     if rank_map.rank0_slowdown and rank_map.any_rank0_cost:
         lines.append(f"rank 0 stays on {plan.nodes[0]}, the first node: with --dl-rank0=any an iteration takes "
                      f"{units.format_duration(rank_map.any_rank0_cost.seconds)}")
-    first = 0
-    for rank in range(1, len(plan) + 1):
-        if rank == len(plan) or plan.nodes[rank] != plan.nodes[first] or plan.roles[rank] != plan.roles[first]:
-            ranks = str(first) if rank == first + 1 else f"{first}-{rank - 1}"
-            lines.append(f"rank {ranks}: {plan.nodes[first]}, zone {plan.leaf_zone(first) or 'none'}, "
-                         f"{plan.roles[first]}")
-            first = rank
+    for (node, role), run in groupby(range(len(plan)), key=lambda rank: (plan.nodes[rank], plan.roles[rank])):
+        ranks = list(run)
+        zone = plan.leaf_zone(ranks[0]) or "none"
+        lines.append(f"rank {step_command.fold_ranks(ranks)}: {node}, zone {zone}, {role}")
     return [*lines, *step.score_report]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurmdl import dl_options, job_request
-from slurmdl.dl_options import DlOptions
 from slurmdl.errors import UnavailableError, UsageError
 from slurmdl.job_request import JobRequest
 from slurmdl.launch import submission_record
@@ -65,17 +64,15 @@ class Script:
 class Submission:
     """A parsed call of sbatch.
 
-    Attributes
-    ----------
-    argv : the user's arguments without the --dl-* options.
-    options_end : index in argv after sbatch's options; further options are inserted there.
-    settings : long name of an sbatch option -> value, "" for a flag, after precedence.
-    script : None with --wrap, and if the script cannot be read.
-    request : the input of placement.
-    layers : the user's --dl-* settings by source, the weakest first.
-    plugin_environ : SLURMDL_OPT_* variables that pass command-line options to the plugin, if the plugin reads the
-        script.
-    directive_environ : SLURMDL_OPT_* variables that the plugin makes of #SBATCH lines.
+    Attributes:
+        argv: the user's arguments without the --dl-* options.
+        options_end: index in argv after sbatch's options; further options are inserted there.
+        settings: long name of an sbatch option -> value, "" for a flag, after precedence.
+        script: None with --wrap, and if the script cannot be read.
+        layers: the user's --dl-* settings by source, the weakest first.
+        plugin_environ: SLURMDL_OPT_* variables that pass command-line options to the plugin, if the plugin reads the
+            script.
+        directive_environ: SLURMDL_OPT_* variables that the plugin makes of #SBATCH lines.
     """
 
     argv: tuple[str, ...]
@@ -116,12 +113,10 @@ class Submission:
 class ParsedArgv:
     """Arguments split into options and operands.
 
-    Attributes
-    ----------
-    argv : all arguments.
-    command_line : without the `:` of heterogeneous jobs; its indexes refer to argv.
-    operand_index : index in argv of the script, or the length of argv.
-    is_heterogeneous : argv has a `:`.
+    Attributes:
+        command_line: without the `:` of heterogeneous jobs; its indexes refer to argv.
+        operand_index: index in argv of the script, or the length of argv.
+        is_heterogeneous: argv has a `:`.
     """
 
     argv: tuple[str, ...]
@@ -133,8 +128,7 @@ class ParsedArgv:
     def from_argv(cls, argv: Sequence[str]) -> ParsedArgv:
         indexes = [i for i, arg in enumerate(argv) if arg != ":"]
         line = getopt.parse_command_line([argv[i] for i in indexes], sbatch_options.SHORT_OPTIONS, _LONG_OPTIONS)
-        options = tuple(getopt.Option(o.name, o.value, o.args, indexes[o.index], o.is_known, o.is_complete)
-                        for o in line.options)
+        options = tuple(replace(option, index=indexes[option.index]) for option in line.options)
         operand_index = indexes[-len(line.operands)] if line.operands else len(argv)
         return cls(tuple(argv), getopt.CommandLine(options, line.operands), operand_index, len(indexes) < len(argv))
 
@@ -169,20 +163,15 @@ class SubmitCommand:
     stdin: bytes | None = field(default=None, repr=False)
 
 
-def parse_submission(argv: Sequence[str], environ: Mapping[str, str], defaults: Mapping[str, str], *,
+def parse_submission(argv: Sequence[str], environ: Mapping[str, str], *,
                      stdin: bytes | None = b"", has_plugin: Callable[[], bool] = lambda: True) -> Submission:
     """Parse a call of sbatch; precedence: script < environment < command line.
 
-    Parameters
-    ----------
-    argv : arguments of `sbatch`.
-    defaults : the weakest --dl-* settings.
-    stdin : content of a script without a name, or None if it cannot be read.
-    has_plugin : whether sbatch has --dl-* in #SBATCH lines; called only if there are such lines.
+    Raises UsageError for an unknown --dl-* option, an invalid value, or a `#DL` line with an open quote.
 
-    Raises
-    ------
-    UsageError : an unknown --dl-* option, an invalid value, or a `#DL` line with an open quote.
+    Args:
+        stdin: content of a script without a name, or None if it cannot be read.
+        has_plugin: whether sbatch has --dl-* in #SBATCH lines; called only if there are such lines.
     """
     parsed_argv = ParsedArgv.from_argv(argv)
     line = parsed_argv.command_line
@@ -199,11 +188,10 @@ def parse_submission(argv: Sequence[str], environ: Mapping[str, str], defaults: 
     layers = (directives.plugin, directives.dl, dl_options.dl_settings_from_environ(environ), cli_dl)
     reason = _unplaceable_reason(parsed_argv, settings, script, environ) or directives.unknown_reason
     sbatch_args, options_end = parsed_argv.sbatch_args()
-    request = job_request.build_request(settings, DlOptions(), reason)
-    submission = Submission(sbatch_args, options_end, settings, script, request, layers,
-                            dl_options.to_environ(cli_dl) if directives.plugin else {},
-                            dl_options.to_environ(directives.plugin))
-    return submission.with_defaults(defaults)
+    request = job_request.build_request(settings, dl_options.merge_layers(*layers), reason)
+    return Submission(sbatch_args, options_end, settings, script, request, layers,
+                      dl_options.to_environ(cli_dl) if directives.plugin else {},
+                      dl_options.to_environ(directives.plugin))
 
 
 def _collect_sbatch_settings(options: Iterable[getopt.Option]) -> dict[str, str]:
@@ -287,10 +275,8 @@ def _unplaceable_reason(parsed_argv: ParsedArgv, settings: Mapping[str, str], sc
 
 
 def _unknown_option_reason(line: getopt.CommandLine) -> str:
-    for option in line.options:
-        if not option.is_known and option.value is None:
-            return f"the option {option.args[0]} is not understood"
-    return ""
+    return next((f"the option {option.args[0]} is not understood" for option in line.options
+                 if not option.is_known and option.value is None), "")
 
 
 def _read_script(line: getopt.CommandLine, stdin: bytes | None) -> Script | None:

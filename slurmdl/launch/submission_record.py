@@ -36,14 +36,13 @@ class RequestedSize:
 class SubmissionRecord:
     """The record of one submission.
 
-    Attributes
-    ----------
-    options : the --dl-* options after precedence, without the zones.
-    submitter_job : SLURM_JOB_ID of the job in which the submission ran, or "".
-    pid : process that submitted; sbatch is this process or its child.
-    host : host of that process, without domain.
-    inputs : the SLURMDL_OPT_* variables of the submission; `options` includes them.
-    requested_size : the user's size, if the submission requested more nodes (--dl-node-binding=late).
+    Attributes:
+        options: the --dl-* options after precedence, without the zones.
+        submitter_job: SLURM_JOB_ID of the job in which the submission ran, or "".
+        pid: process that submitted; sbatch is this process or its child.
+        host: host of that process, without domain.
+        inputs: the SLURMDL_OPT_* variables of the submission; `options` includes them.
+        requested_size: the user's size, if the submission requested more nodes (--dl-node-binding=late).
     """
 
     options: DlOptions

@@ -22,17 +22,13 @@ def exec_supervised(argv: Sequence[str], env: Mapping[str, str], *,
     """Replace this process by the parent of a program, and end as the program does.
 
     The program inherits inheritable files. It runs in the process group of this process and gets every signal once:
-    the terminal's signals (Ctrl-C) reach the whole group, a signal from another process is forwarded.
+    the terminal's signals (Ctrl-C) reach the whole group, a signal from another process is forwarded. Raises
+    UnavailableError if the parent cannot be run.
 
-    Parameters
-    ----------
-    argv : the path of the program first; the program gets its name only.
-    remove_file : file to remove at the end, or "".
-    failure_message : text on the program's stderr that means failure despite exit status 0, or "".
-
-    Raises
-    ------
-    UnavailableError : the parent cannot be run.
+    Args:
+        argv: the path of the program first; the program gets its name only.
+        remove_file: file to remove at the end, or "".
+        failure_message: text on the program's stderr that means failure despite exit status 0, or "".
     """
     from slurmdl.errors import UnavailableError
     from slurmdl.slurm import process

@@ -26,12 +26,10 @@ _MAX_PORT_DRAWS = 100
 class TaskCommand:
     """The command of each task.
 
-    Attributes
-    ----------
-    script : value of SLURMDL_TASK_SCRIPT.
-    shell : the arguments before the user's program.
-    program : the user's program with its arguments.
-    multi_prog : text of the configuration file of `srun --multi-prog`, with the task shell in it; "" without.
+    Attributes:
+        script: value of SLURMDL_TASK_SCRIPT.
+        shell: the arguments before the user's program.
+        multi_prog: text of the configuration file of `srun --multi-prog`, with the task shell in it; "" without.
     """
 
     script: str
@@ -43,15 +41,12 @@ class TaskCommand:
 def build_task_command(line: CommandLine, launcher: str, environ: Mapping[str, str]) -> TaskCommand:
     """Build the command of each task.
 
-    Parameters
-    ----------
-    line : the user's command line, with a program.
-    launcher : "srun" or "mpirun".
+    Raises PlacementError if the file of `srun --multi-prog` cannot be read, InputError if a file of slurmdl's
+    installation cannot be read.
 
-    Raises
-    ------
-    PlacementError : the file of `srun --multi-prog` cannot be read.
-    InputError : a file of slurmdl's installation cannot be read.
+    Args:
+        line: the user's command line, with a program.
+        launcher: "srun" or "mpirun".
     """
     script, shell = _task_script(f"task_{launcher}.sh"), _task_shell(environ)
     if launcher != "srun":

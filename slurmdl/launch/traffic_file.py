@@ -27,15 +27,9 @@ _EXPECTED = ("expected matrices of one row and one column for each rank, in .npz
 def load_traffic_matrices(dl: DlOptions) -> tuple[Matrix, ...]:
     """Load the matrices of --dl-comm-pattern; () if it names a pattern of the strategy, or is not given.
 
-    Returns
-    -------
-    one matrix per phase, all of the same shape (ranks, ranks): entry [i, j] is the bytes that rank i sends to rank j
-    per iteration.
-
-    Raises
-    ------
-    InputError : the file cannot be read, is too large, or does not hold square matrices of one size with finite
-        numbers of 0 or more.
+    Raises InputError if the file cannot be read, is too large, or does not hold square matrices of one size with
+    finite numbers of 0 or more. Entry [i, j] of a matrix, shape (ranks, ranks), is the bytes that rank i sends to
+    rank j per iteration. There is one matrix per phase, all of the same shape.
     """
     path, patterns = dl.comm_pattern, COMM_PATTERNS[dl.strategy]
     if not path or path in patterns:

@@ -26,8 +26,7 @@ _MARKER_GROUP = "slurmdl-sandbox-enabled-cpu"
 def set_cpu_quota(sandbox: str, host: str, pid: int, fraction: float) -> None:
     """Limit all processes of a host together to a fraction of a core; 0 removes the limit.
 
-    Raises SandboxError: no control group for the CPU, as in most containers, or a fraction below the kernel's
-    minimum.
+    Raises SandboxError without a control group for the CPU, as in most containers, or below the kernel's minimum.
     """
     root = _cgroup_root()
     group = root / f"{_GROUP_PREFIX}{sandbox}.{host}"
@@ -118,7 +117,7 @@ def _group_lock(root: Path) -> Iterator[None]:
 
 
 def _enable_controller(root: Path) -> None:
-    """Enable the controller for groups in `root` (cgroup v2), and marker the change."""
+    """Enable the controller for groups in `root` (cgroup v2), and mark the change."""
     control, marker = root / "cgroup.subtree_control", root / _MARKER_GROUP
     if control.exists() and _CONTROLLER not in control.read_text().split():
         marker.mkdir(exist_ok=True)

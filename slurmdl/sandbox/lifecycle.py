@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import slurmdl
 from slurmdl.errors import SandboxError, UsageError
@@ -108,43 +107,12 @@ class Sandbox:
                              f"{sample_names(self.spec.node_hosts)}")
         cpu_quota.set_cpu_quota(self.spec.name, node, self.pids[node], fraction)
 
-    def cpu_fractions(self) -> dict[str, float]:
-        """Return the fraction of a core by node, for nodes with a limit."""
-        return cpu_quota.cpu_quotas(self.spec.name)
-
-    def daemon_pid(self, host: str) -> int:
-        """Return the process id, as seen from the machine, of slurmctld on the login host or slurmd on a node."""
-        daemon = "slurmctld" if host == LOGIN else "slurmd"
-        namespace = os.stat(f"/proc/{self.pids[host]}/ns/pid")
-        for entry in os.scandir("/proc"):
-            with contextlib.suppress(OSError):
-                if (entry.name.isdigit() and Path(entry.path, "comm").read_text().strip() == daemon
-                        and os.stat(f"{entry.path}/ns/pid") == namespace):
-                    return int(entry.name)
-        log = self.root / "log" / f"{daemon if host == LOGIN else host}.log"
-        last_lines = log.read_text(errors="replace").splitlines()[-1:] if log.exists() else []
-        raise SandboxError(f"no {daemon} runs on {host} ({log} ends with {' '.join(last_lines)!r})")
-
-    def start_daemon(self, host: str) -> None:
-        """Restart the stopped Slurm daemon of a host."""
-        daemon = ["slurmctld"] if host == LOGIN else ["slurmd", "-N", host]
-        namespaces.run_on_host(self.pids[host], daemon)
-        cpu_quota.add_processes(self.spec.name, host, self.pids[host])
-
-    def power_off(self, node: str) -> None:
-        """Kill all processes of a node at once and remove its link, as a power failure does."""
-        namespaces.stop_hosts(self.spec.name, [node])
-        self.pids.pop(node, None)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"spec": self.spec.to_json(), "user": vars(self.user)}
-
 
 def sandbox_up(spec: SandboxSpec) -> Sandbox:
     """Start a sandbox and return when all its nodes are idle.
 
-    Remains of a failed start of the same name are removed first; a running sandbox is an error. Raises SandboxError:
-    not root, a program is missing (with its package), the name is in use, or a host or daemon fails.
+    Remains of a failed start of the same name are removed first. Raises SandboxError without root or a program (with
+    its package), if the sandbox is already running, or if a host or daemon fails.
     """
     _check_requirements()
     root = _STATE_ROOT / spec.name
@@ -164,21 +132,20 @@ def sandbox_up(spec: SandboxSpec) -> Sandbox:
             os.mkdir(user.home, 0o755)
             os.chown(user.home, user.uid, user.gid)
         slurm_daemons.write_config_files(spec, root, user)
-        host_mounts = namespaces.host_mount_script(bind_mounts, str(root), user.may_enter)
+        host_mounts = namespaces.host_mount_script(bind_mounts, str(root), lambda path: user.has_access(path, 1))
         script = f"{host_mounts}\n{slurm_daemons.config_mount_script(root)}"
         mounts = dict.fromkeys([LOGIN, *spec.node_hosts], script)
         mounts |= {} if spec.cloud_nodes else dict.fromkeys(spec.topology.zones, "")
-        pids = namespaces.start_hosts(spec.name, list(mounts), mounts)
+        pids = namespaces.start_hosts(spec.name, mounts)
         veth_links.create_links(spec, pids)
         slurm_daemons.start_daemons(spec, root, pids)
         slurm_daemons.wait_for_nodes_idle(pids)
-        sandbox = Sandbox(spec, pids, user)
-        (root / "state.json").write_text(json.dumps(sandbox.to_json()))
+        (root / "state.json").write_text(json.dumps({"spec": spec.to_json(), "user": vars(user)}))
         (root / "ready").touch()
     except BaseException:
         sandbox_down(spec.name)
         raise
-    return sandbox
+    return Sandbox(spec, pids, user)
 
 
 def find_sandbox(name: str) -> Sandbox:
@@ -227,8 +194,7 @@ def _check_requirements() -> None:
 
 def _job_user(root: Path) -> slurm_daemons.JobUser:
     """Return the user of sudo, else an account that exists on the sandbox's hosts only."""
-    uid = int(os.environ.get("SUDO_UID", "0") or 0)
-    if uid:
+    if uid := int(os.environ.get("SUDO_UID") or 0):
         entry = pwd.getpwuid(uid)
         return slurm_daemons.JobUser(entry.pw_name, uid, entry.pw_gid, entry.pw_dir)
     name, number = _DEFAULT_USER
@@ -247,6 +213,6 @@ def _bind_mounts(spec: SandboxSpec, user: slurm_daemons.JobUser) -> list[str]:
             continue
         mounts = [mount for mount in mounts if not mount.startswith(f"{path}/")] + [path]
     for path in mounts:
-        if not user.may_read(Path(path)):
+        if not user.has_access(Path(path), 5):
             raise SandboxError(f"{path}: not readable for {user.name}; run `chmod o+rx {path}`")
     return mounts

@@ -53,15 +53,14 @@ def running_sandboxes() -> set[str]:
     return {sandbox for _, sandbox, _ in _marked_processes()}
 
 
-def start_hosts(sandbox: str, names: Sequence[str], mounts: Mapping[str, str],
-                timeout: float = 20.0) -> dict[str, int]:
+def start_hosts(sandbox: str, mounts: Mapping[str, str], timeout: float = 20.0) -> dict[str, int]:
     """Start hosts and return their process ids as `running_hosts` does.
 
-    `mounts` is the shell text by host that mounts its file systems. Raises SandboxError: names the host that failed.
+    `mounts` is the shell text by host that mounts its file systems. SandboxError names a host that failed.
     """
     starters = {}
-    for name in names:
-        script = (f"mount --make-rprivate /\nhostname {shlex.quote(name)}\nip link set lo up\n{mounts[name]}\n"
+    for name, mount_script in mounts.items():
+        script = (f"mount --make-rprivate /\nhostname {shlex.quote(name)}\nip link set lo up\n{mount_script}\n"
                   f"exec env -i --ignore-signal=CHLD {_HOST_VARIABLE}={sandbox}/{name} {_SLEEP_COMMAND} infinity")
         # with SIGCHLD ignored, the kernel reaps the daemons' orphans, which process 1 inherits
         starters[name] = subprocess.Popen(
@@ -73,14 +72,13 @@ def start_hosts(sandbox: str, names: Sequence[str], mounts: Mapping[str, str],
     deadline = time.monotonic() + timeout
     while True:
         up = running_hosts(sandbox)
-        missing = [name for name in names if name not in up]
+        missing = [name for name in mounts if name not in up]
         dead = [name for name in missing if starters[name].poll() is not None]
         if dead:
-            error = starters[dead[0]].stderr
-            text = error.read().decode(errors="replace").strip() if error else ""
+            text = starters[dead[0]].communicate()[1].decode(errors="replace")
             raise SandboxError(f"host {dead[0]} did not start: {' '.join(text.split()) or 'no message'}")
         if not missing:
-            return {name: up[name] for name in names}
+            return {name: up[name] for name in mounts}
         if time.monotonic() > deadline:
             raise SandboxError(f"host {missing[0]} did not start within {timeout:g} s")
         time.sleep(0.01)
@@ -111,10 +109,9 @@ def _is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def nsenter_command(pid: int, argv: Sequence[str], *, directory: str | None = None) -> list[str]:
+def nsenter_command(pid: int, argv: Sequence[str]) -> list[str]:
     """Return the command line that runs `argv` as root on the host with first process `pid`."""
-    workdir = [f"--wdns={directory}"] if directory else []
-    return ["nsenter", "--target", str(pid), "--net", "--uts", "--mount", "--pid", *workdir, "--", *argv]
+    return ["nsenter", "--target", str(pid), "--net", "--uts", "--mount", "--pid", "--", *argv]
 
 
 def run_on_host(pid: int, argv: Sequence[str], *, stdin: str = "", timeout: float = 20.0) -> str:
@@ -137,13 +134,12 @@ def run_batch(pid: int, program: str, lines: Sequence[str]) -> None:
 def host_mount_script(bind_mounts: Sequence[str], root: str, may_enter: Callable[[Path], bool]) -> str:
     """Return shell text that gives a host private directories; the rest of its file system is the machine's.
 
-    Parameters
-    ----------
-    bind_mounts : directories that keep their path. If one is inside a private directory, or in one that the user
-        may not enter (a home of root, a `mktemp -d`), an empty directory covers that one, with the bind mount inside.
-    root : the sandbox's directory, shared by all hosts. Its `stage` has one entry per bind mount ("0", "1", ...) as a
-        temporary mount point, and "copied".
-    may_enter : whether the user may enter a directory.
+    Args:
+        bind_mounts: directories that keep their path. If one is inside a private directory, or in one that the user
+            may not enter (a home of root, a `mktemp -d`), an empty directory covers that one, with the bind mount
+            inside.
+        root: the sandbox's directory, shared by all hosts. Its `stage` has one entry per bind mount ("0", "1", ...)
+            as a temporary mount point, and "copied".
     """
     stage = shlex.quote(f"{root}/stage")
     lines = _overlay_script([root, *bind_mounts], f"{root}/stage/copied")

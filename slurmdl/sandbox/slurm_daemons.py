@@ -50,15 +50,8 @@ class JobUser:
     gid: int
     home: str
 
-    def may_enter(self, directory: Path) -> bool:
-        """Whether the directory's mode lets the user enter it."""
-        return self._has_mode_bits(directory, 0o1)
-
-    def may_read(self, directory: Path) -> bool:
-        """Whether the directory's mode lets the user list and enter it."""
-        return self._has_mode_bits(directory, 0o5)
-
-    def _has_mode_bits(self, directory: Path, bits: int) -> bool:
+    def has_access(self, directory: Path, bits: int) -> bool:
+        """Whether the directory's mode grants the user `bits`: 1 to enter it, 4 to list it."""
         status = directory.stat()
         if status.st_uid == self.uid:
             bits <<= 6
@@ -110,8 +103,7 @@ def write_config_files(spec: SandboxSpec, root: Path, user: JobUser) -> None:
 def config_mount_script(root: Path) -> str:
     """Return shell text that mounts the cluster's files over the machine's /etc on a host.
 
-    It uses an overlay: the machine may replace /etc/passwd at any time (useradd(8) renames a new file over it), which
-    removes a mount on the single file.
+    An overlay: useradd(8) renames a new file over /etc/passwd, which removes a mount on the single file.
     """
     etc, slurm = shlex.quote(f"{root}/etc"), shlex.quote(f"{root}/slurm")
     return f"mount -t overlay -o lowerdir={etc}:/etc overlay /etc\nmount --bind {slurm} /etc/slurm"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,18 +45,17 @@ def round_robin_topology(nodes: int, zones: int) -> Topology:
 class SandboxSpec:
     """One sandbox.
 
-    Attributes
-    ----------
-    node_rate, zone_rate : bits/s of a node's link and of a zone's uplink.
-    cpus, memory : per node; memory in MB.
-    zone_features : each node has its leaf zone as a feature.
-    features : node -> further features; "" for all nodes.
-    gres : Gres of every node in slurm.conf syntax, "" for none.
-    slurm_conf_lines : further lines of slurm.conf.
-    plugstack : text of plugstack.conf, "" for no file.
-    config_files : further files next to slurm.conf, name -> text.
-    bind_mounts : directories that every host sees under their own path.
-    cloud_nodes : the nodes are names only: the controller allocates them, but no job runs on them.
+    Attributes:
+        node_rate, zone_rate: bits/s of a node's link and of a zone's uplink.
+        cpus, memory: per node; memory in MB.
+        zone_features: each node has its leaf zone as a feature.
+        features: node -> further features; "" for all nodes.
+        gres: Gres of every node in slurm.conf syntax, "" for none.
+        slurm_conf_lines: further lines of slurm.conf.
+        plugstack: text of plugstack.conf, "" for no file.
+        config_files: further files next to slurm.conf, name -> text.
+        bind_mounts: directories that every host sees under their own path.
+        cloud_nodes: the nodes are names only: the controller allocates them, but no job runs on them.
     """
 
     name: str
@@ -112,13 +111,12 @@ class SandboxSpec:
         return ",".join(filter(None, (zone, self.features.get("", ""), self.features.get(node, ""))))
 
     def to_json(self) -> dict[str, Any]:
-        return {**{k: v for k, v in asdict(self).items() if k != "topology"}, "topology": self.topology.to_json()}
+        return {**vars(self), "topology": self.topology.to_json()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SandboxSpec:
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        values["topology"] = Topology.from_json(data["topology"])
-        return cls(**values)
+        return cls(**values | {"topology": Topology.from_json(data["topology"])})
 
 
 def check_name(name: str) -> None:

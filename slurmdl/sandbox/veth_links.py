@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmdl.errors import SandboxError, UsageError
-from slurmdl.sandbox import namespaces, qdisc
-from slurmdl.sandbox.qdisc import MTU, tbf_args
+from slurmdl.sandbox import delay_relay, namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.text import sample_names
 
@@ -40,6 +40,10 @@ class LinkShape:
 
 
 UNSHAPED = LinkShape(0.0)
+MTU = 9000  # jumbo frames, as in HPC fabrics; headers are under 1 % of the traffic
+_BURST_S, _QUEUE_S = 0.002, 0.2  # size of the bucket and of its queue at full rate
+_NETEM_LIMIT = 100_000  # packets; more than any bandwidth-delay product here
+RELAY_DESCRIPTION = "a relay in user space, as this kernel has no netem"
 _SEPARATORS = "|:"  # between two zone names
 #: counters and losses apply to packets between nodes only, not to those of the controller
 _NODE_ADDRESSES = "10.1.0.0-10.255.255.255"
@@ -184,16 +188,16 @@ def set_link_shape(pids: Mapping[str, int], link: VethLink, old: LinkShape, new:
     """
     upper, netem = link.upper_interface, False
     if new.delay or old.delay:
-        netem = qdisc.has_netem(pids[link.upper_host])
+        netem = has_netem(pids[link.upper_host])
         if not netem and old.delay != new.delay:
             if old.delay:
-                qdisc.remove_relay(pids[link.upper_host], upper, restore)
+                remove_relay(pids[link.upper_host], upper, restore)
             if new.delay:
-                qdisc.insert_relay(pids[link.upper_host], upper, MTU, new.delay, restore)
-    physical = qdisc.physical_name(upper) if new.delay and not netem else upper
+                insert_relay(pids[link.upper_host], upper, new.delay, restore)
+    physical = _relay_names(upper)[0] if new.delay and not netem else upper
     for host, interface in ((link.lower_host, link.lower_interface), (link.upper_host, physical)):
         bucket = tbf_args(new.rate, single_segments=bool(new.loss)) if new.rate else ""
-        lines = qdisc.netem_lines(interface, new.delay, bucket) if new.delay and netem else \
+        lines = netem_lines(interface, new.delay, bucket) if new.delay and netem else \
             [f"qdisc replace dev {interface} root {bucket or 'noqueue'}"]
         namespaces.run_batch(pids[host], "tc", lines)
         max_segments = "1" if new.loss else "65535"
@@ -202,7 +206,7 @@ def set_link_shape(pids: Mapping[str, int], link: VethLink, old: LinkShape, new:
         namespaces.run_on_host(pids[host], ["nft", "-f", "-"], stdin=_loss_rules(interface, new.loss))
     parts = [f"{new.rate / 1e6:g} Mbit/s (tbf)" if new.rate else "no rate limit"]
     if new.delay:
-        parts.append(f"{new.delay * 1e3:g} ms each way ({'netem' if netem else qdisc.RELAY_DESCRIPTION})")
+        parts.append(f"{new.delay * 1e3:g} ms each way ({'netem' if netem else RELAY_DESCRIPTION})")
     if new.loss:
         parts.append(f"{new.loss:.3%} lost each way (nftables; segmentation offloads are off)")
     return ", ".join(parts)
@@ -227,10 +231,7 @@ def _loss_rules(interface: str, loss: float) -> str:
 
 
 def find_inter_leaf(spec: SandboxSpec, name: str) -> tuple[str, str] | None:
-    """Return the zones of `zoneA|zoneB` or `zoneA:zoneB`, or None for a name without separator.
-
-    Raises UsageError: one of them is no leaf zone, or both are the same.
-    """
+    """Return the leaf zones of `zoneA|zoneB` or `zoneA:zoneB`, None without separator; UsageError if invalid."""
     separator = next((char for char in _SEPARATORS if char in name), "")
     if not separator:
         return None
@@ -281,3 +282,61 @@ def _create_detour(pid: int, link: VethLink, number: int, address: str) -> None:
 def _remove_detour(pid: int, link: VethLink, number: int) -> None:
     namespaces.run_batch(pid, "ip", [f"rule del iif br0 to 10.{number}.0.0/16 lookup {number}",
                                      f"link del {link.lower_interface}"])
+
+
+def tbf_args(rate: float, single_segments: bool = False) -> str:
+    """Return the tc arguments of a token bucket for `rate` bits/s; `single_segments` as on a link with loss."""
+    # With a bucket smaller than a 64 KB super-packet the kernel segments it, which costs CPU time. Single segments
+    # need a small bucket: after a pause due to loss, a full large one would pass an unrealistic burst.
+    burst = max(2 * MTU + 100 if single_segments else 70_000, int(rate / 8 * _BURST_S))
+    return f"tbf rate {rate:.0f}bit burst {burst} limit {max(4 * burst, int(rate / 8 * _QUEUE_S))}"
+
+
+def has_netem(pid: int) -> bool:
+    """Whether the kernel has netem; tested on the loopback interface of a host."""
+    try:
+        namespaces.run_on_host(pid, ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"])
+    except SandboxError:
+        return False
+    namespaces.run_on_host(pid, ["tc", "qdisc", "del", "dev", "lo", "root"])
+    return True
+
+
+def netem_lines(interface: str, delay_s: float, tbf: str) -> list[str]:
+    """Return tc batch lines that delay outgoing packets before the token bucket `tbf` ("" for none)."""
+    lines = [f"qdisc replace dev {interface} root handle 1: netem delay {delay_s * 1e6:.0f}us limit {_NETEM_LIMIT}"]
+    return [*lines, f"qdisc replace dev {interface} parent 1:1 {tbf}"] if tbf else lines
+
+
+def _relay_names(interface: str) -> tuple[str, str]:
+    """Return the names of the renamed interface in front of a relay, and of the relay's end behind it."""
+    return f"phys-{interface}", f"relay-{interface}"
+
+
+def insert_relay(pid: int, interface: str, delay_s: float, restore: Sequence[str]) -> None:
+    """Put a relay behind an interface of a host, which delays its traffic in both directions.
+
+    The interface is renamed and keeps its shape. A veth pair replaces it: one end has the old name, the other is the
+    relay's. `restore` are lines for `ip -batch` that restore the old interface's settings on the new one.
+    """
+    physical, inner = _relay_names(interface)
+    lines = [f"link set {interface} nomaster", f"address flush dev {interface}", f"link set {interface} down",
+             f"link set {interface} name {physical}",
+             f"link add {interface} mtu {MTU} type veth peer name {inner} mtu {MTU}"]
+    lines += [f"link set {name} up" for name in (physical, inner, interface)]
+    namespaces.run_batch(pid, "ip", [*lines, *restore])
+    # drop frames for the host after the relay captured them
+    rules = ("table netdev relay-{0} {{\n"
+             "chain mute {{ type filter hook ingress device \"{0}\" priority 0; policy drop; }}\n}}\n")
+    namespaces.run_on_host(pid, ["nft", "-f", "-"], stdin=rules.format(physical) + rules.format(inner))
+    namespaces.run_on_host(pid, [sys.executable, "-IS", delay_relay.__file__, physical, inner, repr(delay_s)])
+
+
+def remove_relay(pid: int, interface: str, restore: Sequence[str]) -> None:
+    """Undo `insert_relay`; the relay ends with its interface."""
+    names = physical, _ = _relay_names(interface)
+    lines = [f"link del {interface}", f"link set {physical} down", f"link set {physical} name {interface}",
+             f"link set {interface} up"]
+    namespaces.run_on_host(pid, ["nft", "-f", "-"], stdin="".join(
+        f"table netdev relay-{name} {{ }}\ndelete table netdev relay-{name}\n" for name in names))
+    namespaces.run_batch(pid, "ip", [*lines, *restore])

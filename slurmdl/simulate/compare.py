@@ -14,7 +14,7 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import UsageError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.iteration_cost import NetworkLinks, network_links
+from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.job_size import JobSize
 from slurmdl.placement.place import place_job
 from slurmdl.placement.ranks.rank_orders import best_rank_map, leaf_order
@@ -30,12 +30,11 @@ PLACEMENT_POLICIES = ("placed", "leaf order", "random")
 class SimulatedJob:
     """A job and its cluster.
 
-    Attributes
-    ----------
-    node_count, rank_count : of the job; ranks are spread evenly over the nodes, the first nodes get the remainder.
-    fixed_nodes : nodes of the job; () to let each policy choose.
-    busy_share : share of the nodes that other jobs hold, 0 to 1.
-    seed : of the other jobs and of the random placement.
+    Attributes:
+        node_count, rank_count: of the job; ranks are spread evenly over the nodes, the first nodes get the remainder.
+        fixed_nodes: nodes of the job; () to let each policy choose.
+        busy_share: share of the nodes that other jobs hold, 0 to 1.
+        seed: of the other jobs and of the random placement.
     """
 
     workload: TrainingWorkload
@@ -47,29 +46,23 @@ class SimulatedJob:
     busy_share: float = 0.0
     seed: int = 0
 
-    def predict_policies(self, steps: int = 0, granularity: str = "auto",
-                         policies: Sequence[str] = PLACEMENT_POLICIES) -> dict[str, Prediction]:
+    def predict_policies(self, steps: int = 0, granularity: str = "auto") -> dict[str, Prediction]:
         """Predict the step of each policy; steps and granularity as in `predict_step`."""
         self.workload.check_supported(self.rank_count)
         free = self._free_nodes()
         predictions = {}
-        for policy in policies:
+        for policy in PLACEMENT_POLICIES:
             names, nodes_by_rank = self._place(policy, free)
             index = {name: i for i, name in enumerate(names)}
-            predictions[policy] = predict_step(self.workload, self._links(names),
-                                               np.array([index[name] for name in nodes_by_rank], np.int64), steps,
-                                               granularity)
+            node_of_rank = np.array([index[name] for name in nodes_by_rank], np.int64)
+            links = network_links(names, self.topology, self.scores)
+            predictions[policy] = predict_step(self.workload, links, node_of_rank, steps, granularity)
         return predictions
-
-    def _links(self, names: Sequence[str]) -> NetworkLinks:
-        return network_links(names, self.topology, self.scores)
 
     def _free_nodes(self) -> npt.NDArray[np.bool_]:
         """Nodes that are available to the job; shape (nodes of the topology,).
 
-        Raises
-        ------
-        UsageError : too few nodes are free, or a fixed node is not in the topology.
+        Raises UsageError if too few nodes are free, or a fixed node is not in the topology.
         """
         topology = self.topology
         unknown = [name for name in self.fixed_nodes if name not in topology.node_index]
@@ -94,7 +87,8 @@ class SimulatedJob:
         if policy == "leaf order":
             names = self.fixed_nodes or tuple(
                 all_names[i] for i in sorted(best_fit_nodes(self.topology, free, self.node_count)))
-            return names, [names[i] for i in leaf_order(self._links(names)).tolist() for _ in range(tasks[i])]
+            order = leaf_order(network_links(names, self.topology, self.scores)).tolist()
+            return names, [names[i] for i in order for _ in range(tasks[i])]
         random = np.random.default_rng(self.seed)
         names = self.fixed_nodes or tuple(
             all_names[i] for i in random.choice(np.flatnonzero(free), self.node_count, replace=False).tolist())

@@ -5,9 +5,7 @@ Follows train.mixing.collectives and train.strategies.allreduce, gossip and para
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from slurmdl import comm_layout
 from slurmdl.plan import group_ranks
@@ -45,7 +43,7 @@ def message_count(workload: TrainingWorkload, ranks: int, steps: int) -> int:
 
 
 def _gossip_programs(workload: TrainingWorkload, zones: Sequence[str], steps: int) -> list[list[list[Action]]]:
-    graph, size = workload.make_graph(zones), round(workload.wire_bytes(workload.parameters))
+    graph, size = workload.make_graph(zones), workload.wire_bytes(workload.parameters)
     programs: list[list[list[Action]]] = [[] for _ in zones]
     for step in range(steps):
         matching = graph.round(step // workload.period) if step % workload.period == workload.period - 1 else None
@@ -58,8 +56,7 @@ def _gossip_programs(workload: TrainingWorkload, zones: Sequence[str], steps: in
 
 def _ps_program(workload: TrainingWorkload, rank: int, ranks: int) -> list[Action]:
     """Workers push and pull concurrently; a server answers after the pushes of all workers."""
-    servers, workers = range(workload.ps), range(workload.ps, ranks)
-    sizes = [round(workload.wire_bytes(shard)) for shard in workload.shard_sizes()]
+    servers, workers, sizes = range(workload.ps), range(workload.ps, ranks), workload.shard_bytes()
     if rank in servers:
         return [([], list(workers)), ([(worker, sizes[rank]) for worker in workers], [])]
     return [workload.compute_seconds, ([(server, sizes[server]) for server in servers], list(servers))]
@@ -72,13 +69,8 @@ def _allreduce_program(workload: TrainingWorkload,
     for start, elements, ready in workload.gradient_buckets():
         intra_group = _direct if uses_direct and start < comm_layout.DIRECT_ELEMENTS else _ring_turns
         inside: list[Ring] = [(group, workload.wire_bytes(elements)) for group in groups if rank in group]
-        between: list[Ring] = []
-        shard_starts = [[elements * i // len(group) for i in range(len(group) + 1)] for group in groups]
-        for begin, end in pairwise(sorted({start for starts in shard_starts for start in starts})):
-            holders = [group[bisect_right(starts, begin) - 1]
-                       for group, starts in zip(groups, shard_starts, strict=True)]
-            if rank in holders:
-                between.append((holders, workload.wire_bytes(end - begin)))
+        between: list[Ring] = [(holders, workload.wire_bytes(part.stop - part.start))
+                               for part, holders in comm_layout.shard_pieces(elements, groups) if rank in holders]
         program += [ready, *intra_group(inside, rank), *_ring_turns(between, rank), *_ring_turns(between, rank),
                     *intra_group(inside, rank)]
     return [*program, workload.compute_seconds]

@@ -6,7 +6,7 @@ phase together. Workers on identical nodes of one leaf zone without a server can
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from slurmdl.placement.arrays import FloatArray, IntArray
 from slurmdl.placement.iteration_cost import NetworkLinks
-from slurmdl.simulate.workload import FLOAT32_BYTES, TrainingWorkload
+from slurmdl.simulate.workload import TrainingWorkload
 
 #: number of flows of a phase above which identical nodes are merged
 MERGE_ABOVE = 20_000
@@ -26,22 +26,18 @@ class SimulatedNetwork:
 
     Links are full duplex, with the capacities and latencies of the cost model. A slow inter-leaf path is an
     additional link. Nodes without a zone are connected by their own links alone.
-
-    Attributes
-    ----------
-    leaf : shape (nodes,), index of each node's leaf zone among those that have a node.
     """
 
     def __init__(self, links: NetworkLinks) -> None:
-        self._links = links
+        self.links = links
         zones, first, leaf = np.unique(links.leaf, return_index=True, return_inverse=True)
+        #: shape (nodes,), index of each node's leaf zone among those that have a node
         self.leaf: IntArray = leaf.astype(np.int64)
         self._ancestors = [[zone for zone in row if zone >= 0] for row in links.ancestors[first].tolist()]
         leaf_index = {zone: i for i, zone in enumerate(zones.tolist())}
         #: pair of leaves -> index of the slow path, and the leaf at its lower end
         self._inter_leaf = {frozenset(leaf_index[zone] for zone in pair): (i, leaf_index[pair[0]])
                             for i, pair in enumerate(links.slow_paths.leaf_pairs.tolist())}
-        self._leaf_latencies: dict[tuple[int, int], float] = {}
 
     def latency(self, source: IntArray, target: IntArray) -> FloatArray:
         """One-way latency in s between nodes, 0 inside a node; source and target are broadcast."""
@@ -49,19 +45,16 @@ class SimulatedNetwork:
         count = len(self._ancestors)
         pairs, inverse = np.unique(self.leaf[source] * count + self.leaf[target], return_inverse=True)
         between = np.array([self._leaf_latency(*divmod(int(pair), count)) for pair in pairs])
-        node = self._links.node_latency
+        node = self.links.node_latency
         return np.asarray(np.where(source == target, 0.0,
                                    node[source] + node[target] + between[inverse].reshape(source.shape)))
 
     def _leaf_latency(self, left: int, right: int) -> float:
         """One-way latency in s between leaf zones."""
-        if (left, right) not in self._leaf_latencies:
-            up, down = self._uplinks_on_path(left, right)
-            uplinks_s = float(self._links.zone_latency[up + down].sum())
-            path = self._inter_leaf.get(frozenset((left, right)))
-            path_s = float(self._links.slow_paths.latency[path[0]]) if path and left != right else 0.0
-            self._leaf_latencies[left, right] = max(uplinks_s, path_s)
-        return self._leaf_latencies[left, right]
+        up, down = self._uplinks_on_path(left, right)
+        uplinks_s = float(self.links.zone_latency[up + down].sum())
+        path = self._inter_leaf.get(frozenset((left, right)))
+        return max(uplinks_s, float(self.links.slow_paths.latency[path[0]]) if path and left != right else 0.0)
 
     def _uplinks_on_path(self, left: int, right: int) -> tuple[list[int], list[int]]:
         """Zones whose uplinks are crossed upward, then downward, in order."""
@@ -71,7 +64,7 @@ class SimulatedNetwork:
 
     def _route(self, left: int, right: int) -> list[int]:
         """Links from leaf zone to leaf zone, numbered as in simgrid_engine."""
-        nodes, zones = len(self._links.nodes), len(self._links.zones)
+        nodes, zones = len(self.links.nodes), len(self.links.zones)
         up, down = self._uplinks_on_path(left, right)
         route = [2 * (nodes + zone) for zone in up]
         if path := self._inter_leaf.get(frozenset((left, right))):
@@ -81,11 +74,9 @@ class SimulatedNetwork:
     def platform_spec(self, pairs: Iterable[tuple[int, int]], multiplicity: npt.ArrayLike = 1) -> dict[str, Any]:
         """Platform in the format of simgrid_engine, with the routes between these pairs of nodes.
 
-        Parameters
-        ----------
-        multiplicity : shape (nodes,), number of identical nodes that each node represents.
+        `multiplicity` has shape (nodes,): the number of identical nodes that each node represents.
         """
-        links = self._links
+        links = self.links
         capacity = np.concatenate([links.node_capacity * np.asarray(multiplicity), links.zone_capacity,
                                    links.slow_paths.capacity])
         leaf_pairs = {tuple(sorted((int(self.leaf[left]), int(self.leaf[right])))) for left, right in pairs}
@@ -99,13 +90,12 @@ class SimulatedNetwork:
 class FlowPhase:
     """Flows between different nodes that start together.
 
-    Attributes
-    ----------
-    source, target : shape (flows,), nodes.
-    size : shape (flows,), bytes.
-    latency_s : of the sequential messages of a flow.
-    inter_zone_bytes : bytes between leaf zones.
-    multiplicity : shape (nodes,), number of identical nodes that each node represents.
+    Attributes:
+        source, target: shape (flows,), nodes.
+        size: shape (flows,), bytes.
+        latency_s: of the sequential messages of a flow.
+        inter_zone_bytes: bytes between leaf zones.
+        multiplicity: shape (nodes,), number of identical nodes that each node represents.
     """
 
     source: IntArray
@@ -116,17 +106,14 @@ class FlowPhase:
     multiplicity: IntArray
 
 
-def flow_phases(workload: TrainingWorkload, links: NetworkLinks, network: SimulatedNetwork, node_of_rank: IntArray,
-                zones: Sequence[str], exchange_count: int) -> list[FlowPhase]:
+def flow_phases(workload: TrainingWorkload, network: SimulatedNetwork, node_of_rank: IntArray, zones: Sequence[str],
+                exchange_count: int) -> list[FlowPhase]:
     """Phases of one step of allreduce (for the whole model) or ps, or of `exchange_count` exchanges of gossip.
 
-    Parameters
-    ----------
-    node_of_rank : shape (ranks,).
-    zones : leaf zone of each rank.
+    `node_of_rank` has shape (ranks,), `zones` are the leaf zones of the ranks.
     """
     if workload.strategy == "ps":
-        return list(_ps_phases(workload, links, network, node_of_rank))
+        return _ps_phases(workload, network, node_of_rank)
     if workload.is_gossip:
         graph = workload.make_graph(zones)
         size = np.full(len(node_of_rank), workload.wire_bytes(workload.parameters))
@@ -147,24 +134,23 @@ def _inter_node_phase(network: SimulatedNetwork, source: IntArray, target: IntAr
     return FlowPhase(source, target, size, latency_s, inter_zone_bytes, np.ones(len(network.leaf), np.int64))
 
 
-def _ps_phases(workload: TrainingWorkload, links: NetworkLinks, network: SimulatedNetwork,
-               node_of_rank: IntArray) -> Iterator[FlowPhase]:
+def _ps_phases(workload: TrainingWorkload, network: SimulatedNetwork, node_of_rank: IntArray) -> list[FlowPhase]:
     """All workers push their gradients, then all pull the parameters."""
     servers = node_of_rank[:workload.ps]
     workers, tasks = np.unique(node_of_rank[workload.ps:], return_counts=True)
     latency_s = float(network.latency(servers[:, None], workers[None]).max(initial=0.0))
-    shard_bytes = np.array(workload.shard_sizes(), float)[:, None] * FLOAT32_BYTES
+    shard_bytes = np.array(workload.shard_bytes(), float)[:, None]
     is_inter_zone = network.leaf[servers][:, None] != network.leaf[workers][None]
     inter_zone_bytes = float((shard_bytes * tasks * is_inter_zone).sum())
-    multiplicity = np.ones(len(links.nodes), np.int64)
+    multiplicity = np.ones(len(network.leaf), np.int64)
     if len(servers) * len(workers) > MERGE_ABOVE:
-        workers, tasks, counts = _merge_identical(links, servers, workers, tasks)
+        workers, tasks, counts = _merge_identical(network.links, servers, workers, tasks)
         multiplicity[workers] = counts
     server, worker = (axis.ravel() for axis in np.broadcast_arrays(servers[:, None], workers[None]))
     sizes, is_remote = (shard_bytes * tasks).ravel(), server != worker
     server, worker, sizes = server[is_remote], worker[is_remote], sizes[is_remote]
-    yield FlowPhase(worker, server, sizes, latency_s, inter_zone_bytes, multiplicity)
-    yield FlowPhase(server, worker, sizes, latency_s, inter_zone_bytes, multiplicity)
+    return [FlowPhase(source, target, sizes, latency_s, inter_zone_bytes, multiplicity)
+            for source, target in ((worker, server), (server, worker))]
 
 
 def _merge_identical(links: NetworkLinks, servers: IntArray, workers: IntArray,

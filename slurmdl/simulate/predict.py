@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,8 @@ from slurmdl.slurm import process
 
 #: the Python of Debian's python3-simgrid
 SIMGRID_PYTHON = "/usr/bin/python3"
-INSTALL_COMMAND = "apt install python3-simgrid"
 ENGINE_PATH = Path(__file__).with_name("simgrid_engine.py")
 SIMGRID_TIMEOUT_S = 600.0
-GRANULARITIES = ("auto", "messages", "flows")
 #: number of messages up to which "auto" simulates single messages, and largest number of flows of a phase
 MAX_MESSAGES, MAX_FLOWS = 10_000, 400_000
 
@@ -33,13 +30,11 @@ MAX_MESSAGES, MAX_FLOWS = 10_000, 400_000
 class Prediction:
     """Predicted step.
 
-    Attributes
-    ----------
-    step_seconds : of the slowest worker, mean over the steps.
-    exposed_comm_fraction : fraction of the step without computation, 0 to 1.
-    inter_zone_bytes : bytes between leaf zones of all ranks, mean over the steps.
-    steps : number of simulated steps.
-    granularity : "messages" or "flows".
+    Attributes:
+        step_seconds: of the slowest worker, mean over the steps.
+        exposed_comm_fraction: fraction of the step without computation, 0 to 1.
+        inter_zone_bytes: bytes between leaf zones of all ranks, mean over the steps.
+        granularity: "messages" or "flows".
     """
 
     step_seconds: float
@@ -48,24 +43,17 @@ class Prediction:
     steps: int
     granularity: str
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def predict_step(workload: TrainingWorkload, links: NetworkLinks, node_of_rank: IntArray,
                  steps: int = 0, granularity: str = "auto") -> Prediction:
     """Predict the step of one placement.
 
-    Parameters
-    ----------
-    node_of_rank : shape (ranks,), indices in `links.nodes`.
-    steps : number of simulated steps, a multiple of the gossip period; 0 for one cycle of the workload.
-    granularity : one of GRANULARITIES: single messages, flows (see network_flows), or messages if there are few.
+    Raises UsageError if the workload cannot be simulated, UnavailableError if SimGrid is missing or fails.
 
-    Raises
-    ------
-    UsageError : the workload cannot be simulated.
-    UnavailableError : SimGrid is missing or fails.
+    Args:
+        node_of_rank: shape (ranks,), indices in `links.nodes`.
+        steps: number of simulated steps, a multiple of the gossip period; 0 for one cycle of the workload.
+        granularity: "messages", "flows" (see network_flows), or "auto" for messages if there are few.
     """
     workload.check_supported(len(node_of_rank))
     zones = zones_of_ranks(links, node_of_rank)
@@ -76,7 +64,7 @@ def predict_step(workload: TrainingWorkload, links: NetworkLinks, node_of_rank: 
         granularity = "messages" if message_count(workload, len(node_of_rank), steps) <= MAX_MESSAGES else "flows"
     network = SimulatedNetwork(links)
     exchanges = steps // workload.period if workload.is_gossip else 1
-    phases = flow_phases(workload, links, network, node_of_rank, zones, exchanges)
+    phases = flow_phases(workload, network, node_of_rank, zones, exchanges)
     inter_zone_bytes = sum(phase.inter_zone_bytes for phase in phases) / (steps if workload.is_gossip else 1)
     if granularity == "messages":
         seconds = float(step_end_times(workload, links, node_of_rank, steps)[workload.ps:, -1].max()) / steps
@@ -113,13 +101,11 @@ def step_end_times(workload: TrainingWorkload, links: NetworkLinks, node_of_rank
 def _flow_step_time(workload: TrainingWorkload, network: SimulatedNetwork,
                     phases: Sequence[FlowPhase], steps: int) -> float:
     """Mean seconds of a step, phase by phase."""
-    groups = groupby(phases, key=lambda phase: phase.multiplicity.tobytes())
-    transfers = np.concatenate([np.zeros(0), *(_transfer_seconds(network, list(group)) for _, group in groups)])
+    transfers = _transfer_seconds(network, phases) if phases else np.zeros(0)
     latencies = np.array([phase.latency_s for phase in phases])
-    if workload.is_gossip:
-        return workload.compute_seconds + float((transfers + latencies).sum()) / steps
-    if workload.strategy == "ps":
-        return workload.compute_seconds + float((transfers + latencies).sum())
+    if workload.strategy != "allreduce":
+        exchanged_steps = steps if workload.is_gossip else 1
+        return workload.compute_seconds + float((transfers + latencies).sum()) / exchanged_steps
     now = 0.0
     for _, elements, ready in workload.gradient_buckets():
         now = max(now, ready) + float((transfers * elements / workload.parameters + latencies).sum())
@@ -138,18 +124,12 @@ def _transfer_seconds(network: SimulatedNetwork, phases: Sequence[FlowPhase]) ->
     return np.array(_run_engine({**network.platform_spec(used, phases[0].multiplicity), "phases": flows}), float)
 
 
-def simgrid_version() -> str:
-    """Version of SimGrid; UnavailableError if it is missing."""
-    return process.check_output(
-        [SIMGRID_PYTHON, "-I", "-c", "import simgrid; print(simgrid.simgrid_version)"], timeout=60).strip()
-
-
 def _run_engine(spec: Mapping[str, Any]) -> Any:
     """Output of simgrid_engine, in a process of its own."""
     result = process.run_command([SIMGRID_PYTHON, "-I", str(ENGINE_PATH)],
                                  stdin=json.dumps(spec), timeout=SIMGRID_TIMEOUT_S)
     if "No module named 'simgrid'" in result.stderr:
-        raise UnavailableError(f"{SIMGRID_PYTHON} has no SimGrid; install it: {INSTALL_COMMAND}")
+        raise UnavailableError(f"{SIMGRID_PYTHON} has no SimGrid; install it: apt install python3-simgrid")
     if result.returncode:
         lines = result.stderr.strip().splitlines() or ["no message"]
         raise UnavailableError(f"SimGrid: exit status {result.returncode}: {lines[-1]}")

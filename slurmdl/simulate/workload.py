@@ -6,22 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from slurmdl.comm_layout import bucket_starts
+from slurmdl import comm_layout
+from slurmdl.comm_layout import COMPRESSION_NAMES, FORWARD_SHARE
 from slurmdl.errors import UsageError
-from slurmdl.gossip_graphs import GRAPHS, GossipGroup, Graph
+from slurmdl.gossip_graphs import GRAPHS, Graph
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, default_pattern
 
 #: strategies that can be simulated
 STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "ps")
-FLOAT32_BYTES = 4
-#: compression -> bytes per element; blocks of 256 elements share a 2-byte scale
-PACKED_ELEMENT_BYTES = {"none": 4.0, "fp16": 2.0, "int8": 1 + 2 / 256, "int4": 1 / 2 + 2 / 256,
-                        "sign": 1 / 8 + 2 / 256, "topk": 3 * 26 / 256}
-#: elements of the units in which parameters are assigned to servers
-SHARD_BLOCK = 1 << 20
-#: fraction of a step's computation that the forward pass takes
-FORWARD_SHARE = 1 / 3
 #: exchanges that are simulated if partners are random
 SAMPLED_EXCHANGES = 8
 
@@ -30,17 +23,16 @@ SAMPLED_EXCHANGES = 8
 class TrainingWorkload:
     """One training run.
 
-    Attributes
-    ----------
-    strategy : one of STRATEGIES.
-    parameters : elements of the model.
-    ps : number of parameter servers, the first ranks; 0 unless the strategy is `ps`.
-    comm_pattern : one of plan.COMM_PATTERNS[strategy], "" for the default.
-    compute_seconds : computation of a step on each worker.
-    overlap : whether allreduce of gradients overlaps the backward pass.
-    period : steps per exchange of gossip.
-    compression : one of PACKED_ELEMENT_BYTES.
-    seed : of random partners.
+    Attributes:
+        strategy: one of STRATEGIES.
+        parameters: elements of the model.
+        ps: number of parameter servers, the first ranks; 0 unless the strategy is `ps`.
+        comm_pattern: one of plan.COMM_PATTERNS[strategy], "" for the default.
+        compute_seconds: computation of a step on each worker.
+        overlap: whether allreduce of gradients overlaps the backward pass.
+        period: steps per exchange of gossip.
+        compression: one of comm_layout.COMPRESSION_NAMES.
+        seed: of random partners.
     """
 
     strategy: str
@@ -68,16 +60,11 @@ class TrainingWorkload:
         return Traffic(self.strategy, self.wire_bytes(self.parameters), self.ps, self.comm_pattern)
 
     def check_supported(self, ranks: int) -> None:
-        """Check that the simulator supports the workload on `ranks` ranks.
-
-        Raises
-        ------
-        UsageError : it does not; the text names the option and the valid values.
-        """
+        """Raise UsageError, which names the option and the valid values, if `ranks` ranks cannot be simulated."""
         strategy, pattern = self.strategy, self.effective_pattern
         if strategy not in STRATEGIES:
             raise UsageError(f"--strategy {strategy}: not supported; expected {', '.join(STRATEGIES)}")
-        patterns = [name for name in COMM_PATTERNS[strategy] if name != "link-aware"]
+        patterns = COMM_PATTERNS[strategy]
         if pattern not in patterns:
             raise UsageError(f"--comm-pattern {pattern}: not supported with {strategy}; "
                              f"expected {', '.join(patterns)}")
@@ -89,16 +76,16 @@ class TrainingWorkload:
         if not self.is_gossip and self.period != 1:
             raise UsageError(f"--period {self.period}: {strategy} exchanges in every step; use gossip or "
                              "adaptive-gossip")
-        basic = ["none", "fp16"]
-        supported = {"ps": ["none"], "allreduce": basic}.get(
-            strategy, basic if pattern == "random-matching" else [*PACKED_ELEMENT_BYTES])
+        supported: Sequence[str] = COMPRESSION_NAMES[:1] if strategy == "ps" else COMPRESSION_NAMES[:2]
+        if self.is_gossip and pattern != "random-matching":
+            supported = COMPRESSION_NAMES
         if self.compression not in supported:
             raise UsageError(f"--compression {self.compression}: not supported for {strategy} with {pattern}; "
                              f"expected {', '.join(supported)}")
 
-    def wire_bytes(self, elements: float) -> float:
+    def wire_bytes(self, elements: int) -> int:
         """Bytes of a message of `elements`."""
-        return elements * PACKED_ELEMENT_BYTES[self.compression]
+        return comm_layout.packed_bytes(self.compression, elements)
 
     def gradient_buckets(self) -> list[tuple[int, int, float]]:
         """Buckets of allreduce in their order: first element, number of elements, ready time in s after step start.
@@ -106,22 +93,19 @@ class TrainingWorkload:
         The backward pass takes equal time for all parameters and starts with the last ones.
         """
         size, buckets = self.parameters, []
-        for start, end in reversed([*pairwise([*bucket_starts(size), size])]):
+        for start, end in reversed([*pairwise([*comm_layout.bucket_starts(size), size])]):
             ready = FORWARD_SHARE + (1 - FORWARD_SHARE) * (size - start) / size if self.overlap else 1.0
             buckets.append((start, end - start, ready * self.compute_seconds))
         return buckets
 
-    def shard_sizes(self) -> list[int]:
-        """Elements of each server, in whole blocks if there is one per server."""
-        size = self.parameters
-        edges = [size * server // self.ps for server in range(self.ps + 1)]
-        if size >= self.ps * SHARD_BLOCK:
-            edges = [*(round(edge / SHARD_BLOCK) * SHARD_BLOCK for edge in edges[:-1]), size]
-        return [end - begin for begin, end in pairwise(edges)]
+    def shard_bytes(self) -> list[int]:
+        """Bytes of each server's shard."""
+        return [self.wire_bytes(shard.stop - shard.start)
+                for shard in comm_layout.split_by_speed(self.parameters, [1.0] * self.ps)]
 
     def make_graph(self, zones: Sequence[str]) -> Graph:
         """Gossip graph; entry i of `zones` is the leaf zone of rank i."""
-        return GRAPHS[self.effective_pattern](GossipGroup(zones, self.seed))
+        return GRAPHS[self.effective_pattern](zones, self.seed)
 
     def cycle_length(self, zones: Sequence[str]) -> int:
         """Exchanges until the messages repeat, or a sample size if they do not."""

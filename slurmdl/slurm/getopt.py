@@ -16,15 +16,14 @@ HasArg = Literal["no", "required", "optional"]
 class Option:
     """One given option.
 
-    Attributes
-    ----------
-    name : the full long name; as written (without dashes) if unknown.
-    value : None if the option has none, or a required value is missing.
-    args : the option spelled alone, e.g. ("-n", "4"); an option in a cluster `-lun4` gives ("-n4",).
-    index : index in argv of the argument in which it begins.
-    is_known : False for an option in no table and for an ambiguous abbreviation, which are read as if they took no
-        value from the next argument.
-    is_complete : False if a required value is missing at the end of argv.
+    Attributes:
+        name: the full long name; as written (without dashes) if unknown.
+        value: None if the option has none, or a required value is missing.
+        args: the option spelled alone, e.g. ("-n", "4"); an option in a cluster `-lun4` gives ("-n4",).
+        index: index in argv of the argument in which it begins.
+        is_known: False for an option in no table and for an ambiguous abbreviation, which are read as if they took no
+            value from the next argument.
+        is_complete: False if a required value is missing at the end of argv.
     """
 
     name: str
@@ -63,10 +62,9 @@ def parse_command_line(argv: Sequence[str], short_options: Mapping[str, str],
     `--name=value`, `--name value`, unique abbreviations of long names, optional values only if attached. `--` and the
     first argument that is no option (including `-`) end the options.
 
-    Parameters
-    ----------
-    short_options : letter -> long name.
-    long_options : long name -> whether it takes a value.
+    Args:
+        short_options: letter -> long name.
+        long_options: long name -> whether it takes a value.
     """
     options: list[Option] = []
     index = 0

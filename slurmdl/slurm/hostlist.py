@@ -34,12 +34,9 @@ def expand_hostlist(text: str, max_names: int = MAX_NAMES) -> list[str]:
     """Expand a hostlist in Slurm's order, with repeats.
 
     With two bracket groups the first is the outermost. With more, the last group runs fastest, then the first, the
-    second and so on (hostlist.c expands the prefix group by group, from the right).
-
-    Raises
-    ------
-    InputError : an open bracket, an empty or falling range, a step, more than `max_names` names, or a function such
-        as `switch{s1}`, which only the controller can resolve.
+    second and so on (hostlist.c expands the prefix group by group, from the right). Raises InputError for an open
+    bracket, an empty or falling range, a step, more than `max_names` names, or a function such as `switch{s1}`, which
+    only the controller can resolve.
     """
     names: list[str] = []
     for match in _WORD.finditer(text):

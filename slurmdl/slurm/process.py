@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from slurmdl.errors import UnavailableError
 
@@ -63,15 +63,9 @@ def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_
                 env: Mapping[str, str] | None = None, cwd: str | None = None, name: str = "") -> CommandResult:
     """Run a query and return its result, whatever the exit status.
 
-    The command runs in its own process group, which is killed after `timeout` seconds.
-
-    Parameters
-    ----------
-    name : name of the command in errors, "" for the program's name.
-
-    Raises
-    ------
-    UnavailableError : the program is missing or exceeds the time limit.
+    The command runs in its own process group, which is killed after `timeout` seconds. Raises UnavailableError if the
+    program is missing or exceeds the time limit. `name` is the name of the command in errors, "" for the program's
+    name.
     """
     import subprocess
 
@@ -91,18 +85,27 @@ def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_
     return CommandResult(name, child.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
 
-def start_command(argv: Sequence[str], *, stdin: str = "") -> Callable[[], CommandResult]:
-    """Start a query and return at once; the returned function waits for the result, as `run_command`."""
+def start_scontrol_show(reports: Sequence[str], with_topology: bool = False) -> Callable[[], CommandResult]:
+    """Start `scontrol -o -d` and return at once; the returned function waits for the answer.
+
+    The reports are requested on scontrol's standard input. A report that fails does not lose the others. The returned
+    function raises UnavailableError if scontrol is missing or hangs.
+
+    Args:
+        reports: arguments of `show`, for example "nodes".
+        with_topology: also request topoconf (25.05 and newer) and topology, after the others.
+    """
     import threading
 
-    results: list[CommandResult] = []
-    errors: list[Exception] = []
+    reports = [*reports, *("topoconf", "topology") * with_topology]
+    outcome: list[CommandResult | Exception] = []
 
     def run() -> None:
         try:
-            results.append(run_command(argv, stdin=stdin))
+            outcome.append(run_command(["scontrol", "-o", "-d"],
+                                       stdin="".join(f"show {report}\n" for report in reports)))
         except Exception as error:
-            errors.append(error)
+            outcome.append(error)
 
     # a daemon thread: if this process fails meanwhile, it ends without waiting for the command
     thread = threading.Thread(target=run, daemon=True)
@@ -110,9 +113,9 @@ def start_command(argv: Sequence[str], *, stdin: str = "") -> Callable[[], Comma
 
     def result() -> CommandResult:
         thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return outcome[0]
 
     return result
 
@@ -122,10 +125,8 @@ def stream_lines(argv: Sequence[str], *, stdin: str, timeout: float,
     """Run a program and yield the lines of its stdout as they arrive, until it ends or the generator is closed.
 
     It runs in its own process group. It is terminated after the time limit, or one second after the generator closes.
-
-    Raises
-    ------
-    UnavailableError : the program is missing, fails (the last line of stderr is quoted) or exceeds the time limit.
+    Raises UnavailableError if the program is missing, fails (the last line of stderr is quoted) or exceeds the time
+    limit.
     """
     import queue
     import subprocess
@@ -189,14 +190,11 @@ def run_detached_after(argv: Sequence[str], delay_s: float) -> None:
 def exec_program(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None) -> NoReturn:
     """Replace this process by a program, which then owns the signals, the terminal and the exit status.
 
-    Parameters
-    ----------
-    argv : the path of the program first; the program gets its name only, as from a shell.
-    stdin : content of standard input; None leaves standard input unchanged.
+    Raises UnavailableError if the program cannot be run.
 
-    Raises
-    ------
-    UnavailableError : the program cannot be run.
+    Args:
+        argv: the path of the program first; the program gets its name only, as from a shell.
+        stdin: content of standard input; None leaves standard input unchanged.
     """
     if stdin is not None:
         os.dup2(_memfd_containing(stdin), 0)
@@ -215,17 +213,19 @@ def run_passthrough(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | 
                     on_line: Callable[[bytes], bool]) -> int:
     """Run a program to its end, copy its stdout unchanged, and return its exit status.
 
+    If a signal ended the program, this process ends by the same signal.
     Signals that end programs are forwarded. `on_line` gets each copied line while the program runs, long lines
-    truncated, until it returns True.
-
-    Raises
-    ------
-    UnavailableError : the program cannot be run.
+    truncated, until it returns True. Raises UnavailableError if the program cannot be run.
     """
     import subprocess
 
-    child = _popen_forwarding_signals(argv, env, stdin=None if stdin is None else _memfd_containing(stdin),
-                                      stdout=subprocess.PIPE)
+    try:
+        child = subprocess.Popen([os.path.basename(argv[0]), *argv[1:]], executable=argv[0], env=dict(env),
+                                 stdin=None if stdin is None else _memfd_containing(stdin), stdout=subprocess.PIPE)
+    except OSError as error:
+        raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda received, _: child.send_signal(received))
     assert child.stdout is not None
     partial_line, is_done = b"", False
     while chunk := os.read(child.stdout.fileno(), 65536):
@@ -235,23 +235,6 @@ def run_passthrough(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | 
             *lines, partial_line = (partial_line + chunk).split(b"\n")
             is_done = any(on_line(line[:_MAX_LINE_BYTES]) for line in lines)
             partial_line = partial_line[:_MAX_LINE_BYTES]
-    return _wait_for_exit(child)
-
-
-def _popen_forwarding_signals(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
-    import subprocess
-
-    try:
-        child = subprocess.Popen([os.path.basename(argv[0]), *argv[1:]], executable=argv[0], env=dict(env), **streams)
-    except OSError as error:
-        raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda received, _: child.send_signal(received))
-    return child
-
-
-def _wait_for_exit(child: subprocess.Popen[bytes]) -> int:
-    """Return the exit status; if a signal ended the program, end this process by the same signal."""
     status = child.wait()
     if status < 0:
         if -status != signal.SIGKILL:  # its action cannot change

@@ -102,11 +102,8 @@ def script_header(body: bytes) -> tuple[list[str], bool]:
 def script_directives(body: bytes, file: str) -> Iterator[Directive]:
     """Yield the directives of a batch script before its first command.
 
-    As in sbatch, no blank is needed after `#SBATCH`. `#DL` needs one, so that `#DLang` stays a comment.
-
-    Raises
-    ------
-    UsageError : a quote in a `#DL` line is not closed.
+    As in sbatch, no blank is needed after `#SBATCH`. `#DL` needs one, so that `#DLang` stays a comment. Raises
+    UsageError if a quote in a `#DL` line is not closed.
     """
     for number, line in enumerate(script_header(body)[0], start=1):
         if line.startswith(("#SBATCH", "#SLURM")):

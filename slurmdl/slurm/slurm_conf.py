@@ -1,15 +1,23 @@
-"""Slurm's configuration: the paths of its files, and the controller's answer to `scontrol show config`."""
+"""Slurm's configuration: its files, the plugin's line in plugstack.conf, and the answer to `scontrol show config`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmdl.errors import InputError, SlurmdlError
 from slurmdl.slurm import process
 
 DEFAULT_SLURM_CONF = "/etc/slurm/slurm.conf"
+_PLUGIN_FILE = "slurmdl.so"
+#: bounds files that include each other
+_MAX_INCLUDE_DEPTH = 8
+#: a line as Slurm reads it, into 4096 bytes; a part of a longer line counts as a line
+_LINE_PATTERN = re.compile(rb"[^\n]{0,4094}\n|[^\n]{1,4095}")
+#: a carriage return and other blanks are part of a word
+_WORD_PATTERN = re.compile(r"[^ \t\n]+")
 
 
 def slurm_conf_path() -> str:
@@ -17,9 +25,9 @@ def slurm_conf_path() -> str:
     return os.environ.get("SLURM_CONF") or DEFAULT_SLURM_CONF
 
 
-def topology_file_path(slurm_conf: str | None = None) -> str | None:
+def topology_file_path() -> str | None:
     """The topology file next to slurm.conf, or None. A topology.yaml hides topology.conf, as in Slurm (25.05)."""
-    directory = os.path.dirname(slurm_conf or slurm_conf_path())
+    directory = os.path.dirname(slurm_conf_path())
     for name in ("topology.yaml", "topology.conf"):
         path = os.path.join(directory, name)
         if os.path.exists(path):
@@ -37,13 +45,10 @@ def parse_key_values(text: str) -> dict[str, str]:
 class SlurmConfig:
     """The controller's settings that decide how srun behaves.
 
-    Attributes
-    ----------
-    version : (major, minor), e.g. (22, 5).
-    pack_nodes : tasks fill one node after the other (CR_Pack_Nodes).
-    mpi_default : MpiDefault.
-    plugin_dirs : PluginDir.
-    has_topology : TopologyPlugin has zones.
+    Attributes:
+        version: (major, minor), e.g. (22, 5).
+        pack_nodes: tasks fill one node after the other (CR_Pack_Nodes).
+        has_topology: TopologyPlugin has zones.
     """
 
     version: tuple[int, int]
@@ -95,3 +100,43 @@ def make_cached_query() -> Callable[[], SlurmConfig]:
         return result[0]
 
     return query
+
+
+@dataclass(frozen=True)
+class PlugstackLine:
+    """A plugin line of plugstack.conf: location, whether jobs fail without the plugin, path of the plugin."""
+
+    location: str
+    required: bool
+    path: str
+
+
+def find_plugin_line(file: str, plugin_dirs: Sequence[str], depth: int = _MAX_INCLUDE_DEPTH) -> PlugstackLine | None:
+    """The first line that names slurmdl's plugin, in plugstack.conf (spank(8)) or an included file, or None.
+
+    Raises InputError if a file cannot be read. A plugin without a directory is searched in `plugin_dirs`, Slurm's
+    PluginDir.
+    """
+    import glob
+
+    if not os.path.lexists(file):
+        return None
+    try:
+        with open(file, "rb") as opened:
+            chunks = _LINE_PATTERN.findall(opened.read())
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", file) from error
+    for number, chunk in enumerate(chunks, 1):
+        words = _WORD_PATTERN.findall(os.fsdecode(re.split(b"[#\0]", chunk)[0]))
+        if len(words) < 2 or words[0] not in ("required", "optional", "include"):
+            continue
+        if words[0] == "include" and depth:
+            pattern = os.path.join(os.path.dirname(file), words[1])
+            included = (find_plugin_line(path, plugin_dirs, depth - 1) for path in sorted(glob.glob(pattern)))
+            if line := next(filter(None, included), None):
+                return line
+        elif words[0] != "include" and os.path.basename(words[1]).rstrip() == _PLUGIN_FILE:
+            candidates = (os.path.join(directory, words[1]) for directory in plugin_dirs)
+            path = words[1] if os.path.isabs(words[1]) else next(filter(os.path.exists, candidates), words[1])
+            return PlugstackLine(f"{file}:{number}", words[0] == "required", path)
+    return None

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
+from slurmdl.slurm import sbatch_options
 from slurmdl.slurm.getopt import HasArg
 
-SHORT_OPTIONS = {
-    "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "E": "preserve-env", "F": "nodefile",
-    "G": "gpus", "H": "hold", "I": "immediate", "J": "job-name", "K": "kill-on-bad-exit", "L": "licenses",
-    "M": "clusters", "N": "nodes", "O": "overcommit", "Q": "quiet", "S": "core-spec", "T": "threads",
-    "V": "version", "W": "wait", "X": "disable-status", "Z": "no-allocate", "b": "begin", "c": "cpus-per-task",
-    "d": "dependency", "e": "error", "h": "help", "i": "input", "k": "no-kill", "l": "label", "m": "distribution",
-    "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "r": "relative", "s": "oversubscribe", "t": "time",
-    "u": "unbuffered", "v": "verbose", "w": "nodelist", "x": "exclude",
+_SHORT_NOT_IN_SBATCH = {
+    "E": "preserve-env", "I": "immediate", "K": "kill-on-bad-exit", "T": "threads", "X": "disable-status",
+    "Z": "no-allocate", "l": "label", "r": "relative", "u": "unbuffered",
 }
+#: letter -> long name
+SHORT_OPTIONS = {letter: name for letter, name in sbatch_options.SHORT_OPTIONS.items() if letter != "a"} \
+    | _SHORT_NOT_IN_SBATCH
 
-_NO_ARG = """async consolidate-segments contiguous debugger-test disable-status exact help hold interactive label
-    multi-prog no-allocate overcommit oversubscribe parsable preserve-env quiet quit-on-interrupt reboot
-    spread-job spread-segments stepmgr test-only unbuffered usage use-min-nodes verbose version
-    wait-for-children whole"""
-_OPTIONAL_ARG = """bcast compress exclusive external-launcher immediate kill-on-bad-exit nice no-kill oom-kill-step
-    overlap propagate pty resv-ports send-libs x11"""
-_REQUIRED_ARG = """accel-bind account acctg-freq autocomplete bb bbf bcast-exclude begin chdir cluster
-    cluster-constraint clusters comment constraint container container-id container-type context core-spec
-    cores-per-socket cpu-bind cpu-freq cpu_bind cpus-per-gpu cpus-per-task deadline delay-boot dependency
-    distribution epilog error exclude export extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node
-    gpus-per-socket gpus-per-task gres gres-flags het-group hint ignore-signals input job-name jobid licenses
-    mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mem-update mincpus mpi msg-timeout
-    network nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket
-    ntasks-per-tres open-mode output pack-group partition power prefer priority profile prolog qos relative
-    reservation resources segment signal slurmd-debug sockets-per-node switches task-epilog task-prolog
-    tasks-per-node thread-spec threads threads-per-core time time-min tmp tres-bind tres-per-task treewidth
-    uid wait wckey"""
+_ONLY_IN_SBATCH = """array batch export-file external get-user-env ignore-pbs kill-on-invalid-dep no-requeue requeue
+    runtime wait-all-nodes wrap"""
+_NO_ARG = """async debugger-test disable-status exact interactive label multi-prog no-allocate preserve-env
+    quit-on-interrupt unbuffered wait-for-children whole"""
+_OPTIONAL_ARG = "bcast compress external-launcher immediate kill-on-bad-exit overlap pty send-libs x11"
+_REQUIRED_ARG = """accel-bind bcast-exclude container-type cpu-bind cpu_bind epilog het-group ignore-signals jobid mpi
+    msg-timeout pack-group prolog relative slurmd-debug task-epilog task-prolog threads treewidth wait"""
 
 #: long name -> whether it takes a value
 LONG_OPTIONS: dict[str, HasArg] = {
+    **{name: has_arg for name, has_arg in sbatch_options.LONG_OPTIONS.items() if name not in _ONLY_IN_SBATCH.split()},
     **dict.fromkeys(_NO_ARG.split(), "no"), **dict.fromkeys(_OPTIONAL_ARG.split(), "optional"),
     **dict.fromkeys(_REQUIRED_ARG.split(), "required")}
 

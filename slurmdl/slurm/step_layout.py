@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from slurmdl.errors import InputError, PlacementError
 from slurmdl.slurm import hostlist, srun_options
-from slurmdl.slurm.allocation import Allocation
 from slurmdl.slurm.getopt import CommandLine
+from slurmdl.slurm.jobs import Allocation
 
 _UNDERSTOOD = (srun_options.LAYOUT_OPTIONS | srun_options.LAYOUT_INPUTS | srun_options.TASK_LIMITING
                | srun_options.LAYOUT_NEUTRAL)
@@ -24,12 +24,11 @@ _UNDERSTOOD = (srun_options.LAYOUT_OPTIONS | srun_options.LAYOUT_INPUTS | srun_o
 class StepRequest:
     """The request of a step, from options and their environment variables. None means: not given.
 
-    Attributes
-    ----------
-    nodelist, exclude : node names.
-    exact : the step takes only the CPUs of its tasks; other steps may share its nodes.
-    overlap : the step ignores the use by other steps.
-    task_limiting_option : an option that may limit the tasks of a node by something other than CPUs, or "".
+    Attributes:
+        nodelist, exclude: node names.
+        exact: the step takes only the CPUs of its tasks; other steps may share its nodes.
+        overlap: the step ignores the use by other steps.
+        task_limiting_option: an option that may limit the tasks of a node by something other than CPUs, or "".
     """
 
     ntasks: int | None = None
@@ -48,10 +47,9 @@ class StepRequest:
 class StepLayout:
     """Tasks per node of a step.
 
-    Attributes
-    ----------
-    node_tasks : (node, number of tasks), in Slurm's order; every node has a task.
-    only_if_alone : valid only while no other step of the job runs.
+    Attributes:
+        node_tasks: (node, number of tasks), in Slurm's order; every node has a task.
+        only_if_alone: valid only while no other step of the job runs.
     """
 
     node_tasks: tuple[tuple[str, int], ...]
@@ -65,13 +63,8 @@ class StepLayout:
 def parse_step_request(line: CommandLine, environ: Mapping[str, str], cpus_per_task: int | None) -> StepRequest:
     """Parse the request of a step.
 
-    Parameters
-    ----------
-    cpus_per_task : what srun reads from the environment if -c is not given (SlurmConfig.srun_cpus_per_task).
-
-    Raises
-    ------
-    PlacementError : names the first option, variable or value that cannot be mapped.
+    Raises PlacementError, which names the first option, variable or value that cannot be mapped. `cpus_per_task` is
+    the value that srun reads from the environment if -c is not given (SlurmConfig.srun_cpus_per_task).
     """
     for option in line.options:
         if option.name.startswith("dl-") or option.name in srun_options.WRAPPER_OPTIONS:
@@ -207,16 +200,10 @@ def block_distribution(max_tasks: Sequence[int], ntasks: int) -> list[int]:
 
     Each round adds one task to every node below its maximum; when all nodes are full, to every node.
     """
-    tasks = [0] * len(max_tasks)
-    assigned = round_number = 0
-    is_full = False
-    while assigned < ntasks:
-        has_more = False
-        for i, limit in enumerate(max_tasks):
-            if assigned < ntasks and (round_number < limit or is_full):
-                tasks[i] += 1
-                assigned += 1
-                has_more = has_more or round_number + 1 < limit
-        is_full = is_full or not has_more
-        round_number += 1
+    tasks, remaining = [0] * len(max_tasks), ntasks
+    while remaining > 0:
+        below_maximum = [i for i, limit in enumerate(max_tasks) if tasks[i] < limit]
+        for i in (below_maximum or range(len(tasks)))[:remaining]:
+            tasks[i] += 1
+            remaining -= 1
     return tasks

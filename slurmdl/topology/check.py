@@ -32,14 +32,10 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True)
 class TopologyFinding:
-    """One line of the report.
+    """One line of the report: location and problem. `line` is 0 if the finding concerns the whole file.
 
-    Attributes
-    ----------
-    severity : "error" if slurmctld of some release ends, "warning" if it warns or jobs may wait or be misplaced,
-        "note" for oddities.
-    text : location and problem.
-    line : line of the file, 0 if the finding concerns the whole file.
+    It is an "error" if slurmctld of some release ends, a "warning" if it warns or jobs may wait or be misplaced, a
+    "note" for oddities.
     """
 
     severity: Severity
@@ -142,7 +138,7 @@ def _level_passes(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> Iter
 
 
 def _node_findings(source: TopologySource) -> Iterator[TopologyFinding]:
-    if not any(zone.nodes for zone in source.zones) and source.zones:
+    if source.zones and not any(zone.nodes for zone in source.zones):
         yield TopologyFinding("error", f"{source.source}: no zone has a node; Slurm before 25.05 rejects it")
     for zone in source.zones:
         if source.kind == "ring" and len(set(zone.nodes)) > _MAX_RING_NODES:

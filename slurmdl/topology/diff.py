@@ -19,9 +19,7 @@ def diff_sets(left: TopologySet, right: TopologySet, labels: tuple[str, str], na
     """
     if len(left.topologies) == len(right.topologies) == 1:
         return diff_topologies(left.get(name), right.topologies[0], labels)
-    lines: list[str] = []
-    if name is None:
-        lines += _only_on_one_side(left.names, right.names, "topology", labels)
+    lines = [] if name else list(_only_on_one_side(left.names, right.names, "topology", labels))
     if name is None and left.default != right.default:
         lines.append(f"default topology: {left.default} in {labels[0]}, {right.default} in {labels[1]}")
     for common in [name] if name else [name for name in left.names if name in right.names]:

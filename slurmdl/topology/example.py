@@ -14,10 +14,7 @@ _LEVEL_NAMES = ("leaf", "group", "core")  # higher levels are numbered
 
 
 def parse_shape(shape: str) -> tuple[int, ...]:
-    """Parse `1x23x394x4992` -> (1, 23, 394, 4992): zones per level from the roots down, then nodes.
-
-    Raises UsageError: not numbers, a level with fewer zones than the level above, or too many.
-    """
+    """Parse `1x23x394x4992` -> (1, 23, 394, 4992): zones per level from the roots down, then nodes."""
     parts = shape.split("x")
     if not all(part.isascii() and part.isdigit() and len(part) < 9 for part in parts) or len(parts) < 2:
         raise UsageError(f"shape {shape!r}: expected zones per level from the roots down, then nodes, e.g. 1x2x8 "
@@ -40,18 +37,16 @@ def tree_topology(counts: Sequence[int]) -> Topology:
     declared: list[ZoneDecl] = []
     for level, number in enumerate(reversed(zones)):
         names = _numbered_names(_LEVEL_NAMES[level] if level < len(_LEVEL_NAMES) else f"core{level}", number)
-        zones_at_level = [ZoneDecl(name, () if not level else share, share if not level else ())
-                for name, share in zip(names, _split_evenly(children, number), strict=True)]
-        declared += zones_at_level
+        declared += [ZoneDecl(name, share, ()) if level else ZoneDecl(name, (), share)
+                     for name, share in zip(names, _split_evenly(children, number), strict=True)]
         children = names
     return TopologySource(tuple(declared), "tree", "example").to_topology()
 
 
 def block_topology(counts: Sequence[int], sizes: Sequence[int] = ()) -> Topology:
-    """Return blocks with an even share of the nodes.
+    """Return blocks with an even share of the nodes; InputError if the sizes do not fit the blocks.
 
-    `counts` is the number of blocks and of nodes, `sizes` the BlockSizes in nodes. Raises UsageError: `counts` does
-    not have two numbers; InputError: the sizes do not fit the blocks.
+    `counts` is the number of blocks and of nodes, `sizes` the BlockSizes in nodes.
     """
     if len(counts) != 2:
         raise UsageError("blocks have no levels; expected BLOCKSxNODES, e.g. 40x720")

@@ -7,7 +7,7 @@ rewritten and split by zone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from slurmdl.errors import InputError
 from slurmdl.topology.topology import Topology
@@ -24,19 +24,16 @@ _PER_NODE = ("nodeaddr", "nodehostname", "bcastaddr", "port")
 def zone_features(topology: Topology, all_levels: bool = False) -> dict[str, tuple[str, ...]]:
     """Return each node's zone names, its leaf first; with `all_levels` also the zones above.
 
-    Aggregated blocks whose names are not valid features are omitted. Raises InputError: the name of a leaf zone is
+    Aggregated blocks whose names are not valid features are omitted. Raises InputError if the name of a leaf zone is
     not a valid feature.
     """
     features: dict[int, tuple[str, ...]] = {}
     for leaf in sorted({leaf for leaf in topology.leaf.tolist() if leaf >= 0}):
-        path, zone = [topology.zones[leaf]], int(topology.parent[leaf])
-        if not _FEATURE.fullmatch(path[0]):
-            raise InputError(f"{topology.source}: zone {path[0]!r}: not a valid feature; expected no blanks and no "
+        name, path = topology.zones[leaf], topology.zone_path(leaf)
+        if not _FEATURE.fullmatch(name):
+            raise InputError(f"{topology.source}: zone {name!r}: not a valid feature; expected no blanks and no "
                              "characters of constraints")
-        while all_levels and zone >= 0:
-            path += [topology.zones[zone]] if _FEATURE.fullmatch(topology.zones[zone]) else []
-            zone = int(topology.parent[zone])
-        features[leaf] = tuple(path)
+        features[leaf] = tuple(filter(_FEATURE.fullmatch, reversed(path))) if all_levels else (name,)
     return {node: features[leaf] for node, leaf in zip(topology.nodes, topology.leaf.tolist(), strict=True)
             if leaf >= 0}
 
@@ -44,8 +41,8 @@ def zone_features(topology: Topology, all_levels: bool = False) -> dict[str, tup
 def rewrite_node_lines(path: str, features_by_node: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     """Yield the NodeName lines of a slurm.conf and of its includes, with the zone features added.
 
-    Lines of NodeName=DEFAULT and of nodes without a zone stay unchanged. Raises InputError: the file cannot be read,
-    or a line has lists of different lengths.
+    Lines of NodeName=DEFAULT and of nodes without a zone stay unchanged. Raises InputError if the file cannot be
+    read, or a line has lists of different lengths.
     """
     default: tuple[str, ...] = ()
     for line in logical_lines(path):
@@ -61,7 +58,7 @@ def rewrite_node_lines(path: str, features_by_node: Mapping[str, tuple[str, ...]
         nodes = line.expand(pairs["nodename"])
         groups: dict[tuple[str, ...], list[int]] = {}
         for i, node in enumerate(nodes):
-            groups.setdefault(_merge_features(present, features_by_node.get(node, ())), []).append(i)
+            groups.setdefault(tuple(dict.fromkeys((*present, *features_by_node.get(node, ())))), []).append(i)
         for features, members in groups.items():
             yield _format_node_line(line, nodes, members, features, features != present)
 
@@ -89,10 +86,6 @@ def group_by_features(features_by_node: Mapping[str, tuple[str, ...]],
     """Yield (hostlist, comma-separated features) of the nodes with equal features, including their present ones."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for node, names in features_by_node.items():
-        groups.setdefault(_merge_features(present_features.get(node, ()), names), []).append(node)
+        groups.setdefault(tuple(dict.fromkeys((*present_features.get(node, ()), *names))), []).append(node)
     for features, nodes in groups.items():
         yield checked_hostlist(nodes), ",".join(features)
-
-
-def _merge_features(present: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*present, *added)))

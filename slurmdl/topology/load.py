@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 
-from slurmdl.errors import InputError, UnavailableError
+from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.files import read_text_limited
 from slurmdl.slurm import process
 from slurmdl.slurm.slurm_conf import topology_file_path
@@ -17,29 +18,29 @@ _YAML_SUFFIXES = (".yaml", ".yml")
 
 
 def load_topology(file: str | None = None, name: str | None = None) -> Topology:
-    """Return one topology: the one of that name, else the default.
-
-    Raises InputError, UnavailableError: as `load_topologies`; InputError if there is no such topology.
-    """
+    """Return the topology of that name, else the default; raise as `load_topologies`, InputError if there is none."""
     return load_topologies(file).get(name)
+
+
+def topology_or_flat(nodes: Sequence[str], load: Callable[[], Topology] = load_topology) -> tuple[Topology, str]:
+    """Return the loaded topology and ""; if that fails, a flat one and the reason."""
+    try:
+        return load(), ""
+    except SlurmdlError as error:
+        return Topology.flat(nodes), str(error)
 
 
 def load_topologies(file: str | None = None) -> TopologySet:
     """Return the topologies of `file`, else of the file next to slurm.conf, else of the controller.
 
-    Raises InputError: the file or the output of scontrol is malformed, or has no zone; UnavailableError: there is no
-    file, and scontrol is missing, hangs or fails.
+    Raises InputError if the file or the output of scontrol is malformed or has no zone, UnavailableError if there is
+    no file and scontrol is missing, hangs or fails.
     """
-    if file is not None:
-        return load_topology_file(file)
-    return load_slurm_topology_file() or query_topologies()
+    return (load_topology_file(file) if file is not None else load_slurm_topology_file()) or query_topologies()
 
 
 def query_topologies() -> TopologySet:
-    """Query the topologies of the controller.
-
-    Raises UnavailableError: scontrol is missing, hangs or fails; InputError: its output is malformed, or has no zone.
-    """
+    """Query the topologies of the controller; raise as `load_topologies`."""
     result = process.run_command(["scontrol", "-o"], stdin="show topoconf\nshow topology\n")
     text = "".join(f"{line}\n" for line in result.stdout.splitlines() if not line.startswith("scontrol:"))
     if not text.strip():
@@ -50,7 +51,7 @@ def query_topologies() -> TopologySet:
 def load_sources(file: str | None, on_error: OnError) -> list[TopologySource]:
     """Return the declarations of the source that `load_topologies` uses; pass recoverable errors to `on_error`.
 
-    Raises InputError, UnavailableError: as `load_topologies`, if reading cannot continue.
+    Raises as `load_topologies` if reading cannot continue.
     """
     path = file if file is not None else topology_file_path()
     if path is None or path.endswith(".json"):
@@ -67,7 +68,7 @@ def load_topology_file(path: str) -> TopologySet:
     if path.endswith(_YAML_SUFFIXES):
         from slurmdl.topology import topology_yaml  # lazy: imports PyYAML
 
-        return topology_yaml.load_topology_yaml(path)
+        return topology_yaml.parse_topology_yaml(read_text_limited(path), path)
     if not path.endswith(".json"):
         return TopologySet.single(topology_conf.parse_topology_conf(path))
     try:
@@ -78,7 +79,7 @@ def load_topology_file(path: str) -> TopologySet:
         raise InputError(str(error), file=path) if error.file is None else error from error
 
 
-def load_slurm_topology_file(slurm_conf: str | None = None) -> TopologySet | None:
+def load_slurm_topology_file() -> TopologySet | None:
     """Return the topologies of the file next to slurm.conf, or None if there is no such file."""
-    path = topology_file_path(slurm_conf)
+    path = topology_file_path()
     return None if path is None else load_topology_file(path)

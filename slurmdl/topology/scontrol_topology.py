@@ -23,12 +23,10 @@ _YAML_END = re.compile(r"scontrol:|\w+\s*=|\.\.\.|[a-zA-Z ]+\.?$")
 def parse_scontrol_topologies(text: str) -> TopologySet:
     """Return the topologies in the output of `show topoconf`, `show topology`, or both.
 
-    Raises InputError: the text has no zone, or it is malformed.
+    Raises InputError if the text has no zone, or is malformed.
     """
     lines = text.split("\n")
-    begin = next((i for i, line in enumerate(lines) if _YAML_BEGIN.match(line)), None)
-    if begin is None:
-        return TopologySet.single(parse_show_topology(text))
+    begin = next((i for i, line in enumerate(lines) if _YAML_BEGIN.match(line)), len(lines))
     end = next((i for i in range(begin, len(lines)) if _YAML_END.match(lines[i])), len(lines))
     if all(_YAML_EMPTY.match(line) for line in lines[begin:end]):
         return TopologySet.single(parse_show_topology(text))
@@ -41,8 +39,8 @@ def parse_show_topology(text: str) -> Topology:
     """Return the topology in the output of `scontrol show topology`, with or without -o.
 
     A switch above the leaves has both Switches and Nodes here; its Nodes repeat those of its leaves. Aggregates of
-    blocks follow from the blocks and their sizes. Other lines (prompts, messages) are ignored. Raises InputError: the
-    text has no zone, or a child zone is missing.
+    blocks follow from the blocks and their sizes. Other lines (prompts, messages) are ignored. Raises InputError if
+    the text has no zone, or a child zone is missing.
     """
     zones_by_kind: dict[str, list[ZoneDecl]] = {kind: [] for kind in _KINDS.values()}
     sizes: dict[int, None] = {}

@@ -33,12 +33,11 @@ OnError = Callable[[InputError], None]
 class ZoneDecl:
     """One zone as a source declares it.
 
-    Attributes
-    ----------
-    children : names of the child zones; () for a leaf.
-    nodes : names of the zone's nodes; used for a leaf only.
-    link_speed : LinkSpeed, None if not given.
-    file, line, text : location of the declaration.
+    Attributes:
+        children: names of the child zones; () for a leaf.
+        nodes: names of the zone's nodes; used for a leaf only.
+        link_speed: LinkSpeed, None if not given.
+        file, line, text: location of the declaration.
     """
 
     name: str
@@ -89,10 +88,9 @@ def raise_error(error: InputError) -> None:
 class TopologySource:
     """One topology as its source declares it.
 
-    Attributes
-    ----------
-    zones : for blocks, the base blocks only; their aggregates follow from order and sizes.
-    kind, source, name, notes, block_sizes : as in Topology.
+    Attributes:
+        zones: for blocks, the base blocks only; their aggregates follow from order and sizes.
+        kind, source, name, notes, block_sizes: as in Topology.
     """
 
     zones: tuple[ZoneDecl, ...]
@@ -113,10 +111,7 @@ class TopologySource:
         return cls(tuple(zones), topology.kind, topology.source, topology.name, topology.notes, topology.block_sizes)
 
     def to_topology(self) -> Topology:
-        """Return the canonical form.
-
-        Raises InputError: the zones are no forest, a name is duplicate or undeclared, or a block is too small.
-        """
+        """Return the canonical form; InputError as `build_topology`, or if a block is too small."""
         if self.kind == "flat":
             return Topology.flat((), self.source, self.name, self.notes)
         zones = list(self.zones)
@@ -134,7 +129,7 @@ def build_topology(declared: Sequence[ZoneDecl], *, kind: str, source: str, name
     """Return the canonical form of declared zones.
 
     A node on two leaves belongs to the first one, a zone with several parents to the lowest, then the first. Raises
-    InputError: a duplicate name, an undeclared child, a zone above itself, or more than MAX_LEVELS levels.
+    InputError for a duplicate name, an undeclared child, a zone above itself, or more than MAX_LEVELS levels.
     """
     index: dict[str, int] = {}
     for i, zone in enumerate(declared):
@@ -159,22 +154,20 @@ def build_topology(declared: Sequence[ZoneDecl], *, kind: str, source: str, name
             parents.setdefault(child, i)
     parent = np.array([parents.get(zone, -1) for zone in index], np.int32)
     bandwidth = np.array([zone.uplink_bandwidth for zone in declared], float)
-    note = unused_link_speeds_note(declared)
-    notes += (note,) * bool(note)
+    notes += tuple(filter(None, [unused_link_speeds_note(declared)]))
     return Topology(tuple(index), parent, level, bandwidth, tuple(leaf),
                     np.fromiter(leaf.values(), np.int32, len(leaf)), kind, source, name, notes, block_sizes)
 
 
 def _zone_levels(declared: Sequence[ZoneDecl], index: dict[str, int]) -> np.typing.NDArray[np.int32]:
     """Return the height of each zone; InputError at a cycle."""
-    level = np.full(len(declared), -1, np.int32)
+    level = np.zeros(len(declared), np.int32)
     unresolved = [len(set(zone.children)) for zone in declared]
     parents: list[list[int]] = [[] for _ in declared]
     for i, zone in enumerate(declared):
         for child in set(zone.children):
             parents[index[child]].append(i)
     ready = [i for i, count in enumerate(unresolved) if not count]
-    level[ready] = 0
     while ready:
         i = ready.pop()
         for parent in parents[i]:
@@ -201,10 +194,7 @@ def parse_block_sizes(text: str) -> tuple[int, ...]:
 
 
 def level_multiples(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the blocks per aggregate of each level for BlockSizes in nodes; the first size is the base block.
-
-    Raises ValueError: a size is not the first one times a power of two.
-    """
+    """Return the blocks per aggregate of each level for BlockSizes in nodes; ValueError if these are invalid."""
     if not sizes:
         return _DEFAULT_MULTIPLES
     multiples = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,11 @@ _MAX_NAME_WIDTH = 36
 
 def walk_zones(topology: Topology) -> Iterator[tuple[int, int]]:
     """Yield (zone index, depth), each zone before its child zones, in source order."""
-    children = children_by_zone(topology)
+    return walk_forest(children_by_zone(topology))
+
+
+def walk_forest(children: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Yield (zone, depth), each zone before its child zones; `children` as from `children_by_zone`."""
     stack = [(zone, 0) for zone in reversed(children.get(-1, []))]
     while stack:
         zone, depth = stack.pop()
@@ -52,11 +56,10 @@ def summarize_topology(topology: Topology) -> str:
 def format_tree(topology: Topology, *, width: int = 80, height: int | None = 24) -> str:
     """Return the zones, indented by depth, with their nodes.
 
-    Parameters
-    ----------
-    width : characters per line; longer lines are truncated.
-    height : maximum number of lines; None for one line per zone. If the tree is larger, siblings of equal shape
-        share a line, from the leaves up; if it still does not fit, siblings of equal level do.
+    Args:
+        width: characters per line; longer lines are truncated.
+        height: maximum number of lines; None for one line per zone. If the tree is larger, siblings of equal shape
+            share a line, from the leaves up; if it still does not fit, siblings of equal level do.
     """
     lines = [summarize_topology(topology)]
     nodes = nodes_by_leaf(topology)

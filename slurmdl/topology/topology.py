@@ -26,19 +26,18 @@ MAX_LEVELS = 64  # real networks have three to five
 class Topology:
     """A forest of zones with nodes at its leaves.
 
-    Attributes
-    ----------
-    zones : zone names in source order (Slurm's leaf order follows it).
-    parent : shape (zones,), index of the parent zone, -1 for a root.
-    level : shape (zones,), height: 0 = leaf switch or base block.
-    uplink_bandwidth : shape (zones,), bytes/s of the zone's uplink (`LinkSpeed`), NaN if not given.
-    nodes : node names in source order.
-    leaf : shape (nodes,), index of each node's leaf zone, -1 for none.
-    kind : "tree", "block", "ring", "torus3d" or "flat".
-    source : file or command that it was read from, for messages.
-    name : name that partitions refer to.
-    notes : messages of the reader, one sentence each: simplifications and ignored fields.
-    block_sizes : nodes of a base block and of each aggregate level; () if not given.
+    Attributes:
+        zones: zone names in source order (Slurm's leaf order follows it).
+        parent: shape (zones,), index of the parent zone, -1 for a root.
+        level: shape (zones,), height: 0 = leaf switch or base block.
+        uplink_bandwidth: shape (zones,), bytes/s of the zone's uplink (`LinkSpeed`), NaN if not given.
+        nodes: node names in source order.
+        leaf: shape (nodes,), index of each node's leaf zone, -1 for none.
+        kind: "tree", "block", "ring", "torus3d" or "flat".
+        source: file or command that it was read from, for messages.
+        name: name that partitions refer to.
+        notes: messages of the reader, one sentence each: simplifications and ignored fields.
+        block_sizes: nodes of a base block and of each aggregate level; () if not given.
     """
 
     zones: tuple[str, ...]
@@ -58,8 +57,8 @@ class Topology:
              notes: tuple[str, ...] = ()) -> Topology:
         """Return a topology without zones."""
         none = np.zeros(0, np.int32)
-        return cls((), none, none, np.zeros(0), tuple(nodes), np.full(len(nodes), -1, np.int32), "flat", source, name,
-                   notes)
+        leaf = np.full(len(nodes), -1, np.int32)
+        return cls((), none, none, np.zeros(0), tuple(nodes), leaf, "flat", source, name, notes)
 
     @cached_property
     def node_index(self) -> dict[str, int]:
@@ -97,10 +96,7 @@ class Topology:
 
     @cached_property
     def node_order(self) -> Indices:
-        """Node indices ordered such that the nodes of any zone are contiguous; nodes without a zone come last.
-
-        Shape (nodes,).
-        """
+        """Node indices, shape (nodes,), the nodes of any zone contiguous; nodes without a zone come last."""
         position = np.full(len(self.nodes), len(self.nodes), np.int64)
         has_zone = self.leaf >= 0
         position[has_zone] = self.node_begin[self.leaf[has_zone]]
@@ -160,8 +156,7 @@ class Topology:
         """Return a networkx view with edges from each zone to its child zones and nodes.
 
         Its nodes are pairs ("zone", name) and ("node", name), as a zone and a node may share a name. Zones have the
-        attributes `level` and, if known, `uplink_bandwidth` (bytes/s). Raises UnavailableError: networkx is not
-        installed.
+        attributes `level` and, if known, `uplink_bandwidth` (bytes/s). Raises UnavailableError without networkx.
         """
         try:
             import networkx
@@ -224,10 +219,9 @@ class Topology:
 class TopologySet:
     """The topologies that one source declares; each partition uses one.
 
-    Attributes
-    ----------
-    topologies : at least one, in source order, with distinct names.
-    default : name of the topology of partitions that name none.
+    Attributes:
+        topologies: at least one, in source order, with distinct names.
+        default: name of the topology of partitions that name none.
     """
 
     topologies: tuple[Topology, ...]
@@ -242,14 +236,10 @@ class TopologySet:
         return tuple(topology.name for topology in self.topologies)
 
     def get(self, name: str | None = None) -> Topology:
-        """Return the topology of a name, as in a partition's `Topology=`; None or "" is the default.
-
-        Raises InputError: there is no such topology.
-        """
+        """Return the topology of a name (`Topology=` of a partition), else the default; InputError if unknown."""
         wanted = name or self.default
-        for topology in self.topologies:
-            if topology.name == wanted:
-                return topology
+        if wanted in self.names:
+            return self.topologies[self.names.index(wanted)]
         raise InputError(f"topology {wanted!r} does not exist; expected one of {', '.join(self.names)}",
                          file=self.topologies[0].source or None)
 
@@ -258,10 +248,7 @@ class TopologySet:
 
     @classmethod
     def from_json(cls, data: Any) -> TopologySet:
-        """Return the inverse of `to_json`; also accept the JSON of a single Topology.
-
-        Raises InputError: a field is missing or malformed, a name is duplicate, or the default does not exist.
-        """
+        """Return the inverse of `to_json`, also for the JSON of a single Topology; InputError if it is malformed."""
         if not isinstance(data, dict) or "topologies" not in data:
             return cls.single(Topology.from_json(data))
         if not isinstance(data["topologies"], list) or not data["topologies"]:

@@ -67,7 +67,7 @@ def parse_topology_conf(path: str) -> Topology:
 def declare_topology_conf(path: str, on_error: OnError = raise_error) -> TopologySource:
     """Return the declarations of a topology.conf; skip a faulty line if `on_error` returns.
 
-    Raises InputError: from `on_error`, or if the file cannot be read or declares no zone.
+    Raises InputError from `on_error`, or if the file cannot be read or declares no zone.
     """
     declared: dict[str, list[ZoneDecl]] = {key: [] for key in _KINDS}
     notes: list[str] = []
@@ -78,7 +78,10 @@ def declare_topology_conf(path: str, on_error: OnError = raise_error) -> Topolog
             pairs = _parse_pairs(line)
             kind = _line_kind(pairs, line)
             if kind == "BlockSizes":
-                sizes = _block_sizes(pairs[kind], line)
+                try:
+                    sizes = parse_block_sizes(pairs[kind])
+                except ValueError as error:
+                    raise line.error(str(error)) from error
                 continue
             zone = _parse_zone(kind, pairs, line, names_left)
         except InputError as error:
@@ -108,13 +111,6 @@ def _line_kind(pairs: dict[str, str], line: LogicalLine) -> str:
         if key not in _KEYS[kind]:
             raise line.error(f"{key}: not valid for {kind}; expected one of {', '.join(_KEYS[kind])}")
     return kind
-
-
-def _block_sizes(text: str, line: LogicalLine) -> tuple[int, ...]:
-    try:
-        return parse_block_sizes(text)
-    except ValueError as error:
-        raise line.error(str(error)) from error
 
 
 def _parse_zone(kind: str, pairs: dict[str, str], line: LogicalLine, names_left: int) -> ZoneDecl:
@@ -168,7 +164,7 @@ def _parse_pairs(line: LogicalLine) -> dict[str, str]:
 def logical_lines(path: str) -> Iterator[LogicalLine]:
     """Yield the non-blank logical lines of a file in slurm.conf format, including those of included files.
 
-    Raises InputError: a file cannot be read or includes itself, or there are too many files or bytes.
+    Raises InputError if a file cannot be read or includes itself, or if there are too many files or bytes.
     """
     directory, bytes_left, file_count = os.path.dirname(path), MAX_TEXT_BYTES, 1
     text = read_text_limited(path, bytes_left)
@@ -197,9 +193,7 @@ def _split_logical_lines(path: str, text: str) -> Iterator[LogicalLine]:
     parts: list[str] = []
     lines = text.split("\n")
     for number, part in enumerate(lines, 1):
-        if not part and not parts:
-            continue
-        if part.startswith("#") and not parts:
+        if not parts and (not part or part.startswith("#")):
             continue
         content = _COMMENT.sub(r"\1", part) if "#" in part else part
         stripped = content.rstrip(_BLANKS)

@@ -1,11 +1,17 @@
-"""Reader of topology.yaml (topology.yaml(5), Slurm 25.05 and newer) and of `scontrol show topoconf`."""
+"""Reader of topology.yaml (topology.yaml(5), Slurm 25.05 and newer) and of `scontrol show topoconf`.
+
+YAML is loaded as Slurm does (src/plugins/serializer/yaml): every scalar stays a string, while the usual loaders turn
+`0012` into 10 and `on` into True. Aliases are an error in Slurm and here, so documents cannot expand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import yaml
 
 from slurmdl.errors import InputError
-from slurmdl.files import read_text_limited
 from slurmdl.slurm import hostlist
 from slurmdl.topology.source import (
     TREE_APPROXIMATION_NOTE,
@@ -16,129 +22,159 @@ from slurmdl.topology.source import (
     raise_error,
 )
 from slurmdl.topology.topology import TopologySet
-from slurmdl.topology.yaml_nodes import YamlNode, parse_yaml_nodes
+from slurmdl.yaml_input import yaml_syntax_error
 
 _TRUE_WORDS, _FALSE_WORDS = ("y", "yes", "t", "true", "on"), ("n", "no", "f", "false", "off")
 _KINDS = ("tree", "block", "flat", "ring", "torus3d")
+_ZONE_LISTS = {"tree": "switches", "block": "blocks", "ring": "rings", "torus3d": "toruses"}
+_MAX_DEPTH = 16  # Slurm's own files have six levels
+_MAX_YAML_NODES = 300_000  # 100,000 cluster nodes on leaves of 20 make 35,000
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def load_topology_yaml(path: str) -> TopologySet:
-    """Return the topologies in a topology.yaml; InputError wherever slurmctld rejects the file, too."""
-    return parse_topology_yaml(read_text_limited(path), path)
+@dataclass
+class YamlNode:
+    """A string, a list, or a map with string keys, with its location."""
+
+    value: str | list[YamlNode] | dict[str, YamlNode]
+    file: str
+    line: int
+
+    def error(self, message: str) -> InputError:
+        return InputError(message, self.file, self.line, _excerpt(self))
+
+    def as_string(self) -> str:
+        """Return the string; InputError for a list or a map."""
+        if not isinstance(self.value, str):
+            raise self.error("expected one value, not a list or a map")
+        return self.value
+
+    def as_list(self) -> list[YamlNode]:
+        """Return the entries of a list; an empty string is an empty list."""
+        if self.value == "":
+            return []
+        if not isinstance(self.value, list):
+            raise self.error("expected a list: entries that begin with `- `")
+        return self.value
+
+    def as_map(self) -> dict[str, YamlNode]:
+        """Return the fields of a map; an empty string is an empty map."""
+        if self.value == "":
+            return {}
+        if not isinstance(self.value, dict):
+            raise self.error("expected a map: lines of the form `key: value`")
+        return self.value
 
 
 def parse_topology_yaml(text: str, source: str) -> TopologySet:
-    """Return the topologies in a text; `source` names it in messages."""
+    """Return the topologies in a text; InputError wherever slurmctld rejects it, too. `source` is for messages."""
     sources, default = declare_topology_yaml(text, source)
     return TopologySet(tuple(declared.to_topology() for declared in sources), default)
 
 
 def declare_topology_yaml(text: str, source: str,
                           on_error: OnError = raise_error) -> tuple[list[TopologySource], str]:
-    """Return the declarations of a text and the name of the default topology; skip a faulty zone or topology if
-    `on_error` returns.
+    """Return the declarations of a text and the name of the default topology.
 
-    Raises InputError: from `on_error`, or if the text is not YAML or declares no topology.
+    A faulty zone or topology is skipped if `on_error` returns. Raises InputError from `on_error`, or if the text is
+    not YAML or declares no topology.
     """
-    root = parse_yaml_nodes(text, source)
+    root = _parse_yaml_nodes(text, source)
     entries = root.as_list() if isinstance(root.value, list) else [root]
     if not entries:
         raise InputError("declares no topology; expected an entry `topology: NAME` with one of "
                          f"{', '.join(_KINDS)}", file=source)
-    budget = _HostlistBudget()
-    sources: dict[str, TopologySource] = {}
-    default = ""
+    reader = _Reader(source, on_error)
     for entry in entries:
         try:
-            reader = _TopologyReader(source, entry, budget, on_error)
-            declared = reader.to_source()
-            if declared.name in sources:
-                raise reader.top_fields["topology"].error(f"topology {declared.name!r} is declared twice")
+            reader.read_topology(entry)
         except InputError as error:
             on_error(error)
-            continue
-        sources[declared.name] = declared
-        if reader.is_default and not default:
-            default = declared.name
-    return list(sources.values()), default or next(iter(sources), "")
+    return list(reader.sources.values()), reader.default or next(iter(reader.sources), "")
 
 
-class _TopologyReader:
-    """Reader of one topology of a file; unknown fields are noted and ignored, as in Slurm."""
+class _Reader:
+    """Reader of one file; unknown fields are noted and ignored, as in Slurm."""
 
-    def __init__(self, source: str, entry: YamlNode, budget: _HostlistBudget, on_error: OnError) -> None:
-        self.source = source
-        self.entry = entry
-        self.budget = budget
-        self.on_error = on_error
+    def __init__(self, source: str, on_error: OnError) -> None:
+        self.source, self.on_error = source, on_error
+        self.sources: dict[str, TopologySource] = {}
+        self.default = ""
         self.notes: list[str] = []
-        self.top_fields = self.checked_fields(entry, "a topology", ("topology", "cluster_default", *_KINDS))
-        if "topology" not in self.top_fields or not self.top_fields["topology"].as_string():
-            raise entry.error("topology without a name; expected `topology: NAME`")
-        default = self.top_fields.get("cluster_default")
-        self.is_default = default is not None and _parse_bool(default)
+        self.names_left = hostlist.MAX_NAMES
 
-    def to_source(self) -> TopologySource:
-        used = [kind for kind in _KINDS if kind in self.top_fields and not _is_unused(self.top_fields[kind])]
-        name = self.top_fields["topology"].as_string()
+    def read_topology(self, entry: YamlNode) -> None:
+        self.notes = []
+        fields = self.checked_fields(entry, "a topology", ("topology", "cluster_default", *_KINDS))
+        name = fields["topology"].as_string() if "topology" in fields else ""
+        if not name:
+            raise entry.error("topology without a name; expected `topology: NAME`")
+        is_default = "cluster_default" in fields and _parse_bool(fields["cluster_default"])
+        used = [kind for kind in _KINDS if kind in fields and not _is_unused(fields[kind])]
         if len(used) != 1:
-            raise self.entry.error(f"topology {name!r} has {' and '.join(used) or 'no kind'}; "
-                                   f"expected exactly one of {', '.join(_KINDS)}")
-        kind, body = used[0], self.top_fields[used[0]]
+            raise entry.error(f"topology {name!r} has {' and '.join(used) or 'no kind'}; "
+                              f"expected exactly one of {', '.join(_KINDS)}")
+        kind, body = used[0], fields[used[0]]
         if kind in ("ring", "torus3d"):
             self.notes.append(TREE_APPROXIMATION_NOTE.format("ring" if kind == "ring" else "torus"))
-        zones: list[ZoneDecl] = []
-        if kind == "tree":
-            zones = self.read_zones(body, kind, "switches", self.read_switch)
-        elif kind == "block":
-            zones = self.read_zones(body, kind, "blocks", lambda item: self.read_leaf(item, kind), ("block_sizes",))
-        elif kind == "ring":
-            zones = self.read_zones(body, kind, "rings", lambda item: self.read_leaf(item, kind))
-        elif kind == "torus3d":
-            zones = self.read_zones(body, kind, "toruses", self.read_torus)
+        zones = self.read_zones(body, kind) if kind != "flat" else ()
         sizes = _parse_block_sizes(body.as_map().get("block_sizes")) if kind == "block" else ()
-        return TopologySource(tuple(zones), kind, self.source, name, tuple(self.notes), sizes)
+        if name in self.sources:
+            raise fields["topology"].error(f"topology {name!r} is declared twice")
+        self.sources[name] = TopologySource(tuple(zones), kind, self.source, name, tuple(self.notes), sizes)
+        if is_default and not self.default:
+            self.default = name
 
-    def read_zones(self, body: YamlNode, kind: str, key: str, read_zone: Callable[[YamlNode], ZoneDecl],
-                   other_keys: tuple[str, ...] = ()) -> list[ZoneDecl]:
-        """Read the zones of the list `key`."""
-        zones = []
-        fields = self.checked_fields(body, kind, (key, *other_keys))
+    def read_zones(self, body: YamlNode, kind: str) -> list[ZoneDecl]:
+        zones, key = list[ZoneDecl](), _ZONE_LISTS[kind]
+        fields = self.checked_fields(body, kind, (key, "block_sizes") if kind == "block" else (key,))
         if key not in fields:
             raise body.error(f"expected a list `{key}`")
         for item in fields[key].as_list():
             try:
-                zones.append(read_zone(item))
+                zones.append(self.read_torus(item) if kind == "torus3d" else
+                             self.read_switch(item) if kind == "tree" else self.read_leaf(item, kind))
             except InputError as error:
                 self.on_error(error)
         return zones
 
     def read_switch(self, item: YamlNode) -> ZoneDecl:
         fields = self.checked_fields(item, "a switch", ("switch", "children", "nodes"))
-        children, nodes = (self.budget.expand_entry(fields.get(key)) for key in ("children", "nodes"))
+        children, nodes = (self.expand_entry(fields.get(key)) for key in ("children", "nodes"))
         if children and nodes:
             raise item.error("has both nodes and children; expected nodes for a leaf, children for other switches")
         return _to_zone_decl(item, fields, "switch", nodes, children)
 
     def read_leaf(self, item: YamlNode, key: str) -> ZoneDecl:
         fields = self.checked_fields(item, f"a {key}", (key, "nodes"))
-        return _to_zone_decl(item, fields, key, self.budget.expand_entry(fields.get("nodes")))
+        return _to_zone_decl(item, fields, key, self.expand_entry(fields.get("nodes")))
 
     def read_torus(self, item: YamlNode) -> ZoneDecl:
         """Read a torus as one zone with all of its nodes; their layout (dims, regions, placements) is not used."""
         fields = item.as_map()
         regions = fields["regions"].as_list() if "regions" in fields else []
         parts = [fields, *(region.as_map() for region in regions)]
-        nodes = [node for part in parts for node in self.budget.expand_entry(part.get("nodes"))]
+        nodes = [node for part in parts for node in self.expand_entry(part.get("nodes"))]
         return _to_zone_decl(item, fields, "torus" if "torus" in fields else "name", nodes)
 
     def checked_fields(self, entry: YamlNode, owner: str, valid_keys: Sequence[str]) -> dict[str, YamlNode]:
         fields = entry.as_map()
-        for key, value in fields.items():
-            if key not in valid_keys:
-                self.notes.append(f"{self.source}:{value.line}: unknown field {key!r} of {owner} is ignored; "
-                                  f"expected {', '.join(valid_keys)}")
+        self.notes += [f"{self.source}:{value.line}: unknown field {key!r} of {owner} is ignored; "
+                       f"expected {', '.join(valid_keys)}" for key, value in fields.items() if key not in valid_keys]
         return fields
+
+    def expand_entry(self, entry: YamlNode | None) -> list[str]:
+        """Expand a hostlist; `names_left` limits those of the file together."""
+        if entry is None:
+            return []
+        if not isinstance(entry.value, str):
+            raise entry.error("expected a hostlist as one string, e.g. n[1-4,7], not a list or a map")
+        try:
+            names = hostlist.expand_hostlist(entry.value, self.names_left)
+        except InputError as error:
+            raise entry.error(str(error)) from error
+        self.names_left -= len(names)
+        return names
 
 
 def _is_unused(kind: YamlNode) -> bool:
@@ -158,19 +194,17 @@ def _parse_bool(entry: YamlNode) -> bool:
 def _parse_block_sizes(entry: YamlNode | None) -> tuple[int, ...]:
     if entry is None:
         return ()
-    sizes = tuple(map(_parse_block_size, entry.as_list()))
+    sizes = list[int]()
+    for size in entry.as_list():
+        text = size.as_string()
+        if not text.isascii() or not text.isdigit() or len(text) > 9 or not int(text):
+            raise size.error("block_sizes: expected numbers of nodes, e.g. [30, 120]")
+        sizes.append(int(text))
     try:
         level_multiples(sizes)
     except ValueError as error:
         raise entry.error(str(error)) from error
-    return sizes
-
-
-def _parse_block_size(entry: YamlNode) -> int:
-    text = entry.as_string()
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or not int(text):
-        raise entry.error("block_sizes: expected numbers of nodes, e.g. [30, 120]")
-    return int(text)
+    return tuple(sizes)
 
 
 def _to_zone_decl(item: YamlNode, fields: dict[str, YamlNode], key: str, nodes: Sequence[str],
@@ -181,20 +215,70 @@ def _to_zone_decl(item: YamlNode, fields: dict[str, YamlNode], key: str, nodes: 
     return ZoneDecl(name, tuple(children), tuple(nodes), None, item.file, item.line, f"{key}: {name}")
 
 
-class _HostlistBudget:
-    """Expand the hostlists of a file, up to a maximum number of names in total."""
+def _parse_yaml_nodes(text: str, source: str) -> YamlNode:
+    """Parse a text of one document; an empty text is an empty list.
 
-    def __init__(self) -> None:
-        self.names_left = hostlist.MAX_NAMES
+    Raises InputError with `source` and line for invalid YAML, an alias, a second document, a key that is not a
+    string, or too many values or levels.
+    """
+    try:
+        return _build_tree(text, source)
+    except yaml.YAMLError as error:
+        raise yaml_syntax_error(error, source) from error
 
-    def expand_entry(self, entry: YamlNode | None) -> list[str]:
-        if entry is None:
-            return []
+
+def _build_tree(text: str, source: str) -> YamlNode:
+    documents: list[YamlNode] = []
+    # open lists and maps, each with the pending key of a map
+    stack: list[tuple[YamlNode, list[str]]] = []
+    count = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, (yaml.SequenceEndEvent, yaml.MappingEndEvent)):
+            stack.pop()
+            continue
+        if not isinstance(event, yaml.NodeEvent) or event.start_mark is None:
+            continue
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise InputError("aliases are not valid, as in Slurm; expected the value itself", source, line,
+                             f"*{event.anchor}")
+        value: str | list[YamlNode] | dict[str, YamlNode] = \
+            event.value if isinstance(event, yaml.ScalarEvent) else \
+            [] if isinstance(event, yaml.SequenceStartEvent) else {}
+        entry = YamlNode(value, source, line)
+        count += 1
+        if count > _MAX_YAML_NODES:
+            raise InputError(f"has more than {_MAX_YAML_NODES} values", source, line)
+        if len(stack) > _MAX_DEPTH:
+            raise InputError(f"is nested deeper than {_MAX_DEPTH} lists and maps", source, line)
+        _attach(entry, stack, documents)
         if not isinstance(entry.value, str):
-            raise entry.error("expected a hostlist as one string, e.g. n[1-4,7], not a list or a map")
-        try:
-            names = hostlist.expand_hostlist(entry.value, self.names_left)
-        except InputError as error:
-            raise entry.error(str(error)) from error
-        self.names_left -= len(names)
-        return names
+            stack.append((entry, []))
+    return documents[0] if documents else YamlNode([], source, 1)
+
+
+def _attach(entry: YamlNode, stack: list[tuple[YamlNode, list[str]]], documents: list[YamlNode]) -> None:
+    """Append a value to the open list or map, or make it the document."""
+    if not stack:
+        if documents:
+            raise entry.error("second document; expected one")
+        documents.append(entry)
+        return
+    container, key = stack[-1]
+    if isinstance(container.value, list):
+        container.value.append(entry)
+    elif not key:
+        if not isinstance(entry.value, str):
+            raise entry.error("expected a string as key")
+        key.append(entry.value)
+    else:
+        assert isinstance(container.value, dict)
+        container.value[key.pop()] = entry  # the last of duplicate keys wins, as in Slurm
+
+
+def _excerpt(entry: YamlNode) -> str:
+    if isinstance(entry.value, str):
+        return entry.value
+    if isinstance(entry.value, list):
+        return f"a list of {len(entry.value)}"
+    return "{" + ", ".join(list(entry.value)[:6]) + "}"

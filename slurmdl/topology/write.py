@@ -1,4 +1,4 @@
-"""Writers of topology.conf, topology.yaml and JSON, and the information that each format cannot represent."""
+"""Writers of topology.conf, topology.yaml, JSON and GraphML, and what each format cannot represent."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _NAME = re.compile(r"[^\s,\[\]{}\"'#\\=]+")
 #: scalars that need no quotes in YAML
 _PLAIN_SCALAR = re.compile(r"[A-Za-z][A-Za-z0-9_.,\-\[\]]*")
 _YAML_KEYWORDS = ("y", "yes", "t", "true", "on", "n", "no", "f", "false", "off", "null")
+#: file formats that hold one topology
+_SINGLE_FORMATS = {"conf": "topology.conf", "graphml": "GraphML file"}
 _CONF_KEYS = {"tree": "SwitchName", "block": "BlockName", "ring": "RingName"}
 _YAML_KEYS = {"tree": ("switches", "switch"), "block": ("blocks", "block"), "ring": ("rings", "ring")}
 
@@ -25,8 +27,8 @@ _YAML_KEYS = {"tree": ("switches", "switch"), "block": ("blocks", "block"), "rin
 def checked_hostlist(names: Sequence[str]) -> str:
     """Return a hostlist of these names in this order, repeats included: n3,n1,n2,login -> n[3,1-2],login.
 
-    Only trailing digits are folded: Slurm 22.05 rejects a suffix after the last bracket. Raises InputError: a name is
-    not valid in a hostlist.
+    Only trailing digits are folded: Slurm 22.05 rejects a suffix after the last bracket. Raises InputError if a name
+    is not valid in a hostlist.
     """
     for name in names:
         if not _NAME.fullmatch(name):
@@ -35,48 +37,40 @@ def checked_hostlist(names: Sequence[str]) -> str:
 
 
 def format_topology(topologies: TopologySet, name: str | None, format_name: str) -> str:
-    """Return the text of a file in the format "conf", "yaml" or "json".
+    """Return the text of a file in the format "conf", "yaml", "json" or "graphml".
 
-    `name` selects one topology; None means all if the format holds several, else the default. Raises InputError: the
-    format cannot represent the topology, or there is none of that name.
+    `name` selects one topology; None means all if the format holds several, else the default. Raises InputError if
+    the format cannot represent the topology, or there is none of that name; UnavailableError if the format needs a
+    missing package.
     """
-    if name or format_name == "conf":
-        topologies = TopologySet.single(topologies.get(name))
+    if format_name == "graphml":
+        return format_topology_graphml(topologies.get(name))
     if format_name == "conf":
-        return format_topology_conf(topologies.topologies[0])
-    if format_name == "yaml":
-        return format_topology_yaml(topologies)
-    return json.dumps(topologies.to_json(), indent=1) + "\n"
+        return format_topology_conf(topologies.get(name))
+    if name:
+        topologies = TopologySet.single(topologies.get(name))
+    return format_topology_yaml(topologies) if format_name == "yaml" else \
+        json.dumps(topologies.to_json(), indent=1) + "\n"
 
 
 def format_topology_conf(topology: Topology) -> str:
-    """Return the text of a topology.conf of this topology.
-
-    Raises InputError: topology.conf cannot represent the kind, or a name.
-    """
+    """Return the text of a topology.conf; InputError if it cannot represent the kind, or a name."""
     if topology.kind not in _CONF_KEYS:
         raise InputError(f"{topology.source}: {topology.kind}: not valid in a topology.conf; expected "
                          f"{', '.join(_CONF_KEYS)}")
     lines = []
     for zone in TopologySource.from_topology(topology).zones:
-        line = f"{_CONF_KEYS[topology.kind]}={checked_hostlist([zone.name])}"
-        if zone.children:
-            line += f" Switches={checked_hostlist(zone.children)}"
-        if zone.nodes:
-            line += f" Nodes={checked_hostlist(zone.nodes)}"
-        if zone.link_speed is not None:
-            line += f" LinkSpeed={zone.link_speed}"
-        lines.append(line)
+        lists = [f" {key}={checked_hostlist(names)}"
+                 for key, names in (("Switches", zone.children), ("Nodes", zone.nodes)) if names]
+        speed = f" LinkSpeed={zone.link_speed}" if zone.link_speed is not None else ""
+        lines.append(f"{_CONF_KEYS[topology.kind]}={checked_hostlist([zone.name])}{''.join(lists)}{speed}")
     if topology.block_sizes:
         lines.append(f"BlockSizes={','.join(map(str, topology.block_sizes))}")
     return "".join(f"{line}\n" for line in lines)
 
 
 def format_topology_yaml(topologies: TopologySet) -> str:
-    """Return the text of a topology.yaml of these topologies.
-
-    Raises InputError: a torus3d, whose layout is unknown, or a name that is not valid in the file.
-    """
+    """Return the text of a topology.yaml; InputError for a torus3d, whose layout is unknown, or an invalid name."""
     lines = ["---"]
     for topology in topologies.topologies:
         lines += [f"- topology: {_yaml_scalar(topology.name)}",
@@ -94,11 +88,18 @@ def format_topology_yaml(topologies: TopologySet) -> str:
         lines.append(f"    {items}:")
         for zone in TopologySource.from_topology(topology).zones:
             lines.append(f"      - {key}: {_yaml_scalar(checked_hostlist([zone.name]))}")
-            if zone.children:
-                lines.append(f"        children: {_yaml_scalar(checked_hostlist(zone.children))}")
-            if zone.nodes:
-                lines.append(f"        nodes: {_yaml_scalar(checked_hostlist(zone.nodes))}")
+            lines += [f"        {field}: {_yaml_scalar(checked_hostlist(names))}"
+                      for field, names in (("children", zone.children), ("nodes", zone.nodes)) if names]
     return "".join(f"{line}\n" for line in lines)
+
+
+def format_topology_graphml(topology: Topology) -> str:
+    """Return GraphML with the nodes "zone:NAME" and "node:NAME"; UnavailableError without networkx."""
+    graph = topology.to_networkx()
+    import networkx
+
+    named = networkx.relabel_nodes(graph, {(kind, name): f"{kind}:{name}" for kind, name in graph})
+    return "\n".join(networkx.generate_graphml(named)) + "\n"
 
 
 def conversion_losses(topologies: TopologySet, name: str | None, format_name: str) -> list[str]:
@@ -108,9 +109,10 @@ def conversion_losses(topologies: TopologySet, name: str | None, format_name: st
     """
     if format_name == "json":
         return []
-    chosen = [topologies.get(name)] if name or format_name == "conf" else list(topologies.topologies)
-    losses = [f"topology {topology.name} is omitted: a topology.conf holds one; select it with --name"
-              for topology in topologies.topologies if format_name == "conf" and topology not in chosen]
+    is_single = format_name in _SINGLE_FORMATS
+    chosen = [topologies.get(name)] if name or is_single else list(topologies.topologies)
+    losses = [f"topology {topology.name} is omitted: a {_SINGLE_FORMATS[format_name]} holds one; select it with "
+              "--name" for topology in topologies.topologies if is_single and topology not in chosen]
     if format_name == "conf" and chosen[0].name != "default":
         losses.append(f"the name {chosen[0].name}: topology.conf has no topology names")
     for topology in chosen:
@@ -121,6 +123,9 @@ def conversion_losses(topologies: TopologySet, name: str | None, format_name: st
                           for speed in topology.uplink_bandwidth.tolist())
         if format_name == "conf" and implausible:
             losses.append(f"speeds of {implausible} zones of {topology.name}: not plausible as LinkSpeed")
+        if format_name == "graphml":
+            losses += [f"BlockSizes of {topology.name}: GraphML has no such field"] if topology.block_sizes else []
+            continue
         zoneless = [topology.nodes[i] for i in np.flatnonzero(topology.leaf < 0)]
         if zoneless:
             losses.append(f"nodes without a zone: {fold_hostlist(zoneless)}")

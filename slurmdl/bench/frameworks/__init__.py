@@ -6,7 +6,6 @@ An adapter has the members of `Framework`.
 from __future__ import annotations
 
 import importlib.util
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,24 +18,23 @@ from slurmdl.train.transports.transport import Transport
 
 #: name -> module
 FRAMEWORKS = {name: f"slurmdl.bench.frameworks.{name.replace('-', '_')}" for name in (
-    "slurmdl", "ddp", "ddp-mpi", "post-local", "horovod", "bluefog")}
+    "slurmdl", "ddp", "ddp-mpi", "post-local")}
 
 
 @dataclass(frozen=True)
 class TrainingSession:
     """A model and an optimizer that several ranks train together.
 
-    Attributes
-    ----------
-    module : called with a batch; returns the model's output.
-    optimizer : its step() trains the module.
-    after_step : communication after each step.
-    no_sync : context of a backward pass without communication, which is timed by itself.
-    phase_seconds : seconds of the training thread so far, by phase (train.report.meters.PHASES); None if the
-        framework has no meter of its own.
-    overlapped_comm : seconds so far in which messages were in flight while the training thread did something else;
-        None if the framework does not measure them.
-    close : ends the session on all ranks and returns further metrics: `bytes` of all ranks, by locality.
+    Attributes:
+        module: called with a batch; returns the model's output.
+        optimizer: its step() trains the module.
+        after_step: communication after each step.
+        no_sync: context of a backward pass without communication, which is timed by itself.
+        phase_seconds: seconds of the training thread so far, by phase (train.report.meters.PHASES); None if the
+            framework has no meter of its own.
+        overlapped_comm: seconds so far in which messages were in flight while the training thread did something else;
+            None if the framework does not measure them.
+        close: ends the session on all ranks; may return further metrics: `bytes_sent` of all ranks, by locality.
     """
 
     module: Any
@@ -45,17 +43,13 @@ class TrainingSession:
     no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext
     phase_seconds: Callable[[], Mapping[str, float]] | None = None
     overlapped_comm: Callable[[], float] | None = None
-    close: Callable[[], Mapping[str, Any]] = dict
+    close: Callable[[], Mapping[str, Any] | None] = lambda: None
 
 
 class Framework(Protocol):
-    """An adapter, which is a module.
+    """An adapter, which is a module."""
 
-    Attributes
-    ----------
-    STRATEGIES : strategies of the framework, by its own names; the first is the default.
-    """
-
+    #: strategies of the framework, by its own names; the first is the default
     STRATEGIES: tuple[str, ...]
 
     def unavailable_reason(self) -> str:
@@ -69,9 +63,7 @@ class Framework(Protocol):
 def load(name: str) -> Framework:
     """Return the framework with this name, or the adapter in this Python file.
 
-    Raises
-    ------
-    UsageError : unknown name, or a file that is no adapter.
+    Raises UsageError if the name is unknown, or the file is no adapter.
     """
     if name in FRAMEWORKS:
         return cast(Framework, import_module(FRAMEWORKS[name]))
@@ -88,18 +80,3 @@ def load(name: str) -> Framework:
     if absent:
         raise UsageError(f"framework {name}: has no {absent[0]}; expected STRATEGIES, unavailable_reason(), setup()")
     return cast(Framework, module)
-
-
-def import_failure(module: str, title: str) -> str:
-    """Return why a module cannot be imported; "" if it can."""
-    try:
-        import_module(module)
-    except ImportError as error:
-        return f"{title} is not installed ({error})"
-    return ""
-
-
-def rendezvous(transport: Transport) -> str:
-    """Return a tcp:// address on which rank 0 can listen, the same on all ranks. Collective."""
-    with socket.create_server(("", 0)) as free:
-        return str(transport.broadcast(f"tcp://{socket.gethostname()}:{free.getsockname()[1]}"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
-from slurmdl.bench.frameworks import TrainingSession, rendezvous
+from slurmdl.bench.frameworks import TrainingSession
 from slurmdl.train.transports.transport import Transport
 
 STRATEGIES = ("allreduce",)
@@ -31,9 +32,7 @@ def wrap_in_ddp(module: Any, optimizer: Any, close: Any) -> TrainingSession:
 def init_process_group(transport: Transport, backend: str = "") -> Any:
     """Create the process group of all ranks, and return a function that destroys it.
 
-    Parameters
-    ----------
-    backend : "" for NCCL if every rank has a GPU, else gloo.
+    The default of `backend` is NCCL if every rank has a GPU, else gloo.
     """
     import torch
     import torch.distributed as dist
@@ -42,11 +41,8 @@ def init_process_group(transport: Transport, backend: str = "") -> Any:
         dist.init_process_group(backend)  # takes the ranks from MPI, like the transport
     else:
         with_gpus = dist.is_nccl_available() and all(transport.allgather(torch.cuda.is_available()))
-        dist.init_process_group("nccl" if with_gpus else "gloo", init_method=rendezvous(transport),
-                                rank=transport.rank, world_size=transport.size)
-
-    def close() -> dict[str, Any]:
-        dist.destroy_process_group()
-        return {}
-
-    return close
+        with socket.create_server(("", 0)) as free:  # a port on which rank 0 can listen
+            address = transport.broadcast(f"tcp://{socket.gethostname()}:{free.getsockname()[1]}")
+        dist.init_process_group("nccl" if with_gpus else "gloo", init_method=address, rank=transport.rank,
+                                world_size=transport.size)
+    return dist.destroy_process_group

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from slurmdl.bench.frameworks import TrainingSession
-from slurmdl.plan import STRATEGIES as _STRATEGIES
+from slurmdl.plan import STRATEGIES as STRATEGIES
 from slurmdl.train.transports.transport import Transport
-
-STRATEGIES = _STRATEGIES
 
 
 def unavailable_reason() -> str:
@@ -22,10 +19,9 @@ def setup(transport: Transport, strategy: str, module: Any, optimizer: Any) -> T
     run = init(transport=transport)
     run.attach(module, optimizer)
 
-    def close() -> Mapping[str, Any]:
+    def close() -> Any:
         run.finish()
-        # rank 0, which has the summary, may be a server
-        return transport.broadcast(run.summary()) or {}
+        return transport.broadcast(run.summary())  # rank 0, which has the summary, may be a server
 
     if run.is_server:
         run.serve()

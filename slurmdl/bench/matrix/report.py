@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from slurmdl.bench import tcp_bytes
-from slurmdl.bench.cpu_idle import CPU_BOUND_IDLE
+from slurmdl.bench.host_meters import CPU_BOUND_IDLE, bytes_by_locality
 from slurmdl.bench.matrix import submit
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.bench.matrix.submit import CellResult
@@ -32,17 +31,17 @@ COLUMNS = ("framework", "strategy", "model", "nodes", "placement", "status", "re
 class JobFigures:
     """Metrics of one job.
 
-    Attributes
-    ----------
-    images : images per second, all workers together.
-    seconds : median step time of the slowest worker.
-    phases : seconds of a step by phase, mean over workers and steps; communication is the exposed part only.
-    overlapped_comm : seconds of communication in a step that overlap with computation; None if unknown.
-    phase_sum_ratio : sum of the phases over the step time.
-    bytes : bytes that all ranks send in a step, by locality, from the framework's own meter or else from TCP.
-    memory : peak bytes of the worker that used most.
-    cpu_idle : idle share of the CPUs on the busiest node.
-    seconds_to_accuracy : training seconds to the target accuracy; None if there is no target or it was not reached.
+    Attributes:
+        images: images per second, all workers together.
+        seconds: median step time of the slowest worker.
+        phases: seconds of a step by phase, mean over workers and steps; communication is the exposed part only.
+        overlapped_comm: seconds of communication in a step that overlap with computation; None if unknown.
+        phase_sum_ratio: sum of the phases over the step time.
+        bytes: bytes that all ranks send in a step, by locality, from the framework's own meter or else from TCP.
+        memory: peak bytes of the worker that used most.
+        cpu_idle: idle share of the CPUs on the busiest node.
+        seconds_to_accuracy: training seconds to the target accuracy; None if there is no target or it was not
+            reached.
     """
 
     images: float
@@ -79,7 +78,7 @@ def job_figures(result: CellResult, spec: Spec) -> JobFigures:
         phases["communication"] -= fmean(waited)
     counted = next((rank["bytes_sent"] for rank in result.ranks if rank["bytes_sent"]), None)
     sent, step_count = (counted, spec.warmup_steps + spec.steps) if counted else \
-        (tcp_bytes.by_locality(result.ranks), spec.steps)
+        (bytes_by_locality(result.ranks), spec.steps)
     seconds_to_accuracy = [
         next((seconds for seconds, accuracy in rank["accuracy_curve"] if accuracy >= spec.target_accuracy), None)
         for rank in result.ranks if rank["accuracy_curve"]]
@@ -99,7 +98,6 @@ class ReportRow:
     status: str
     jobs: tuple[JobFigures, ...] = ()
     efficiency: float | None = None
-    marks: tuple[str, ...] = field(default=())
 
     @property
     def images(self) -> float:
@@ -123,16 +121,17 @@ def report_rows(folder: Path) -> list[ReportRow]:
 
 def _make_row(cell: Cell, cell_results: Sequence[CellResult], spec: Spec) -> ReportRow:
     done = tuple(job_figures(result, spec) for result in cell_results if result.status == "done")
-    others = [f"{result.status}: {result.reason}" if result.reason else result.status for result in cell_results
-              if result.status != "done"]
-    status = "done" if done else "not run yet"
-    if others:
-        status = others[0] if not done else f"{len(others)} of {len(cell_results)} {others[0]}"
-    marks = [word for word, true in (
-        ("CPU-bound", done and median(job.cpu_idle for job in done) < CPU_BOUND_IDLE),
-        (f"phases sum to {median(job.phase_sum_ratio for job in done):.0%} of the step" if done else "",
-         done and abs(median(job.phase_sum_ratio for job in done) - 1) > PHASE_SUM_TOLERANCE)) if true]
-    return ReportRow(cell, status, done, marks=tuple(marks))
+    failures = [f"{result.status}: {result.reason}" if result.reason else result.status for result in cell_results
+                if result.status != "done"]
+    if not done:
+        return ReportRow(cell, failures[0] if failures else "not run yet")
+    status = f"{len(failures)} of {len(cell_results)} {failures[0]}" if failures else "done"
+    if median(job.cpu_idle for job in done) < CPU_BOUND_IDLE:
+        status += "; CPU-bound"
+    ratio = median(job.phase_sum_ratio for job in done)
+    if abs(ratio - 1) > PHASE_SUM_TOLERANCE:
+        status += f"; phases sum to {ratio:.0%} of the step"
+    return ReportRow(cell, status, done)
 
 
 def _efficiency(line: ReportRow, others: Sequence[ReportRow]) -> float | None:
@@ -149,8 +148,7 @@ def rows(lines: Sequence[ReportRow]) -> Iterator[dict[str, Any]]:
     for line in lines:
         row: dict[str, Any] = {**dict.fromkeys(COLUMNS), "framework": line.cell.framework,
                                "strategy": line.cell.strategy, "model": line.cell.model, "nodes": line.cell.nodes,
-                               "placement": line.cell.placement, "repeats": len(line.jobs),
-                               "status": "; ".join([line.status, *line.marks])}
+                               "placement": line.cell.placement, "repeats": len(line.jobs), "status": line.status}
         if line.jobs:
             job, rates = line.median_job, [repeat.images for repeat in line.jobs]
             row |= {"images/s": line.images, "spread": max(rates) - min(rates), "efficiency": line.efficiency,

@@ -1,27 +1,4 @@
-"""The SPEC.yaml of `slurmdl bench run`, its cells (combinations), and their running order.
-
-The keys, all optional::
-
-    frameworks: [slurmdl, ddp]     # or post-local, horovod, bluefog, and files of other adapters
-    strategies: [allreduce]        # of slurmdl; the other frameworks have one each
-    models: {cnn: digits}          # model: data, as in `slurmdl train`; a list of models uses `digits`
-    nodes: [1, 2]
-    placements: [slurm, slurmdl]   # sbatch, `slurmdl sbatch`; or balance, spread: `slurmdl sbatch --dl-place=...`
-    launcher: srun                 # or mpirun (Open MPI), if Slurm has no matching PMI
-    tasks_per_node: 1
-    ps: 1                          # parameter servers of the strategy ps, among the tasks
-    batch_size: 32                 # samples of a worker in a step
-    lr: 0.05
-    emulate_compute: 0             # seconds that each step sleeps in place of its computation; 0: compute
-    warmup_steps: 3                # untimed steps before the timed ones
-    steps: 20
-    target_accuracy: 0             # report when the accuracy, evaluated every `evaluate_every` steps, reaches this
-    evaluate_every: 0
-    repeats: 3
-    seed: 1
-    time_limit_minutes: 10         # of a job
-    sbatch: []                     # further options of every job, e.g. --partition=short
-"""
+"""The SPEC.yaml of `slurmdl bench run`, its cells (combinations), and their running order; see docs/bench.md."""
 
 from __future__ import annotations
 
@@ -40,7 +17,7 @@ from slurmdl.errors import InputError, UsageError, sort_by_similarity
 from slurmdl.launch.srun_args import LAUNCHERS
 from slurmdl.plan import STRATEGIES
 
-#: placements; `slurmdl` is `slurmdl sbatch` with the default of --dl-place
+#: sbatch, `slurmdl sbatch` with the default of --dl-place, and with each other choice
 PLACEMENTS = ("slurm", "slurmdl", *PLACE_CHOICES[1:])
 
 
@@ -68,27 +45,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Spec:
-    """Contents of SPEC.yaml; the keys are described above."""
+    """The keys of SPEC.yaml, all optional."""
 
-    frameworks: tuple[str, ...] = ("slurmdl", "ddp")
-    strategies: tuple[str, ...] = ("allreduce",)
-    models: dict[str, str] = field(default_factory=lambda: {"cnn": "digits"})
+    frameworks: tuple[str, ...] = ("slurmdl", "ddp")  # names of FRAMEWORKS, and files of other adapters
+    strategies: tuple[str, ...] = ("allreduce",)  # of slurmdl; the other frameworks have one each
+    models: dict[str, str] = field(default_factory=lambda: {"cnn": "digits"})  # model: data, as in `slurmdl train`
     nodes: tuple[int, ...] = (1, 2)
-    placements: tuple[str, ...] = ("slurm", "slurmdl")
-    launcher: str = "srun"
+    placements: tuple[str, ...] = ("slurm", "slurmdl")  # of PLACEMENTS
+    launcher: str = "srun"  # or mpirun (Open MPI), if Slurm has no matching PMI
     tasks_per_node: int = 1
-    ps: int = 1
-    batch_size: int = 32
+    ps: int = 1  # parameter servers of the strategy ps, among the tasks
+    batch_size: int = 32  # samples of a worker in a step
     lr: float = 0.05
-    emulate_compute: float = 0.0
-    warmup_steps: int = 3
+    emulate_compute: float = 0.0  # seconds that each step sleeps in place of its computation; 0: compute
+    warmup_steps: int = 3  # untimed steps before the timed ones
     steps: int = 20
-    target_accuracy: float = 0.0
-    evaluate_every: int = 0
+    target_accuracy: float = 0.0  # report when the accuracy reaches this; 0: do not evaluate
+    evaluate_every: int = 0  # steps between two evaluations
     repeats: int = 3
     seed: int = 1
-    time_limit_minutes: int = 10
-    sbatch: tuple[str, ...] = ()
+    time_limit_minutes: int = 10  # of a job
+    sbatch: tuple[str, ...] = ()  # further options of every job, e.g. --partition=short
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -110,12 +87,7 @@ class Spec:
 
 
 def read_matrix_spec(path: str) -> Spec:
-    """Read a spec from a file.
-
-    Raises
-    ------
-    InputError : unreadable file, invalid YAML, unknown key, or invalid value.
-    """
+    """Read a spec; InputError if the file is unreadable or not YAML, or has an unknown key or an invalid value."""
     keys = [entry.name for entry in fields(Spec)]
     data = yaml_input.check_keys(yaml_input.load_yaml_file(path) or {}, keys, path, "")
     default = Spec()
@@ -137,25 +109,24 @@ def _value(key: str, value: Any, default: Any) -> Any:
         names = dict.fromkeys([value] if isinstance(value, str) else value, "digits") \
             if isinstance(value, (str, list)) else value
         if not isinstance(names, dict) or not all(isinstance(word, str) for pair in names.items() for word in pair):
-            raise UsageError(f"{key}: {value!r} expected MODEL: DATA, or a list of models")
+            raise UsageError(f"{key}: {value!r} is invalid; expected MODEL: DATA, or a list of models")
         return names
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not type(default):
         words = {int: "a whole number", float: "a number", str: "a text"}[type(default)]
-        raise UsageError(f"{key}: {value!r} is not valid; valid: {words}")
+        raise UsageError(f"{key}: {value!r} is invalid; expected {words}")
     return value
 
 
 def _check(spec: Spec) -> None:
-    from slurmdl.train.trainer.data import DATASETS
-    from slurmdl.train.trainer.data.generated import parse_synthetic_arguments
+    from slurmdl.train.trainer.data_readers import DATASETS, parse_synthetic_arguments
     from slurmdl.train.trainer.models import MODELS
 
     def one_of(key: str, given: Sequence[str], valid: Sequence[str]) -> None:
         for word in given:
             if word not in valid:
-                raise UsageError(f"{key}: {word!r} is not valid; valid: {', '.join(sort_by_similarity(word, valid))}")
+                raise UsageError(f"{key}: {word!r} is invalid; expected {', '.join(sort_by_similarity(word, valid))}")
 
     one_of("frameworks", [name for name in spec.frameworks if not name.endswith(".py")], list(FRAMEWORKS))
     one_of("strategies", spec.strategies, STRATEGIES)
@@ -167,17 +138,16 @@ def _check(spec: Spec) -> None:
             parse_synthetic_arguments(arguments)
     one_of("placements", spec.placements, PLACEMENTS)
     one_of("launcher", [spec.launcher], LAUNCHERS)
-    for key, least in (("tasks_per_node", 1), ("ps", 1), ("batch_size", 1), ("warmup_steps", 1), ("steps", 1),
-                       ("repeats", 1),
-                       ("time_limit_minutes", 1), ("evaluate_every", 0), ("emulate_compute", 0)):
-        if getattr(spec, key) < least:
-            raise UsageError(f"{key}: {getattr(spec, key)}: expected {least} or more")
-    if any(nodes < 1 for nodes in spec.nodes):
-        raise UsageError(f"nodes: {min(spec.nodes)} is not valid; valid: 1 or more")
     for key in ("frameworks", "strategies", "models", "nodes", "placements"):
         given = list(getattr(spec, key))
         if not given or len(set(given)) < len(given):
             raise UsageError(f"{key}: {'nothing is' if not given else 'something is twice'} in the list")
+    for key, least in (("nodes", 1), ("tasks_per_node", 1), ("ps", 1), ("batch_size", 1), ("warmup_steps", 1),
+                       ("steps", 1), ("repeats", 1), ("time_limit_minutes", 1), ("evaluate_every", 0),
+                       ("emulate_compute", 0), ("lr", 0), ("seed", 0)):
+        value = min(spec.nodes) if key == "nodes" else getattr(spec, key)
+        if value < least:
+            raise UsageError(f"{key}: {value} is invalid; expected {least} or more")
     if not 0 <= spec.target_accuracy <= 1 or bool(spec.target_accuracy) != bool(spec.evaluate_every):
-        raise UsageError(f"target_accuracy: {spec.target_accuracy} with evaluate_every {spec.evaluate_every} is not "
-                         "valid; valid: both, target_accuracy as a share of 1, or neither")
+        raise UsageError(f"target_accuracy: {spec.target_accuracy} with evaluate_every {spec.evaluate_every} is "
+                         "invalid; expected both, target_accuracy as a share of 1, or neither")

@@ -14,21 +14,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from slurmdl import files
-from slurmdl.bench.matrix.progress import Progress
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError, print_stderr
 from slurmdl.plan import STRATEGIES
 from slurmdl.slurm import jobs, pmi, process
+from slurmdl.units import format_coarse_duration
 
 #: polling interval of jobs in seconds
 POLL_S = 1.0
 #: timeout of Slurm's commands in seconds
 COMMAND_TIMEOUT_S = 60.0
-#: attempts to run a job that fails: MPI libraries sometimes crash in MPI_Init
-MAX_ATTEMPTS = 3
+#: seconds between two progress lines about the same job
+REPORT_EVERY_S = 30.0
 #: state of a job -> status of its cell
 ENDED = {"OUT_OF_MEMORY": "out of memory", "TIMEOUT": "time limit", "DEADLINE": "time limit",
          "CANCELLED": "cancelled", "PREEMPTED": "cancelled", "REFUSED": "refused"}
@@ -44,11 +45,10 @@ Watch = Callable[[str, str, str], None]
 class CellResult:
     """Result of one repeat of a cell.
 
-    Attributes
-    ----------
-    status : "done", "missing" (the framework is not installed), or the kind of failure.
-    reason : one line; "" if the status is "done".
-    ranks : measurements of each worker; see `worker`.
+    Attributes:
+        status: "done", "missing" (the framework is not installed), or the kind of failure.
+        reason: one line; "" if the status is "done".
+        ranks: measurements of each worker; see `worker`.
     """
 
     cell: Cell
@@ -60,17 +60,10 @@ class CellResult:
 
 def run(spec: Spec, folder: Path, retry_failed: bool = False,
         report_progress: Callable[[str], None] = print_stderr) -> None:
-    """Run the cells that have no result yet.
+    """Run the cells that have no result yet, and those that failed if `retry_failed`.
 
-    Parameters
-    ----------
-    retry_failed : also run the cells that failed.
-    report_progress : prints one line of progress.
-
-    Raises
-    ------
-    InputError : the directory holds results of another spec.
-    UnavailableError : Slurm does not answer, or the directory is not writable.
+    Raises InputError if the directory holds results of another spec, UnavailableError if Slurm does not answer or the
+    directory is not writable.
     """
     prepare(spec, folder)
     todo = [*spec.order()]
@@ -94,7 +87,56 @@ def run(spec: Spec, folder: Path, retry_failed: bool = False,
         if result.status == "missing":
             missing[cell.framework] = result.reason
         files.write_atomic(str(folder / f"{cell.name}.{repeat}.result"), json.dumps(asdict(result)))
-        progress.end(number, str(cell), result.status, result.reason, jobs_from(index + 1))
+        progress.end(number, result, jobs_from(index + 1))
+
+
+class Progress:
+    """Progress lines over the cells of a matrix, run one after the other, with an estimate of the time left.
+
+    Of the `cells` (repeats counted) `to_run` need a job, each with a time limit of `limit_s`. `report_progress`
+    prints one line.
+    """
+
+    def __init__(self, cells: int, to_run: int, limit_s: float, report_progress: Callable[[str], None],
+                 now: Callable[[], float] = time.monotonic) -> None:
+        self._cells, self._left, self._limit_s = cells, to_run, limit_s
+        self._report_progress, self._now = report_progress, now
+        self._durations_s: list[float] = []
+        self._number, self._start_s, self._reported_s = 0, now(), now()
+        report_progress(f"{to_run} of {cells} cells to run, {self._estimate(0.0)}")
+
+    def start(self, number: int) -> None:
+        """Start timing cell `number`, counted from 1."""
+        self._number, self._start_s = number, self._now()
+        self._reported_s = self._start_s
+
+    def job(self, job: str, state: str, reason: str) -> None:
+        """Report the state of the cell's job, at most once every REPORT_EVERY_S seconds."""
+        now = self._now()
+        if now - self._reported_s < REPORT_EVERY_S:
+            return
+        self._reported_s = now
+        passed_s = now - self._start_s
+        why = f" ({reason})" if state == "PENDING" and reason else ""
+        self._report_progress(f"{self._number} of {self._cells}: job {job} is {state}{why}, "
+                              f"{format_coarse_duration(passed_s)} since its submission; {self._estimate(passed_s)}")
+
+    def end(self, number: int, result: CellResult, left: int) -> None:
+        """Report the result of cell `number`; `left` cells still need a job."""
+        if number == self._number:
+            self._durations_s.append(self._now() - self._start_s)
+        self._left = left
+        reason = f": {result.reason}" if result.reason else ""
+        estimate = f"; {self._estimate(0.0)}" if left else ""
+        self._report_progress(f"{number} of {self._cells}: {result.cell}: {result.status}{reason}{estimate}")
+
+    def _estimate(self, passed_s: float) -> str:
+        """Estimate the time left from the mean of the cells so far, or from the time limit before the first."""
+        if not self._durations_s:
+            limit = format_coarse_duration(self._left * self._limit_s)
+            return f"at most {limit} left ({format_coarse_duration(self._limit_s)} per job) and the time in the queue"
+        left_s = self._left * fmean(self._durations_s) - passed_s
+        return f"about {format_coarse_duration(max(0.0, left_s))} left"
 
 
 def prepare(spec: Spec, folder: Path) -> None:
@@ -117,9 +159,8 @@ def read_spec(folder: Path) -> Spec:
     """Read the spec of a results directory; InputError if there is none."""
     file = folder / "spec.json"
     try:
-        data: dict[str, Any] = json.loads(file.read_text())
         values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value
-                                  for key, value in data.items()}
+                                  for key, value in json.loads(file.read_text()).items()}
         return Spec(**values)
     except OSError as error:
         raise InputError(f"no results of `slurmdl bench run` ({error.strerror})", str(file)) from error
@@ -139,14 +180,6 @@ def cell_results(folder: Path) -> Iterator[CellResult]:
 
 def _run_cell(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> CellResult:
     """Run a cell as a job and wait for its end."""
-    for attempt in range(MAX_ATTEMPTS):
-        result = _run_job(spec, cell, repeat, folder, watch)
-        if result.status != "failed" or attempt + 1 == MAX_ATTEMPTS:
-            break
-    return result
-
-
-def _run_job(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> CellResult:
     base = folder.resolve() / f"{cell.name}.{repeat}"
     for file in folder.glob(f"{cell.name}.{repeat}.*.json"):
         file.unlink()

@@ -19,9 +19,8 @@ from typing import Any
 
 from slurmdl import files
 from slurmdl.bench import frameworks
-from slurmdl.bench.cpu_idle import CpuIdleMeter
 from slurmdl.bench.frameworks import Framework, TrainingSession
-from slurmdl.bench.tcp_bytes import TcpBytesSent
+from slurmdl.bench.host_meters import CpuIdleMeter, TcpBytesSent
 from slurmdl.errors import SlurmdlError, TrainError
 from slurmdl.train import world
 from slurmdl.train.library import shutdown
@@ -48,7 +47,7 @@ def main() -> None:
         traceback.print_exc()  # an adapter's author wants to know where
         raise TrainError(f"framework {work['framework']}: {type(error).__name__}: {error}") from error
     if figures is not None:
-        _write(result, figures)
+        files.write_atomic(f"{result}.{figures.get('rank', 0)}.json", json.dumps(figures))
     # PyTorch's gloo threads can abort a shutdown of the interpreter (pytorch#190489)
     shutdown.exit_process(0)
 
@@ -58,27 +57,23 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     import torch
 
     from slurmdl.train.trainer import optimizers
-    from slurmdl.train.trainer.data import load_dataset
-    from slurmdl.train.trainer.options import parse_train_options
+    from slurmdl.train.trainer.data_readers import load_dataset
+    from slurmdl.train.trainer.options import Options
     from slurmdl.train.trainer.workloads import ImageClassification
 
     torch.set_num_threads(max(1, int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))))
-    args = [f"--{key.replace('_', '-')}={work[key]}"
-            for key in ("model", "data", "batch_size", "lr", "seed") if work[key]]
-    if work["emulate_compute"]:
-        args.append(f"--emulate-compute={work['emulate_compute']}")
-    options = parse_train_options(args, {})
+    options = Options(**{key: work[key] for key in ("model", "data", "batch_size", "lr", "seed")})
     transport = world.init_mpi()
     rank, size = transport.rank, transport.size
     task = ImageClassification(options, load_dataset(options.data, options.seed))
     optimizer = optimizers.build_optimizer(options.optimizer, task.module.parameters(), options.lr, options.momentum,
-                                 options.weight_decay)
+                                           options.weight_decay)
     parameters = sum(tensor.numel() for tensor in task.module.parameters())
     session = framework.setup(transport, work["strategy"], task.module, optimizer)
     if session is None:
         return None
-    if options.emulate_compute:  # after the framework's hooks, so that their time counts as backward pass
-        each = options.emulate_compute.seconds / options.batch_size
+    if work["emulate_compute"]:  # after the framework's hooks, so that their time counts as backward pass
+        each = work["emulate_compute"] / options.batch_size
         task.install_compute_emulation(lambda images: each * images, time.sleep)
     task.module = session.module
     timer = StepTimer(task, session, task.batches(rank, size))
@@ -101,17 +96,16 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     if session.overlapped_comm:
         overlapped = max(0.0, session.overlapped_comm() - overlapped_before) / work["steps"]
     communication = _profiled_comm(timer) if session.phase_seconds is None else None
-    further = session.close()
+    further = session.close() or {}
     return {"rank": rank, "node": world.node_name(), "zone": (world.zone_path() or ("",))[-1],
             "local_addresses": sorted(sent.local_addresses), "sent": by_peer, "parameters": parameters,
-            "steps": steps,
-            "accuracy_curve": accuracy_curve, "communication": communication, "overlapped_comm": overlapped,
-            "cpu_idle": cpu_idle, "memory": _memory(), "bytes_sent": further.get("bytes_sent"),
-            "torch": torch.__version__}
+            "steps": steps, "accuracy_curve": accuracy_curve, "communication": communication,
+            "overlapped_comm": overlapped, "cpu_idle": cpu_idle, "memory": _memory(),
+            "bytes_sent": further.get("bytes_sent"), "torch": torch.__version__}
 
 
 class StepTimer:
-    """Make steps and time their phases."""
+    """Makes steps and times their phases."""
 
     def __init__(self, task: Any, session: TrainingSession, batches: Any) -> None:
         self._task, self._session, self._batches = task, session, batches
@@ -175,10 +169,6 @@ def _memory() -> int:
     """Return the peak memory of this process in bytes; proc(5), VmHWM."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
-
-
-def _write(result: str, figures: Mapping[str, Any]) -> None:
-    files.write_atomic(f"{result}.{figures.get('rank', 0)}.json", json.dumps(figures))
 
 
 if __name__ == "__main__":

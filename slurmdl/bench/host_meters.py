@@ -1,4 +1,4 @@
-"""Bytes that a process sends over TCP, by peer: one measure for all frameworks.
+"""Measurements of the kernel that are the same for all frameworks: idle CPUs, and bytes sent over TCP.
 
 Shared memory and transports that bypass the kernel, such as InfiniBand verbs, are not counted.
 """
@@ -9,22 +9,44 @@ import os
 import socket
 import stat
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from slurmdl.train.p2p import LOCALITY_LEVELS
+
+#: idle share of the CPUs below which a measurement counts as CPU-bound
+CPU_BOUND_IDLE = 0.2
 #: offset of tcpi_bytes_acked in tcp_info (linux/tcp.h): bytes that the peer has acknowledged, 64 bits
 _ACKED = 120
 #: loopback addresses
 _LOCAL = ("127.0.0.1", "::1")
 
 
+class CpuIdleMeter:
+    """Measures the idle share of all CPUs since its creation; proc(5), /proc/stat."""
+
+    def __init__(self) -> None:
+        self._idle, self._total = _read_ticks()
+
+    def idle_share(self) -> float:
+        """Return the idle share of the CPU time so far; 1 before the first tick."""
+        idle, total = _read_ticks()
+        return (idle - self._idle) / (total - self._total) if total > self._total else 1.0
+
+
+def _read_ticks() -> tuple[float, float]:
+    """Return the idle and the total CPU time in ticks."""
+    with open("/proc/stat", encoding="ascii") as file:
+        ticks = [float(word) for word in file.readline().split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
+
+
 class TcpBytesSent:
     """Counts the bytes that this process sends over TCP from now on, by address of the peer.
 
-    Attributes
-    ----------
-    local_addresses : local addresses of these connections.
+    `local_addresses` are those of the connections.
     """
 
     def __init__(self) -> None:
@@ -33,12 +55,10 @@ class TcpBytesSent:
 
     def bytes(self) -> dict[str, int]:
         """Return peer -> bytes, of the connections that are open now."""
-        sent: dict[str, int] = {}
+        sent: Counter[str] = Counter()
         for (inode, peer), count in self._now().items():
-            grown = count - self._before.get((inode, peer), 0)
-            if grown:
-                sent[peer] = sent.get(peer, 0) + grown
-        return sent
+            sent[peer] += count - self._before.get((inode, peer), 0)
+        return dict(+sent)
 
     def _now(self) -> dict[tuple[int, str], int]:
         """Return (inode of the socket, peer) -> bytes."""
@@ -59,12 +79,7 @@ def _host(address: Any) -> str:
 
 @contextmanager
 def _duplicate(number: int) -> Iterator[tuple[socket.socket, int]]:
-    """Yield a duplicate socket of a file descriptor, and its inode.
-
-    Raises
-    ------
-    OSError : not a socket.
-    """
+    """Yield a duplicate socket of a file descriptor, and its inode; OSError if it is not a socket."""
     status = os.stat(number)
     if not stat.S_ISSOCK(status.st_mode):
         raise OSError(f"descriptor {number} is not a socket")  # socket() would leave its duplicate open
@@ -72,22 +87,19 @@ def _duplicate(number: int) -> Iterator[tuple[socket.socket, int]]:
         yield sock, status.st_ino
 
 
-def by_locality(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def bytes_by_locality(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Sum the bytes of all ranks by locality, as p2p.LOCALITY_LEVELS.
 
-    Parameters
-    ----------
-    ranks : for each "node", "zone" ("" if unknown), and "local_addresses" and "sent" of its `TcpBytesSent`.
+    Each of `ranks` has "node", "zone" ("" if unknown), and "local_addresses" and "sent" of its `TcpBytesSent`.
     """
     home = {address: rank for rank in ranks for address in rank["local_addresses"] if address not in _LOCAL}
-    by_level = {"intra_node": 0, "intra_zone": 0, "inter_zone": 0}
+    by_level = dict.fromkeys(LOCALITY_LEVELS, 0)
     for rank in ranks:
         for peer, count in rank["sent"].items():
-            other = home.get(peer)
-            if peer in _LOCAL or (other and other["node"] == rank["node"]):
-                by_level["intra_node"] += count
-            elif other and other["zone"] == rank["zone"]:
-                by_level["intra_zone"] += count
+            other = rank if peer in _LOCAL else home.get(peer)
+            if other and other["node"] == rank["node"]:
+                level = "intra_node"
             else:
-                by_level["inter_zone"] += count
+                level = "intra_zone" if other and other["zone"] == rank["zone"] else "inter_zone"
+            by_level[level] += count
     return by_level

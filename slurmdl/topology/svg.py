@@ -1,0 +1,202 @@
+"""Zones in SVG 1.1: nested boxes, cells in rows, text; a topology as boxes of zones, nodes as named cells or dots."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from slurmdl.text import truncate
+from slurmdl.topology.text_tree import children_by_zone, nodes_by_leaf, summarize_topology, walk_forest
+from slurmdl.topology.topology import Topology
+
+Size = tuple[float, float]
+_HEADING_CHAR_WIDTH, _HEADING_LINE_HEIGHT = 9.5, 20  # pixels, DejaVu Sans Bold
+MAX_NAMED_NODES = 64  # with more nodes, each is a dot
+MAX_DOTS = 20_000  # with more nodes, each leaf zone shows its node count
+MAX_ROW_WIDTH = 1280  # pixels
+_ASPECT_RATIO = 1.6
+
+
+@dataclass(frozen=True)
+class Box:
+    """Position and size of a zone, in pixels."""
+
+    zone: int
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def right(self) -> float:
+        return self.x + self.width
+
+    @property
+    def bottom(self) -> float:
+        return self.y + self.height
+
+    def outline(self, radius: float = 8, extra: str = "") -> str:
+        return (f'<rect x="{self.x:g}" y="{self.y:g}" width="{self.width:g}" height="{self.height:g}" '
+                f'rx="{radius:g}" fill="none" stroke="#64748b"{extra}/>')
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Cells of a leaf zone: cells per row, cell size and gap in pixels."""
+
+    columns: int
+    width: float
+    height: float
+    gap: float = 8
+
+    def size(self, cells: int) -> Size:
+        columns, rows = min(cells, self.columns) or 1, -(-cells // self.columns) or 1
+        return columns * (self.width + self.gap) - self.gap, rows * (self.height + self.gap) - self.gap
+
+    def cell_position(self, cell: int) -> Size:
+        """Return the offset of a cell from the first one."""
+        row, column = divmod(cell, self.columns)
+        return column * (self.width + self.gap), row * (self.height + self.gap)
+
+
+@dataclass(frozen=True)
+class Spacing:
+    """Pixels between boxes, inside a box, and above its content for the name."""
+
+    gap: float = 16
+    padding: float = 16
+    header: float = 32
+
+
+def layout_boxes(children: Mapping[int, Sequence[int]], leaf_size: Callable[[int], Size], x: float, y: float, *,
+                 spacing: Spacing = Spacing(), row_width: Callable[[Sequence[Size]], float]) -> list[Box]:
+    """Return the boxes of all zones, each before the boxes inside it, in the order of `children`.
+
+    Args:
+        children: zone -> child zones; -1 -> the roots. A forest.
+        leaf_size: size of the box of a zone without child zones.
+        x, y: upper left corner of the first box.
+        row_width: pixels after which boxes of these sizes continue in the next row.
+    """
+    order = [zone for zone, _ in walk_forest(children)]
+    size: dict[int, Size] = {}
+
+    def place_rows(zones: Sequence[int], x: float, y: float) -> list[Box]:
+        boxes: list[Box] = []
+        limit = row_width([size[zone] for zone in zones])
+        left, top, bottom = x, y, y
+        for zone in zones:
+            width, height = size[zone]
+            if left > x and left - x + width > limit:
+                left, top = x, bottom + spacing.gap
+            boxes.append(Box(zone, left, top, width, height))
+            left, bottom = left + width + spacing.gap, max(bottom, top + height)
+        return boxes
+
+    for zone in reversed(order):
+        if zone in children:
+            boxes = place_rows(children[zone], 0, 0)
+            size[zone] = (max(box.right for box in boxes) + 2 * spacing.padding,
+                          max(box.bottom for box in boxes) + spacing.header + spacing.padding)
+        else:
+            size[zone] = leaf_size(zone)
+    placed = {box.zone: box for box in (place_rows(children[-1], x, y) if -1 in children else ())}
+    for zone in order:
+        if zone in children:
+            box = placed[zone]
+            placed.update((inner.zone, inner)
+                          for inner in place_rows(children[zone], box.x + spacing.padding, box.y + spacing.header))
+    return [placed[zone] for zone in order]
+
+
+def svg_text(x: float, y: float, content: str, *, fill: str = "#0f172a", size: int = 13,
+             weight: str = "normal") -> str:
+    return (f'<text x="{x:g}" y="{y:g}" fill="{fill}" font-size="{size}" font-weight="{weight}">'
+            f'{escape(content)}</text>')
+
+
+def svg_document(heading: str, width: float, height: float, elements: Sequence[str]) -> str:
+    """Return the SVG document: a heading above the elements, on white.
+
+    A heading of several lines moves the elements down.
+    """
+    lines = textwrap.wrap(heading, int((width - 36) / _HEADING_CHAR_WIDTH))
+    offset = _HEADING_LINE_HEIGHT * (len(lines) - 1)
+    moved = [f'<g transform="translate(0 {offset})">', *elements, "</g>"] if offset > 0 else elements
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height + offset:g}" '
+        f'viewBox="0 0 {width:g} {height + offset:g}" font-family="sans-serif" font-size="13">',
+        f'<rect width="{width:g}" height="{height + offset:g}" fill="white"/>',
+        *(svg_text(24, 34 + _HEADING_LINE_HEIGHT * i, line, size=15, weight="bold") for i, line in enumerate(lines)),
+        *moved, "</svg>", ""])
+
+
+def draw_topology(topology: Topology) -> str:
+    """Return the SVG document; boxes and dots carry their names as tooltips."""
+    return _Drawing(topology).render()
+
+
+class _Drawing:
+    """Dimensions for the node count, and the elements."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.child_zones, self.leaf_nodes = children_by_zone(topology), nodes_by_leaf(topology)
+        count, largest = len(topology.nodes), max(map(len, self.leaf_nodes.values()), default=1)
+        self.shows_names, self.shows_dots = count <= MAX_NAMED_NODES, count <= MAX_DOTS
+        columns = math.ceil(math.sqrt(_ASPECT_RATIO * largest))
+        self.grid = Grid(4, 76, 32) if self.shows_names else Grid(columns, 6, 6, 2)
+        self.spacing, self.font_size = (Spacing(), 13) if self.shows_names else (Spacing(6, 6, 18), 9)
+        if -1 in self.leaf_nodes:  # nodes without a zone get an extra box
+            self.child_zones.setdefault(-1, []).append(len(topology.zones))
+            self.leaf_nodes[len(topology.zones)] = self.leaf_nodes.pop(-1)
+
+    def render(self) -> str:
+        boxes = layout_boxes(self.child_zones, self._leaf_size, 24, 56, spacing=self.spacing,
+                             row_width=(lambda sizes: MAX_ROW_WIDTH) if self.shows_names else _landscape_width)
+        width = max([box.right + 24 for box in boxes] + [480.0])
+        bottom = max([box.bottom for box in boxes] + [56.0])
+        return svg_document(summarize_topology(self.topology), width, bottom + 24,
+                            [element for box in boxes for element in self._draw_zone(box)])
+
+    def _zone_name(self, zone: int) -> str:
+        return self.topology.zones[zone] if zone < len(self.topology.zones) else "no zone"
+
+    def _leaf_size(self, leaf: int) -> Size:
+        width, height = self.grid.size(len(self.leaf_nodes.get(leaf, ())) if self.shows_dots else 1)
+        name_length = min(len(self._zone_name(leaf)), 24)
+        return (max(width, 0.65 * self.font_size * name_length) + 2 * self.spacing.padding,
+                height + self.spacing.header + self.spacing.padding)
+
+    def _draw_zone(self, box: Box) -> Iterator[str]:
+        name, nodes = self._zone_name(box.zone), self.leaf_nodes.get(box.zone, [])
+        dashed = ' stroke-dasharray="4"' if box.zone >= len(self.topology.zones) else ""
+        yield f"<g><title>{escape(name)}{f', {len(nodes)} nodes' if nodes else ''}</title>"
+        yield box.outline(self.spacing.padding / 2, dashed)
+        max_chars = int((box.width - self.spacing.padding) / (0.6 * self.font_size))
+        yield svg_text(box.x + self.spacing.padding, box.y + (20 if self.shows_names else 13),
+                       truncate(name, max_chars, "…"), size=self.font_size, weight="bold")
+        yield "</g>"
+        if not self.shows_dots:
+            nodes = [f"{len(nodes)} nodes"] if nodes else []
+        for i, node in enumerate(nodes):
+            x, y = self.grid.cell_position(i)
+            yield from self._draw_node(node, box.x + self.spacing.padding + x, box.y + self.spacing.header + y)
+
+    def _draw_node(self, node: str, x: float, y: float) -> Iterator[str]:
+        if not self.shows_dots:
+            yield svg_text(x, y + 6, node, size=8)
+            return
+        yield (f'<rect x="{x:g}" y="{y:g}" width="{self.grid.width:g}" height="{self.grid.height:g}" '
+               f'rx="{4 if self.shows_names else 1}" fill="{"#dbeafe" if self.shows_names else "#3b82f6"}">'
+               f"<title>{escape(node)}</title></rect>")
+        if self.shows_names:
+            yield svg_text(x + 8, y + 21, truncate(node, 9, "…"), fill="#334155")
+
+
+def _landscape_width(sizes: Sequence[Size]) -> float:
+    """Return a row width such that the rows of these boxes are wider than high."""
+    return max([width for width, _ in sizes] + [math.sqrt(_ASPECT_RATIO * sum((w + 6) * (h + 6) for w, h in sizes))])
