@@ -148,9 +148,8 @@ def measure(sandbox: lifecycle.Sandbox, jobs: Sequence[Job]) -> FloatArray:
 def evaluate(jobs: Sequence[Job], predicted: FloatArray, measured: FloatArray) -> list[results.Row]:
     """Return the rows of each pattern: correlation, negative control, median ratio, and spread of the predictions.
 
-    Parameters
-    ----------
-    predicted : shape (jobs,). measured : shape (jobs, blocks); the median of its blocks counts for a placement.
+    Args:
+        predicted: shape (jobs,). measured : shape (jobs, blocks); the median of its blocks counts for a placement.
     """
     rows = []
     for pattern in PATTERNS:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmdl import __version__
+from slurmdl.bench.host_meters import CPU_BOUND_IDLE
 from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import InputError
 
@@ -25,13 +26,12 @@ from slurmdl.errors import InputError
 class Row:
     """One measured metric.
 
-    Attributes
-    ----------
-    value : median of `samples`, in `unit`.
-    baseline : value to compare with, in the same unit; None if there is none.
-    target : description of the target; "" if the row only informs.
-    met : whether the target is met; None if there is no target.
-    spread : largest minus smallest sample.
+    Attributes:
+        value: median of `samples`, in `unit`.
+        baseline: value to compare with, in the same unit; None if there is none.
+        target: description of the target; "" if the row only informs.
+        met: whether the target is met; None if there is no target.
+        spread: largest minus smallest sample.
     """
 
     metric: str
@@ -61,6 +61,12 @@ def make_row(metric: str, samples: Sequence[float], unit: str, *, baseline: floa
                max(samples) - min(samples), tuple(samples))
 
 
+def cpu_bound_note(idle: Sequence[float]) -> str:
+    """Return a note for a metric that was CPU-bound, "" otherwise; `idle`: idle share of the CPUs in each repeat."""
+    median = statistics.median(idle)
+    return f"; CPU-bound: {median:.0%} idle" if median < CPU_BOUND_IDLE else ""
+
+
 def write(path: str, rows: Sequence[Row], *, seed: int, versions: Mapping[str, str], command: str) -> None:
     """Write the rows with seed, versions, machine and command, and print the verdict."""
     document: dict[str, Any] = {
@@ -87,9 +93,8 @@ def verdict(rows: Sequence[Row]) -> str:
 def to_markdown(directory: Path) -> str:
     """Format all results of a directory as Markdown: the rows with a target, and how to repeat them.
 
-    Raises
-    ------
-    InputError : no results, or a file that `write` did not write.
+    Raises:
+        InputError: no results, or a file that `write` did not write.
     """
     parts = ["# Results", "", "Written by `python -m benchmarks.results`; the command above each table repeats it. "
              "Each value is the median of its repeats, followed by the smallest and the largest. Rows called control "

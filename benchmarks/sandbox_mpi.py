@@ -30,9 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def run_program(sandbox: Sandbox, module: str, work: Mapping[str, Any]) -> list[Any]:
     """Run a module of `benchmarks` with one rank on each node of the sandbox, and return its results.
 
-    Raises
-    ------
-    SandboxError : every attempt failed.
+    Raises:
+        SandboxError: every attempt failed.
     """
     folder = sandbox.shared / module
     call(sandbox, ["mkdir", "-p", str(folder)])

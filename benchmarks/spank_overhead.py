@@ -19,7 +19,7 @@ from types import TracebackType
 
 import numpy as np
 
-from benchmarks import results
+from benchmarks import results, sandbox_faults
 from benchmarks.results import Row, make_row
 from benchmarks.suite import run_repeated, start
 from slurmdl.errors import SandboxError, UsageError
@@ -105,7 +105,7 @@ class Steps:
 
     def memory(self) -> float:
         """Return the resident memory of slurmd in KiB."""
-        status = Path(f"/proc/{self.sandbox.daemon_pid('n1')}/status").read_text()
+        status = Path(f"/proc/{sandbox_faults.daemon_pid(self.sandbox, 'n1')}/status").read_text()
         return float(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
 
     def plugstack(self, text: str) -> None:

@@ -15,7 +15,8 @@ from typing import NoReturn
 
 from benchmarks import results
 from benchmarks.results import Row
-from slurmdl.cli.arguments import CliParser, check_output_file
+from slurmdl import files
+from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import SlurmdlError, UsageError, report_error
 
 _RESULTS_HELP = "write all rows, negative controls included, as JSON"
@@ -34,18 +35,24 @@ def start(main: Callable[[list[str]], None]) -> NoReturn:
     sys.exit(0)
 
 
+def check_output_file(path: str, option: str) -> None:
+    """Check before long work that the file of an option can be written; UsageError otherwise."""
+    try:
+        files.check_writable(path)
+    except OSError as error:
+        raise UsageError(f"{option}={path}: cannot be written ({error.strerror})") from error
+
+
 def run_repeated(name: str, description: str, run: Callable[[int, str | None], None], repeats: int,
                  argv: list[str]) -> None:
     """Parse --repeats and --results, and call run(repeats, results file).
 
-    Parameters
-    ----------
-    name : module in `benchmarks`.
-    repeats : default of --repeats.
+    Args:
+        name: module in `benchmarks`.
+        repeats: default of --repeats.
 
-    Raises
-    ------
-    UsageError : invalid options, or a results file that cannot be written.
+    Raises:
+        UsageError: invalid options, or a results file that cannot be written.
     """
     parser = CliParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument("--repeats", type=int, default=repeats, metavar="N",
@@ -62,9 +69,8 @@ def run_repeated(name: str, description: str, run: Callable[[int, str | None], N
 def module_rows(functions: Mapping[str, str]) -> Callable[[str, int, bool], Iterator[Row]]:
     """Return a function that imports the module of a part and yields its rows.
 
-    Parameters
-    ----------
-    functions : part -> MODULE, whose `rows(seed)` is called, or MODULE:FUNCTION.
+    Args:
+        functions: part -> MODULE, whose `rows(seed)` is called, or MODULE:FUNCTION.
     """
     def rows(part: str, seed: int, quick: bool) -> Iterator[Row]:
         module, _, function = functions[part].partition(":")
@@ -82,17 +88,16 @@ def package_versions(*packages: str) -> Callable[[], dict[str, str]]:
 class Suite:
     """A benchmark of several parts.
 
-    Attributes
-    ----------
-    name : package in `benchmarks`.
-    description : text of --help.
-    parts : names, in running order.
-    rows : (part, seed, quick) -> measured rows.
-    versions : returns the versions that the rows depend on.
-    seed : default of --seed.
-    quick : help text of --quick; "" if the suite does not have it.
-    positional : whether parts are arguments rather than values of --only.
-    plot : called with the name of the results file after it is written.
+    Attributes:
+        name: package in `benchmarks`.
+        description: text of --help.
+        parts: names, in running order.
+        rows: (part, seed, quick) -> measured rows.
+        versions: returns the versions that the rows depend on.
+        seed: default of --seed.
+        quick: help text of --quick; "" if the suite does not have it.
+        positional: whether parts are arguments rather than values of --only.
+        plot: called with the name of the results file after it is written.
     """
 
     name: str
@@ -108,9 +113,8 @@ class Suite:
     def main(self, argv: list[str]) -> None:
         """Run the suite with these command-line arguments.
 
-        Raises
-        ------
-        UsageError : invalid options, or a results file that cannot be written.
+        Raises:
+            UsageError: invalid options, or a results file that cannot be written.
         """
         parser = CliParser(prog=f"python -m benchmarks.{self.name}", description=self.description)
         parts = ", ".join(self.parts)
@@ -135,9 +139,8 @@ class Suite:
 
         Progress goes to stderr. A part that fails counts as missed; the other parts still run.
 
-        Raises
-        ------
-        UsageError : unknown part.
+        Raises:
+            UsageError: unknown part.
         """
         seed = self.seed if seed is None else seed
         for part in only:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -10,7 +11,11 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurmdl.train.trainer.options import Options
 
 #: number of parallel processes
 SIDE_BY_SIDE = 2
@@ -22,14 +27,14 @@ PROGRESS = 30
 class Outcome:
     """Result of a run.
 
-    Attributes
-    ----------
-    accuracy : test accuracy of the final model, in %.
-    own : mean test accuracy of the local models before the final average, in %; equal to `accuracy` if there is none.
-    sent : bytes that all ranks sent.
-    share : share of communication and waiting in the step time.
-    course : for each evaluation the virtual seconds, and the test accuracy of the averaged model and of the local
-        model of rank 0, in %.
+    Attributes:
+        accuracy: test accuracy of the final model, in %.
+        own: mean test accuracy of the local models before the final average, in %; equal to `accuracy` if there is
+            none.
+        sent: bytes that all ranks sent.
+        share: share of communication and waiting in the step time.
+        course: for each evaluation the virtual seconds, and the test accuracy of the averaged model and of the local
+            model of rank 0, in %.
     """
 
     accuracy: float
@@ -57,14 +62,24 @@ def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
             raise
 
 
-def outcome(options: tuple[str, ...]) -> Outcome:
-    """Run `slurmdl train` with these options."""
+def parse_options(options: Iterable[str]) -> Options:
+    """Parse options of `slurmdl train`, and `--trigger-warmup STEPS`, which only StrategyConfig has."""
     from slurmdl.train.trainer.options import parse_train_options
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--trigger-warmup", type=int)
+    given, train_options = parser.parse_known_args([*options])
+    parsed = parse_train_options(train_options, {})
+    return replace(parsed, strategy_config=replace(parsed.strategy_config, trigger_warmup=given.trigger_warmup))
+
+
+def outcome(options: tuple[str, ...]) -> Outcome:
+    """Run `slurmdl train` with these options; see `parse_options`."""
     from slurmdl.train.trainer.trainer import train
 
     with tempfile.TemporaryDirectory() as folder:
         metrics = os.path.join(folder, "metrics")
-        summary = train(parse_train_options([*options, "--metrics", metrics], {}))
+        summary = train(parse_options([*options, "--metrics", metrics]))
         assert summary is not None, "a simulation returns its summary"
         with open(metrics, encoding="utf-8") as file:
             steps = [json.loads(line) for line in file]

@@ -49,11 +49,10 @@ class Job:
 class Run:
     """Results of a job with one placement method.
 
-    Attributes
-    ----------
-    order : node of each rank.
-    inter_node_bytes, inter_zone_bytes : metered bytes per step, summed over all ranks.
-    seconds : median step time of the slowest worker.
+    Attributes:
+        order: node of each rank.
+        inter_node_bytes, inter_zone_bytes: metered bytes per step, summed over all ranks.
+        seconds: median step time of the slowest worker.
     """
 
     order: tuple[str, ...]
@@ -73,9 +72,8 @@ class Run:
 def run(jobs: Jobs, job: Job, variant: str, order: Sequence[str], steps: int) -> Run:
     """Submit a job and wait until it ends.
 
-    Parameters
-    ----------
-    order : node of each rank, for LEAF and NEGATIVE_CONTROL; the other methods ignore it.
+    Args:
+        order: node of each rank, for LEAF and NEGATIVE_CONTROL; the other methods ignore it.
     """
     strategy, comm_pattern = KINDS[job.kind]
     train = (f"--strategy {strategy} --comm-pattern {comm_pattern} --steps {steps} --log-every {steps} "

@@ -40,7 +40,6 @@ from slurmdl.cluster import scontrol_parser
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import PlacementError
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement import exact_solver
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
 from slurmdl.placement.result import Cost
@@ -85,10 +84,9 @@ class Case:
 class JobOutcome:
     """Results of a job.
 
-    Attributes
-    ----------
-    costs : variant -> cost in the model.
-    runs : variant -> measurements, and modeled cost of the same ranks; {} if the job did not run.
+    Attributes:
+        costs: variant -> cost in the model.
+        runs: variant -> measurements, and modeled cost of the same ranks; {} if the job did not run.
     """
 
     kind: str
@@ -155,6 +153,8 @@ def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Genera
 def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Sequence[str],
            random: np.random.Generator) -> dict[str, tuple[str, ...]]:
     """Return variant -> node of each rank; LEAST is omitted if there is no exact solution."""
+    from benchmarks.placement.exact_solver import solve_exactly  # imports OR-tools
+
     job, scores = case.job, LinkScores()
 
     def repeat_nodes(nodes: Sequence[str]) -> tuple[str, ...]:
@@ -168,7 +168,7 @@ def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Seq
              LEAF: repeat_nodes(sorted(slurm, key=lambda node: (topology.leaf_of(node), node))),
              NEGATIVE_CONTROL: tuple(drawn[i] for i in random.permutation(len(drawn)))}
     with contextlib.suppress(PlacementError):
-        placement = exact_solver.solve_exactly(job.request, snapshot, topology, scores, LIMIT, "bytes")
+        placement = solve_exactly(job.request, snapshot, topology, scores, LIMIT, "bytes")
         variants[LEAST] = placement.node_of_rank
     return variants
 

@@ -27,12 +27,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cloud_nodes
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, wait
+from benchmarks.open_mpi import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
 from benchmarks.results import Row, make_row
 from benchmarks.sandbox_mpi import ROOT
 from slurmdl.errors import SandboxError, SlurmdlError, UnavailableError
-from slurmdl.mpi_library import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
-from slurmdl.sandbox import cloud_nodes, lifecycle
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 #: ranks, parameters, emulated computation of a step in seconds, steps, and the step before the kill
@@ -90,9 +91,8 @@ def requeues(seed: int) -> Iterator[Row]:
 def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
     """Return the seconds without a step, the number of repeated steps, and the number of starts of one job.
 
-    Raises
-    ------
-    SandboxError : the job does not complete.
+    Raises:
+        SandboxError: the job does not complete.
     """
     folder = jobs.folder / f"kept-{seed}"
     jobs.call(["mkdir", "-p", str(folder)])
@@ -131,9 +131,8 @@ def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[fl
     Lost exchanges of a rank are the cancelled one and those before the step from which all ranks continue; the
     maximum over the ranks counts.
 
-    Raises
-    ------
-    SlurmdlError : the other ranks do not continue.
+    Raises:
+        SlurmdlError: the other ranks do not continue.
     """
     with tempfile.TemporaryDirectory() as folder:
         work = json.dumps({"method": method, "rank": rank, "seed": seed, "kill": kill})

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import sandbox_mpi
-from slurmdl.bench import cpu_idle
+from benchmarks import cloud_nodes, sandbox_mpi
+from benchmarks import results as benchmark_results
+from slurmdl.bench.host_meters import CpuIdleMeter
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import cloud_nodes
 from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.slurm import hostlist
 
@@ -28,11 +28,10 @@ _LIMIT = 600.0
 class Result:
     """Measurements of a job.
 
-    Attributes
-    ----------
-    summary : output of `slurmdl train --summary`.
-    seconds : step times of the first worker.
-    idle : idle share of the machine's CPUs from the first line of the log on.
+    Attributes:
+        summary: output of `slurmdl train --summary`.
+        seconds: step times of the first worker.
+        idle: idle share of the machine's CPUs from the first line of the log on.
     """
 
     summary: dict[str, Any]
@@ -78,16 +77,14 @@ class Jobs:
               start: str = "exec srun --mpi=pmix -K", submit: Sequence[str] = ("sbatch",)) -> Result:
         """Train with `tasks_per_node` tasks on each of `nodes` nodes, and wait until the job ends.
 
-        Parameters
-        ----------
-        options : options of `slurmdl train`.
-        lines : lines of the job script before the step.
-        start : command that starts the step.
-        submit : command that submits the job script.
+        Args:
+            options: options of `slurmdl train`.
+            lines: lines of the job script before the step.
+            start: command that starts the step.
+            submit: command that submits the job script.
 
-        Raises
-        ------
-        SandboxError : all attempts fail.
+        Raises:
+            SandboxError: all attempts fail.
         """
         script, log, summary, steps = (self.folder / f"train.{kind}" for kind in ("sh", "log", "json", "steps"))
         script.write_text(
@@ -112,7 +109,7 @@ class Jobs:
 
         # the first line of the log shows the nodes of the ranks
         wait(lambda: ended() or (log.exists() and os.path.getsize(log) > 0), f"the start of job {number}", _LIMIT)
-        processors = cpu_idle.CpuIdleMeter()
+        processors = CpuIdleMeter()
         wait(ended, f"the end of job {number}", _LIMIT)
         return processors.idle_share()
 
@@ -120,9 +117,8 @@ class Jobs:
 def wait(is_done: Callable[[], bool], condition: str, limit: float, pause: float = 0.1) -> None:
     """Poll every `pause` seconds until is_done() is true.
 
-    Raises
-    ------
-    SandboxError : is_done() is not true within `limit` seconds.
+    Raises:
+        SandboxError: is_done() is not true within `limit` seconds.
     """
     deadline = time.monotonic() + limit
     while not is_done():
@@ -132,5 +128,5 @@ def wait(is_done: Callable[[], bool], condition: str, limit: float, pause: float
 
 
 def cpu_bound_note(results: Sequence[Result]) -> str:
-    """See cpu_idle.cpu_bound_note."""
-    return cpu_idle.cpu_bound_note([result.idle for result in results])
+    """See results.cpu_bound_note."""
+    return benchmark_results.cpu_bound_note([result.idle for result in results])

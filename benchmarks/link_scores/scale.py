@@ -17,9 +17,8 @@ import numpy.typing as npt
 from benchmarks.results import Row, make_row
 from slurmdl.links import aggregate, capacity
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.links.probe.link_estimator import estimate_links
 from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
-from slurmdl.links.probe.schedule import round_robin_schedule
+from slurmdl.links.probe.pairs import estimate_links, round_robin_schedule
 from slurmdl.links.samples import LinkSample
 
 FloatArray = npt.NDArray[np.float64]
@@ -50,12 +49,11 @@ _DATAGRAM = 128
 class Fabric:
     """Nodes in zones with their links.
 
-    Attributes
-    ----------
-    names, leaf : names of the nodes, and their zones.
-    kind : shape (nodes,), index into KINDS, -1 for a good link.
-    speed, trip, loss : shape (nodes,), bytes/s, seconds and fraction of each node's link.
-    uplink : shape (zones,), bytes/s.
+    Attributes:
+        names, leaf: names of the nodes, and their zones.
+        kind: shape (nodes,), index into KINDS, -1 for a good link.
+        speed, trip, loss: shape (nodes,), bytes/s, seconds and fraction of each node's link.
+        uplink: shape (zones,), bytes/s.
     """
 
     names: tuple[str, ...]
@@ -100,11 +98,10 @@ class Fabric:
 class ProbeResult:
     """Result of probing one fabric.
 
-    Attributes
-    ----------
-    scores : scores to publish.
-    seconds : duration of the rounds.
-    share : bytes of all probes over the capacity of all nodes' links in SECONDS.
+    Attributes:
+        scores: scores to publish.
+        seconds: duration of the rounds.
+        share: bytes of all probes over the capacity of all nodes' links in SECONDS.
     """
 
     scores: LinkScores
@@ -125,7 +122,7 @@ def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS)
         pairs = [pair for round_pairs in rounds for pair in fabric.measured(round_pairs, effort, noise, draw)]
         played, count = played + len(rounds), count + len(pairs)
         samples += estimate_links(pairs, leaf, 1e9 + played * effort.expected_s)
-    scores = aggregate.aggregate_scores(samples, 1e9 + played * effort.expected_s).scores
+    scores = aggregate.aggregate_scores(samples, 1e9 + played * effort.expected_s)
     per_pair = 2 * min(effort.stream_bytes, SPEED * effort.stream_seconds) + 2 * effort.loss_probes * _DATAGRAM
     return ProbeResult(replace(scores, half_life=aggregate.DEFAULT_RULES.half_life), played * effort.expected_s,
                  count * per_pair / (len(fabric.names) * SPEED * SECONDS))

@@ -80,7 +80,7 @@ class _TrainingBenchmark:
         self.sandbox.shape_link(LOSSY, delay=1e-2, loss=0.02)
         text = self._call(["slurmdl", "links", "probe", "--all", "--budget=20s", "--output", "-"])
         samples = [sample for sample in parse_sample_lines(text.splitlines()) if isinstance(sample, LinkSample)]
-        self.scores = aggregate.aggregate_scores(samples, time.time()).scores
+        self.scores = aggregate.aggregate_scores(samples, time.time())
 
     def avoided(self) -> Iterator[Row]:
         """Run trials with random busy nodes, with enough free clean nodes or one too few."""

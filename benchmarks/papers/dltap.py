@@ -110,9 +110,8 @@ def saving(label: str, base: str, before: Sequence[float], placed: Sequence[floa
 def burst(jobs: Jobs, topology: Topology, variant: str) -> float:
     """Submit several jobs at once; return the bytes between nodes per step, summed over the jobs.
 
-    Raises
-    ------
-    SandboxError : a job is rejected, or does not run in time.
+    Raises:
+        SandboxError: a job is rejected, or does not run in time.
     """
     sandbox, folder = jobs.sandbox, jobs.folder
     start, submit = ("slurmdl srun", ["slurmdl", "sbatch"]) if variant == PLACED else ("srun", ["sbatch"])

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS
-from benchmarks.results import Row, make_row
-from slurmdl.bench.cpu_idle import cpu_bound_note
+from benchmarks.results import Row, cpu_bound_note, make_row
 from slurmdl.bench.matrix import report
 from slurmdl.bench.matrix.report import PHASE_SUM_TOLERANCE, ReportRow
 from slurmdl.errors import SandboxError
@@ -27,7 +26,7 @@ from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.train.report.meters import PHASES
 
-FRAMEWORKS = ("slurmdl", "ddp", "ddp-mpi", "post-local", "horovod", "bluefog")
+FRAMEWORKS = ("slurmdl", "ddp", "ddp-mpi", "post-local")
 NODES, CPUS = (1, 2, 4), 2
 #: bits/s of the links of nodes and zones
 RATE = 1e9

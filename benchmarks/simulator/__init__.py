@@ -11,7 +11,8 @@ import numpy as np
 from benchmarks.results import Row
 from benchmarks.simulator import scaling, validation
 from benchmarks.suite import Suite
-from slurmdl.simulate import predict
+from slurmdl.simulate.predict import SIMGRID_PYTHON
+from slurmdl.slurm import process
 
 #: points of the scaling plot, collected while the part runs
 _points: list[scaling.Point] = []
@@ -36,9 +37,15 @@ def plot(results_file: str) -> None:
         print("no plot: pip install 'slurmdl[plot]'", file=sys.stderr)
 
 
+def simgrid_version() -> str:
+    """Version of SimGrid; UnavailableError if it is missing."""
+    return process.check_output(
+        [SIMGRID_PYTHON, "-I", "-c", "import simgrid; print(simgrid.simgrid_version)"], timeout=60).strip()
+
+
 SUITE = Suite("simulator",
               "Simulated step times compared with measured ones (needs root), and the value of placement "
               "from 8 to 10,000 nodes. Draws a plot next to the results file.",
               ("validation", "scaling"), rows,
-              lambda: {"numpy": np.__version__, "simgrid": predict.simgrid_version()},
+              lambda: {"numpy": np.__version__, "simgrid": simgrid_version()},
               quick="fewer placements, at most 512 nodes", plot=plot)

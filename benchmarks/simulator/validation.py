@@ -60,9 +60,8 @@ def simulate(job: Job, topology: Topology) -> float:
 def evaluate(jobs: Sequence[Job], simulated: FloatArray, measured: FloatArray) -> Iterator[Row]:
     """Yield errors and pair order of each strategy, pair order across strategies on the same links, and controls.
 
-    Parameters
-    ----------
-    simulated : shape (jobs,). measured : shape (jobs, blocks).
+    Args:
+        simulated: shape (jobs,). measured : shape (jobs, blocks).
     """
     pattern = np.array([job.pattern for job in jobs])
     same_links = np.array([[first.rates == second.rates for second in jobs] for first in jobs])
@@ -84,9 +83,8 @@ def evaluate(jobs: Sequence[Job], simulated: FloatArray, measured: FloatArray) -
 def _order(label: str, simulated: FloatArray, measured: FloatArray, wanted: npt.NDArray[np.bool_]) -> Iterator[Row]:
     """Yield the share of correctly simulated orders among the pairs that the measurement separates.
 
-    Parameters
-    ----------
-    wanted : shape (cases, cases), symmetric.
+    Args:
+        wanted: shape (cases, cases), symmetric.
     """
     shorter = (measured.max(axis=1)[:, None] < measured.min(axis=1)[None]) & wanted
     if not shorter.any():

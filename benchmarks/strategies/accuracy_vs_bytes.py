@@ -50,11 +50,10 @@ T95 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 9: 1.833}
 class Variant:
     """One exchange rule with a compressor.
 
-    Attributes
-    ----------
-    compressor : key of COMPRESSORS.
-    period : steps between exchanges; 0 for a trigger.
-    trigger : options of the trigger; () for a period.
+    Attributes:
+        compressor: key of COMPRESSORS.
+        period: steps between exchanges; 0 for a trigger.
+        trigger: options of the trigger; () for a period.
     """
 
     compressor: str
@@ -125,10 +124,9 @@ def evaluate(situation: str, by_variant: dict[Variant, list[list[Outcome]]], jud
              published: float | None = None) -> Iterator[Row]:
     """Yield the control, savings and losses of each variant, and the gains of triggers over periods.
 
-    Parameters
-    ----------
-    judged : whether there are enough outcomes to decide about targets.
-    published : saving of bytes that a paper reports, in %.
+    Args:
+        judged: whether there are enough outcomes to decide about targets.
+        published: saving of bytes that a paper reports, in %.
     """
     every = by_variant[EVERY_STEP]
     base = _mean([[outcome.accuracy for outcome in folds] for folds in every])

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import sandbox_mpi
-from benchmarks.results import Row, make_row
-from slurmdl.bench.cpu_idle import cpu_bound_note
+from benchmarks.results import Row, cpu_bound_note, make_row
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks import sandbox_mpi
-from slurmdl.bench.cpu_idle import CpuIdleMeter
 from slurmdl.bench.frameworks import ddp, post_local
+from slurmdl.bench.host_meters import CpuIdleMeter
 from slurmdl.train import init
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer.workloads import SyntheticWorkload

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.open_mpi import OVERSUBSCRIBE_ENV
 from benchmarks.results import Row, make_row
 from benchmarks.sandbox_mpi import ROOT
 from slurmdl.errors import SlurmdlError
-from slurmdl.mpi_library import OVERSUBSCRIBE_ENV
 
 #: elements of a model -> exchanges per repeat
 SIZES = {1_000_000: 40, 25_000_000: 6}
@@ -55,9 +55,8 @@ def _ratios(numerators: list[float], denominators: list[float]) -> list[float]:
 def exchanges(ranks: int, size: int, steps: int, repeats: int) -> dict[str, list[float]]:
     """Return variant -> seconds per exchange of each repeat; see `shared_memory_gossip_worker`.
 
-    Raises
-    ------
-    SlurmdlError : the ranks cannot run.
+    Raises:
+        SlurmdlError: the ranks cannot run.
     """
     room = os.statvfs("/dev/shm")
     if room.f_bavail * room.f_frsize < _ROOM * 4 * size * ranks:

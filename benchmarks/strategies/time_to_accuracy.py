@@ -65,9 +65,8 @@ def link_options(rate: str) -> tuple[str, ...]:
 def evaluate(label: str, by_variant: dict[str, list[Outcome]], published: float | None = None) -> Iterator[Row]:
     """Yield the rows of one inter-zone link rate.
 
-    Raises
-    ------
-    RuntimeError : a variant other than the negative control does not reach the goal.
+    Raises:
+        RuntimeError: a variant other than the negative control does not reach the goal.
     """
     every = by_variant["every step"]
     base = [reached(outcome) for outcome in every]
