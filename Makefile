@@ -32,8 +32,8 @@ BIN := .venv/bin
 # The sandbox creates network namespaces, which needs root; everything else runs as the user.
 AS_ROOT := tools/as-root
 
-# test files in parallel: many wait for Slurm
-WORKERS ?= 2
+# test files in parallel, more than cores: tests with clusters or MPI ranks mostly wait
+WORKERS ?= 4
 
 BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores \
 	bench-heterogeneous bench-simulate bench-paper
@@ -46,7 +46,8 @@ demo: install
 
 # without a sandbox the cluster tests are skipped, or run on containers if a Docker engine runs
 test: install openmpi
-	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider -n $(WORKERS) --dist loadfile --durations=40 --durations-min=3 $(TESTS)
+	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--durations=40 --durations-min=3 $(TESTS)
 	@case "$(or $(TESTS),tests/cluster)" in *tests/cluster*) \
 		if $(AS_ROOT) $(BIN)/slurmdl sandbox up --name probe --nodes 2 >/dev/null 2>&1; then \
 			$(AS_ROOT) $(BIN)/slurmdl sandbox down --name probe; \

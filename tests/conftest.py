@@ -1,7 +1,8 @@
-"""What all tests share: golden files, and the example cluster."""
+"""Shared by all tests: command-line options, order of test files, and golden files."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# how long an example takes is the machine's affair
+# no deadline: the run time of an example depends on the load of the machine
 hypothesis.settings.register_profile("slurmdl", hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("slurmdl")
 
@@ -18,17 +19,33 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true",
-                     help="rewrite the golden files with what the code gives now; read the diff before you commit it")
+                     help="rewrite the golden files with the current output; review the diff before committing it")
     parser.addoption("--cluster", choices=["sandbox", "compose"], default="sandbox",
-                     help="what the cluster tests run on: namespaces of this machine, or the containers of "
+                     help="cluster of the cluster tests: namespaces of this machine, or the containers of "
                           "docker-compose.yml")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    position = _file_order(items)
+    items.sort(key=lambda item: position[item.path])
     if os.environ.get("SLURMDL_NIGHTLY") != "1":
         for item in items:
             if item.get_closest_marker("nightly"):
-                item.add_marker(pytest.mark.skip(reason="takes longer than CI may: SLURMDL_NIGHTLY=1"))
+                item.add_marker(pytest.mark.skip(reason="too slow for CI; SLURMDL_NIGHTLY=1 enables it"))
+
+
+def _file_order(items: list[pytest.Item]) -> dict[Path, int]:
+    """Position of each test file for parallel workers: slow files first.
+
+    Files with clusters, which mostly wait, alternate with files that start MPI ranks, which spin while they wait.
+    """
+    kinds: dict[str, dict[Path, None]] = {"cluster": {}, "mpi": {}, "unit": {}}
+    for item in items:
+        names = vars(item.module)  # type: ignore[attr-defined]
+        kind = "cluster" if "cluster" in item.path.parts else "mpi" if "mpi" in names or "mpirun" in names else "unit"
+        kinds[kind][item.path] = None
+    slow = (path for pair in itertools.zip_longest(kinds["cluster"], kinds["mpi"]) for path in pair if path)
+    return {path: position for position, path in enumerate([*slow, *kinds["unit"]])}
 
 
 @pytest.fixture

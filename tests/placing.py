@@ -1,4 +1,4 @@
-"""Small clusters for tests of placement."""
+"""Small clusters and topologies for placement tests."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SCORES = LinkScores(default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,
 
 
 def two_level(*leaves: Sequence[str]) -> Topology:
-    """Root over leaves z0, z1, ... with these nodes."""
+    """Build a root over leaf zones z0, z1, ... with the given nodes."""
     names = [f"z{i}" for i in range(len(leaves))]
     zones = [ZoneDecl(name, nodes=tuple(nodes)) for name, nodes in zip(names, leaves, strict=True)]
     return build_topology([*zones, ZoneDecl("root", children=tuple(names))], kind="tree", source="test")
 
 
 def three_level(rows: int, leaves: int, nodes: int) -> Topology:
-    """Root over rows of leaves; consecutive node names are in different leaves."""
+    """Build a root over rows of leaf zones; consecutive node names are in different leaves."""
     count = rows * leaves
     zones = [ZoneDecl(f"z{leaf}", nodes=tuple(f"n{i:03d}" for i in range(leaf, count * nodes, count)))
              for leaf in range(count)]
@@ -48,7 +48,7 @@ def node(name: str, state: str = "IDLE", **fields: object) -> Node:
 
 
 def matrix(phase: Phase, ranks: int) -> npt.NDArray[np.float64]:
-    """Bytes from rank to rank; shape (ranks, ranks)."""
+    """Return the bytes sent from each rank to each rank, shape (ranks, ranks)."""
     total = np.zeros((ranks, ranks))
     if phase.all_pairs:
         total[np.ix_(phase.source, phase.target)] += phase.bytes_per_pair
@@ -60,7 +60,7 @@ def matrix(phase: Phase, ranks: int) -> npt.NDArray[np.float64]:
 
 def cost_of(order: Sequence[str], topology: Topology, scores: LinkScores, strategy: str, model_bytes: float,
             ps: int = 0) -> Cost:
-    """Cost of ranks on these nodes in this order."""
+    """Predict the cost of an iteration whose rank i runs on node `order[i]`."""
     names = sorted(set(order))
     node_of_rank = np.array([names.index(name) for name in order])
     phases = Traffic(strategy, model_bytes, ps).phases(len(order))

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.train.comm_thread import CommThread
-from slurmdl.train.library.load_balance import even_rounds
-from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, LockstepSampler
+from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, LockstepSampler, even_rounds
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, Strategy, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig
@@ -19,12 +18,12 @@ from slurmdl.train.transports.transport import Transport
 from slurmdl.train.transports.virtual import NetworkModel, run_virtual_ranks
 
 FloatArray = npt.NDArray[np.float32]
-#: update(worker, step, parameters) -> the change that the step's optimizer makes
+#: update(worker, step, parameters) -> change of the parameters by the optimizer in this step
 Update = Callable[[int, int, FloatArray], FloatArray]
 
 
 class RandomDelayNetwork:
-    """Messages take 0 to `max_delay` seconds, in order for each pair of ranks."""
+    """Delay each message by 0 to `max_delay` seconds; messages between two ranks stay in order."""
 
     def __init__(self, seed: int, max_delay: float) -> None:
         self._random, self._max_delay = np.random.default_rng(seed), max_delay
@@ -40,12 +39,11 @@ class RandomDelayNetwork:
 class WorkerLog:
     """Observations of one worker.
 
-    Attributes
-    ----------
-    initial, final : its parameters before and after all steps, `finish` included.
-    total_update : sum of its updates, each times the weight of its model.
-    bytes_per_step : bytes sent in each step.
-    exchange_steps : steps with an exchange.
+    Attributes:
+        initial, final: parameters before the first step and after `finish`.
+        total_update: sum of the updates, each multiplied by the weight of the model.
+        bytes_per_step: bytes sent in each step.
+        exchange_steps: steps with an exchange.
     """
 
     strategy: Strategy
@@ -57,7 +55,7 @@ class WorkerLog:
 
 
 def noise(scale: float) -> Update:
-    """Independent normal updates."""
+    """Return independent, normally distributed updates."""
     def update(worker: int, step: int, parameters: FloatArray) -> FloatArray:
         values = np.random.default_rng((worker, step)).standard_normal(parameters.size)
         return (scale * values).astype(np.float32)
@@ -70,7 +68,7 @@ def zero_update(worker: int, step: int, parameters: FloatArray) -> FloatArray:
 
 def run_strategy(config: StrategyConfig, count: int, steps: int, *,
                  network: NetworkModel | None = None, **worker_options: Any) -> list[WorkerLog]:
-    """Run a strategy on `count` virtual workers; `worker_options` as for `run_worker`."""
+    """Run a strategy on `count` virtual workers; `worker_options` are passed to `run_worker`."""
     return run_virtual_ranks(count, lambda transport: run_worker(transport, config, steps, **worker_options), network)
 
 
@@ -81,12 +79,11 @@ def run_worker(transport: Transport, config: StrategyConfig, steps: int, *, size
                model_weights: tuple[float, ...] = ()) -> WorkerLog:
     """Run one worker; all ranks of the transport are workers.
 
-    Parameters
-    ----------
-    initial_spread : scale of normal numbers added to each worker's model after the strategy is made.
-    learning_rate : of a step.
-    step_seconds : mean computing time of a rank's steps; actual times vary.
-    model_weights : see StrategyContext.
+    Args:
+        initial_spread: standard deviation of the noise added to each worker's model after the strategy is created.
+        learning_rate: learning rate of a step.
+        step_seconds: mean compute time of a rank's steps; actual times vary.
+        model_weights: see StrategyContext.
     """
     step, count, rank = 0, transport.size, transport.rank
     initial = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
@@ -117,13 +114,13 @@ def run_worker(transport: Transport, config: StrategyConfig, steps: int, *, size
 
 
 def even_slices(batches: GlobalBatches, worker: int, cursor: int = 0) -> Iterator[BatchSlice]:
-    """A worker's slices of an epoch from a position on, if all workers take equally much."""
+    """Yield a worker's slices of an epoch from sample `cursor` on, if all workers have equal shares."""
     sampler = LockstepSampler(batches, worker, False, even_rounds(batches.worker_count), lambda: 0)
     return sampler.slices(0, cursor, None)
 
 
 def global_batches(batches: GlobalBatches, epoch: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Indices of all workers' samples, step by step."""
+    """Yield the sample indices of all workers for each step."""
     order, cursor = batches.order(epoch), 0
     while total := batches.size_at(cursor):
         yield order[cursor:cursor + total]
@@ -131,13 +128,13 @@ def global_batches(batches: GlobalBatches, epoch: int) -> Iterator[npt.NDArray[n
 
 
 def sum_error(logs: Sequence[WorkerLog]) -> float:
-    """Relative error of the weighted sum of the models, compared with initial models plus updates."""
+    """Return the relative error of the weighted sum of the models, compared with initial models plus updates."""
     expected = sum(log.initial.astype(np.float64) + log.total_update for log in logs)
     actual = sum(log.final.astype(np.float64) * log.strategy.model_weight for log in logs)
     return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
 def consensus_spread(models: Sequence[FloatArray]) -> float:
-    """The largest distance of a model from the mean of all."""
+    """Return the largest distance of a model from the mean of all models."""
     stacked = np.array(models, np.float64)
     return float(np.linalg.norm(stacked - stacked.mean(0), axis=1).max())

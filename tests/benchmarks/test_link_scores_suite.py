@@ -1,4 +1,4 @@
-"""Benchmarks of link scores: simulated probes of a small cluster, and cost of the collector."""
+"""Benchmarks of link scores: simulated probes of a small cluster, and the cost of the collector."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def test_probe_without_noise_flags_only_bad_links() -> None:
 
 
 def test_shuffled_permutes_scores() -> None:
-    given = LinkScores(nodes={f"n{i}": LinkScore(1.0 + i) for i in range(50)})
-    mixed = shuffled(given, np.random.default_rng(0))
-    assert list(mixed.nodes) == list(given.nodes) and mixed.nodes != given.nodes
+    scores = LinkScores(nodes={f"n{i}": LinkScore(1.0 + i) for i in range(50)})
+    mixed = shuffled(scores, np.random.default_rng(0))
+    assert list(mixed.nodes) == list(scores.nodes) and mixed.nodes != scores.nodes
     assert sorted(score.throughput or 0 for score in mixed.nodes.values()) == [1.0 + i for i in range(50)]
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from benchmarks.placement import exact_solver
 from benchmarks.placement.optimality_gap import Case, case, outcome, rows
 from slurmdl.errors import PlacementError
-from slurmdl.placement import exact_solver
 from slurmdl.placement.eligibility import eligible_tasks
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.job_size import resolve_job_size
@@ -19,17 +19,17 @@ from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Traffic
 
 
-def brute_force(given: Case, key: Callable[[Cost], tuple[float, ...]]) -> tuple[float, ...]:
+def brute_force(instance: Case, key: Callable[[Cost], tuple[float, ...]]) -> tuple[float, ...]:
     """Least key over all choices of nodes and servers; ranks ordered by zone."""
-    topology, request = given.topology, given.request
+    topology, request = instance.topology, instance.request
     job, ps = resolve_job_size(request), request.dl.ps
-    tasks_now = eligible_tasks(request, given.cluster, "main").tasks_now
-    names = [name for name, tasks in zip(given.cluster.names, tasks_now.tolist(), strict=True)
+    tasks_now = eligible_tasks(request, instance.cluster, "main").tasks_now
+    names = [name for name, tasks in zip(instance.cluster.names, tasks_now.tolist(), strict=True)
              if tasks >= job.max_tasks_per_node]
     phases = Traffic.from_options(request.dl).phases(job.tasks)
     best: tuple[float, ...] = (np.inf,)
     for nodes in itertools.combinations(sorted(names, key=topology.path_of), job.nodes):
-        network = network_links(nodes, topology, given.scores)
+        network = network_links(nodes, topology, instance.scores)
         tasks_per_node = job.tasks // job.nodes
         for servers in itertools.product(range(min(ps, tasks_per_node) + 1), repeat=job.nodes):
             if sum(servers) == ps:
@@ -40,9 +40,10 @@ def brute_force(given: Case, key: Callable[[Cost], tuple[float, ...]]) -> tuple[
 
 
 def is_small(seed: int) -> bool:
-    given = case(seed)
-    return len(given.cluster.names) <= 11 and given.request.nodes is not None and given.request.nodes[0] <= 5 \
-        and (given.request.ntasks_per_node or 1) * given.request.nodes[0] <= 10
+    instance = case(seed)
+    request = instance.request
+    return len(instance.cluster.names) <= 11 and request.nodes is not None and request.nodes[0] <= 5 \
+        and (request.ntasks_per_node or 1) * request.nodes[0] <= 10
 
 
 @pytest.mark.parametrize("seed", [seed for seed in range(300) if is_small(seed)][:16])
@@ -50,11 +51,11 @@ def is_small(seed: int) -> bool:
     ("seconds", lambda cost: cost.sort_key[:1]), ("bytes", lambda cost: cost.sort_key[1:])], ids=["seconds", "bytes"])
 def test_solver_finds_the_brute_force_optimum(seed: int, objective: exact_solver.Objective,
                                               key: Callable[[Cost], tuple[float, ...]]) -> None:
-    given = case(seed)
-    exact = exact_solver.solve_exactly(given.request, given.cluster, given.topology, given.scores, 20.0,
+    instance = case(seed)
+    exact = exact_solver.solve_exactly(instance.request, instance.cluster, instance.topology, instance.scores, 20.0,
                                        objective)
     assert exact.proven
-    assert key(exact.cost) == pytest.approx(brute_force(given, key), rel=1e-6)
+    assert key(exact.cost) == pytest.approx(brute_force(instance, key), rel=1e-6)
 
 
 def test_placement_is_close_to_the_optimum() -> None:
@@ -68,17 +69,18 @@ def test_placement_is_close_to_the_optimum() -> None:
 
 @pytest.mark.parametrize("seed", range(30_000, 30_040))
 def test_lower_bound_is_below_the_optimum(seed: int) -> None:
-    given = case(seed)
+    instance = case(seed)
     try:
-        placement = place_job(given.request, given.cluster, given.topology, given.scores)
+        placement = place_job(instance.request, instance.cluster, instance.topology, instance.scores)
     except PlacementError:
         return
     assert placement.rank_map is not None
     assert placement.lower_bound is not None and placement.optimality_gap is not None
-    best = exact_solver.solve_exactly(given.request, given.cluster, given.topology, given.scores, 20.0).cost.seconds
+    best = exact_solver.solve_exactly(instance.request, instance.cluster, instance.topology,
+                                      instance.scores, 20.0).cost.seconds
     assert placement.lower_bound <= best * (1 + 1e-6)
     assert best <= placement.rank_map.cost.seconds * (1 + 1e-6)
-    if given.request.dl.strategy == "allreduce":
+    if instance.request.dl.strategy == "allreduce":
         assert placement.lower_bound == pytest.approx(best, rel=1e-6)
 
 

@@ -85,7 +85,7 @@ def line(framework: str, nodes: int, images: float, sums: float = 1.0) -> Report
 
 def test_frameworks_evaluate_uses_ddp_as_baseline() -> None:
     lines = [line("slurmdl", 1, 10.0), line("ddp", 1, 9.5), line("slurmdl", 4, 30.0), line("ddp", 4, 20.0, sums=0.9),
-             ReportRow(Cell("horovod", "allreduce", "resnet50", 1, "slurm"), "missing: Horovod is not installed"),
+             ReportRow(Cell("ddp-mpi", "allreduce", "resnet50", 1, "slurm"), "missing: not in this PyTorch"),
              ReportRow(Cell("slurmdl", "allreduce", "resnet50", 2, "slurm"), "failed: of its own")]
     rows = by_metric(list(frameworks.evaluate("weak scaling", lines)))
     slurmdl = rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: images/s"]
@@ -96,7 +96,7 @@ def test_frameworks_evaluate_uses_ddp_as_baseline() -> None:
     assert (sent.value, sent.baseline) == (20 + 30, 20 + 20)
     assert rows["weak scaling, replayed: ddp allreduce, 4 nodes: sum of the phases over the time of the steps"
                 ].met is False
-    assert rows["weak scaling: horovod: missing: Horovod is not installed"].met is None
+    assert rows["weak scaling: ddp-mpi: missing: not in this PyTorch"].met is None
     assert rows["weak scaling: slurmdl allreduce, resnet50, 2 nodes, slurm: failed: of its own"].met is False
     assert rows["weak scaling: images/s on one node, slowest framework over quickest (control)"].met
 

@@ -96,7 +96,7 @@ def test_quality_rows_on_blocks_have_targets(monkeypatch: pytest.MonkeyPatch) ->
         assert rows[f"blocks, {links}, {pattern.name}: predicted seconds over those of depth-first"].met is not None
     controls = [row for metric, row in rows.items() if metric.startswith("control: ") and "ring" in metric]
     assert len(controls) == 2 * len(quality.LINKS)
-    # on a cluster this small only random ranks behind thin uplinks lose
+    # on such a small cluster only random ranks behind slow uplinks have a measurable loss
     assert all(row.value > 1 for row in controls if "thin" in row.metric and "random ranks" in row.metric)
     assert not any("Slurm" in metric for metric in rows)
 
@@ -111,17 +111,17 @@ def test_least_ps_deal_matches_brute_force() -> None:
         if room.sum() < nodes or servers >= nodes * per_node:
             continue
         workers, least = nodes * per_node - servers, np.inf
-        for taken in itertools.product(*(range(r + 1) for r in room)):
-            if sum(taken) == nodes:
-                tasks = [count * per_node for count in taken]
+        for used_nodes in itertools.product(*(range(r + 1) for r in room)):
+            if sum(used_nodes) == nodes:
+                tasks = [count * per_node for count in used_nodes]
                 for deal in itertools.product(*(range(t + 1) for t in tasks)):
                     if sum(deal) == servers:
                         inside = sum(p * (t - p) for p, t in zip(deal, tasks, strict=True))
                         least = min(least, 2 * 90.0 / servers * (servers * workers - inside))
         deal = quality.least_ps_deal(room, nodes, per_node, servers)
-        inside = sum(count * (taken * per_node - count) for _, taken, count in deal)
+        inside = sum(count * (used_nodes * per_node - count) for _, used_nodes, count in deal)
         assert 2 * 90.0 / servers * (servers * workers - inside) == pytest.approx(least)
-        assert all(taken <= room[leaf] for leaf, taken, _ in deal)
+        assert all(used_nodes <= room[leaf] for leaf, used_nodes, _ in deal)
 
 
 def test_least_bytes_returns_valid_order_with_same_cost() -> None:
@@ -181,7 +181,7 @@ def test_distances_and_volumes_known_values_match() -> None:
     topology = example.tree_topology((1, 2, 4))
     scores = LinkScores(default_node_bandwidth=2.0, default_zone_bandwidth=(1.0, 1.0))
     network = network_links(topology.nodes, topology, scores)
-    far = graph_mappers.distances(network, np.array([0, 0, 1, 2]))
-    assert far[0].tolist() == [0, 0, 1, 3]
+    distances = graph_mappers.distances(network, np.array([0, 0, 1, 2]))
+    assert distances[0].tolist() == [0, 0, 1, 3]
     total = graph_mappers.volumes(Traffic("allreduce", 4.0).phases(2), 2)
     assert total.tolist() == [[0, 8], [8, 0]]

@@ -36,9 +36,9 @@ class RandomSteps:
 def test_measure_overhead_or_memory_growth_misses_targets(added, grows, missed):
     steps = RandomSteps(1, 0.0), RandomSteps(2, added, grows), RandomSteps(3, added)
     rows = list(spank_overhead.measure(*steps, Path("timing.so"), 1000))
-    judged = [row for row in rows if row.met is not None]
-    assert len(judged) == 9
-    failed = [row.metric for row in judged if not row.met]
+    rows_with_targets = [row for row in rows if row.met is not None]
+    assert len(rows_with_targets) == 9
+    failed = [row.metric for row in rows_with_targets if not row.met]
     assert all(any(metric.startswith(start) for metric in failed) for start in missed), failed
     assert all(any(metric.startswith(start) for start in missed) for metric in failed), failed
 

@@ -39,16 +39,16 @@ def outcomes(right: float, sent: int, own: float | None = None) -> list[list[Out
             for seed_offsets in noise.tolist()]
 
 
-FOUND = {EVERY_STEP: outcomes(97, 1000), NO_EXCHANGE: outcomes(95, 0, own=80), TARGET_VARIANT: outcomes(97, 20),
-         Variant("sign", 8): outcomes(96, 15), Variant("sign", 4): outcomes(98, 25),
-         Variant("fp32", 8): outcomes(97.5, 5)}
+OUTCOMES = {EVERY_STEP: outcomes(97, 1000), NO_EXCHANGE: outcomes(95, 0, own=80), TARGET_VARIANT: outcomes(97, 20),
+            Variant("sign", 8): outcomes(96, 15), Variant("sign", 4): outcomes(98, 25),
+            Variant("fp32", 8): outcomes(97.5, 5)}
 
 
 def test_evaluate_compares_variants_with_every_step_and_triggers_with_periods() -> None:
-    rows = {row.metric: row for row in evaluate("here", FOUND)}
+    rows = {row.metric: row for row in evaluate("here", OUTCOMES)}
     assert rows["here: control: ranks that never exchange, over every step"].met is True
-    judged = rows[f"here: {TARGET_VARIANT}: accuracy over every step"]
-    assert (judged.met, judged.value, judged.repeats) == (True, pytest.approx(0), 5)
+    accuracy_row = rows[f"here: {TARGET_VARIANT}: accuracy over every step"]
+    assert (accuracy_row.met, accuracy_row.value, accuracy_row.repeats) == (True, pytest.approx(0), 5)
     assert rows[f"here: {TARGET_VARIANT}: bytes saved"].value == 98
     # the period of 4 is more accurate, but sends more bytes; fp32 is another compressor
     gain = rows[f"here: {TARGET_VARIANT}: accuracy over sign, every 8 steps, the best period at no more bytes"]
@@ -58,19 +58,19 @@ def test_evaluate_compares_variants_with_every_step_and_triggers_with_periods() 
 
 
 def test_evaluate_lower_accuracy_or_more_bytes_misses_targets() -> None:
-    worse = {row.metric: row for row in evaluate("here", {**FOUND, TARGET_VARIANT: outcomes(96, 20)})}
+    worse = {row.metric: row for row in evaluate("here", {**OUTCOMES, TARGET_VARIANT: outcomes(96, 20)})}
     assert worse[f"here: {TARGET_VARIANT}: accuracy over every step"].met is False
-    larger = {row.metric: row for row in evaluate("here", {**FOUND, TARGET_VARIANT: outcomes(97, 40)})}
+    larger = {row.metric: row for row in evaluate("here", {**OUTCOMES, TARGET_VARIANT: outcomes(97, 40)})}
     assert larger[f"here: {TARGET_VARIANT}: bytes saved"].met is False
-    control = next(row for row in evaluate("here", {**FOUND, NO_EXCHANGE: outcomes(97, 0)})
+    control = next(row for row in evaluate("here", {**OUTCOMES, NO_EXCHANGE: outcomes(97, 0)})
                    if "control" in row.metric)
     assert control.met is False
 
 
 def test_terminated_benchmark_ends_workers() -> None:
-    done = subprocess.Popen([sys.executable, "-m", "benchmarks.strategies", "--only", "accuracy-vs-bytes-async"],
-                            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                            stderr=subprocess.DEVNULL, start_new_session=True)
+    benchmark = subprocess.Popen([sys.executable, "-m", "benchmarks.strategies", "--only", "accuracy-vs-bytes-async"],
+                                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL, start_new_session=True)
 
     def working() -> int:
         """Count the running processes of the session."""
@@ -78,22 +78,22 @@ def test_terminated_benchmark_ends_workers() -> None:
         for file in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 stats.append(file.read_text().rpartition(")")[2].split())
-        return sum(stat[3] == str(done.pid) and stat[0] != "Z" for stat in stats)
+        return sum(stat[3] == str(benchmark.pid) and stat[0] != "Z" for stat in stats)
 
     try:
         deadline = time.monotonic() + 60
         while working() < 2 + virtual_runs.SIDE_BY_SIDE:  # plus the benchmark and multiprocessing's resource tracker
-            assert done.poll() is None and time.monotonic() < deadline
+            assert benchmark.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
-        done.terminate()
-        assert done.wait(30) == 128 + signal.SIGINT
+        benchmark.terminate()
+        assert benchmark.wait(30) == 128 + signal.SIGINT
         while working():
             assert time.monotonic() < deadline + 60
             time.sleep(0.1)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(done.pid, signal.SIGKILL)
-        done.wait()
+            os.killpg(benchmark.pid, signal.SIGKILL)
+        benchmark.wait()
 
 
 def test_lower_bound_95_holds_in_95_percent() -> None:
@@ -114,11 +114,11 @@ def test_outcome_has_accuracy_bytes_and_course() -> None:
 
 
 def test_time_to_accuracy_evaluate_times_gains_and_control() -> None:
-    def course(*means: float, own: float = 50.0) -> tuple[tuple[float, float, float], ...]:
+    def accuracy_curve(*means: float, own: float = 50.0) -> tuple[tuple[float, float, float], ...]:
         return tuple((1.0 + at, mean, own) for at, mean in enumerate(means))
 
-    slow = Outcome(97, 97, 1000, 0.75, course(50, 70, 80, 92, 94, 95, 95, 96))
-    fast = Outcome(97, 97, 10, 0.1, course(93, 94))
+    slow = Outcome(97, 97, 1000, 0.75, accuracy_curve(50, 70, 80, 92, 94, 95, 95, 96))
+    fast = Outcome(97, 97, 10, 0.1, accuracy_curve(93, 94))
     by_variant = {variant: [slow if variant == "every step" else fast] * 2 for variant in time_to_accuracy.VARIANTS}
     rows = {row.metric: row for row in time_to_accuracy.evaluate("here", by_variant)}
     assert rows["here: gossip at every step, time to 93 %"].value == 6
@@ -129,7 +129,7 @@ def test_time_to_accuracy_evaluate_times_gains_and_control() -> None:
     assert rows[f"{adaptive}, gain as a share of what there is to gain"].value == pytest.approx(100 * 4 / 4.5)
     assert rows["here: control: ranks that never exchange fall short of every step"].met is True
     with pytest.raises(RuntimeError, match="not reached"):
-        time_to_accuracy.reached(Outcome(90, 90, 1, 0.5, course(80, 90)))
+        time_to_accuracy.reached(Outcome(90, 90, 1, 0.5, accuracy_curve(80, 90)))
 
 
 def test_strategies_suite_writes_command_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,5 +165,5 @@ def test_variants_are_valid_trainer_options() -> None:
         check_compatibility(dataclasses.replace(parsed.strategy_config, comm_pattern="base-2"))
     for variant, rate in itertools.product(time_to_accuracy.VARIANTS.values(), time_to_accuracy.RATES):
         arguments = [*time_to_accuracy.COMMON, *time_to_accuracy.link_options(rate), *variant]
-        assert len(parse_train_options(arguments, {}).virtual_links) == 2
+        assert len(virtual_runs.parse_options(arguments).virtual_links) == 2
     assert virtual_runs.SIDE_BY_SIDE == 2

@@ -1,7 +1,7 @@
 """The containerized cluster (docker-compose.yml) for the cluster tests.
 
-Only one can exist, because its networks have fixed addresses; `configure` changes its settings instead of creating a
-new one. Its four networks form the two zones of the tests.
+Only one such cluster can run on a machine, because its networks have fixed addresses; `configure` changes the
+settings instead of creating another cluster. Its four networks form the two zones of the tests.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
 ROOT = Path(__file__).parents[2]
 PROJECT = "slurmdl-test"
 USER = slurm_daemons.JobUser("researcher", 20001, 20001, "/home/researcher")
-#: the networks 1 to 4 hold n1 and n5, n2 and n6, n3 and n7, n4 and n8
+#: networks of each zone; networks 1 to 4 contain n1 and n5, n2 and n6, n3 and n7, n4 and n8
 ZONES = "zoneA=1,3 zoneB=2,4"
 
 
 class ComposeCluster(Cluster):
-    """Up to eight nodes n1..n8 in containers, in two zones of two networks each; `base` holds its files."""
+    """Nodes n1 to n8 in containers, in two zones of two networks each; `base` is the directory of its files."""
 
     def __init__(self, base: Path) -> None:
         self.shared, self.user, self.etc = base / "shared", USER.name, base / "etc"
@@ -46,7 +46,7 @@ class ComposeCluster(Cluster):
         self.shared.chmod(0o1777)
 
     def up(self) -> None:
-        """Start the containers; RuntimeError on failure."""
+        """Start the containers. Raises RuntimeError on failure."""
         self._write(SandboxSpec("compose", round_robin_topology(8, 2)))
         done = subprocess.run([ROOT / "tests/cluster/base-image", self._release], capture_output=True, text=True,
                               check=False)
@@ -60,33 +60,33 @@ class ComposeCluster(Cluster):
         self._start = self.shared
         self._start = self.directory("start")
         self._is_common = True
-        # forky's Slurm has no PMIx
+        # Slurm of Debian forky has no PMIx
         if "pmix" not in self.run(["sh", "-c", "srun --mpi=list 2>&1"]).stdout:
             self.launcher = "--launcher=mpirun"
 
     def down(self) -> None:
         self._compose("down", "--volumes", "--timeout", "1")
 
-    def _compose(self, *words: str) -> None:
+    def _compose(self, *arguments: str) -> None:
         program = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
         files = ["-f", "docker-compose.yml", "-f", "tests/cluster/compose.yml"]
         env = {**os.environ, "SLURMDL_BASE": str(self._base), "ZONES": ZONES}
-        done = subprocess.run([*program, "--project-name", PROJECT, *files, *words], cwd=ROOT, env=env,
+        done = subprocess.run([*program, "--project-name", PROJECT, *files, *arguments], cwd=ROOT, env=env,
                               capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"docker-compose {words[0]}: {last_line(done.stderr)}")
+            raise RuntimeError(f"docker-compose {arguments[0]}: {last_line(done.stderr)}")
 
-    # --- other settings ---
+    # --- settings ---
 
     def common(self) -> ComposeCluster:
-        """The cluster with the shared default settings."""
+        """Return the cluster with the default settings that most tests share."""
         if not self._is_common:
             self.configure()
             self._is_common = True
         return self
 
     def configure(self, **options: object) -> ComposeCluster:
-        """Restart with an empty state and the settings of a sandbox (fields of SandboxSpec; nodes, zones)."""
+        """Restart with an empty state; `options` are `nodes`, `zones` and fields of SandboxSpec."""
         fields = dict(options)
         nodes, zones = int(fields.pop("nodes", 8)), int(fields.pop("zones", 2))  # type: ignore[call-overload]
         for name, reason in (("plugstack", "the plugin is built for this machine's Slurm only"),
@@ -122,7 +122,7 @@ class ComposeCluster(Cluster):
         pytest.skip("on compose, there is no sandbox")
 
     def _write(self, spec: SandboxSpec) -> None:
-        """Write /etc/slurm: the sandbox's files, overridden by those of the containers (compose/slurm)."""
+        """Write /etc/slurm: the files of a sandbox, with the settings of compose/slurm/slurm.conf."""
         self.topology = spec.topology
         with tempfile.TemporaryDirectory() as scratch:
             slurm_daemons.write_config_files(spec, Path(scratch), USER)
@@ -135,7 +135,7 @@ class ComposeCluster(Cluster):
         keys = dict(re.findall(r"^(?!NodeName|PartitionName)(\w+)=(.*)$", compose_conf, re.MULTILINE))
         addresses = dict(re.findall(r"^NodeName=(\w+) NodeAddr=(\S+)", compose_conf, re.MULTILINE))
         lines = [f"{key}={value}" for key, value in keys.items() if key not in overridden]
-        # slurmd remembers finished jobs, so job ids must be unique
+        # slurmd keeps records of finished jobs, so job IDs must be unique
         self._first_job += 10_000
         lines.append(f"FirstJobId={self._first_job}")
         for line in (self.etc / "slurm.conf").read_text().splitlines():
@@ -145,13 +145,13 @@ class ComposeCluster(Cluster):
             if (key not in keys or key in overridden) and not key.endswith("LogFile"):
                 lines.append(line)
         (self.etc / "slurm.conf").write_text("\n".join(lines) + "\n")
-        if self._release == "bookworm":  # required by its Slurm, as in compose/entrypoint
+        if self._release == "bookworm":  # required by Slurm 22.05, as in compose/entrypoint
             (self.etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         else:
             shutil.copy(ROOT / "compose/slurm/cgroup.conf", self.etc)
 
     def _wait_ready(self, nodes: Sequence[str] = (), timeout: float = 60) -> None:
-        """Wait until the controller answers and these nodes are usable."""
+        """Wait until the controller answers and `nodes` are usable."""
         deadline = time.monotonic() + timeout
         while not (states := self._states()) or any(
                 states.get(node) not in ("idle", "mixed", "allocated", "completing") for node in nodes):
@@ -160,15 +160,15 @@ class ComposeCluster(Cluster):
             time.sleep(0.2)
 
     def _states(self) -> dict[str, str]:
-        # a newly started controller may not answer the first query, for which sinfo would wait 10 s
+        # a starting controller may not answer the first query; sinfo would then wait for 10 s
         text = self.run(["timeout", "2", "sinfo", "-h", "-N", "-o", "%N %T"], as_root=True).stdout
         return dict(line.split() for line in text.splitlines())
 
-    # --- Cluster ---
+    # --- interface of Cluster ---
 
     @staticmethod
     def _daemon_host(host: str) -> str:
-        """Container with the daemon of a host; the controller is not on the login host here."""
+        """Return the container with the daemon of a host; slurmctld runs in a separate container."""
         return "slurmctld" if host == LOGIN else host
 
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
@@ -194,7 +194,7 @@ class ComposeCluster(Cluster):
 
     def power_off(self, node: str) -> None:
         self.stop_daemon(node)
-        self._is_common = False  # the next configuration restarts it
+        self._is_common = False  # `configure` restarts the node
 
     def shape_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> None:
@@ -212,22 +212,22 @@ class ComposeCluster(Cluster):
         return sum(map(int, re.findall(r"(\d+) bytes out", text)))
 
 
-def _docker(*words: str, check: bool = True) -> str:
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+def _docker(*arguments: str, check: bool = True) -> str:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
     if check and done.returncode:
-        raise RuntimeError(f"docker {words[0]}: {last_line(done.stderr)}")
+        raise RuntimeError(f"docker {arguments[0]}: {last_line(done.stderr)}")
     return done.stdout
 
 
 def last_line(text: str) -> str:
-    """The first line with ERROR, or else the last line of a program's output."""
+    """Return the first line that starts with ERROR, or else the last line of a program's output."""
     lines = text.strip().splitlines() or ["failed"]
     return next((line for line in lines if line.startswith("ERROR")), lines[-1])
 
 
 @contextlib.contextmanager
 def up() -> Iterator[ComposeCluster]:
-    """The cluster for a test session; skips the tests if it cannot be started."""
+    """Start the cluster for a test session; skip the tests if it cannot be started."""
     with tempfile.TemporaryDirectory(prefix="slurmdl-compose-") as base:
         cluster = ComposeCluster(Path(base))
         try:

@@ -1,7 +1,7 @@
-"""Access of the cluster tests to a cluster: submit jobs, run commands on a host, stop a daemon, reshape a link.
+"""Clusters for the cluster tests: submit jobs, run commands on a host, stop a daemon, reshape a link.
 
-`Cluster` is the interface of the tests; `SandboxCluster` implements it with the sandbox. Every command runs as an
-ordinary user unless `as_root` is set.
+`Cluster` is the interface of the tests; `SandboxCluster` implements it with the sandbox. Commands run as an ordinary
+user unless `as_root` is set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from jobs import AT_ONCE
 
+from benchmarks import sandbox_faults
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
@@ -30,12 +32,11 @@ FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 class Cluster(ABC):
     """A real Slurm cluster.
 
-    Attributes
-    ----------
-    shared : a directory that all hosts share.
-    user : name of the ordinary user.
-    etc : the directory of /etc/slurm on the hosts.
-    launcher : launcher of `slurmdl srun` for MPI programs.
+    Attributes:
+        shared: directory shared by all hosts.
+        user: name of the ordinary user.
+        etc: directory that is /etc/slurm on the hosts.
+        launcher: option of `slurmdl srun` that selects the launcher of MPI programs, or "" for the default.
     """
 
     topology: Topology
@@ -48,41 +49,44 @@ class Cluster(ABC):
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
             directory: Path | None = None, env: dict[str, str] | None = None,
             timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host; stdout and stderr are separate."""
+        """Run a command on a host; capture stdout and stderr separately."""
 
     @abstractmethod
     def stop_daemon(self, host: str) -> None:
-        """Kill slurmctld (login host) or slurmd (node)."""
+        """Kill slurmctld (on the login host) or slurmd (on a node)."""
 
     @abstractmethod
     def start_daemon(self, host: str) -> None:
-        """Restart it, and wait until Slurm uses the host."""
+        """Start the daemon of a host, and wait until Slurm uses the host."""
 
     @abstractmethod
     def freeze_daemon(self, host: str, frozen: bool) -> None:
-        """Stop a daemon (SIGSTOP), or continue it."""
+        """Stop a daemon with SIGSTOP, or continue it with SIGCONT."""
 
     @abstractmethod
     def power_off(self, node: str) -> None:
-        """End a node as a power failure does."""
+        """Kill all processes of a node, as in a power failure."""
 
     @abstractmethod
     def shape_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> None:
-        """Reshape a node's link or a zone's uplink, each way: bits/s, seconds, fraction of packets."""
+        """Reshape a node's link or a zone's uplink, in each direction.
+
+        `rate` is in bits/s, `delay` in seconds, `loss` is a fraction of packets.
+        """
 
     @abstractmethod
     def inter_zone_bytes(self) -> int:
-        """Bytes that nodes sent out of their zones, as the routers counted them."""
+        """Return the bytes sent out of the nodes' zones, from the counters of the routers."""
 
     @abstractmethod
     def controller_log(self) -> str:
-        """The log of slurmctld."""
+        """Return the log of slurmctld."""
 
-    # --- the same on every kind of cluster ---
+    # --- common to all kinds of clusters ---
 
     def directory(self, name: str = "job") -> Path:
-        """Create a directory on the shared file system that belongs to the ordinary user."""
+        """Create a directory on the shared file system, owned by the ordinary user."""
         path = self.shared / f"{name}-{next(_numbers)}"
         self.run(["mkdir", "-m", "755", str(path)]).check_returncode()
         return path
@@ -95,13 +99,11 @@ class Cluster(ABC):
         return path
 
     def submit(self, argv: Sequence[str], **keywords: object) -> int:
-        """Submit (argv `["sbatch", ...]` or `["slurmdl", "sbatch", ...]`) and return the job ID."""
+        """Run a submission, `["sbatch", ...]` or `["slurmdl", "sbatch", ...]`; return the job ID."""
         result = self.run(argv, **keywords)  # type: ignore[arg-type]
         assert result.returncode == 0, result.stderr
         fields = result.stdout.split()
-        job = int(fields[3] if fields[:3] == ["Submitted", "batch", "job"] else fields[0].split(";")[0])
-        self.__dict__.setdefault("submitted", {})[job] = (argv, keywords)
-        return job
+        return int(fields[3] if fields[:3] == ["Submitted", "batch", "job"] else fields[0].split(";")[0])
 
     def job(self, job: int | str) -> dict[str, str]:
         """Return the record of `scontrol show job`."""
@@ -121,18 +123,9 @@ class Cluster(ABC):
         return self.wait_for(job, FINAL, timeout)
 
     def output(self, job: int, timeout: float = 60) -> str:
-        """Wait until a job has completed; return its standard output.
-
-        A job in which MPI crashed is resubmitted: Open MPI 4.1.4 sometimes crashes in MPI_Init if the first message
-        of another rank arrives before it is ready.
-        """
-        for _ in range(3):
-            record = self.wait(job, timeout)
-            text = self.run(["cat", record["StdOut"]]).stdout
-            if record["JobState"] == "COMPLETED" or "Segmentation fault" not in text:
-                break
-            argv, keywords = self.__dict__["submitted"][job]
-            job = self.submit(argv, **keywords)
+        """Wait until a job has completed; return its standard output."""
+        record = self.wait(job, timeout)
+        text = self.run(["cat", record["StdOut"]]).stdout
         assert record["JobState"] == "COMPLETED", f"{record['JobState']} {record['ExitCode']}: {text}"
         return text
 
@@ -150,7 +143,7 @@ class SandboxCluster(Cluster):
         self.box, self.topology, self.shared, self.user = box, box.spec.topology, box.shared, box.user.name
         self.etc = box.root / "slurm"
         self._start = self.shared
-        self._start = self.directory("start")  # not the home, which may be the user's real one
+        self._start = self.directory("start")  # the home directory may be the user's real one
 
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
             directory: Path | None = None, env: dict[str, str] | None = None,
@@ -160,13 +153,13 @@ class SandboxCluster(Cluster):
                               env={**os.environ, **(env or {})}, check=False)
 
     def stop_daemon(self, host: str) -> None:
-        pid = self.box.daemon_pid(host)
+        pid = sandbox_faults.daemon_pid(self.box, host)
         os.kill(pid, signal.SIGKILL)
         while Path(f"/proc/{pid}").exists():
             time.sleep(0.01)
 
     def start_daemon(self, host: str) -> None:
-        self.box.start_daemon(host)
+        sandbox_faults.start_daemon(self.box, host)
         deadline = time.monotonic() + 30
         while True:
             states = self.box.node_states()
@@ -176,10 +169,10 @@ class SandboxCluster(Cluster):
             time.sleep(0.1)
 
     def freeze_daemon(self, host: str, frozen: bool) -> None:
-        os.kill(self.box.daemon_pid(host), signal.SIGSTOP if frozen else signal.SIGCONT)
+        os.kill(sandbox_faults.daemon_pid(self.box, host), signal.SIGSTOP if frozen else signal.SIGCONT)
 
     def power_off(self, node: str) -> None:
-        self.box.power_off(node)
+        sandbox_faults.power_off(self.box, node)
 
     def shape_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> None:
@@ -192,11 +185,16 @@ class SandboxCluster(Cluster):
         return (self.box.root / "log/slurmctld.log").read_text()
 
 
-def _up(**options: object) -> SandboxCluster:
-    """Start a sandbox of 8 nodes in 2 zones; `options` are `nodes`, `zones` and fields of SandboxSpec."""
+def _up(slurm_conf_lines: tuple[str, ...] = (), **options: object) -> SandboxCluster:
+    """Start a sandbox of 8 nodes in 2 zones; `options` are `nodes`, `zones` and fields of SandboxSpec.
+
+    Slurm schedules jobs at once, unless `slurm_conf_lines` sets SchedulerParameters.
+    """
+    if not any(line.startswith("SchedulerParameters=") for line in slurm_conf_lines):
+        slurm_conf_lines = (*AT_ONCE, *slurm_conf_lines)
     nodes, zones = int(options.pop("nodes", 8)), int(options.pop("zones", 2))  # type: ignore[call-overload]
     spec = SandboxSpec(f"test-{os.getpid()}-{next(_numbers)}", round_robin_topology(nodes, zones),
-                       **options)  # type: ignore[arg-type]
+                       slurm_conf_lines=slurm_conf_lines, **options)  # type: ignore[arg-type]
     try:
         return SandboxCluster(lifecycle.sandbox_up(spec))
     except SandboxError as error:
@@ -216,7 +214,7 @@ def _shared_cluster() -> Iterator[SandboxCluster]:
 
 @pytest.fixture(scope="session")
 def _containers() -> Iterator[Cluster]:
-    import compose  # imports this module
+    import compose  # here, because it imports this module
 
     with compose.up() as cluster:
         yield cluster
@@ -224,7 +222,7 @@ def _containers() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The shared cluster: 8 nodes n1..n8 with 2 CPUs, odd ones in zoneA, even ones in zoneB; no jobs."""
+    """The shared cluster without jobs: nodes n1 to n8 with 2 CPUs each, odd nodes in zoneA, even nodes in zoneB."""
     shared: Cluster = (request.getfixturevalue("_containers").common() if in_containers(request.config)
                        else request.getfixturevalue("_shared_cluster"))
     yield shared
@@ -245,7 +243,7 @@ def _cluster_factory() -> Iterator[Callable[..., SandboxCluster]]:
 
 @pytest.fixture
 def new_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
-    """A function that starts a cluster for this test only, e.g. `new_cluster(zone_features=False)`."""
+    """A function that starts a cluster for one test, e.g. `new_cluster(zone_features=False)`."""
     if in_containers(request.config):
         yield request.getfixturevalue("_containers").configure
     else:
@@ -254,7 +252,7 @@ def new_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluste
 
 @pytest.fixture(scope="module")
 def new_sandbox() -> Iterator[Callable[..., SandboxCluster]]:
-    """The same for all tests of a module, always a sandbox, which tests can break from outside (`box.pids`)."""
+    """A function that starts a sandbox for all tests of a module, which can break it from outside (`box.pids`)."""
     yield from _cluster_factory()
 
 
@@ -263,7 +261,7 @@ def in_containers(config: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    skip = pytest.mark.skip(reason="not for compose: does not use a cluster fixture")
+    skip = pytest.mark.skip(reason="not for compose: uses no cluster fixture")
     for item in items:
         if Path(item.path).parent == Path(__file__).parent:
             item.add_marker("cluster")

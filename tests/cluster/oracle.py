@@ -1,10 +1,10 @@
 """Slurm as the oracle: a real slurmctld reads a topology.conf, and accepts or rejects it.
 
-Each file gets its own slurmctld in its own namespaces (network, mounts, processes). This needs no munge, no slurmd
-and no host of the cluster, and takes about 50 ms.
+Each file is read by a new slurmctld in new namespaces (network, mounts, processes). This needs no munge, slurmd or
+host of the cluster, and takes about 50 ms.
 
-SLURMDL_ORACLE_ROOT selects a directory with another Debian and another Slurm release: `debootstrap
---variant=minbase trixie DIR`, then in it `apt-get install slurmctld slurm-client iproute2`.
+SLURMDL_ORACLE_ROOT selects the root directory of another Debian with another Slurm release. To create it, run
+`debootstrap --variant=minbase trixie DIR`, then `apt-get install slurmctld slurm-client iproute2` in DIR.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = os.environ.get("SLURMDL_ORACLE_ROOT", "")
 NODES = [f"n{i}" for i in range(1, 41)]
 
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-_MOUNT_POINT = "/mnt"  # directory of a case for Slurm
+_MOUNT_POINT = "/mnt"  # mount point of a case's directory
 _SLURM_CONF = """\
 ClusterName=oracle
 SlurmctldHost=oracle(10.9.9.9)
@@ -44,8 +44,8 @@ NodeName=n[1-40] NodeAddr=10.9.9.9 State=CLOUD
 PartitionName=main Nodes=ALL
 """
 
-# Slurm resolves names only with an address other than 127.0.0.1; 1AA1 is its port, 6817. If a file is missing, 22.05
-# retries for a minute: end it at once.
+# Slurm resolves names only if there is an address other than 127.0.0.1; 1AA1 is slurmctld's port, 6817. If a file is
+# missing, 22.05 retries for a minute: end it at once.
 _SCRIPT = """\
 ulimit -c 0
 ip link set lo up && ip addr add 10.9.9.9/32 dev lo && hostname oracle
@@ -62,7 +62,7 @@ timeout 10 scontrol -o show topology 2>/mnt/error
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether slurmctld started with a file, the output of `scontrol -o show topology`, and its log."""
+    """Result for a file: whether slurmctld started, the output of `scontrol -o show topology`, and the log."""
 
     accepted: bool
     text: str
@@ -98,9 +98,9 @@ def verdicts(directory: Path, cases: Sequence[Mapping[str, bytes]], max_workers:
 
 
 def hostnames(directory: Path, expressions: Sequence[str], max_workers: int = 2) -> list[list[str] | None]:
-    """Return the output of `scontrol show hostnames` for each expression, None if it rejects it.
+    """Return the output of `scontrol show hostnames` for each expression, or None if it is rejected.
 
-    Any message on stderr is a rejection: with three and more groups, an invalid one is only reported and skipped.
+    Any message on stderr is a rejection: with three and more groups, scontrol only reports and skips an invalid one.
     """
     (directory / "slurm.conf").write_text("ClusterName=oracle\nSlurmctldHost=localhost\n")
     prefix = []
@@ -113,7 +113,7 @@ def hostnames(directory: Path, expressions: Sequence[str], max_workers: int = 2)
         try:
             done = subprocess.run([*prefix, "scontrol", "show", "hostnames", expression], capture_output=True,
                                   text=True, timeout=10, check=False, env=env, stdin=subprocess.DEVNULL)
-        except subprocess.TimeoutExpired:  # newer releases hang on some invalid ones
+        except subprocess.TimeoutExpired:  # newer releases hang on some invalid expressions
             return None
         return None if done.stderr else done.stdout.split("\n")[:-1]
 
@@ -122,7 +122,7 @@ def hostnames(directory: Path, expressions: Sequence[str], max_workers: int = 2)
 
 
 def unavailable_reason() -> str:
-    """Return why there is no oracle on this machine, or ""."""
+    """Return the reason why the oracle cannot run on this machine, or ""."""
     if os.geteuid():
         return "needs root, to create namespaces"
     return "" if ROOT or shutil.which("slurmctld", path=_PATH) else "slurmctld is not installed"

@@ -1,4 +1,4 @@
-"""topology.conf files, valid and invalid, for the oracle: hand-written and random ones."""
+"""Valid and invalid topology.conf files for the oracle: hand-written and random."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 _S1 = "SwitchName=s1 Nodes=n1\n"
 
-#: values of LinkSpeed: Slurm reads them with strtoul(3), base 0, and a k of 1024
+#: values of LinkSpeed; Slurm reads them with strtoul(3), base 0, and a suffix k for 1024
 _SPEEDS = ["0", "1", "800", "8000", "0x1000", "010000", "09", "5K", "5k", "5m", "5kk", "k", "UNLIMITED", "infinite",
            "+5000", "-1", "4294967295", "4294967296", "4194303k", "4194304k", "9" * 30, '"5000"', '" 5000"',
            '"5000 "', '""', "fast", "1.5"]
 
-#: lines after `SwitchName=s1 Nodes=n1`
+#: lines that follow `SwitchName=s1 Nodes=n1`
 _LINES = [
     "SwitchName = s2  Nodes = n2", "SwitchName=s2\tNodes\t=\tn2\r", "  switchNAME=s2 NODES=n2",
     "SwitchName=S1 Nodes=n2",
@@ -20,7 +20,7 @@ _LINES = [
     "SwitchName=s2 Nodes=n2 LinkSpeed=-1 LinkSpeed=6000", "SwitchName=s2 Nodes=n2 LinkSpeed=09 LinkSpeed=6000",
     "SwitchName=s2\vNodes=n2",
     "SwitchName=s2 Nodes=n2 nodes=n3", "SwitchName=s2 Nodes=n2 SwitchName=s3", "Nodes=n2 SwitchName=s2", "Nodes=n2",
-    # values: quoted, empty, and similar ones
+    # quoted and empty values, and values with special characters
     'SwitchName=s2 Nodes="n2, n3"', 'SwitchName=s2 Nodes="n2"x', 'SwitchName=s2 Nodes="n2', 'SwitchName=s2 Nodes=n2"',
     'SwitchName=s2 Nodes="a b"c', "SwitchName=s2 Nodes='n2,n3'", 'SwitchName="s 2" Nodes=n2',
     'SwitchName="" Nodes=n2',
@@ -90,7 +90,7 @@ HAND_WRITTEN: list[Mapping[str, bytes]] = [
 
 
 def random_files(random: random.Random) -> Mapping[str, bytes]:
-    """A random forest over the nodes in random spelling; about half of the files have an error."""
+    """Return the files of a random forest over the nodes, in random spelling; about half of them have an error."""
     lines = _forest(random)
     if random.random() < 0.3:
         random.shuffle(lines)
@@ -110,14 +110,14 @@ def random_files(random: random.Random) -> Mapping[str, bytes]:
 
 
 def _forest(random: random.Random) -> list[list[tuple[str, str]]]:
-    """Lines of pairs (key, value): leaves over some of the nodes, then levels of switches."""
+    """Return lines of (key, value) pairs: leaf switches over some of the nodes, then higher levels of switches."""
     nodes = list(range(1, 41))
     lines, roots, number = [], [], 0
     while nodes and number < random.randint(1, 9):
         size = random.randint(1, 10)
         members, nodes = nodes[:size], nodes[size:]
         if random.random() < 0.15:
-            members = [*members, random.randint(1, 44)]  # on two leaves, or not in the cluster
+            members = [*members, random.randint(1, 44)]  # in two leaves, or not in the cluster
         name = f"s{number}"
         lines.append([("SwitchName", name), ("Nodes", _hostlist(random, "n", members))])
         roots.append(name)
@@ -128,7 +128,7 @@ def _forest(random: random.Random) -> list[list[tuple[str, str]]]:
         name = f"s{number}"
         numbers = [int(child[1:]) for child in children]
         if random.random() < 0.1:
-            numbers.append(random.randrange(number))  # a redundant parent
+            numbers.append(random.randrange(number))  # a second parent
         lines.append([("SwitchName", name), ("Switches", _hostlist(random, "s", numbers))])
         roots.append(name)
         number += 1
@@ -139,7 +139,7 @@ def _forest(random: random.Random) -> list[list[tuple[str, str]]]:
 
 
 def _hostlist(random: random.Random, prefix: str, numbers: list[int]) -> str:
-    """The names prefix + number, partly folded, in random order."""
+    """Return the names prefix + number as a partly folded hostlist in random order."""
     words, position = [], 0
     while position < len(numbers):
         end = position + 1
@@ -159,9 +159,9 @@ def _add_error(random: random.Random, lines: list[list[tuple[str, str]]]) -> Non
     name = line[0][1]
     kind = random.randrange(12)
     if kind == 0:
-        lines.append(list(line))  # twice
+        lines.append(list(line))  # duplicate
     elif kind == 1:
-        lines.remove(line) if len(lines) > 1 else None  # may leave an undeclared child
+        lines.remove(line) if len(lines) > 1 else None  # may leave a child without a declaration
     elif kind == 2:
         children = random.choice((name, f"{name},up", "nowhere", f"{name},{name}"))
         lines.append([("SwitchName", "up"), ("Switches", children)])
@@ -189,7 +189,7 @@ def _add_error(random: random.Random, lines: list[list[tuple[str, str]]]) -> Non
 
 
 def _format_line(random: random.Random, line: list[tuple[str, str]]) -> str:
-    """A line of a file with random case, blanks, quotes, comments and continuations."""
+    """Return a line of a file with random case, blanks, quotes, comments and continuations."""
     words = []
     for key, value in line:
         key = random.choice((key, key, key, key.lower(), key.upper()))
@@ -203,7 +203,7 @@ def _format_line(random: random.Random, line: list[tuple[str, str]]) -> str:
 
 
 def random_hostlist(random: random.Random) -> str:
-    """A random hostlist: words, groups, paddings and separators; about a third have an error."""
+    """Return a random hostlist with words, groups, padding and separators; about a third have an error."""
     words = []
     for _ in range(random.choice((1, 1, 1, 2, 3, 6))):
         word = random.choice(("n", "n", "rack-1.n", "", "a_b", "N", "n0", "zon\u00e4"))
@@ -218,7 +218,7 @@ def random_hostlist(random: random.Random) -> str:
     for _ in range(random.choice((0, 0, 0, 0, 1, 2))):
         position = random.randrange(len(text) + 1)
         text = text[:position] + random.choice(("", *"[],-:0 9x{@!")) + text[position + random.choice((0, 1)):]
-    return text.lstrip("-")  # else an option for scontrol
+    return text.lstrip("-")  # scontrol would read an option
 
 
 def _ranges(random: random.Random) -> str:

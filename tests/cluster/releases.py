@@ -1,7 +1,7 @@
-"""A cluster of another release of Slurm on one host, in a chroot of the Debian that has the release.
+"""A cluster with another release of Slurm on one host, in a chroot of the Debian that has the release.
 
-The host consists of namespaces (network, mounts, processes, host name), as in the sandbox, which end with its first
-process. It runs munged, slurmctld and one slurmd per node, each on a separate port.
+The host consists of namespaces (network, mounts, processes, host name), as in the sandbox; its processes end with its
+first process. It runs munged, slurmctld and one slurmd per node, each on a separate port.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conftest import Cluster
 from slurmdl.sandbox.spec import LOGIN, round_robin_topology
 from slurmdl.topology import write
 
-USER, NUMBER = "dluser", 31415
+USER, USER_ID = "dluser", 31415
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 #: Slurm resolves names only if there is an address other than 127.0.0.1
 _ADDRESS = "10.9.9.9"
@@ -29,12 +29,12 @@ ClusterName=other
 SlurmctldHost=login({address})
 SlurmUser=root
 AuthType=auth/munge
-StateSaveLocation={here}/spool/ctld
-SlurmdSpoolDir={here}/spool/%n
+StateSaveLocation={base}/spool/ctld
+SlurmdSpoolDir={base}/spool/%n
 SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd-%n.pid
-SlurmctldLogFile={here}/slurmctld.log
-SlurmdLogFile={here}/%n.log
+SlurmctldLogFile={base}/slurmctld.log
+SlurmdLogFile={base}/%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -47,13 +47,13 @@ TopologyPlugin=topology/tree
 ReturnToService=2
 KillWait=5
 """
-#: identical nodes, each with a slurmd, in one partition
+#: node and partition lines: identical nodes, each with a slurmd, in one partition
 _NODES = """\
 NodeName=n[1-{nodes}] NodeHostname=login NodeAddr={address} Port=[17001-{last}] CPUs=2 RealMemory=4000
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
-_MAKE = """\
+_START_HOST = """\
 ip link set lo up
 ip addr add {address}/32 dev lo
 hostname login
@@ -62,13 +62,13 @@ mount --rbind /sys {root}/sys
 mount --rbind /dev {root}/dev
 mount -t tmpfs tmpfs {root}/run
 mount -t tmpfs -o mode=1777 tmpfs {root}/tmp
-mkdir -p {root}{here} {root}/etc/slurm
-mount --bind {here} {root}{here}
-mount --bind {here}/slurm {root}/etc/slurm
-for file in passwd shadow group hosts; do touch {root}/etc/$file; mount --bind {here}/$file {root}/etc/$file; done
+mkdir -p {root}{base} {root}/etc/slurm
+mount --bind {base} {root}{base}
+mount --bind {base}/slurm {root}/etc/slurm
+for file in passwd shadow group hosts; do touch {root}/etc/$file; mount --bind {base}/$file {root}/etc/$file; done
 chroot {root} sh -euc '
     mkdir -p -m 755 /run/munge
-    munged --force --key-file={here}/munge.key --log-file=/run/munge/log --seed-file=/run/munge/seed --num-threads=2
+    munged --force --key-file={base}/munge.key --log-file=/run/munge/log --seed-file=/run/munge/seed --num-threads=2
     slurmctld
     for i in $(seq {nodes}); do slurmd -N n$i; done'
 exec env -i --ignore-signal=CHLD sleep infinity
@@ -76,23 +76,23 @@ exec env -i --ignore-signal=CHLD sleep infinity
 
 
 class RootCluster(Cluster):
-    """`nodes` nodes n1, n2, ... in two zones, with the Slurm in `root`; `here` is a new directory for its files.
+    """`nodes` nodes n1, n2, ... in two zones, with the Slurm in `root`; `base` is a new directory for its files.
 
-    `cgroup` is the text of cgroup.conf, whose default Slurm 22.05 does not support. `lines` are the lines of
-    slurm.conf on nodes and partitions; nodes other than n1, n2, ... have no slurmd. `files` are additional files.
+    `cgroup` is the text of cgroup.conf, whose default Slurm 22.05 does not support. `lines` are the node and
+    partition lines of slurm.conf; nodes other than n1, n2, ... have no slurmd. `files` are added to /etc/slurm.
     """
 
-    def __init__(self, root: Path, here: Path, nodes: int, plugin: Path | None,
+    def __init__(self, root: Path, base: Path, nodes: int, plugin: Path | None,
                  cgroup: str = "CgroupPlugin=disabled", lines: str = _NODES,
                  files: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.topology, self.shared, self.user = round_robin_topology(nodes, 2), here / "shared", USER
-        self._root, self._here, self.box, self.etc = root, here, self, here / "slurm"
+        self.topology, self.shared, self.user = round_robin_topology(nodes, 2), base / "shared", USER
+        self._root, self._base, self.box, self.etc = root, base, self, base / "slurm"
         for name in ("slurm", "spool/ctld", "shared", *(f"spool/n{i + 1}" for i in range(nodes))):
-            (here / name).mkdir(parents=True)
-        here.chmod(0o755)
+            (base / name).mkdir(parents=True)
+        base.chmod(0o755)
         self.shared.chmod(0o1777)
         etc = self.etc
-        (etc / "slurm.conf").write_text((_SLURM_CONF + lines).format(here=here, nodes=nodes, last=17000 + nodes,
+        (etc / "slurm.conf").write_text((_SLURM_CONF + lines).format(base=base, nodes=nodes, last=17000 + nodes,
                                                                      address=_ADDRESS))
         (etc / "topology.conf").write_text(write.format_topology_conf(self.topology))
         (etc / "cgroup.conf").write_text(f"{cgroup}\n")
@@ -101,18 +101,18 @@ class RootCluster(Cluster):
             (etc / "plugstack.conf").write_text("optional /etc/slurm/slurmdl.so\n")
         for name, text in files.items():
             (etc / name).write_text(text)
-        (here / "hosts").write_text(f"127.0.0.1 localhost\n{_ADDRESS} login\n")
-        (here / "passwd").write_text((root / "etc/passwd").read_text()
-                                     + f"{USER}:x:{NUMBER}:{NUMBER}::{self.shared}:/bin/sh\n")
-        (here / "group").write_text((root / "etc/group").read_text() + f"{USER}:x:{NUMBER}:\n")
-        shadow = here / "shadow"  # required by su(1), with which slurmd loads a user's environment
+        (base / "hosts").write_text(f"127.0.0.1 localhost\n{_ADDRESS} login\n")
+        (base / "passwd").write_text((root / "etc/passwd").read_text()
+                                     + f"{USER}:x:{USER_ID}:{USER_ID}::{self.shared}:/bin/sh\n")
+        (base / "group").write_text((root / "etc/group").read_text() + f"{USER}:x:{USER_ID}:\n")
+        shadow = base / "shadow"  # required by su(1), which slurmd runs to load a user's environment
         shadow.touch(0o600)
         shadow.write_text((root / "etc/shadow").read_text() + f"{USER}:*:20000::::::\n")
-        key = here / "munge.key"
+        key = base / "munge.key"
         key.touch(0o400)
         key.write_bytes(secrets.token_bytes(1024))
-        script = _MAKE.format(root=shlex.quote(str(root)), here=here, nodes=nodes, address=_ADDRESS)
-        with open(here / "make.log", "w", encoding="utf-8") as log:
+        script = _START_HOST.format(root=shlex.quote(str(root)), base=base, nodes=nodes, address=_ADDRESS)
+        with open(base / "make.log", "w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child=KILL",
                  "sh", "-euc", script], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={"PATH": _PATH})
@@ -127,7 +127,7 @@ class RootCluster(Cluster):
         deadline = time.monotonic() + 60
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         while True:
-            log = (self._here / "make.log").read_text()
+            log = (self._base / "make.log").read_text()
             assert self._process.poll() is None, log
             self._pid = int((children.read_text().split() or ["0"])[0])
             ready = self._pid and Path(f"/proc/{self._pid}/comm").read_text().strip() == "sleep"
@@ -143,14 +143,14 @@ class RootCluster(Cluster):
         self._process.wait()
 
     def node_states(self) -> dict[str, str]:
-        """Node -> state in the terms of sinfo."""
+        """Return node -> state as printed by sinfo."""
         text = self.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout
         return {line.split()[0]: line.split()[1] for line in text.splitlines()}
 
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
             directory: Path | None = None, env: dict[str, str] | None = None,
             timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        drop = [] if as_root else ["setpriv", f"--reuid={NUMBER}", f"--regid={NUMBER}", "--init-groups"]
+        drop = [] if as_root else ["setpriv", f"--reuid={USER_ID}", f"--regid={USER_ID}", "--init-groups"]
         enter = ["nsenter", "--target", str(self._pid), "--net", "--uts", "--mount", "--pid", "--", "chroot",
                  str(self._root), *drop, "sh", "-c", 'cd -- "$1"; shift; exec "$@"', "sh",
                  str(directory or self.shared), *argv]
@@ -158,20 +158,21 @@ class RootCluster(Cluster):
                               env={"PATH": _PATH, "HOME": str(self.shared), "USER": USER, "LOGNAME": USER,
                                    "SHELL": "/bin/sh", "LC_ALL": "C", **(env or {})})
 
-    def _no(self, *_: object, **__: object) -> None:
+    def _unsupported(self, *_: object, **__: object) -> None:
         raise NotImplementedError("this cluster has only one host")
 
-    stop_daemon = start_daemon = freeze_daemon = power_off = shape_link = inter_zone_bytes = controller_log = _no
+    stop_daemon = start_daemon = freeze_daemon = power_off = _unsupported
+    shape_link = inter_zone_bytes = controller_log = _unsupported
 
 
 def skip_reason(suite: str, target: str = "test-plugin-releases") -> str:
-    """Reason why there can be no cluster in a chroot of `suite`, or ""; make `target` creates the chroot."""
+    """Return the reason why a chroot of `suite` cannot run a cluster, or ""; `make target` creates the chroot."""
     if os.geteuid():
         return "namespaces need root"
     return "" if (root_of(suite) / ".slurmdl").exists() else f"no chroot of Debian {suite}: run make {target}"
 
 
 def root_of(suite: str) -> Path:
-    """Directory of the chroot that tools/debian-chroot creates."""
+    """Return the directory of the chroot that tools/debian-chroot creates."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/root")) / ".cache"
     return Path(cache) / "slurmdl/debian" / suite

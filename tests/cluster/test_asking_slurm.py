@@ -1,4 +1,4 @@
-"""Requests that placement does not model: a real Slurm is queried, and its answer decides."""
+"""Options that placement does not model: the answer of a real Slurm decides."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slurmdl.slurm import hostlist
 
 @pytest.fixture
 def reserve(cluster):
-    """A function (name, nodes, begin) that reserves nodes for the ordinary user."""
+    """A function (name, nodes, start time) that reserves nodes for the ordinary user."""
     names = []
 
-    def make(name: str, nodes: str, begin: str) -> None:
-        done = cluster.run(["scontrol", "create", "reservation", f"reservationname={name}", f"starttime={begin}",
+    def make(name: str, nodes: str, start_time: str) -> None:
+        done = cluster.run(["scontrol", "create", "reservation", f"reservationname={name}", f"starttime={start_time}",
                             "duration=60", f"nodes={nodes}", f"users={cluster.user}"], as_root=True)
         assert done.returncode == 0, done.stderr
         names.append(name)
@@ -28,7 +28,7 @@ def reserve(cluster):
 
 
 def dry_run_decision(cluster, *args: str) -> str:
-    """The decision in the output of a dry run."""
+    """Return the decision in the output of a dry run."""
     done = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", *args, "--wrap=true"])
     assert done.returncode == 0, done.stderr
     return re.search("^decision: (.*)$", done.stdout, re.MULTILINE)[1]
@@ -66,7 +66,7 @@ def test_reserved_nodes_are_used_with_the_reservation_only(cluster, reserve):
 
 
 def test_slurm_decides_on_nodes_with_a_future_reservation(cluster, reserve):
-    """Whether a job may start there depends on its time limit."""
+    """The time limit of a job decides whether it may start there."""
     reserve("service", "n[1-8]", "now+1hour")
     assert "--prefer=zone" in dry_run_decision(cluster, "-N2", "-t", "10")
     decision = dry_run_decision(cluster, "-N2", "-t", "120")
@@ -74,7 +74,7 @@ def test_slurm_decides_on_nodes_with_a_future_reservation(cluster, reserve):
 
 
 def test_both_output_forms_of_scontrol_give_the_same_snapshot(cluster, reserve):
-    """With and without -o, redirected into a file; a reason may look like another field."""
+    """With and without -o, written to a file. The reason of a drained node may look like other fields."""
     reserve("soon", "n[5-6]", "now+1hour")
     job = cluster.submit(["sbatch", "-N2", "-n2", "--nodelist=n[3-4]", "--wrap=sleep 60"])
     cluster.wait_for(job, {"RUNNING"})
@@ -95,4 +95,4 @@ def test_both_output_forms_of_scontrol_give_the_same_snapshot(cluster, reserve):
     assert multi_line.to_json() == one_line.to_json()
     assert multi_line.node_by_name["n2"].state == ("IDLE", "DRAIN")
     assert [multi_line.node_by_name[f"n{i}"].cpus_unallocated for i in (1, 3)] == [2, 1]
-    assert [(each.name, each.nodes) for each in multi_line.reservations] == [("soon", ("n5", "n6"))]
+    assert [(record.name, record.nodes) for record in multi_line.reservations] == [("soon", ("n5", "n6"))]

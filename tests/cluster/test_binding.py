@@ -1,4 +1,4 @@
-"""Binding of jobs to nodes on a real cluster: it never delays a start, with races, lost nodes and requeues."""
+"""Node binding on a real cluster: it never delays the start of a job, despite races, lost nodes and requeues."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 import time
 
 import pytest
-from jobs import AT_ONCE, MAPPED, occupy, own_lines, ranks, release, zone
+from jobs import AT_ONCE, DEFAULT_DELAY, MAPPED, occupy, rank_nodes, slurm_release, slurmdl_messages, zone
 
 from slurmdl.slurm.hostlist import expand_hostlist
 
 
 def racing_submission(cluster, nodes: str, script, *args: str) -> list[str]:
-    """A command that submits a script; between its choice and the submission another job takes some nodes."""
+    """Return a command that submits a script, and a job on `nodes` between the choice and the submission."""
     other_script = cluster.script("exec sleep 120\n")
     fake = cluster.directory("bin") / "sbatch"
     fake.write_text("#!/bin/sh\n"
@@ -26,12 +26,12 @@ def racing_submission(cluster, nodes: str, script, *args: str) -> list[str]:
 
 
 def bound_nodes(cluster, job: int) -> list[str]:
-    """The node list that a job is bound to."""
+    """Return the node list that a job is bound to."""
     return expand_hostlist(cluster.job(job)["ReqNodeList"].replace("(null)", ""))
 
 
 def dry_run_command(cluster, *args: str) -> str:
-    """The command line in the output of a dry run."""
+    """Return the command line in the output of a dry run."""
     script = cluster.script(MAPPED)
     done = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", *args, str(script)])
     return next(line for line in done.stdout.splitlines() if line.startswith("command:"))
@@ -46,34 +46,34 @@ def test_nodelist_is_bound_without_features_and_requeue(new_cluster):
     cluster.wait(requeued)
     pinned = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", str(script)], directory=script.parent)
     assert cluster.job(pinned)["ReqNodeList"] != "(null)"
-    assert {zone(node) for node in ranks(cluster.output(pinned))} == {"zoneA"}
+    assert {zone(node) for node in rank_nodes(cluster.output(pinned))} == {"zoneA"}
 
 
 def test_bound_job_keeps_its_nodes_until_the_scheduling_pass(new_cluster):
-    """With the scheduler's default times the job has not started when sbatch returns, and keeps its nodes."""
-    cluster = new_cluster(zone_features=False)
+    """With the default delay of the scheduler, the job is still pending when sbatch returns, and keeps its nodes."""
+    cluster = new_cluster(zone_features=False, slurm_conf_lines=DEFAULT_DELAY)
     occupy(cluster, "n2", "n4")
     script = cluster.script(MAPPED)
     for _ in range(3):
         job = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", str(script)], directory=script.parent)
         assert cluster.job(job)["ReqNodeList"] != "(null)"
-        assert {zone(node) for node in ranks(cluster.output(job))} == {"zoneA"}
+        assert {zone(node) for node in rank_nodes(cluster.output(job))} == {"zoneA"}
 
 
 @pytest.mark.parametrize("features", [True, False])
 def test_lost_race_does_not_delay_the_start(new_cluster, features):
-    """Nodes of the chosen zone are taken before the submission: the job starts on others."""
-    cluster = new_cluster(zone_features=features)
+    """Another job takes nodes of the chosen zone before the submission: the job starts on different nodes."""
+    cluster = new_cluster(zone_features=features, slurm_conf_lines=DEFAULT_DELAY)
     occupy(cluster, "n2", "n4")
     script = cluster.script(MAPPED)
     done = cluster.run(racing_submission(cluster, "n1,n3", script, "--no-requeue", "-N3"), directory=script.parent)
     assert done.returncode == 0, done.stderr
     job = int(done.stdout.split()[-1])
     record = cluster.job(job)
-    # reverted before sbatch returns
+    # the binding is reverted before sbatch returns
     assert record["ReqNodeList"] == "(null)"
     assert record.get("Prefer", "(null)") in ("(null)", "")
-    assert set(ranks(cluster.output(job))) < {"n5", "n6", "n7", "n8"}
+    assert set(rank_nodes(cluster.output(job))) < {"n5", "n6", "n7", "n8"}
 
 
 def test_other_job_ids_on_stdout_are_ignored(new_cluster):
@@ -90,20 +90,20 @@ def test_other_job_ids_on_stdout_are_ignored(new_cluster):
                             str(script)], directory=script.parent)
         assert done.returncode == 0, done.stderr
         assert re.fullmatch(rf"Quota: {held} jobs pending\n{job_id_line}\n{held} jobs\n", done.stdout)
-        assert own_lines(done.stderr) == []
+        assert slurmdl_messages(done.stderr) == []
         time.sleep(5)  # the background process has ended
         assert cluster.job(held)["Prefer"] == "zoneB"
 
 
 def test_node_lost_after_the_submission_does_not_delay_the_start(new_cluster):
-    """A node goes down before the scheduling pass, which is later here than by default."""
+    """A node is drained before the scheduling pass, which comes later than by default."""
     cluster = new_cluster(zone_features=False, slurm_conf_lines=("SchedulerParameters=batch_sched_delay=7",))
     script = cluster.script(MAPPED)
     cluster.wait(cluster.submit(["sbatch", "-o", "/dev/null", "--wrap", "true"]))  # a scheduling pass has just ended
     job = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", str(script)], directory=script.parent)
     lost_node = bound_nodes(cluster, job)[1]
     cluster.run(["scontrol", "update", f"NodeName={lost_node}", "State=DRAIN", "Reason=test"], as_root=True)
-    assert lost_node not in ranks(cluster.output(job))
+    assert lost_node not in rank_nodes(cluster.output(job))
 
 
 def test_nodelist_binding_waits_for_its_nodes(new_cluster):
@@ -117,7 +117,7 @@ def test_nodelist_binding_waits_for_its_nodes(new_cluster):
     assert set(bound) & {"n1", "n3"}
     assert cluster.job(job)["JobState"] == "PENDING"
     cluster.run(["scancel", "--state=RUNNING", f"--user={cluster.user}"])
-    assert sorted(ranks(cluster.output(job))) == bound
+    assert sorted(rank_nodes(cluster.output(job))) == bound
 
 
 @pytest.mark.parametrize(("features", "option"), [(True, "--constraint=zoneB"), (False, "--switches=1")])
@@ -127,12 +127,12 @@ def test_zone_binding_keeps_the_job_in_the_zone(new_cluster, features, option):
     assert option in dry_run_command(cluster, "--dl-node-binding=zone", "-N3")
     script = cluster.script(MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "--dl-node-binding=zone", "-N3", str(script)], directory=script.parent)
-    assert {zone(node) for node in ranks(cluster.output(job))} == {"zoneB"}
+    assert {zone(node) for node in rank_nodes(cluster.output(job))} == {"zoneB"}
 
 
 @pytest.mark.parametrize("features", [True, False])
 def test_named_zone_is_a_limit(new_cluster, features):
-    """Too few nodes of zoneA are free, enough of zoneB: jobs and array tasks wait for zoneA."""
+    """Jobs and array tasks wait for zoneA, although zoneB has enough free nodes."""
     cluster = new_cluster(zone_features=features, features={"": "any", "n8": "rare"}, slurm_conf_lines=AT_ONCE)
     occupy(cluster, "n1", "n3")
     script = cluster.script(MAPPED)
@@ -141,7 +141,7 @@ def test_named_zone_is_a_limit(new_cluster, features):
                  for args in ((), ("--array=1",), ("--no-requeue", "-C", "any"), ("-C", "[any|rare]", "-x", "n8"))]
     for done in submitted:
         assert done.returncode == 0, done.stderr
-        assert len(own_lines(done.stderr)) <= 1
+        assert len(slurmdl_messages(done.stderr)) <= 1
         record = cluster.job(done.stdout.strip())
         assert record["JobState"] == "PENDING"
         assert set(expand_hostlist(record["ExcNodeList"])) == {"n2", "n4", "n6", "n8"}
@@ -150,17 +150,18 @@ def test_named_zone_is_a_limit(new_cluster, features):
     for done in submitted:
         assert cluster.wait(done.stdout.strip())["JobState"] == "COMPLETED"
     for log in script.parent.glob("job-*.log"):
-        assert {zone(node) for node in ranks(log.read_text())} == {"zoneA"}, log
+        assert {zone(node) for node in rank_nodes(log.read_text())} == {"zoneA"}, log
     assert len(list(script.parent.glob("job-*.log"))) == len(submitted)
 
 
 def test_named_zone_is_not_applied_with_a_nodelist(cluster):
-    """The user's own nodes have precedence, with a warning; with --dl-strict nothing is submitted."""
+    """The user's node list has precedence, with a warning; with --dl-strict nothing is submitted."""
     script = cluster.script(MAPPED)
     args = ["--dl-zone=zoneA", "-w", "n2", "-N1", str(script)]
     done = cluster.run(["slurmdl", "sbatch", "--parsable", *args], directory=script.parent)
-    assert own_lines(done.stderr) == ["slurmdl: submitted as written: --dl-zone=zoneA is not applied: -w is given"]
-    assert ranks(cluster.output(int(done.stdout))) == ["n2"]
+    assert slurmdl_messages(done.stderr) == [
+        "slurmdl: submitted as written: --dl-zone=zoneA is not applied: -w is given"]
+    assert rank_nodes(cluster.output(int(done.stdout))) == ["n2"]
     strict = cluster.run(["slurmdl", "sbatch", "--dl-strict", *args])
     assert (strict.returncode, strict.stdout) == (75, "")
 
@@ -177,15 +178,16 @@ def test_uncertain_node_counts_are_not_bound(cluster, args, binding):
     assert not [option for option in ("--nodelist", "--prefer", "--nodes") if option in line]
 
 
-LATE = "slurmdl srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME n $SLURM_NTASKS'\n"
-HOLD = 'while [ ! -e go ]; do sleep 0.1; done\nslurmdl srun sh -c \'echo again $SLURMD_NODENAME\' | sort\n'
+PRINT_RANKS = "slurmdl srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME n $SLURM_NTASKS'\n"
+WAIT_AND_PRINT_NODES = 'while [ ! -e go ]; do sleep 0.1; done\n' \
+                       'slurmdl srun sh -c \'echo again $SLURMD_NODENAME\' | sort\n'
 
 
 @pytest.mark.parametrize(("args", "tasks"), [
     (["-N3"], 3), (["-N3", "-n3"], 3), (["-N3", "-n5"], 5), (["-N3", "--ntasks-per-node=2"], 6)])
 def test_late_binding_releases_the_worst_node(cluster, args, tasks):
-    """n3 has a slow link and is dropped; the steps have the requested tasks."""
-    script = cluster.script(LATE + HOLD)
+    """n3 has a slow link and is released; each step has the requested number of tasks."""
+    script = cluster.script(PRINT_RANKS + WAIT_AND_PRINT_NODES)
     scores = script.parent / "scores.json"
     scores.write_text(json.dumps({"nodes": {"n3": {"throughput": 1e6}}}))
     done = cluster.run(["slurmdl", "sbatch", "--parsable", "--dl-node-binding=late", f"--dl-link-scores={scores}",
@@ -197,24 +199,24 @@ def test_late_binding_releases_the_worst_node(cluster, args, tasks):
         assert time.monotonic() < deadline, log.read_text() if log.exists() else cluster.job(job)
         time.sleep(0.1)
     kept = expand_hostlist(cluster.job(job)["NodeList"])
-    # for 5 tasks 24.11 allocates 5 CPUs on nodes of 2 CPUs, and no 3 of 4 nodes have 5
-    has_shortfall = tasks % 3 > 0 and release(cluster) == (24, 11)
+    # for 5 tasks Slurm 24.11 allocates 5 CPUs on 4 nodes of 2 CPUs; no 3 of them have 5 allocated CPUs
+    has_shortfall = tasks % 3 > 0 and slurm_release(cluster) == (24, 11)
     assert has_shortfall == ("5 tasks do not fit" in log.read_text())
     assert len(kept) == 4 if has_shortfall else kept == ["n1", "n5", "n7"]
     (script.parent / "go").touch()
     text = cluster.output(job)
-    assert len(ranks(text)) == tasks and set(ranks(text)) == set(kept)
+    assert len(rank_nodes(text)) == tasks and set(rank_nodes(text)) == set(kept)
     assert {line.split()[-1] for line in text.splitlines() if line.startswith("rank ")} == {str(tasks)}
     assert sorted({line.split()[1] for line in text.splitlines() if line.startswith("again ")}) == kept
     assert "resize" not in text and ("slurmdl:" in text) == has_shortfall
 
 
 def test_late_binding_does_not_delay_the_start(cluster):
-    """Exactly the needed number of nodes is free: the job starts on them."""
+    """Only the requested number of nodes is free: the job starts on them."""
     occupy(cluster, "n2", "n4", "n6", "n7", "n8")
     script = cluster.script(MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "--dl-node-binding=late", "-N3", str(script)], directory=script.parent)
-    assert sorted(ranks(cluster.output(job))) == ["n1", "n3", "n5"]
+    assert sorted(rank_nodes(cluster.output(job))) == ["n1", "n3", "n5"]
 
 
 @pytest.mark.parametrize(("settings", "preamble"), [
@@ -222,19 +224,19 @@ def test_late_binding_does_not_delay_the_start(cluster):
     ((), "srun -N1 -n1 --overlap sleep 20 &\nsleep 1\n"),
 ])
 def test_late_bound_job_that_cannot_shrink_keeps_its_nodes(new_cluster, settings, preamble):
-    """The site forbids it, or another step runs: the job keeps all nodes; its steps run on the best ones."""
+    """The site disables shrinking, or another step runs: the job keeps all nodes; steps run on the best nodes."""
     cluster = new_cluster(slurm_conf_lines=settings)
     script = cluster.script(preamble + MAPPED + "scontrol show job $SLURM_JOB_ID | grep NumNodes\n"
                                               "kill %1 2>/dev/null; exit 0\n")
     job = cluster.submit(["slurmdl", "sbatch", "--dl-node-binding=late", "-N3", str(script)], directory=script.parent)
     text = cluster.output(job)
-    assert sorted(ranks(text)) == ["n1", "n3", "n5"]
+    assert sorted(rank_nodes(text)) == ["n1", "n3", "n5"]
     assert "NumNodes=4" in text
-    (line,) = own_lines(text)
+    (line,) = slurmdl_messages(text)
     assert "keeps its 4 nodes" in line
 
 
-@pytest.mark.parametrize("binding", ["auto", "late"])
+@pytest.mark.parametrize("binding", ["auto", pytest.param("late", marks=pytest.mark.nightly)])
 def test_requeued_job_avoids_the_dead_node(new_cluster, binding):
     cluster = new_cluster(slurm_conf_lines=("AuthInfo=cred_expire=5",))
     script = cluster.script("echo run $SLURM_RESTART_COUNT\n" + MAPPED + '[ "$SLURM_RESTART_COUNT" ] || sleep 300\n')
@@ -245,11 +247,11 @@ def test_requeued_job_avoids_the_dead_node(new_cluster, binding):
     while not log.exists() or log.read_text().count("rank ") < 3:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    first = ranks(log.read_text())
-    cluster.power_off(first[1])
-    cluster.run(["scontrol", "update", f"NodeName={first[1]}", "State=DOWN", "Reason=died"], as_root=True)
+    dead_node = rank_nodes(log.read_text())[1]
+    cluster.power_off(dead_node)
+    cluster.run(["scontrol", "update", f"NodeName={dead_node}", "State=DOWN", "Reason=died"], as_root=True)
     record = cluster.wait(job, timeout=120)
     assert record["JobState"] == "COMPLETED"
     restarted = log.read_text().split("run 1\n")[1]
-    assert first[1] not in ranks(restarted)
-    assert len(ranks(restarted)) == 3
+    assert dead_node not in rank_nodes(restarted)
+    assert len(rank_nodes(restarted)) == 3

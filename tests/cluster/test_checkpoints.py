@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-#: quick where it is not the first start, so that most of the run comes after the stop
+#: job script; steps are faster after a restart, to shorten the test
 JOB = """\
 #SBATCH -N3 --ntasks-per-node=1 --requeue --open-mode=append -o log {more}
 pace={pace}
@@ -27,47 +27,48 @@ def cluster(new_sandbox):
     return new_sandbox(slurm_conf_lines=("AuthInfo=cred_expire=5",))
 
 
-def started(cluster: Any, strategy: str, pace: float, keep: str = KEEP, more: str = "") -> tuple[int, Path]:
+def submit_training(cluster: Any, strategy: str, pace: float, keep: str = KEEP, more: str = "") -> tuple[int, Path]:
+    """Submit a training job; return its job ID and its directory."""
     script = cluster.script(JOB.format(strategy=strategy, pace=pace, keep=keep, more=more))
     return cluster.submit(["sbatch", str(script)], directory=script.parent), script.parent
 
 
-def await_checkpoint(folder: Path) -> None:
+def wait_for_checkpoint(folder: Path) -> None:
     deadline = time.monotonic() + 60
     while not list(folder.glob("kept/*/manifest.json")):
         assert time.monotonic() < deadline, (folder / "log").read_text()
         time.sleep(0.1)
 
 
-def outcome(folder: Path) -> dict[str, Any]:
+def read_outcome(folder: Path) -> dict[str, Any]:
     summary = json.loads((folder / "summary").read_text())
     return {name: summary[name] for name in ("parameters_crc32", "test_accuracy", "steps", "exchanges")}
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", *(pytest.param(name, marks=pytest.mark.nightly)
                                                      for name in ("gossip", "ps"))])
-@pytest.mark.parametrize("how", ["signal", pytest.param("requeue", marks=pytest.mark.nightly)])
-def test_requeued_job_ends_as_uninterrupted_job(cluster, strategy, how):
-    unbroken, there = started(cluster, strategy, 0.005, keep="")
-    cluster.output(unbroken, timeout=120)
-    job, folder = started(cluster, strategy, 0.1)
-    await_checkpoint(folder)
-    argv = ["scancel", "--signal=USR1", str(job)] if how == "signal" else ["scontrol", "requeue", str(job)]
+@pytest.mark.parametrize("method", ["signal", pytest.param("requeue", marks=pytest.mark.nightly)])
+def test_requeued_job_ends_as_uninterrupted_job(cluster, strategy, method):
+    uninterrupted, reference_folder = submit_training(cluster, strategy, 0.005, keep="")
+    cluster.output(uninterrupted, timeout=120)
+    job, folder = submit_training(cluster, strategy, 0.1)
+    wait_for_checkpoint(folder)
+    argv = ["scancel", "--signal=USR1", str(job)] if method == "signal" else ["scontrol", "requeue", str(job)]
     assert cluster.run(argv).returncode == 0
     text = cluster.output(job, timeout=180)
-    if how == "signal":  # else Slurm may be too quick for any word
+    if method == "signal":  # after scontrol requeue, Slurm may kill the job before it prints a message
         assert "stopped on request: checkpoint of step" in text
         assert f"job {job} is requeued" in text
     assert text.count("resumed after step") == 1, text
     assert text.count("status 0") == 1, text
     assert "status 77" not in text
-    assert outcome(folder) == outcome(there)
+    assert read_outcome(folder) == read_outcome(reference_folder)
 
 
 @pytest.mark.nightly
 def test_time_limit_stops_and_requeues(cluster):
-    """SIGTERM comes KillWait = 5 seconds before SIGKILL."""
-    job, folder = started(cluster, "allreduce", 0.8, more="--time=1")
+    """Slurm sends SIGTERM KillWait = 5 s before SIGKILL."""
+    job, folder = submit_training(cluster, "allreduce", 0.8, more="--time=1")
     text = cluster.run(["true"]).stdout
     deadline = time.monotonic() + 240
     while "resumed after step" not in text:
@@ -76,12 +77,12 @@ def test_time_limit_stops_and_requeues(cluster):
         text = (folder / "log").read_text() if (folder / "log").exists() else ""
     record = cluster.wait(job, timeout=120)
     assert record["JobState"] == "COMPLETED", (folder / "log").read_text()
-    assert outcome(folder)["steps"] == 150
+    assert read_outcome(folder)["steps"] == 150
 
 
 def test_cancelled_job_writes_checkpoint_and_is_not_requeued(cluster):
-    job, folder = started(cluster, "gossip", 0.1)
-    await_checkpoint(folder)
+    job, folder = submit_training(cluster, "gossip", 0.1)
+    wait_for_checkpoint(folder)
     assert cluster.run(["scancel", str(job)]).returncode == 0
     assert cluster.wait(job)["JobState"] == "CANCELLED"
     assert "is requeued" not in (folder / "log").read_text()
@@ -90,8 +91,8 @@ def test_cancelled_job_writes_checkpoint_and_is_not_requeued(cluster):
 
 @pytest.mark.nightly
 def test_job_without_requeue_exits_with_status_77(cluster):
-    job, folder = started(cluster, "gossip", 0.1, more="--no-requeue")
-    await_checkpoint(folder)
+    job, folder = submit_training(cluster, "gossip", 0.1, more="--no-requeue")
+    wait_for_checkpoint(folder)
     assert cluster.run(["scancel", "--signal=TERM", str(job)]).returncode == 0
     text = cluster.output(job, timeout=60)
     assert f"job {job} is not requeued: requeueing is not permitted (sbatch --requeue)" in text

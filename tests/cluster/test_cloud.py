@@ -1,4 +1,4 @@
-"""A sandbox whose nodes are a cloud: the controller is real and chooses, and its nodes can be chosen again."""
+"""A sandbox with cloud nodes: a real controller allocates them to jobs, and again after a power-down."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import os
 
 import pytest
 
+from benchmarks import cloud_nodes
 from slurmdl.cluster import scontrol_parser
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import cloud_nodes, namespaces
 from slurmdl.sandbox import lifecycle as sandbox
+from slurmdl.sandbox import namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.topology import example
 
 
-def test_jobs_get_nodes_and_give_them_back():
+def test_cloud_nodes_are_allocated_and_released():
     spec = SandboxSpec(f"cloud-{os.getpid()}", example.tree_topology((1, 30, 600)),
                        cpus=4, cloud_nodes=True, slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES)
     try:
@@ -24,17 +25,17 @@ def test_jobs_get_nodes_and_give_them_back():
             raise
         pytest.skip(f"no real Slurm cluster: {error}")
     try:
-        one, other = (cloud_nodes.submit_job(box, ["-N", "20", "--exclusive"]) for _ in range(2))
-        nodes = cloud_nodes.wait_for_nodes(box, one)
-        # topology/tree takes one leaf for a job that fits into it
+        first, second = (cloud_nodes.submit_job(box, ["-N", "20", "--exclusive"]) for _ in range(2))
+        nodes = cloud_nodes.wait_for_nodes(box, first)
+        # topology/tree allocates one leaf to a job that fits in it
         assert len({spec.topology.leaf_of(node) for node in nodes}) == 1
-        assert not set(nodes) & set(cloud_nodes.wait_for_nodes(box, other))
+        assert not set(nodes) & set(cloud_nodes.wait_for_nodes(box, second))
         text = namespaces.run_on_host(box.pids[LOGIN], ["scontrol", "-o", "-d", "show", "nodes"])
         snapshot = scontrol_parser.parse_snapshot(text)
         assert len(snapshot.nodes) == 600
         assert all(snapshot.node_by_name[node].cpus_unallocated == 0 for node in nodes)
-        cloud_nodes.power_down_job(box, one, nodes)
+        cloud_nodes.power_down_job(box, first, nodes)
         cloud_nodes.wait_for_idle_nodes(box, nodes)
-        assert cloud_nodes.job_state(box, one) == ("", "")
+        assert cloud_nodes.job_state(box, first) == ("", "")
     finally:
         sandbox.sandbox_down(spec.name)

@@ -1,4 +1,4 @@
-"""slurmdl doctor on a real cluster: all OK on a correct site; each fault causes one line with its fix."""
+"""slurmdl doctor on a real cluster: all checks are OK on a correct site; each fault causes one line with its fix."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from slurmdl.sandbox.spec import LOGIN
 
 SPANK = Path(__file__).parents[2] / "spank"
 NODES = "n[1-4]"
-OTHER_UID = 20777  # neither root nor the user of the doctor
+OTHER_UID = 20777  # neither root nor the user who runs the doctor
 
 
-def build(into: Path, include: Path | None = None) -> Path:
+def build_plugin(into: Path, include: Path | None = None) -> Path:
     """Build the plugin with the headers of `include`."""
-    words = ["make", "-s", "-C", str(SPANK), f"build={into}", *([f"SLURM_INCLUDE={include}"] if include else [])]
-    subprocess.run(words, check=True, capture_output=True, timeout=120)
+    argv = ["make", "-s", "-C", str(SPANK), f"build={into}", *([f"SLURM_INCLUDE={include}"] if include else [])]
+    subprocess.run(argv, check=True, capture_output=True, timeout=120)
     return into / "slurmdl.so"
 
 
@@ -40,11 +40,11 @@ class Site:
     """A cluster with a correct site setup, and ways to break it."""
 
     cluster: Any  # conftest's SandboxCluster
-    here: Path
+    directory: Path
 
     @property
     def slurm(self) -> Path:
-        """The directory of /etc/slurm on all hosts."""
+        """Directory that is /etc/slurm on all hosts."""
         return self.cluster.box.root / "slurm"
 
     @property
@@ -53,15 +53,15 @@ class Site:
 
     @property
     def scores(self) -> Path:
-        return self.here / "scores.json"
+        return self.directory / "scores.json"
 
     def configure(self, **changed: object) -> None:
-        """Write /etc/slurmdl/slurmdl.yaml of all hosts."""
+        """Write /etc/slurmdl/slurmdl.yaml for all hosts."""
         config = {"plan_dir": str(self.plans), "link_scores": {"file": "/etc/slurmdl/scores.json"}, **changed}
-        (self.here / "slurmdl.yaml").write_text(json.dumps(config))
+        (self.directory / "slurmdl.yaml").write_text(json.dumps(config))
 
     def write_scores(self, age: float = 10.0) -> None:
-        """Write link scores of `age` seconds ago."""
+        """Write link scores that are `age` seconds old."""
         scores = {"nodes": {"n1": {"throughput": 1e8, "age": 0.0, "samples": 3}}, "time": time.time() - age}
         self.scores.write_text(json.dumps(scores))
 
@@ -74,13 +74,13 @@ class Site:
 
     def doctor(self, nodes: str = NODES, *words: str, env: dict[str, str] | None = None,
                ) -> subprocess.CompletedProcess[str]:
-        with_nodes = [f"--nodes={nodes}"] if nodes else []
+        nodes_option = [f"--nodes={nodes}"] if nodes else []
         return self.cluster.run(["env", *(f"{k}={v}" for k, v in (env or {}).items()),
-                                 "slurmdl", "doctor", "--json", *with_nodes, *words])
+                                 "slurmdl", "doctor", "--json", *nodes_option, *words])
 
     @contextmanager
     def mounted(self, path: str, source: Path, *names: str) -> Iterator[None]:
-        """Mount another file or directory over `path` on some hosts (default: the login host)."""
+        """Mount another file or directory over `path` on the named hosts (default: the login host)."""
         for host in names or (LOGIN,):
             namespaces.run_on_host(self.cluster.box.pids[host], ["mount", "--bind", str(source), path])
         try:
@@ -124,21 +124,21 @@ def site(new_sandbox: Callable[..., Any]) -> Site:
                           slurm_conf_lines=("CliFilterPlugins=lua",),
                           config_files={"cli_filter.lua": (SPANK.parent / "etc/cli_filter.lua").read_text()})
     site = Site(cluster, cluster.box.root / "site")
-    site.here.mkdir()
+    site.directory.mkdir()
     site.plans.mkdir()
     site.plans.chmod(0o1777)
     site.configure()
     site.write_scores()
-    shutil.copy(build(SPANK.parent / "build/spank"), site.slurm)
+    shutil.copy(build_plugin(SPANK.parent / "build/spank"), site.slurm)
     for host in (LOGIN, *cluster.topology.nodes):
-        namespaces.run_on_host(cluster.box.pids[host], ["mount", "--bind", str(site.here), "/etc/slurmdl"])
+        namespaces.run_on_host(cluster.box.pids[host], ["mount", "--bind", str(site.directory), "/etc/slurmdl"])
     return site
 
 
 def test_correct_site_is_ok(site):
     done = site.doctor()
     report = json.loads(done.stdout)
-    assert [each["severity"] for each in report["findings"]] == ["OK"] * len(CHECKS), done.stdout
+    assert [finding["severity"] for finding in report["findings"]] == ["OK"] * len(CHECKS), done.stdout
     assert (done.returncode, report["status"], report["skipped"]) == (0, 0, {})
     assert not list(site.plans.iterdir())
     text = site.cluster.run(["slurmdl", "doctor"])
@@ -149,12 +149,12 @@ def test_correct_site_is_ok(site):
     assert [line[:6] for line in lines[1:]] == ["OK    "] * count
 
 
-Break = Callable[[Site], AbstractContextManager[object]]
+Fault = Callable[[Site], AbstractContextManager[object]]
 
 
 @contextmanager
 def _hidden_command(site: Site) -> Iterator[None]:
-    empty = site.here / "empty"
+    empty = site.directory / "empty"
     empty.touch()
     with site.mounted("/usr/bin/squeue", empty):
         yield
@@ -171,20 +171,20 @@ def _frozen(site: Site) -> Iterator[None]:
 
 @contextmanager
 def _other_release(site: Site) -> Iterator[None]:
-    include = site.here / "include"
+    include = site.directory / "include"
     shutil.copytree("/usr/include/slurm", include / "slurm", dirs_exist_ok=True)
     header = include / "slurm/slurm_version.h"
     lines = ["#define SLURM_VERSION_NUMBER 0x170b00" if "define SLURM_VERSION_NUMBER" in line else line
              for line in header.read_text().splitlines()]
     header.write_text("\n".join(lines) + "\n")
-    with site.mounted("/etc/slurm/slurmdl.so", build(site.here / "release", include)):
+    with site.mounted("/etc/slurm/slurmdl.so", build_plugin(site.directory / "release", include)):
         yield
 
 
 @contextmanager
 def _other_options(site: Site) -> Iterator[None]:
-    """The plugin of another slurmdl release, with another option name."""
-    source = site.here / "spank"
+    """Build the plugin of another slurmdl release, with another option name."""
+    source = site.directory / "spank"
     shutil.copytree(SPANK, source, dirs_exist_ok=True)
     table = source / "core/options.inc"
     table.write_text(table.read_text().replace('"dl-place"', '"dl-spot"'))
@@ -197,17 +197,17 @@ def _other_options(site: Site) -> Iterator[None]:
 @contextmanager
 def _no_filter(site: Site) -> Iterator[None]:
     file = site.slurm / "cli_filter.lua"
-    file.rename(site.here / file.name)
+    file.rename(site.directory / file.name)
     try:
         yield
     finally:
-        (site.here / file.name).rename(file)
+        (site.directory / file.name).rename(file)
 
 
 @contextmanager
 def _without_pmix(site: Site) -> Iterator[None]:
     plugins = Path(next(iter(Path("/usr/lib").glob("*/slurm-wlm"))))
-    other = site.here / "plugins"
+    other = site.directory / "plugins"
     shutil.copytree(plugins, other, ignore=shutil.ignore_patterns("mpi_pmix*"), symlinks=True, dirs_exist_ok=True)
     with site.mounted(str(plugins), other):
         yield
@@ -222,8 +222,8 @@ def _drained(site: Site) -> Iterator[None]:
         site.cluster.run(["scontrol", "update", "NodeName=n3", "State=RESUME"], as_root=True)
 
 
-def _clock(offset: str) -> dict[str, str]:
-    """Environment of a program with a clock offset."""
+def _clock_environment(offset: str) -> dict[str, str]:
+    """Return the environment of a program with a clock offset."""
     library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
     if library is None:
         assert os.environ.get("SLURMDL_REQUIRE_CLUSTER") != "1", "libfaketime is missing"
@@ -233,9 +233,9 @@ def _clock(offset: str) -> dict[str, str]:
 
 @contextmanager
 def _node_clock(site: Site) -> Iterator[None]:
-    date = shutil.copy("/usr/bin/date", site.here / "date")
-    words = " ".join(f"{name}={value}" for name, value in _clock("-30s").items())
-    shifted = _other(site, "shifted", f'#!/bin/sh\n{words} exec {date} "$@"\n')
+    date = shutil.copy("/usr/bin/date", site.directory / "date")
+    settings = " ".join(f"{name}={value}" for name, value in _clock_environment("-30s").items())
+    shifted = _write_file(site, "shifted", f'#!/bin/sh\n{settings} exec {date} "$@"\n')
     shifted.chmod(0o755)
     with site.mounted("/usr/bin/date", shifted, "n2"):
         yield
@@ -243,17 +243,17 @@ def _node_clock(site: Site) -> Iterator[None]:
 
 @contextmanager
 def _no_zone(site: Site) -> Iterator[None]:
-    reread = ["scontrol", "reconfigure"]
-    with _edited(site, "n[1,3]", "n1"):
-        site.cluster.run(reread, as_root=True).check_returncode()
+    reconfigure = ["scontrol", "reconfigure"]
+    with _edited_topology(site, "n[1,3]", "n1"):
+        site.cluster.run(reconfigure, as_root=True).check_returncode()
         yield
-    site.cluster.run(reread, as_root=True).check_returncode()
+    site.cluster.run(reconfigure, as_root=True).check_returncode()
 
 
 @contextmanager
 def _other_tree(site: Site) -> Iterator[None]:
-    """A node that missed a change of the topology."""
-    other = site.here / "other-slurm"
+    """Give a node an outdated topology.conf."""
+    other = site.directory / "other-slurm"
     shutil.copytree(site.slurm, other, dirs_exist_ok=True)
     text = (other / "topology.conf").read_text()
     (other / "topology.conf").write_text(text.replace("zoneB", "zoneX"))
@@ -261,26 +261,26 @@ def _other_tree(site: Site) -> Iterator[None]:
         site.cluster.stop_daemon("n2")
         site.cluster.start_daemon("n2")
         yield
-    with contextlib.suppress(SandboxError):  # it may have exited
+    with contextlib.suppress(SandboxError):  # slurmd may have exited
         site.cluster.stop_daemon("n2")
     site.cluster.start_daemon("n2")
 
 
-def _other(site: Site, name: str, text: str) -> Path:
-    file = site.here / name
+def _write_file(site: Site, name: str, text: str) -> Path:
+    file = site.directory / name
     file.write_text(text)
     return file
 
 
-def _edited(site: Site, old: str, new: str) -> AbstractContextManager[None]:
+def _edited_topology(site: Site, old: str, new: str) -> AbstractContextManager[None]:
     file = site.slurm / "topology.conf"
     return site.with_text(file, file.read_text().replace(old, new))
 
 
 @contextmanager
 def _node_site(site: Site) -> Iterator[None]:
-    other = site.here / "other-site"
-    shutil.copytree(site.here, other, ignore=shutil.ignore_patterns("other*", "spank", "plugins", "include"),
+    other = site.directory / "other-site"
+    shutil.copytree(site.directory, other, ignore=shutil.ignore_patterns("other*", "spank", "plugins", "include"),
                     dirs_exist_ok=True)
     (other / "slurmdl.yaml").write_text("{}\n")
     with site.mounted("/etc/slurmdl", other, "n2"):
@@ -295,9 +295,9 @@ def _other_slurmdl(site: Site) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """A fault: how to cause it, the check that reports it, its severity, facts of its text and of its fix."""
+    """A fault: how to cause it, the check that reports it, the severity, and parts of the text and of the fix."""
 
-    broken: Break
+    broken: Fault
     check: str
     severity: str
     text: str
@@ -328,10 +328,12 @@ CASES = {
     "cli_filter.lua without the plugin": Case(
         lambda site: site.with_text(site.slurm / "plugstack.conf", ""), "plugin", "warn",
         "cli_filter.lua calls slurmdl", "slurmdl-spank", ""),
-    "topology malformed": Case(lambda site: _edited(site, "SwitchName=core", "SwichName=core"), "topology", "fail",
-                               "SwichName", "topology check"),
-    "topology not the controller's": Case(lambda site: _edited(site, "zoneA", "zoneX"), "controller topology",
-                                          "fail", "zoneX", "scontrol reconfigure"),
+    "topology malformed": Case(
+        lambda site: _edited_topology(site, "SwitchName=core", "SwichName=core"), "topology", "fail", "SwichName",
+        "topology check"),
+    "topology not the controller's": Case(
+        lambda site: _edited_topology(site, "zoneA", "zoneX"), "controller topology", "fail", "zoneX",
+        "scontrol reconfigure"),
     "node in no zone": Case(_no_zone, "topology", "warn", "n3", "topology check", "n[1-2,4]"),
     "MPI without its PMI": Case(_without_pmix, "MPI", "fail", "mpi_pmix.so", "srun --mpi=list"),
     "scores of another user": Case(lambda site: site.with_mode(site.scores, 0o644, OTHER_UID), "link_scores", "fail",
@@ -364,7 +366,7 @@ CASES = {
     "unknown key": Case(lambda site: site.configured(plan_dri="/tmp"), "configuration", "fail",
                         "unknown key plan_dri; expected plan_dir", "slurmdl.yaml(5)"),
     "slurmdl.yaml open to others": Case(
-        lambda site: site.with_mode(site.here / "slurmdl.yaml", 0o666), "configuration", "fail",
+        lambda site: site.with_mode(site.directory / "slurmdl.yaml", 0o666), "configuration", "fail",
         "others may write it", "chmod 644"),
     "clock apart": Case(lambda site: contextlib.nullcontext(), "clock", "fail", "the controller: ", "chrony"),
     "clock of a node apart": Case(_node_clock, "node clocks", "warn", "n2: ", "chrony"),
@@ -374,8 +376,8 @@ CASES = {
     "node without the plugin": Case(lambda site: site.mounted("/etc/slurm/plugstack.conf", Path("/dev/null"), "n2"),
                                     "node plugin", "fail", "n2", "install"),
     "node with another plugin": Case(
-        lambda site: site.mounted("/etc/slurm/slurmdl.so", _other(site, "other.so", "other"), "n3"), "node plugin",
-        "fail", "n3: /etc/slurm/slurmdl.so differs", "slurmdl-spank"),
+        lambda site: site.mounted("/etc/slurm/slurmdl.so", _write_file(site, "other.so", "other"), "n3"),
+        "node plugin", "fail", "n3: /etc/slurm/slurmdl.so differs", "slurmdl-spank"),
     "node with another slurmdl.yaml": Case(_node_site, "node configuration", "fail", "n2", "copy"),
     "node with another topology": Case(_other_tree, "node topology", "fail", "zoneX", "same topology.conf"),
     "node without slurmdl": Case(_other_slurmdl, "node slurmdl", "fail", "n4", "install slurmdl"),
@@ -388,10 +390,11 @@ def test_each_fault_causes_one_line(site, name):
     site.wait_until_idle()
     site.write_scores()
     with case.broken(site):
-        done = site.doctor(case.nodes, env=_clock("+90s") if name == "clock apart" else None)
+        done = site.doctor(case.nodes, env=_clock_environment("+90s") if name == "clock apart" else None)
     report = json.loads(done.stdout)
-    problems = [each for each in report["findings"] if each["severity"] != "OK"]
-    assert [(each["check"], each["severity"]) for each in problems] == [(case.check, case.severity)], done.stdout
+    problems = [finding for finding in report["findings"] if finding["severity"] != "OK"]
+    reported = [(finding["check"], finding["severity"]) for finding in problems]
+    assert reported == [(case.check, case.severity)], done.stdout
     assert case.text in problems[0]["text"]
     assert case.fix in problems[0]["fix"]
     assert done.returncode == report["status"] == {"warn": 1, "fail": 2}[case.severity]
@@ -406,7 +409,7 @@ def test_plugstack_line_number_equals_slurm(site, before):
         slurm = site.cluster.run(["sbatch", "--help"]).stderr
         done = site.doctor("")
     number = re.search(r"plugstack.conf:(\d+): *Failed to load", slurm)[1]
-    text = {each["check"]: each["text"] for each in json.loads(done.stdout)["findings"]}
+    text = {finding["check"]: finding["text"] for finding in json.loads(done.stdout)["findings"]}
     assert text["plugin"].startswith(f"/etc/slurm/plugstack.conf:{number}: ")
 
 
@@ -414,18 +417,19 @@ def test_busy_nodes_are_skipped(site):
     job = site.cluster.submit(["sbatch", "-w", "n1", "-n", "2", "--wrap=sleep 60"])
     site.cluster.wait_for(job, {"RUNNING"})
     try:
-        some, none = site.doctor("n[1-2]"), site.doctor("n1")
+        partly_busy, busy = site.doctor("n[1-2]"), site.doctor("n1")
     finally:
         site.cluster.cancel_all()
-    text = {each["check"]: each["text"] for each in json.loads(some.stdout)["findings"]}
-    assert (some.returncode, text["nodes"]) == (0, "tasks run on n2; n1: busy, skipped")
-    problems = [each["text"] for each in json.loads(none.stdout)["findings"] if each["severity"] != "OK"]
-    assert (none.returncode, problems) == (1, ["n1: busy, skipped"]), "a full cluster is not a failure"
+    text = {finding["check"]: finding["text"] for finding in json.loads(partly_busy.stdout)["findings"]}
+    assert (partly_busy.returncode, text["nodes"]) == (0, "tasks run on n2; n1: busy, skipped")
+    problems = [finding["text"] for finding in json.loads(busy.stdout)["findings"] if finding["severity"] != "OK"]
+    assert (busy.returncode, problems) == (1, ["n1: busy, skipped"]), "a full cluster is not a failure"
 
 
-def test_doctor_ends_in_time(site):
-    """A hanging controller, and a timeout below the controller's."""
+def test_doctor_timeout_limits_the_run(site):
+    """The controller hangs, and --timeout is shorter than the timeout of its check."""
     with _frozen(site):
         done = site.doctor("", "--timeout=1")
-    assert [each["text"] for each in json.loads(done.stdout)["findings"] if each["severity"] == "fail"] == [
+    findings = json.loads(done.stdout)["findings"]
+    assert [finding["text"] for finding in findings if finding["severity"] == "fail"] == [
         "no result within 1 s"]

@@ -1,6 +1,6 @@
-"""What breaks while users work: a node, a zone's uplink, the controller, the disk, accounting, a clock.
+"""Failures of nodes, zone uplinks, the controller, the disk, accounting and clocks during jobs.
 
-For each: what the user sees, what the job does, and that nothing that was trained or checkpointed is lost.
+Each test checks the messages, the state of the job, and that no checkpointed training steps are lost.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import trained_on, wait_for_words, written
+from jobs import read_log, trainer_nodes, wait_for_pattern
 
 pytestmark = pytest.mark.nightly
 
-#: goes on from its checkpoint where it starts again
+#: job script; a restarted job resumes from its checkpoint
 TRAIN = """\
 #SBATCH -N6 --ntasks-per-node=1 --requeue --open-mode=append -o log
 slurmdl srun {launcher} {run} --strategy {strategy} --emulate-compute 0.05:20000 --steps 200 \\
@@ -27,8 +27,7 @@ echo "status $status"
 [ $status = 0 ] || scontrol requeue $SLURM_JOB_ID
 """
 
-#: the clock of a program is so many seconds ahead as a file says at that moment (libfaketime makes it stumble when it
-#: sleeps)
+#: preloaded library that adds the seconds in the file $CLOCK to the real-time clock; libfaketime disturbs sleeps
 CLOCK = """\
 #include <fcntl.h>
 #include <stdlib.h>
@@ -60,7 +59,7 @@ time_t time(time_t *where) {
 }
 """
 
-#: munged of a host begins anew, with that clock
+#: restart munged of a host with this library
 MUNGED = """\
 pid=$(pgrep -o -x munged) user=$(stat -c %u /proc/$pid) group=$(stat -c %g /proc/$pid)
 line=$(tr '\\0' ' ' </proc/$pid/cmdline)
@@ -72,20 +71,20 @@ LD_PRELOAD=$1 CLOCK=$2 exec setpriv --reuid=$user --regid=$group --clear-groups 
 
 @pytest.fixture
 def cluster(new_cluster):
-    """Links of its own, and a requeued job may start again at once."""
+    """A separate cluster, since tests shape its links; it restarts requeued jobs at once."""
     return new_cluster(slurm_conf_lines=("AuthInfo=cred_expire=5", "SlurmdTimeout=10"))
 
 
-def started(cluster, strategy: str = "allreduce", run: str = "python -m slurmdl.train") -> tuple[int, Path]:
-    """A training job that has made its first checkpoint, and its log."""
+def start_training(cluster, strategy: str = "allreduce", run: str = "python -m slurmdl.train") -> tuple[int, Path]:
+    """Submit a training job and wait for its first checkpoint; return its job ID and log."""
     script = cluster.script(TRAIN.format(strategy=strategy, run=run, launcher=cluster.launcher or "-K"))
     job, log = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent), script.parent / "log"
-    wait_for_words(log, "step 30 of")
+    wait_for_pattern(log, "step 30 of")
     return job, log
 
 
-def clock_beside(script: Path) -> Path:
-    """The file of a clock that tells the right time, beside a script, and the library that reads it."""
+def build_clock(script: Path) -> Path:
+    """Write the file and the library of CLOCK next to a script, with offset 0; return the file."""
     clock = script.with_name("clock")
     clock.write_text("0")
     clock.with_name("clock.c").write_text(CLOCK)
@@ -94,43 +93,43 @@ def clock_beside(script: Path) -> Path:
     return clock
 
 
-def test_a_node_that_loses_power_costs_the_steps_since_the_last_checkpoint(cluster):
-    job, log = started(cluster)
-    cluster.power_off(trained_on(written(log))[2])
+def test_job_resumes_from_checkpoint_after_node_failure(cluster):
+    job, log = start_training(cluster)
+    cluster.power_off(trainer_nodes(read_log(log))[2])
     cluster.wait(job, timeout=240)
-    assert "status 0" in written(log), written(log)
-    assert len(re.findall(r"resumed after step \d+", written(log))) == 1
+    assert "status 0" in read_log(log), read_log(log)
+    assert len(re.findall(r"resumed after step \d+", read_log(log))) == 1
     assert json.loads((log.parent / "summary.json").read_text())["steps"] == 200
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip"])
-def test_a_zone_that_is_cut_off_for_30_s_holds_training_up_and_nothing_is_lost(cluster, strategy):
-    job, log = started(cluster, strategy)
+def test_training_continues_after_30_s_uplink_outage(cluster, strategy):
+    job, log = start_training(cluster, strategy)
     zones = {cluster.topology.zones[cluster.topology.leaf[cluster.topology.node_index[node]]]
-             for node in trained_on(written(log))}
-    assert len(zones) == 2, "else nothing is cut off"
+             for node in trainer_nodes(read_log(log))}
+    assert len(zones) == 2, "the uplink carries no traffic"
     cluster.shape_link(min(zones), loss=0.999999)
     time.sleep(30)
-    before = written(log).count("step ")
+    before = read_log(log).count("step ")
     cluster.shape_link(min(zones), loss=0.0)
     cluster.wait(job, timeout=240)
-    assert "status 0" in written(log), written(log)
-    assert written(log).count("step ") > before
-    assert "resumed after step" not in written(log), "the job need not start again"
+    assert "status 0" in read_log(log), read_log(log)
+    assert read_log(log).count("step ") > before
+    assert "resumed after step" not in read_log(log), "the job was restarted"
 
 
-def test_the_controller_starts_anew_while_a_job_is_submitted(cluster):
+def test_submission_during_controller_restart_submits_at_most_one_job(cluster):
     script = cluster.script("#SBATCH -N2 -J once\nslurmdl srun sh -c 'echo mark $SLURM_PROCID'\n")
     cluster.stop_daemon("login")
-    back = threading.Timer(4, cluster.start_daemon, ("login",))
-    back.start()
+    restart = threading.Timer(4, cluster.start_daemon, ("login",))
+    restart.start()
     try:
         done = cluster.run(["slurmdl", "sbatch", "--parsable", str(script)], directory=script.parent, timeout=120)
     finally:
-        back.join()
+        restart.join()
     queued = cluster.run(["sacct", "-n", "-X", "-o", "JobID", "--name=once"]).stdout.split()
     jobs = cluster.run(["squeue", "-h", "-t", "all", "-n", "once", "-o", "%A"]).stdout.split() or queued
-    if done.returncode:  # as sbatch itself, which gives up after some time
+    if done.returncode:  # sbatch itself also times out
         assert jobs == []
         assert len([line for line in done.stderr.splitlines() if line.startswith("slurmdl:")]) <= 1, done.stderr
         assert "Traceback" not in done.stderr
@@ -139,57 +138,57 @@ def test_the_controller_starts_anew_while_a_job_is_submitted(cluster):
         assert sorted(re.findall(r"mark \d", cluster.output(int(done.stdout)))) == ["mark 0", "mark 1"]
 
 
-def test_a_controller_that_starts_anew_disturbs_no_training(cluster):
-    job, log = started(cluster)
+def test_controller_restart_does_not_affect_training(cluster):
+    job, log = start_training(cluster)
     cluster.stop_daemon("login")
     time.sleep(3)
     cluster.start_daemon("login")
     cluster.wait(job, timeout=240)
-    assert "status 0" in written(log), written(log)
-    assert "resumed after step" not in written(log)
+    assert "status 0" in read_log(log), read_log(log)
+    assert "resumed after step" not in read_log(log)
 
 
-def test_a_clock_that_jumps_disturbs_no_training(cluster):
-    """Of one node, an hour ahead and then an hour back; the monotonic clock goes on, as where a clock is set."""
+def test_clock_jumps_do_not_affect_training(cluster):
+    """The real-time clock of one node jumps an hour ahead, then an hour back; its monotonic clock does not change."""
     run = cluster.script('[ $SLURM_PROCID != 1 ] || export LD_PRELOAD=${0%run}clock.so CLOCK=${0%run}clock\n'
                          'exec python -m slurmdl.train "$@"\n', "run")
-    clock = clock_beside(run)
-    job, log = started(cluster, run=str(run))
+    clock = build_clock(run)
+    job, log = start_training(cluster, run=str(run))
     clock.write_text("3600")
-    wait_for_words(log, "step 80 of")
+    wait_for_pattern(log, "step 80 of")
     clock.write_text("-3600")
-    wait_for_words(log, "step 120 of")
+    wait_for_pattern(log, "step 120 of")
     cluster.run(["scontrol", "requeue", str(job)]).check_returncode()
-    wait_for_words(log, "resumed after step")
+    wait_for_pattern(log, "resumed after step")
     cluster.wait(job, timeout=240)
-    assert "status 0" in written(log), written(log)
-    [after] = re.findall(r"resumed after step (\d+)", written(log))
-    assert int(after) >= 100
+    assert "status 0" in read_log(log), read_log(log)
+    [checkpoint_step] = re.findall(r"resumed after step (\d+)", read_log(log))
+    assert int(checkpoint_step) >= 100
     assert json.loads((log.parent / "summary.json").read_text())["steps"] == 200
 
 
-def test_a_node_whose_clock_is_an_hour_off_loses_the_steps_since_the_last_checkpoint(cluster):
-    """No word between it and the controller is taken any more: it goes out of service, and the job starts again."""
-    clock = clock_beside(cluster.script("", "none"))
+def test_job_resumes_without_node_whose_clock_is_an_hour_ahead(cluster):
+    """munge rejects the messages between the node and the controller: the node goes down, and the job is requeued."""
+    clock = build_clock(cluster.script("", "none"))
     for node in cluster.topology.nodes:
         done = cluster.run(["sh", "-c", MUNGED, "sh", str(clock.with_name("clock.so")), str(clock.with_name(node))],
                            host=node, as_root=True)
         assert done.returncode == 0, done.stderr
-    job, log = started(cluster)
-    off = trained_on(written(log))[2]
-    clock.with_name(off).write_text("3600")
+    job, log = start_training(cluster)
+    wrong_node = trainer_nodes(read_log(log))[2]
+    clock.with_name(wrong_node).write_text("3600")
     try:
         cluster.wait(job, timeout=240)
     finally:
-        clock.with_name(off).write_text("0")
-    assert "status 0" in written(log), written(log)
-    assert len(re.findall(r"resumed after step \d+", written(log))) == 1
-    assert off not in trained_on(written(log)[written(log).rindex("ranks: "):])
+        clock.with_name(wrong_node).write_text("0")
+    assert "status 0" in read_log(log), read_log(log)
+    assert len(re.findall(r"resumed after step \d+", read_log(log))) == 1
+    assert wrong_node not in trainer_nodes(read_log(log)[read_log(log).rindex("ranks: "):])
     assert json.loads((log.parent / "summary.json").read_text())["steps"] == 200
 
 
-def test_a_login_host_on_which_no_file_can_be_written(cluster):
-    """As on a full disk: a job is submitted all the same, or one line says why not."""
+def test_submission_works_without_writable_files_on_the_login_host(cluster):
+    """The file size limit is 0, similar to a full disk."""
     script = cluster.script("#SBATCH -N2\nslurmdl srun sh -c 'echo mark $SLURM_PROCID'\n")
     done = cluster.run(["sh", "-c", f"ulimit -f 0; exec slurmdl sbatch --propagate=NONE --parsable {script}"],
                        directory=script.parent)
@@ -197,7 +196,7 @@ def test_a_login_host_on_which_no_file_can_be_written(cluster):
     assert sorted(re.findall(r"mark \d", cluster.output(int(done.stdout)))) == ["mark 0", "mark 1"]
 
 
-def test_accounting_that_is_down_holds_no_job_up_and_hears_of_it_later(cluster):
+def test_job_during_accounting_outage_is_recorded_later(cluster):
     if cluster.run(["sacct", "-X"]).returncode:
         pytest.skip("this cluster has no accounting; the containerized one has")
     cluster.stop_daemon("slurmdbd")
@@ -209,5 +208,5 @@ def test_accounting_that_is_down_holds_no_job_up_and_hears_of_it_later(cluster):
         cluster.start_daemon("slurmdbd")
     deadline = time.monotonic() + 120
     while "COMPLETED" not in cluster.run(["sacct", "-n", "-X", "-j", str(job), "-o", "State"]).stdout:
-        assert time.monotonic() < deadline, f"accounting never heard of job {job}"
+        assert time.monotonic() < deadline, f"accounting has no record of job {job}"
         time.sleep(1)

@@ -1,4 +1,4 @@
-"""The Lua scripts of etc/ in a real Slurm: plain `sbatch --dl-*` gets the nodes that `slurmdl sbatch` chooses."""
+"""The Lua plugins of etc/ in a real Slurm: plain `sbatch --dl-*` gets the nodes that `slurmdl sbatch` chooses."""
 
 from __future__ import annotations
 
@@ -14,41 +14,42 @@ from test_spank import PLUGIN, plugin, slurmdl_lines  # noqa: F401
 ETC = Path(__file__).parents[2] / "etc"
 
 
-def with_line(text: str, old: str, new: str) -> str:
+def replace_once(text: str, old: str, new: str) -> str:
+    """Replace the only occurrence of `old`."""
     assert text.count(old) == 1
     return text.replace(old, new)
 
 
 @pytest.fixture
 def filtered(new_cluster, plugin) -> Callable[..., object]:  # noqa: F811
-    """A cluster with the plugin and cli_filter.lua, whose timeout is longer for a busy machine."""
+    """A function that starts a cluster with the plugin and cli_filter.lua, with a timeout for busy machines."""
     def make(seconds: str = "30", program: str = "slurmdl", **options):
-        text = with_line((ETC / "cli_filter.lua").read_text(), 'TIMEOUT_S = "2"', f'TIMEOUT_S = "{seconds}"')
-        text = with_line(text, 'SLURMDL = "slurmdl"', f"SLURMDL = {json.dumps(program)}")
+        text = replace_once((ETC / "cli_filter.lua").read_text(), 'TIMEOUT_S = "2"', f'TIMEOUT_S = "{seconds}"')
+        text = replace_once(text, 'SLURMDL = "slurmdl"', f"SLURMDL = {json.dumps(program)}")
         return new_cluster(plugstack=f"optional {PLUGIN}\n", config_files={"cli_filter.lua": text},
                            slurm_conf_lines=("CliFilterPlugins=lua", *AT_ONCE), **options)
     return make
 
 
 def submitted_record(cluster, *words: str, stdin: str = "", **environ: str) -> dict[str, str]:
-    """Fields of FREE of a submitted job, which does not start, and the messages of sbatch ("stderr")."""
+    """Submit and cancel a job; return the fields of UNBOUND in its record, and the error output ("stderr")."""
     done = cluster.run(["sbatch", *words], env=environ, stdin=stdin)
     assert done.returncode == 0, done.stderr
     record = cluster.job(done.stdout.split()[-1])
     cluster.cancel_all()
-    return {"stderr": done.stderr, **{name: record.get(name, "(null)") for name in FREE}}
+    return {"stderr": done.stderr, **{name: record.get(name, "(null)") for name in UNBOUND}}
 
 
-FREE = {"ReqNodeList": "(null)", "ExcNodeList": "(null)", "Prefer": "(null)", "Features": "(null)"}
+UNBOUND = {"ReqNodeList": "(null)", "ExcNodeList": "(null)", "Prefer": "(null)", "Features": "(null)"}
 
 
-def bound(record: dict[str, str]) -> dict[str, str]:
-    return {name: record[name] for name in FREE}
+def binding_fields(record: dict[str, str]) -> dict[str, str]:
+    return {name: record[name] for name in UNBOUND}
 
 
 def test_plain_sbatch_chooses_the_nodes_of_slurmdl_sbatch(filtered):
     cluster = filtered()
-    occupy(cluster, "n2", "n4")  # Slurm itself takes the smaller rest, that of zoneB
+    occupy(cluster, "n2", "n4")  # Slurm itself chooses zoneB, which has fewer free nodes left
     for words, nodes in ((["--dl-zone=zoneA"], {"n1", "n3", "n5", "n7"}), ([], {"n6", "n8"})):
         job = cluster.submit(["sbatch", "-N2", *words, "--wrap=scontrol show hostnames; sleep 1"])
         assert set(cluster.output(job).split()) <= nodes
@@ -62,7 +63,7 @@ def test_plain_sbatch_chooses_the_nodes_of_slurmdl_sbatch(filtered):
     assert record["Features"] == "zoneA" and record["stderr"] == "" and record["ExcNodeList"] == "n[2,4,6,8]"
     record = submitted_record(cluster, "--dl-node-binding=zone", stdin=script, SLURMDL_OPT_ZONE="zoneB")
     assert record["Features"] == "zoneB" and record["ExcNodeList"] == "n[1,3,5,7]"
-    # the zone also limits nodes that Slurm chooses
+    # --dl-zone also limits the nodes if Slurm chooses them
     assert submitted_record(cluster, "-N2", "--hold", "--dl-zone=zoneB", "--wrap=true")["ExcNodeList"] == "n[1,3,5,7]"
 
 
@@ -76,18 +77,18 @@ def test_jobs_without_a_choice_are_submitted_as_written(filtered):
         ([*pin, "--array=1-2"], {}, "job array"), ([*pin, "--contiguous"], {}, "--contiguous"),
         ([*pin, "--switches=1"], {}, "--switches"),
         (["-N2", "--dl-node-binding=late"], {}, "slurmdl srun"), (["-N2", "--dl-ps=1"], {}, "--hold")]
-    assert bound(submitted_record(cluster, "--hold", *pin, wrap)) != FREE
-    for words, environ, said in cases:
+    assert binding_fields(submitted_record(cluster, "--hold", *pin, wrap)) != UNBOUND
+    for words, environ, message in cases:
         record = submitted_record(cluster, "--hold", *words, wrap, **environ)
-        assert bound(record) == FREE, words
+        assert binding_fields(record) == UNBOUND, words
         lines = slurmdl_lines(record["stderr"])
-        assert (said in lines[0] if said else not lines), (words, record["stderr"])
-    # heterogeneous jobs, by the command line and by the script, as a file and from standard input
+        assert (message in lines[0] if message else not lines), (words, record["stderr"])
+    # heterogeneous jobs: by the script, by the command line, and by the script on standard input
     script = cluster.script("#SBATCH -N1 --dl-node-binding=nodelist\n#SBATCH hetjob\n#SBATCH -N1\ntrue")
-    assert bound(submitted_record(cluster, "--hold", str(script))) == FREE
+    assert binding_fields(submitted_record(cluster, "--hold", str(script))) == UNBOUND
     plain = cluster.script("true")
-    assert bound(submitted_record(cluster, "--hold", "-N1", "--dl-node-binding=nodelist", ":", "-N1", str(plain))) \
-        == FREE
+    components = ["-N1", "--dl-node-binding=nodelist", ":", "-N1", str(plain)]
+    assert binding_fields(submitted_record(cluster, "--hold", *components)) == UNBOUND
     done = cluster.run(["sh", "-c", f"sbatch --hold <{script}"])
     assert cluster.job(done.stdout.split()[-1])["ReqNodeList"] == "(null)"
     strict = cluster.run(["sbatch", *pin, "--array=1-2", "--dl-strict", wrap])
@@ -109,14 +110,14 @@ MESSAGES = [
 
 
 def test_filter_and_wrapper_have_the_same_effect_and_message(filtered):
-    """Only the wrapper has a warning about the script."""
+    """Only the wrapper prints the warning about the script."""
     cluster = filtered()
     for words, submits, message in MESSAGES:
-        both = [cluster.run([*command, "-N2", *words, "--wrap=srun true"])
+        runs = [cluster.run([*command, "-N2", *words, "--wrap=srun true"])
                 for command in (["sbatch"], ["slurmdl", "sbatch"])]
-        assert [done.returncode == 0 for done in both] == [submits, submits], (words, [done.stderr for done in both])
+        assert [done.returncode == 0 for done in runs] == [submits, submits], (words, [done.stderr for done in runs])
         lines = [[line for line in slurmdl_lines(done.stderr) if "its ranks will not be mapped" not in line]
-                 for done in both]
+                 for done in runs]
         assert lines[0] == lines[1] and len(lines[0]) == bool(message), (words, lines)
         assert message in "".join(lines[0])
         cluster.cancel_all()
@@ -128,12 +129,12 @@ def test_broken_configuration_is_reported_and_the_job_submitted(filtered):
     (directory / "slurmdl").mkdir()
     (directory / "slurmdl/slurmdl.yaml").write_text("plan_dir: 2024-13-01")
     record = submitted_record(cluster, "--hold", "-N2", "--dl-ps=1", "--wrap=true", XDG_CONFIG_HOME=str(directory))
-    assert bound(record) == FREE
+    assert binding_fields(record) == UNBOUND
     [line] = slurmdl_lines(record["stderr"])
     assert line.startswith("slurmdl: submitted as written: ") and "slurmdl.yaml:1: is not YAML" in line
 
 
-#: escapes from single quotes, command substitutions, and other shell syntax
+#: option values with quotes, command substitutions, and other shell syntax
 HOSTILE = ("'$(touch /tmp/executed)'", "$(touch /tmp/executed)`touch /tmp/executed`",
            "'; touch /tmp/executed; $(touch /tmp/executed) \" | & \\' \n touch /tmp/executed #")
 
@@ -154,7 +155,7 @@ def test_user_input_is_not_executed(filtered):
     assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
 
 
-#: replacement of slurmdl -> its script, None for a missing program
+#: kind of program in place of slurmdl -> its shell script, or None if it is missing
 IMPOSTORS = {
     "missing": None, "silent": "exit 0", "failing": "echo '{\"binding\": [\"--nodelist=n2\"]' ; exit 1",
     "hanging": "trap '' TERM; sleep 600", "endless": "exec yes '\"binding\": ['",
@@ -174,7 +175,7 @@ def test_job_is_submitted_if_slurmdl_fails(filtered):
         make = f"cat > {directory}/slurmdl; chmod 755 {directory}/slurmdl" if text else "true"
         cluster.run(["sh", "-c", make], stdin=f"#!/bin/sh\n{text}\n").check_returncode()
         record = submitted_record(cluster, "--hold", "-N2", "--dl-ps=1", "--wrap=true")
-        assert bound(record) == FREE, title
+        assert binding_fields(record) == UNBOUND, title
         assert len(slurmdl_lines(record["stderr"])) == 1, (title, record["stderr"])
     assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
     assert cluster.run(["pgrep", "-f", "sleep 600"]).returncode == 1
@@ -187,31 +188,31 @@ def test_choice_is_reverted_if_the_job_does_not_start(filtered, revert_field, pr
     cluster.run(["sh", "-c", "cat > /tmp/slurmdl; chmod 755 /tmp/slurmdl"],
                 stdin=f"#!/bin/sh\necho '{answer}'\n").check_returncode()
     occupy(cluster, "n1", "n3")
-    # exclusive jobs on all nodes keep the job pending
+    # exclusive jobs on all nodes, so that the job stays pending
     occupy(cluster, "n2", "n4")
     assert submitted_record(cluster, "-N2", "--dl-ps=1", "--wrap=true")["Prefer"] == prefer
 
 
 def test_job_submit_on_the_controller(new_cluster, plugin):  # noqa: F811
     snapshot = Path("/etc/slurm/snapshot")
-    text = with_line((ETC / "job_submit.lua").read_text(), '"/run/slurmdl/snapshot"', f'"{snapshot}"')
-    text = with_line(text, 'TIMEOUT_S = "1"', 'TIMEOUT_S = "8"')
-    text = with_line(text, "MAX_AGE = 15 ", "MAX_AGE = 100 ")
-    # the controller's PATH is that of its service
+    text = replace_once((ETC / "job_submit.lua").read_text(), '"/run/slurmdl/snapshot"', f'"{snapshot}"')
+    text = replace_once(text, 'TIMEOUT_S = "1"', 'TIMEOUT_S = "8"')
+    text = replace_once(text, "MAX_AGE = 15 ", "MAX_AGE = 100 ")
+    # an absolute path, because the controller has the PATH of its service
     program = Path(subprocess.run(["sh", "-c", "command -v slurmdl || echo .venv/bin/slurmdl"], capture_output=True,
                                   text=True, check=True).stdout.strip()).absolute()
-    text = with_line(text, 'SLURMDL = "slurmdl"', f'SLURMDL = "{program}"')
+    text = replace_once(text, 'SLURMDL = "slurmdl"', f'SLURMDL = "{program}"')
     cluster = new_cluster(plugstack=f"optional {PLUGIN}\n", config_files={"job_submit.lua": text},
                           slurm_conf_lines=("JobSubmitPlugins=lua", *AT_ONCE))
     pin = ["-N2", "--hold", "--dl-node-binding=nodelist", "--dl-zone=zoneB", "--wrap=true"]
-    assert bound(submitted_record(cluster, *pin)) == FREE  # no snapshot
+    assert binding_fields(submitted_record(cluster, *pin)) == UNBOUND  # no snapshot
     write = f"(scontrol -o -d show nodes; scontrol -o show partitions) > {snapshot}.new; mv {snapshot}.new {snapshot}"
     cluster.run(["sh", "-c", write], as_root=True).check_returncode()
     record = submitted_record(cluster, *pin[:1], *pin[2:])
     assert (record["ReqNodeList"], record["ExcNodeList"]) == ("n[2,4]", "n[1,3,5,7]")
-    assert bound(submitted_record(cluster, "-N2", "--hold", "--wrap=true")) == FREE
+    assert binding_fields(submitted_record(cluster, "-N2", "--hold", "--wrap=true")) == UNBOUND
     for value in HOSTILE:
-        assert bound(submitted_record(cluster, "-N2", f"--dl-zone={value}", "--wrap=true")) == FREE
+        assert binding_fields(submitted_record(cluster, "-N2", f"--dl-zone={value}", "--wrap=true")) == UNBOUND
     assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
     cluster.run(["touch", "-d", "-200 seconds", str(snapshot)], as_root=True).check_returncode()
-    assert bound(submitted_record(cluster, *pin[:1], *pin[2:])) == FREE  # too old
+    assert binding_fields(submitted_record(cluster, *pin[:1], *pin[2:])) == UNBOUND  # too old

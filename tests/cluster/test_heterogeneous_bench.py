@@ -1,4 +1,4 @@
-"""The benchmark of unequal machines on a real Slurm: jobs that run each way, and what they measure."""
+"""The benchmark of heterogeneous nodes on a real Slurm: jobs with each placement method, and their measurements."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
-SIX = round_robin_topology(6, 2)
+TOPOLOGY = round_robin_topology(6, 2)
 
 
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[Jobs]:
     name = f"unequal-{os.getpid()}"
     try:
-        sandbox = lifecycle.sandbox_up(SandboxSpec(name, SIX, zone_features=False, slurm_conf_lines=SETTINGS))
+        sandbox = lifecycle.sandbox_up(SandboxSpec(name, TOPOLOGY, zone_features=False, slurm_conf_lines=SETTINGS))
     except SandboxError as error:
         if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
             raise
@@ -32,24 +32,24 @@ def jobs() -> Iterator[Jobs]:
 
 
 @pytest.mark.nightly
-def test_a_job_runs_each_way_on_the_nodes_that_are_free(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_runs_with_each_placement_method_on_free_nodes(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement_savings, "STEPS", 3)
     case = placement_savings.Case(Job("PS", 2, 2, 2), ("n1", "n3", "n5", "n6"))
-    found = placement_savings.measure(jobs, case, SIX, np.random.default_rng(1), True)
-    # n2 and n4 are left; Slurm's default puts both servers on n2, placement one on each
-    assert found.runs[DEFAULT][0].order == found.runs[LEAF][0].order == ("n2", "n2", "n4", "n4")
-    assert sorted(found.runs[PLACED][0].order[:2]) == ["n2", "n4"]
-    assert sorted(found.runs[NEGATIVE_CONTROL][0].order) == ["n2", "n2", "n4", "n4"]
-    for variant, (run, model) in found.runs.items():
+    outcome = placement_savings.measure(jobs, case, TOPOLOGY, np.random.default_rng(1), True)
+    # n2 and n4 are free; Slurm's default puts both servers on n2, placement puts one on each node
+    assert outcome.runs[DEFAULT][0].order == outcome.runs[LEAF][0].order == ("n2", "n2", "n4", "n4")
+    assert sorted(outcome.runs[PLACED][0].order[:2]) == ["n2", "n4"]
+    assert sorted(outcome.runs[NEGATIVE_CONTROL][0].order) == ["n2", "n2", "n4", "n4"]
+    for variant, (run, model) in outcome.runs.items():
         assert run.inter_zone_bytes == 0
         assert run.seconds > 0
         assert 0 <= run.result.idle <= 1
-        assert model == found.costs[variant]
-    assert found.runs[PLACED][0].inter_node_bytes < found.runs[DEFAULT][0].inter_node_bytes
-    assert jobs.granted(6, 1) == SIX.nodes, "the other job has ended"
+        assert model == outcome.costs[variant]
+    assert outcome.runs[PLACED][0].inter_node_bytes < outcome.runs[DEFAULT][0].inter_node_bytes
+    assert jobs.granted(6, 1) == TOPOLOGY.nodes, "the other job has not ended"
 
 
 @pytest.mark.nightly
-def test_a_job_that_fails_says_what_it_said(jobs: Jobs) -> None:
+def test_failed_job_reports_its_error_output(jobs: Jobs) -> None:
     with pytest.raises(SandboxError, match=r"no summary: .*--comm-pattern ring"):
         jobs.train(2, 1, "--strategy gossip --comm-pattern ring --steps 1")

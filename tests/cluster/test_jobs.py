@@ -1,4 +1,4 @@
-"""`slurmdl sbatch` against plain sbatch on a real cluster."""
+"""`slurmdl sbatch` compared with plain sbatch on a real cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from jobs import MAPPED, occupy, own_lines, ranks, zone, zone_changes
+from jobs import MAPPED, occupy, rank_nodes, slurmdl_messages, zone, zone_changes
 
 SHOW = 'for i; do echo "arg <$i>"; done\necho "mark $SLURMDL_SUBMISSION"\n'
 
@@ -20,6 +20,7 @@ def normalize(text: str) -> str:
 
 
 def slurm_lines(stderr: str) -> list[str]:
+    """Return the lines of Slurm in an error output, normalized."""
     return [normalize(line) for line in stderr.splitlines() if not line.startswith("slurmdl:")]
 
 
@@ -63,7 +64,7 @@ def test_every_form_behaves_as_sbatch(cluster, form):
     assert normalize(mapped.stdout) == normalize(plain.stdout)
     assert slurm_lines(mapped.stderr) == slurm_lines(plain.stderr)
     if {"-Q", "--quiet"} & set(args):
-        assert not own_lines(mapped.stderr)
+        assert not slurmdl_messages(mapped.stderr)
 
 
 def test_dlsbatch_is_slurmdl_sbatch(cluster):
@@ -82,7 +83,7 @@ def test_script_runs_as_written(cluster):
 def test_ranks_of_a_zone_are_consecutive(cluster):
     script = cluster.script(MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "-N6", "--ntasks-per-node=2", str(script)], directory=script.parent)
-    nodes = ranks(cluster.output(job))
+    nodes = rank_nodes(cluster.output(job))
     assert len(nodes) == 12
     assert zone_changes(nodes) == 1
 
@@ -94,23 +95,23 @@ def test_fitting_zone_is_preferred(cluster):
     done = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", "-N3", str(script)])
     assert "--prefer=zoneB" in done.stdout
     job = cluster.submit(["slurmdl", "sbatch", "-N3", str(script)], directory=script.parent)
-    assert {zone(node) for node in ranks(cluster.output(job))} == {"zoneB"}
+    assert {zone(node) for node in rank_nodes(cluster.output(job))} == {"zoneB"}
 
 
 def test_preference_keeps_the_users_constraint(new_cluster):
     cluster = new_cluster(features={"": "any", "n2": "big", "n4": "big", "n1": "big"})
     script = cluster.script(MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "-N2", "-C", "big", str(script)], directory=script.parent)
-    assert sorted(ranks(cluster.output(job))) == ["n2", "n4"]
+    assert sorted(rank_nodes(cluster.output(job))) == ["n2", "n4"]
 
 
 def test_full_zone_does_not_delay_the_start(cluster):
-    """No zone has five free nodes: the job starts at once in both zones, as with plain sbatch."""
+    """No zone has five free nodes: the job starts immediately in both zones, as with plain sbatch."""
     occupy(cluster, "n1", "n2", "n3")
     script = cluster.script(MAPPED)
     start_time = time.monotonic()
     job = cluster.submit(["slurmdl", "sbatch", "-N5", str(script)], directory=script.parent)
-    nodes = ranks(cluster.output(job))
+    nodes = rank_nodes(cluster.output(job))
     assert sorted(nodes) == ["n4", "n5", "n6", "n7", "n8"]
     assert time.monotonic() - start_time < 20
     assert zone_changes(nodes) == 1
@@ -122,7 +123,7 @@ def test_job_without_free_nodes_waits_as_with_sbatch(cluster):
     done = cluster.run(["slurmdl", "sbatch", "-N4", "--parsable", str(script)], directory=script.parent)
     assert cluster.job(done.stdout.strip())["JobState"] == "PENDING"
     cluster.wait(first)
-    assert len(ranks(cluster.output(int(done.stdout)))) == 4
+    assert len(rank_nodes(cluster.output(int(done.stdout)))) == 4
 
 
 def test_drained_node_is_not_chosen(cluster):
@@ -132,7 +133,7 @@ def test_drained_node_is_not_chosen(cluster):
         done = cluster.run(["slurmdl", "place", "--json", "-N4", str(script)])
         assert json.loads(done.stdout)["placement"]["nodes"] == ["n1", "n3", "n5", "n7"]
         job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)], directory=script.parent)
-        assert sorted(ranks(cluster.output(job))) == ["n1", "n3", "n5", "n7"]
+        assert sorted(rank_nodes(cluster.output(job))) == ["n1", "n3", "n5", "n7"]
     finally:
         cluster.run(["scontrol", "update", "NodeName=n2", "State=RESUME"], as_root=True)
 
@@ -155,14 +156,14 @@ def test_array_tasks_are_mapped_but_not_bound(cluster):
     script = cluster.script("echo task $SLURM_ARRAY_TASK_ID\n" + MAPPED)
     done = cluster.run(["slurmdl", "sbatch", "--parsable", "--array=1-2", "-N4", "-o", "task-%a.log", str(script)],
                        directory=script.parent)
-    assert len(own_lines(done.stderr)) == 1
+    assert len(slurmdl_messages(done.stderr)) == 1
     assert "array" in done.stderr
     record = cluster.job(f"{done.stdout.strip()}_1")
     assert record.get("ReqNodeList", "(null)") == "(null)"
     for task in (1, 2):
         cluster.wait(f"{done.stdout.strip()}_{task}")
         text = (script.parent / f"task-{task}.log").read_text()
-        nodes = ranks(text)
+        nodes = rank_nodes(text)
         assert f"task {task}\n" in text
         assert zone_changes(nodes) <= 1
 
@@ -171,7 +172,7 @@ def test_heterogeneous_job_passes_through(cluster):
     script = cluster.script("env | grep ^SLURM_JOB_NUM_NODES_HET\nsrun hostname\n")
     done = cluster.run(["slurmdl", "sbatch", "--parsable", "-N1", ":", "-N2", str(script)], directory=script.parent)
     assert done.returncode == 0
-    assert sum("heterogeneous" in line for line in own_lines(done.stderr)) == 1
+    assert sum("heterogeneous" in line for line in slurmdl_messages(done.stderr)) == 1
 
 
 @pytest.mark.parametrize("export", ["NONE", "NIL", "ALL", "HOME,PATH", "FOO=bar", "ALL,FOO=bar"])
@@ -185,7 +186,7 @@ def test_record_reaches_the_job_with_any_export(cluster, export):
     assert text.count(" ps") == 1
 
 
-def test_submission_inside_a_job_decides_by_itself(cluster):
+def test_submission_inside_a_job_ignores_the_options_of_that_job(cluster):
     inner = cluster.script('echo "inner $SLURMDL_SUBMISSION"\nslurmdl srun sh -c \'echo role $SLURMDL_ROLE\'\n')
     outer = cluster.script(
         "#DL --dl-strategy=ps --dl-ps=1\n"
@@ -204,7 +205,7 @@ def test_invalid_dl_option_submits_nothing(cluster, option):
     done = cluster.run(["slurmdl", "sbatch", option, "--wrap", "hostname"])
     assert done.returncode == 64
     assert done.stdout == ""
-    assert len(own_lines(done.stderr)) == len(done.stderr.splitlines()) == 1
+    assert len(slurmdl_messages(done.stderr)) == len(done.stderr.splitlines()) == 1
     assert option.split("=")[0] in done.stderr
     assert cluster.run(["squeue", "-h"]).stdout == ""
 
@@ -217,7 +218,7 @@ def test_stopped_controller_gives_the_errors_of_sbatch(new_cluster):
     mapped = cluster.run(["slurmdl", "sbatch", "-N2", str(script)])
     assert (mapped.returncode, mapped.stdout) == (plain.returncode, plain.stdout)
     assert slurm_lines(mapped.stderr) == slurm_lines(plain.stderr)
-    assert any("submitted as written" in line for line in own_lines(mapped.stderr))
+    assert any("submitted as written" in line for line in slurmdl_messages(mapped.stderr))
     strict = cluster.run(["slurmdl", "sbatch", "--dl-strict", "-N2", str(script)])
     assert strict.returncode == 69
     assert len(strict.stderr.splitlines()) == 1
@@ -226,14 +227,14 @@ def test_stopped_controller_gives_the_errors_of_sbatch(new_cluster):
 def test_hanging_controller_delays_the_submission_by_five_seconds(cluster):
     script = cluster.script(SHOW)
     cluster.freeze_daemon("login", True)
-    thaw = threading.Timer(11, cluster.freeze_daemon, ("login", False))
-    thaw.start()
+    resume = threading.Timer(11, cluster.freeze_daemon, ("login", False))
+    resume.start()
     try:
         done = cluster.run(["slurmdl", "sbatch", "--parsable", "-N2", str(script)], directory=script.parent)
     finally:
-        thaw.join()
+        resume.join()
     assert done.returncode == 0, done.stderr
-    assert any("no answer within 5 s" in line for line in own_lines(done.stderr))
+    assert any("no answer within 5 s" in line for line in slurmdl_messages(done.stderr))
     assert "mark" in cluster.output(int(done.stdout))
 
 
@@ -248,12 +249,12 @@ def test_job_runs_with_restrictive_site_settings(new_cluster, settings):
     job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)], directory=script.parent)
     record = cluster.wait(job)
     assert record["JobState"] == "COMPLETED"
-    assert len(ranks((script.parent / f"slurm-{job}.out").read_text())) == 4
+    assert len(rank_nodes((script.parent / f"slurm-{job}.out").read_text())) == 4
 
 
 @pytest.mark.parametrize(("damage", "fact"), [
     ("echo 'SwitchName=x Nodez=n1' >> topology.conf", "topology.conf:4"),
-    ("rm topology.conf", ""),  # without the file the login node queries the controller
+    ("rm topology.conf", ""),  # without the file, the login node queries the controller
 ])
 def test_damaged_or_missing_topology_file_does_not_prevent_the_job(new_cluster, damage, fact):
     cluster = new_cluster()
@@ -261,8 +262,8 @@ def test_damaged_or_missing_topology_file_does_not_prevent_the_job(new_cluster, 
     script = cluster.script(MAPPED)
     done = cluster.run(["slurmdl", "sbatch", "--parsable", "-N3", str(script)], directory=script.parent)
     assert done.returncode == 0
-    assert [fact in line for line in own_lines(done.stderr)] == ([True] if fact else [])
-    nodes = ranks(cluster.output(int(done.stdout)))
+    assert [fact in line for line in slurmdl_messages(done.stderr)] == ([True] if fact else [])
+    nodes = rank_nodes(cluster.output(int(done.stdout)))
     assert len(nodes) == 3
     if fact:
         strict = cluster.run(["slurmdl", "sbatch", "--dl-strict", "-N3", str(script)])
@@ -272,17 +273,17 @@ def test_damaged_or_missing_topology_file_does_not_prevent_the_job(new_cluster, 
 
 
 def test_place_makes_the_choice_of_sbatch(cluster):
-    # the zone with exactly three free nodes is best; among equal zones each submission would draw again
+    # without n2, zoneB has exactly three free nodes and is the best zone; ties would be broken at random
     script = cluster.script("#SBATCH -N3 -x n2\n" + MAPPED)
     output = json.loads(cluster.run(["slurmdl", "place", "--json", str(script)]).stdout)
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
-    nodes = ranks(cluster.output(job))
+    nodes = rank_nodes(cluster.output(job))
     assert {zone(node) for node in nodes} == set(output["placement"]["nodes_per_zone"])
     assert "zone" in cluster.run(["slurmdl", "place", "--explain", str(script)]).stdout
 
 
 def test_predictions_state_their_assumptions(cluster):
-    """place, sbatch and srun print them with the prediction; a sandbox's uplinks have 50 Mbit/s."""
+    """place, sbatch and srun print the assumptions with the prediction; uplinks of a sandbox have 50 Mbit/s."""
     assumptions = "(model 400 MB, links 10 Gbit/s (default), uplinks 50 Mbit/s)"
     script = cluster.script("#SBATCH -N3 --ntasks-per-node=1\n#DL --dl-model-bytes=400M\n"
                             "slurmdl srun --dl-explain true")
@@ -295,7 +296,7 @@ def test_predictions_state_their_assumptions(cluster):
     assert re.search(re.escape(f"an iteration of allreduce {assumptions}: ") + cost, output), output
 
 
-def test_missing_sbatch_is_one_message(cluster):
+def test_missing_sbatch_causes_one_message(cluster):
     slurmdl = cluster.run(["sh", "-c", "command -v slurmdl"]).stdout.strip()
     done = cluster.run(["env", "PATH=/nowhere", slurmdl, "sbatch", "--wrap", "x"])
     assert done.returncode == 69
@@ -313,9 +314,9 @@ def test_broken_configuration_does_not_prevent_the_job(cluster, text):
     done = cluster.run(["slurmdl", "sbatch", "--parsable", str(script)], directory=script.parent,
                        env={"XDG_CONFIG_HOME": str(script.parent)})
     assert done.returncode == 0, done.stderr
-    [line] = own_lines(done.stderr)
+    [line] = slurmdl_messages(done.stderr)
     assert line.startswith("slurmdl: submitted as written: ") and "slurmdl.yaml" in line
-    assert len(ranks(cluster.output(int(done.stdout)))) == 2
+    assert len(rank_nodes(cluster.output(int(done.stdout)))) == 2
 
 
 def test_zone_list_longer_than_a_variable_is_submitted(cluster):
@@ -323,13 +324,13 @@ def test_zone_list_longer_than_a_variable_is_submitted(cluster):
     script = cluster.script(f"#SBATCH -N2\n#DL --dl-strategy=ps --dl-zone={zones}\n{MAPPED}")
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
     text = cluster.output(job)
-    assert len(ranks(text)) == 2 and " ps" in text, text
+    assert len(rank_nodes(text)) == 2 and " ps" in text, text
 
 
 def test_directives_beyond_the_read_limit_are_ignored(cluster):
     script = cluster.script("#SBATCH -N2\n" + "#DL --dl-ps=1\n" * 80_000 + MAPPED)
     done = cluster.run(["slurmdl", "sbatch", "--parsable", str(script)], directory=script.parent)
     assert done.returncode == 0, done.stderr
-    [line] = own_lines(done.stderr)
+    [line] = slurmdl_messages(done.stderr)
     assert "go on beyond" in line
-    assert len(ranks(cluster.output(int(done.stdout)))) == 2
+    assert len(rank_nodes(cluster.output(int(done.stdout)))) == 2

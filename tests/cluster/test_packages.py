@@ -1,7 +1,7 @@
 """The packages on one host: install, enable, submit, upgrade, disable and remove, without leftovers.
 
-Runs in a chroot of a Debian with its Slurm, isolated from the checkout. `make test-packages` creates the chroot and
-the packages, in the directory SLURMDL_PACKAGES; without them the tests are skipped.
+The tests run in a chroot of Debian with its Slurm, isolated from the checkout. `make test-packages` creates it, and
+the packages in the directory SLURMDL_PACKAGES; without them the tests are skipped.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import doctor, refusal
+from jobs import run_doctor, sbatch_error
 from releases import RootCluster, root_of, skip_reason
 
 SUITE = "bookworm"
 PACKAGES = Path(os.environ.get("SLURMDL_PACKAGES", "/nowhere"))
-#: directories that every installation or removal changes
+#: directories that any installation or removal changes
 PACKAGE_MANAGER = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/apt", "tmp", "run", "etc/ld.so.cache", "root")
-#: files of users and groups; the order of their lines may change
+#: user and group databases; the order of their lines may change
 USERS = ("etc/passwd", "etc/group", "etc/shadow", "etc/gshadow")
-UNITS = ("slurmdl-ingest.service", "slurmdl-agent.service", "slurmdl-counters.timer")
+UNITS = ("slurmdl-ingest.service", "slurmdl-counters.timer")
 
 _skip_reason = skip_reason(SUITE) or ("" if list(PACKAGES.glob("*.deb")) else "no packages: run make test-packages")
 pytestmark = pytest.mark.skipif(bool(_skip_reason), reason=_skip_reason or "-")
 
 
-def state(root: Path) -> dict[str, str]:
-    """Path -> type and content of all files, except those of the package manager."""
+def list_files(root: Path) -> dict[str, str]:
+    """Return path -> type and content of all files, except files of the package manager."""
     contents = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -48,7 +48,7 @@ def state(root: Path) -> dict[str, str]:
     return contents
 
 
-def inside(root: Path, *argv: str) -> str:
+def run_in_chroot(root: Path, *argv: str) -> str:
     """Run a command as root in a chroot, in temporary namespaces; return its output."""
     done = subprocess.run(["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={root}/proc",
                            "chroot", str(root), *argv], capture_output=True, text=True, timeout=300, check=False,
@@ -60,7 +60,7 @@ def inside(root: Path, *argv: str) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """A copy of the chroot, without slurmdl."""
+    """A copy of the chroot without slurmdl."""
     copy = tmp_path / "debian"
     subprocess.run(["cp", "-a", "--reflink=auto", str(root_of(SUITE)), str(copy)], check=True, timeout=300)
     (copy / "etc/hosts").touch()  # mount point of the cluster
@@ -72,13 +72,13 @@ def install(root: Path) -> None:
     names = [path.name for path in PACKAGES.glob("*.deb") if "dbgsym" not in path.name]
     for name in names:
         shutil.copy(PACKAGES / name, root / "var/cache")
-    inside(root, "dpkg", "--install", *(f"/var/cache/{name}" for name in names))
+    run_in_chroot(root, "dpkg", "--install", *(f"/var/cache/{name}" for name in names))
 
 
 def test_packages_from_install_to_purge(root, tmp_path):
-    before = state(root)
+    before = list_files(root)
     install(root)
-    installed = state(root)
+    installed = list_files(root)
     assert not {name for name in installed.keys() - before.keys() if name.startswith("etc/slurm/")}
     assert {name: installed[name] for name in before if name not in USERS} == {
         name: content for name, content in before.items() if name not in USERS}  # no existing file is changed
@@ -93,19 +93,19 @@ def test_packages_from_install_to_purge(root, tmp_path):
         (files / "slurm/slurmdl.so").unlink()
         plugstack.unlink()
         # installed but not enabled: `slurmdl sbatch` works, plain sbatch has no --dl-* options
-        assert "not installed" in doctor(cluster)["plugin"]
-        assert "unrecognized option" in refusal(cluster, "--dl-ps=1", "--wrap=true")
+        assert "not installed" in run_doctor(cluster)["plugin"]
+        assert "unrecognized option" in sbatch_error(cluster, "--dl-ps=1", "--wrap=true")
         script = cluster.script("#DL --dl-ps=1\nslurmdl srun sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'")
         job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)])
         assert sorted(cluster.output(job).split("\n"))[1:] == ["0 ps", "1 worker", "2 worker", "3 worker"]
 
         # enabled
         plugstack.write_text("optional slurmdl.so\n")
-        assert doctor(cluster, "--nodes=n[1-4]")["node plugin"] == "identical on n[1-4]"
+        assert run_doctor(cluster, "--nodes=n[1-4]")["node plugin"] == "identical on n[1-4]"
         job = cluster.submit(["sbatch", "-N4", "--dl-ps=1", "--wrap=srun sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'"])
         assert sorted(cluster.output(job).split("\n"))[1:] == ["0 ps", "1 worker", "2 worker", "3 worker"]
 
-        # the collector, started as in its unit
+        # the collector, started in the same way as by its systemd unit
         samples = "\n".join(json.dumps({"kind": "node", "name": f"n{i}", "time": 0, "throughput": 1e8,
                                         "source": "probe"}) for i in range(1, 5))
         script = ("install -d -o slurmdl -g slurmdl /var/lib/slurmdl; "
@@ -116,61 +116,63 @@ def test_packages_from_install_to_purge(root, tmp_path):
         site_config = root / "etc/slurmdl/slurmdl.yaml"
         shipped = site_config.read_text()
         site_config.write_text("link_scores: {trusted_owner: slurmdl}\n")
-        assert "newest link score" in doctor(cluster)["link_scores"]
+        assert "newest link score" in run_doctor(cluster)["link_scores"]
 
         # an upgrade keeps the site's configuration
         install(root)
         assert site_config.read_text() == "link_scores: {trusted_owner: slurmdl}\n" != shipped
-        doctor(cluster)
+        run_doctor(cluster)
 
         # disabled
         plugstack.unlink()
-        assert "unrecognized option" in refusal(cluster, "--dl-ps=1", "--wrap=true")
+        assert "unrecognized option" in sbatch_error(cluster, "--dl-ps=1", "--wrap=true")
         assert cluster.output(cluster.submit(["sbatch", "--wrap=echo plain"])) == "plain\n"
     finally:
         cluster.down()
 
-    inside(root, "systemctl", "enable", *UNITS)
+    run_in_chroot(root, "systemctl", "enable", *UNITS)
     assert list((root / "etc/systemd").rglob("slurmdl*"))
-    inside(root, "dpkg", "--remove", "slurmdl", "slurmdl-spank")
+    run_in_chroot(root, "dpkg", "--remove", "slurmdl", "slurmdl-spank")
     assert not list((root / "etc/systemd").rglob("slurmdl*"))
     assert not plugin.exists() and site_config.exists()  # a removal keeps the configuration
-    inside(root, "dpkg", "--purge", "slurmdl", "slurmdl-spank")
+    run_in_chroot(root, "dpkg", "--purge", "slurmdl", "slurmdl-spank")
     # remove the cluster's mount points
     for path in (root / str(files)[1:], *(root / str(files)[1:]).parents):
         if path != root and path.is_dir() and not any(path.iterdir()):
             path.rmdir()
-    after = state(root)
+    after = list_files(root)
     assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} == set()
 
 
-#: runs in a unit of the booted container, and shuts it down
-_TRIAL = """\
+#: script of a systemd unit in the booted container; shuts the container down at the end
+_TRIAL_SCRIPT = """\
 exec >/trial.log 2>&1
+install -d -o slurmdl -m 755 /srv/spool
 cat >/etc/default/slurmdl <<X
-SLURMDL_INGEST_OPTS="--listen :6840 --allow 127.0.0.0/8 --interval 1"
-SLURMDL_COUNTERS_OPTS="--collector 127.0.0.1:6840 --strict"
-SLURMDL_AGENT_OPTS="--allow 127.0.0.0/8 --peers 0"
+SLURMDL_INGEST_OPTS="--spool-dir /srv/spool --interval 1"
+SLURMDL_COUNTERS_OPTS="--spool-dir /srv/spool --strict"
 X
-systemctl enable --now slurmdl-ingest slurmdl-agent slurmdl-counters.timer
-for i in 1 2 3 4 5 6 7 8 9 10; do journalctl -u slurmdl-ingest | grep -q listening && break; sleep 1; done
+systemctl enable --now slurmdl-ingest slurmdl-counters.timer
 systemctl start slurmdl-counters && echo collected
-cat >/send.py <<X
+cat >/spool.py <<X
 import time
-from slurmdl.links import sender
-from slurmdl.links.samples import LinkSample
-sender.send_samples(("127.0.0.1", 6840), [LinkSample("node", "n1", time.time(), "probe", 1e8)], "/tmp/spool")
+from slurmdl.links.samples import LinkSample, spool_samples
+spool_samples("/srv/spool", [LinkSample("node", "n1", time.time(), "probe", 1e8)])
 X
 for unit in user node; do
-    printf '%s\\n' '[Service]' Type=oneshot DynamicUser=yes 'ExecStart=/usr/bin/python3 /send.py' \\
-        >/etc/systemd/system/$unit.service
+    printf '%s\\n' '[Service]' Type=oneshot DynamicUser=yes ReadWritePaths=/srv \\
+        'ExecStart=/usr/bin/python3 /spool.py' >/etc/systemd/system/$unit.service
 done
-printf '%s\\n' AmbientCapabilities=CAP_NET_BIND_SERVICE User=slurmdl >>/etc/systemd/system/node.service
+sed -i s/DynamicUser=yes/User=slurmdl/ /etc/systemd/system/node.service
 systemctl daemon-reload
 systemctl start user || echo refused
-systemctl start node && echo stored
-sleep 2
-systemctl is-active slurmdl-ingest slurmdl-agent slurmdl-counters.timer
+systemctl start node && echo written
+echo '{"kind": "node", "name": "n2", "time": 1, "source": "probe", "throughput": 1e8}' >/srv/foreign
+chown nobody /srv/foreign
+mv /srv/foreign /srv/spool/foreign.jsonl
+sleep 3
+ls /srv/spool
+systemctl is-active slurmdl-ingest slurmdl-counters.timer
 ps -eo user:20,args | grep -o '^[a-z0-9]* .*[l]inks [a-z]*' | cut -d' ' -f1
 cp /var/lib/slurmdl/scores.json /published.json
 dpkg --purge slurmdl slurmdl-spank >/purge.log 2>&1 && echo purged
@@ -183,15 +185,17 @@ systemctl poweroff
 @pytest.mark.skipif(not shutil.which("systemd-nspawn"), reason="systemd-nspawn is missing (systemd-container)")
 def test_services_under_systemd(root):
     install(root)
-    (root / "trial.sh").write_text(_TRIAL)
+    (root / "trial.sh").write_text(_TRIAL_SCRIPT)
     (root / "etc/systemd/system/trial.service").write_text(
         "[Service]\nType=oneshot\nExecStart=/bin/sh /trial.sh\n[Install]\nWantedBy=multi-user.target\n")
-    inside(root, "systemctl", "enable", "trial.service")
+    run_in_chroot(root, "systemctl", "enable", "trial.service")
     subprocess.run(["systemd-nspawn", "--quiet", "--keep-unit", "--register=no", "--private-network", "--boot",
                     f"--directory={root}"], stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False)
     log = (root / "trial.log").read_text()
-    assert "collected\n" in log and "refused\n" in log and "stored\n" in log and "purged\n" in log, log
-    assert log.count("\nactive") == 3, log
+    expected = {"collected", "refused", "written", "foreign.jsonl.rejected", "purged"}
+    assert expected <= set(log.splitlines()), log
+    assert log.count("\nactive") == 2, log
     assert log.rpartition("purged\n")[2].splitlines()[0] == "0", log
     assert "/slurmdl" not in log.rpartition("purged\n")[2], log
-    assert json.loads((root / "published.json").read_text())["nodes"]["n1"]["throughput"] == 1e8
+    nodes = json.loads((root / "published.json").read_text())["nodes"]
+    assert list(nodes) == ["n1"] and nodes["n1"]["throughput"] == 1e8

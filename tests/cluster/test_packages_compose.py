@@ -1,7 +1,7 @@
-"""The packages on several hosts: the containerized cluster's login host and all its nodes.
+"""The packages on several hosts: the login host and all nodes of the containerized cluster.
 
-The packages are built in a container of the cluster's Debian release. slurmdl is first removed from the containers,
-so that only the packages provide it. test_packages.py is the test on one host.
+The packages are built in a container with the cluster's Debian release. slurmdl is first removed from the containers,
+so that only the packages provide it. test_packages.py tests the packages on one host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from jobs import doctor, refusal
+from jobs import run_doctor, sbatch_error
 
 from compose import ROOT, ComposeCluster
 
@@ -29,10 +29,10 @@ cd /packages
 apt-get download -qq $(dpkg-query -W -f='${Depends}' libslurm-dev | grep -o 'libslurm[0-9][0-9a-z]*' | head -n 1)
 chmod a+r *
 """
-#: equivalent of `apt install ./slurmdl*.deb`; includes libslurm, because the hosts reach no mirror
+#: equivalent of `apt install ./slurmdl*.deb`; includes libslurm, because the hosts have no access to a mirror
 INSTALL = "rm -f {0}/*dbgsym*; dpkg --install {0}/*.deb"
 REMOVE = "dpkg --purge slurmdl slurmdl-spank $(dpkg-query -W -f='${Package} ' 'libslurm[0-9]*')"
-#: all files, except those that every installation or removal changes
+#: list all files, except files that any installation or removal changes
 LIST = "find / -xdev {} -o -print | sort".format(" -o ".join([
     *(f"-path {path} -prune" for path in ("/proc", "/sys", "/tmp", "/run", "/var/cache", "/var/log", "/var/lib/dpkg",
                                           "/var/lib/munge", "/var/spool/slurmd")),
@@ -41,7 +41,7 @@ LIST = "find / -xdev {} -o -print | sort".format(" -o ".join([
 
 @pytest.fixture
 def site(cluster) -> Iterator[ComposeCluster]:
-    """The cluster without slurmdl, restored at the end."""
+    """The cluster without slurmdl, which is reinstalled at the end."""
     if not isinstance(cluster, ComposeCluster):
         pytest.skip("runs on the containerized cluster only; see test_packages.py for this machine's Slurm")
     try:
@@ -55,7 +55,7 @@ def site(cluster) -> Iterator[ComposeCluster]:
 
 @pytest.fixture
 def packages(site):
-    """Directory with the packages, shared by all hosts."""
+    """A directory with the packages that all hosts share."""
     directory = site.shared / "packages"
     directory.mkdir(exist_ok=True)
     release = os.environ.get("DEBIAN", "trixie")
@@ -79,7 +79,7 @@ def run_on_all(cluster: ComposeCluster, script: str) -> dict[str, str]:
 
 
 def roles(cluster: ComposeCluster, submit: Callable[[], int]) -> list[str]:
-    """Rank and role of each task of a job."""
+    """Submit a job; return the rank and role of each task."""
     return sorted(line for line in cluster.output(submit()).splitlines() if line[:1].isdigit())
 
 
@@ -90,14 +90,14 @@ def test_packages_install_enable_use_disable_remove(site, packages):
     print_role = "sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'"
 
     # installed, not enabled
-    assert "not installed" in doctor(site, all_ok=False)["plugin"]
-    assert "unrecognized option" in refusal(site, "--dl-ps=1", "--wrap=true")
+    assert "not installed" in run_doctor(site, all_ok=False)["plugin"]
+    assert "unrecognized option" in sbatch_error(site, "--dl-ps=1", "--wrap=true")
     script = site.script(f"#DL --dl-ps=1\nslurmdl srun {print_role}")
     assert roles(site, lambda: site.submit(["slurmdl", "sbatch", "-N4", str(script)])) == expected
 
     # enabled: on all hosts, which share /etc/slurm
     (site.etc / "plugstack.conf").write_text("optional slurmdl.so\n")
-    assert doctor(site, "--nodes=n[1-8]", all_ok=False)["node plugin"] == "identical on n[1-8]"
+    assert run_doctor(site, "--nodes=n[1-8]", all_ok=False)["node plugin"] == "identical on n[1-8]"
     assert roles(site, lambda: site.submit(["sbatch", "-N4", "--dl-ps=1", f"--wrap=srun {print_role}"])) == expected
     script = site.script("#DL --dl-strategy=gossip\n"
                          f"slurmdl srun {site.launcher} slurmdl train --steps 4 --model mlp:8")
@@ -105,7 +105,7 @@ def test_packages_install_enable_use_disable_remove(site, packages):
 
     # disabled, and removed
     (site.etc / "plugstack.conf").unlink()
-    assert "unrecognized option" in refusal(site, "--dl-ps=1", "--wrap=true")
+    assert "unrecognized option" in sbatch_error(site, "--dl-ps=1", "--wrap=true")
     assert roles(site, lambda: site.submit(["sbatch", "-N2", "--wrap=srun sh -c 'echo $SLURM_PROCID'"])) == ["0", "1"]
     run_on_all(site, REMOVE)
     after = run_on_all(site, LIST)

@@ -1,4 +1,4 @@
-"""The parts of the benchmark of placement that need a real controller, at a small size."""
+"""The parts of the placement benchmark that need a real controller, at small size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurmdl.topology import example
 
 @pytest.fixture(autouse=True)
 def _controller() -> None:
-    """Skip where no sandbox comes up; the benchmark itself would only say so."""
+    """Skip the tests if no sandbox starts; the benchmark itself would only print a message."""
     try:
         sandbox_cluster.sandbox_up(SandboxSpec(f"cloud-{os.getpid()}", round_robin_topology(2, 1), cloud_nodes=True))
     except SandboxError as error:
@@ -29,13 +29,13 @@ def test_quality_against_a_real_controller(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(quality, "shapes", lambda: (quality.Shape("tree", example.tree_topology((1, 8, 80))),))
     monkeypatch.setattr(quality, "SIZES", (12,))
     monkeypatch.setattr(quality, "LOADS", ((0.5, 1),))
-    found = {row.metric: row for row in quality.rows()}
+    row_by_metric = {row.metric: row for row in quality.rows()}
     for pattern in quality.PATTERNS:
         for order in ("names", "leaves"):
-            row = found[f"tree, thin uplinks, {pattern.name}: predicted seconds over those of Slurm, {order}"]
+            row = row_by_metric[f"tree, thin uplinks, {pattern.name}: predicted seconds over those of Slurm, {order}"]
             assert row.repeats == 1
             assert row.value > 0
-    assert any("could save" in metric for metric in found)
+    assert any("could save" in metric for metric in row_by_metric)
 
 
 @pytest.mark.nightly
@@ -50,13 +50,13 @@ def test_herding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrent_submitters, "SNAPSHOTS", 2)
     monkeypatch.setattr(concurrent_submitters, "BURSTS", 1)
     monkeypatch.setattr(concurrent_submitters, "TRACES", 1)
-    found = {row.metric: row for row in concurrent_submitters.rows(seed=1)}
-    assert found["burst: jobs that never start, slurmdl"].value == 0
-    assert found["burst: longest wait, slurmdl"].repeats == 1
-    assert found["one snapshot: pairs of 3 choices that share a node"].repeats == 2
-    assert found["trace: longest wait of other users' jobs, slurmdl"].met is not None
-    assert found["trace: jobs that the controller ended"].value == 0
-    queue = found["trace of 4 jobs: completion of the queue, slurmdl"]
+    row_by_metric = {row.metric: row for row in concurrent_submitters.rows(seed=1)}
+    assert row_by_metric["burst: jobs that never start, slurmdl"].value == 0
+    assert row_by_metric["burst: longest wait, slurmdl"].repeats == 1
+    assert row_by_metric["one snapshot: pairs of 3 choices that share a node"].repeats == 2
+    assert row_by_metric["trace: longest wait of other users' jobs, slurmdl"].met is not None
+    assert row_by_metric["trace: jobs that the controller ended"].value == 0
+    queue = row_by_metric["trace of 4 jobs: completion of the queue, slurmdl"]
     assert queue.value > 1
     assert queue.baseline is not None
     assert queue.baseline > 1
@@ -67,8 +67,8 @@ def test_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbatch_overhead, "REPEATS", 1)
     monkeypatch.setattr(sbatch_overhead, "LARGE", 200)
     monkeypatch.setattr(sbatch_overhead, "LEAVES", (10,))
-    found = {row.metric: row for row in sbatch_overhead.rows()}
-    assert len([metric for metric in found if metric.startswith("slurmdl sbatch over sbatch")]) == 6
-    assert all(row.baseline is not None and row.baseline > 0 for metric, row in found.items()
+    row_by_metric = {row.metric: row for row in sbatch_overhead.rows()}
+    assert len([metric for metric in row_by_metric if metric.startswith("slurmdl sbatch over sbatch")]) == 6
+    assert all(row.baseline is not None and row.baseline > 0 for metric, row in row_by_metric.items()
                if metric.startswith("slurmdl sbatch over sbatch"))
-    assert len([metric for metric in found if metric.startswith("from the job's number")]) == 2
+    assert len([metric for metric in row_by_metric if metric.startswith("from the job's number")]) == 2

@@ -19,24 +19,25 @@ STEPS = {
     "-N 6 --ntasks-per-node=2": ["", "-n 12", "--ntasks-per-node=2"],
     "-n 6 -c 2": ["", "-c 2", "-n 6 --mpi=none"],
 }
-#: each step runs twice by plain srun, which shows differences between any two steps, and once by slurmdl
+#: each step runs twice with plain srun, to detect differences between any two steps, and once with slurmdl srun
 KINDS = ("srun", "srun", "slurmdl srun")
 
 
 def documented_variables() -> set[str]:
-    """The variables that docs/reference.md lists as different."""
+    """Return the variables that docs/reference.md lists as different."""
     table = REFERENCE.read_text().partition("### Differences from plain srun")[2].partition("\n| option |")[0]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
 
-def variables(directory: Path) -> dict[str, dict[str, str]]:
-    """Node and local rank of a task -> its variables."""
+def read_variables(directory: Path) -> dict[str, dict[str, str]]:
+    """Return node and local rank of a task -> its environment variables."""
     return {file.name: dict(pair.split("=", 1) for pair in file.read_text().split("\0") if pair)
             for file in directory.iterdir()}
 
 
 def differences(left: dict[str, dict[str, str]], right: dict[str, dict[str, str]]) -> set[str]:
+    """Return the variables that differ between two steps in at least one task."""
     assert left.keys() == right.keys()
     return {name for task in left for name in left[task].keys() | right[task].keys()
             if left[task].get(name) != right[task].get(name)}
@@ -54,19 +55,19 @@ def test_variables_differ_from_plain_srun_as_documented(cluster):
         script = cluster.script("\n".join(lines))
         cluster.output(cluster.submit(["sbatch", *job.split(), str(script)], directory=directory), timeout=120)
         for number, option in enumerate(options):
-            plain, again, mapped = (variables(directory / f"{number}.{kind}") for kind in range(len(KINDS)))
-            noise |= differences(plain, again)
+            plain, repeated, mapped = (read_variables(directory / f"{number}.{kind}") for kind in range(len(KINDS)))
+            noise |= differences(plain, repeated)
             differing[job, option] = differences(plain, mapped)
     documented = documented_variables()
     for step, names in differing.items():
-        unlisted = {name for name in names - noise if not any(fnmatch(name, known) for known in documented)}
+        unlisted = {name for name in names - noise if not any(fnmatch(name, pattern) for pattern in documented)}
         assert not unlisted, step
     observed = set().union(*differing.values())
-    equal = {known for known in documented if not any(fnmatch(name, known) for name in observed)}
+    equal = {pattern for pattern in documented if not any(fnmatch(name, pattern) for name in observed)}
     assert not equal, "documented as different"
 
 
-def ranks(size: int) -> Counter[str]:
+def expected_rank_lines(size: int) -> Counter[str]:
     return Counter(f"rank {rank} of {size} total {size * (size + 1) / 2}" for rank in range(size))
 
 
@@ -76,7 +77,7 @@ def lines(text: str) -> Counter[str]:
 
 @pytest.fixture
 def mpi(cluster):
-    """A cluster whose srun starts MPI programs, and the directory of an MPI program."""
+    """A cluster whose srun can start MPI programs, and the directory of an MPI program."""
     if cluster.launcher:
         pytest.skip("Slurm has no PMIx here")
     directory = cluster.directory()
@@ -101,25 +102,25 @@ XDG_CONFIG_HOME=$PWD slurmdl srun -n 4 {program} > configuration 2> configuratio
     for name, size in (("first", 2), ("second", 2), ("overcommit", 4), ("servers", 4), ("configuration", 4)):
         stderr = (directory / f"{name}.err").read_text()
         assert stderr.count("the step runs in srun's own order") == 1, (name, stderr)
-        assert lines((directory / name).read_text()) == ranks(size), (name, stderr)
+        assert lines((directory / name).read_text()) == expected_rank_lines(size), (name, stderr)
 
 
 def test_mpi_program_runs_in_a_heterogeneous_job(mpi):
     cluster, directory = mpi
     script = cluster.script("slurmdl srun --het-group=0,1 python plain_mpi.py > out 2> err\n")
     cluster.wait(cluster.submit(["sbatch", "-n", "2", ":", "-n", "2", str(script)], directory=directory))
-    assert lines((directory / "out").read_text()) == ranks(4)
+    assert lines((directory / "out").read_text()) == expected_rank_lines(4)
     assert "--het-group: steps with it are not mapped" in (directory / "err").read_text()
 
 
 @pytest.mark.parametrize(("end", "status"), [("exit 3", "3"), ("kill -9 $$", "137")])
 def test_tasks_continue_when_one_fails(cluster, end, status):
-    """As with plain srun, whatever MPI is in PATH."""
+    """The output is that of plain srun, with any MPI in PATH."""
     task = f"[ $SLURM_PROCID = 1 ] && {end}; sleep 2; echo task $SLURM_PROCID goes on"
-    differing = []
+    outputs = []
     for command in ("srun", "slurmdl srun"):
         script = cluster.script(f"{command} -n 4 sh -c '{task}' 2> /dev/null; echo status $?")
         text = cluster.output(cluster.submit(["sbatch", "-N", "4", str(script)]))
-        differing.append(sorted(text.splitlines()))
-    assert differing[0] == differing[1]
-    assert differing[0] == [f"status {status}", *(f"task {rank} goes on" for rank in (0, 2, 3))]
+        outputs.append(sorted(text.splitlines()))
+    assert outputs[0] == outputs[1]
+    assert outputs[0] == [f"status {status}", *(f"task {rank} goes on" for rank in (0, 2, 3))]

@@ -1,6 +1,6 @@
-"""Compare PySlurm with scontrol on a real controller: equal snapshots, and the time of each.
+"""Compare PySlurm with scontrol on a real controller: their snapshots are equal; print the time of each.
 
-`tools/build-pyslurm` installs Slurm and PySlurm in a root directory of another Debian.
+`tools/build-pyslurm` installs Slurm and PySlurm in the root directory of another Debian.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 SUITE = "forky"
-#: four nodes that run jobs, and others without slurmd: down, cloud, future, in hidden or group partitions, in none
+#: four nodes that run jobs, and nodes without slurmd: down, cloud, future, in hidden, group or no partitions
 LINES = """\
 GresTypes=gpu,tmp,craynetwork
 ResumeProgram=/bin/true
@@ -72,7 +72,7 @@ TOPOLOGY = """\
   flat: true
 """
 #: eight nodes with slurmd, and any number of cloud nodes
-MANY = """\
+MANY_NODES = """\
 ResumeProgram=/bin/true
 SuspendProgram=/bin/true
 SuspendTime=1000000
@@ -81,22 +81,22 @@ NodeName=n[1-8] Port=[17001-17008] CPUs=4 RealMemory=4000 Feature=zoneA
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PartitionName=other Nodes=n[1-4] MaxTime=INFINITE State=UP
 """.replace("Port=", "NodeHostname=login NodeAddr={{address}} Port=")
-CLOUD = "NodeName=c[1-{}] NodeAddr={{address}} CPUs=64 RealMemory=256000 Feature=zoneB,fast State=CLOUD"
-BOTH = """\
+CLOUD_NODES = "NodeName=c[1-{}] NodeAddr={{address}} CPUs=64 RealMemory=256000 Feature=zoneB,fast State=CLOUD"
+COMPARE_BACKENDS = """\
 import json
 from slurmdl.cluster import load
 snapshots = [load.query_cluster(backend, True) for backend in ("scontrol", "pyslurm")]
 print(json.dumps([(snapshot.to_json(), zones) for snapshot, zones in snapshots]))
 """
-TIMED = """\
+TIME_BACKENDS = """\
 import json, sys, time
 from slurmdl.cluster import load
 seconds = {"scontrol": [], "pyslurm": []}
 for i in range(int(sys.argv[1])):
     for backend in sorted(seconds, reverse=i % 2):
-        began = time.perf_counter()
+        start = time.perf_counter()
         snapshot = load.query_cluster(backend)[0]
-        seconds[backend].append(time.perf_counter() - began)
+        seconds[backend].append(time.perf_counter() - start)
 print(json.dumps([len(snapshot.names), seconds]))
 """
 
@@ -104,10 +104,10 @@ print(json.dumps([len(snapshot.names), seconds]))
 class PySlurmCluster(RootCluster):
     """A cluster with slurmdl and PySlurm."""
 
-    def __init__(self, here: Path, nodes: int, **lines: Any) -> None:
+    def __init__(self, directory: Path, nodes: int, **lines: Any) -> None:
         done = subprocess.run([ROOT / "tools/build-pyslurm", SUITE], check=True, timeout=1500, stdout=subprocess.PIPE,
                               text=True)
-        super().__init__(root_of(SUITE), here, nodes, None, **lines)
+        super().__init__(root_of(SUITE), directory, nodes, None, **lines)
         shutil.copytree(ROOT / "slurmdl", self.shared / "python/slurmdl")
         self._env = {"PYTHONPATH": f"{self.shared}/python:{done.stdout.strip()}"}
 
@@ -121,9 +121,9 @@ class PySlurmCluster(RootCluster):
         assert done.returncode == 0, done.stderr
 
     def snapshot(self, as_root: bool = False) -> dict[str, Any]:
-        """Return the snapshot that both backends give; retry while states change."""
+        """Return the snapshot of both backends, which must be equal; retry while states change."""
         for _ in range(5):
-            scontrol, pyslurm = json.loads(self.python(BOTH, as_root=as_root))
+            scontrol, pyslurm = json.loads(self.python(COMPARE_BACKENDS, as_root=as_root))
             if scontrol == pyslurm:
                 break
             time.sleep(1)
@@ -137,16 +137,16 @@ class PySlurmCluster(RootCluster):
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if reason := skip_reason(SUITE, "pyslurm"):
         pytest.skip(reason)
     return tmp_path_factory.mktemp("pyslurm")
 
 
 @pytest.fixture(scope="module")
-def cluster(here: Path) -> Iterator[PySlurmCluster]:
+def cluster(directory: Path) -> Iterator[PySlurmCluster]:
     files = {"gres.conf": GRES, "topology.yaml": TOPOLOGY, "gpu0": "", "gpu1": ""}
-    cluster = PySlurmCluster(here / "host", 4, lines=LINES, files=files)
+    cluster = PySlurmCluster(directory / "host", 4, lines=LINES, files=files)
     try:
         yield cluster
     finally:
@@ -182,8 +182,9 @@ def test_idle_cluster(idle_cluster: PySlurmCluster) -> None:
     percpu, pernode = snapshot["partitions"][1:3]
     assert (percpu["memory_per_cpu"], percpu["topology"], percpu["priority"]) == (500, "blocks", 10)
     assert (pernode["memory_per_node"], pernode["topology"], pernode["state"]) == (2000, "flat", "DRAIN")
-    assert [each["oversubscribe"] for each in snapshot["partitions"]] == ["NO", "YES:4", "EXCLUSIVE", "FORCE:2", "NO"]
-    assert [each["memory_per_cpu"] for each in snapshot["partitions"]] == [100, 500, None, 100, 100]
+    assert [record["oversubscribe"] for record in snapshot["partitions"]] == [
+        "NO", "YES:4", "EXCLUSIVE", "FORCE:2", "NO"]
+    assert [record["memory_per_cpu"] for record in snapshot["partitions"]] == [100, 500, None, 100, 100]
 
 
 def test_root_sees_hidden_partitions(idle_cluster: PySlurmCluster) -> None:
@@ -225,10 +226,10 @@ def test_hanging_controller_times_out_with_both_backends(idle_cluster: PySlurmCl
     idle_cluster.root(*signal, "STOP")
     try:
         for backend, name in (("pyslurm", "PySlurm"), ("scontrol", "scontrol")):
-            began = time.monotonic()
+            start = time.monotonic()
             error = idle_cluster.python(code, backend, status=1)
             assert f"UnavailableError: {name}: no answer within 5 s" in error
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - start < 8
     finally:
         idle_cluster.root(*signal, "CONT")
     idle_cluster.snapshot()
@@ -241,16 +242,16 @@ def test_missing_slurm_conf_is_reported(idle_cluster: PySlurmCluster) -> None:
 
 
 @pytest.mark.parametrize(("count", "repeats"), [(8, 21), (10_000, 11)])
-def test_time(here: Path, count: int, repeats: int) -> None:
+def test_time(directory: Path, count: int, repeats: int) -> None:
     """Print the times in docs/admin.md (pytest -s)."""
-    lines = MANY.format(cloud=CLOUD.format(count - 8) if count > 8 else "")
-    cluster = PySlurmCluster(here / f"nodes{count}", 8, lines=lines)
+    lines = MANY_NODES.format(cloud=CLOUD_NODES.format(count - 8) if count > 8 else "")
+    cluster = PySlurmCluster(directory / f"nodes{count}", 8, lines=lines)
     try:
-        node_count, seconds = json.loads(cluster.python(TIMED, str(repeats)))
+        node_count, seconds = json.loads(cluster.python(TIME_BACKENDS, str(repeats)))
     finally:
         cluster.down()
     assert node_count == count
-    median = {backend: 1e3 * statistics.median(each) for backend, each in seconds.items()}
-    for backend, each in seconds.items():
+    median = {backend: 1e3 * statistics.median(times) for backend, times in seconds.items()}
+    for backend, times in seconds.items():
         print(f"{count} nodes, {backend}: median {median[backend]:.0f} ms of {repeats}, "
-              f"{1e3 * min(each):.0f} to {1e3 * max(each):.0f}")
+              f"{1e3 * min(times):.0f} to {1e3 * max(times):.0f}")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import trained_on, wait_for_words, written
+from jobs import read_log, trainer_nodes, wait_for_pattern
 
 ROOT = Path(__file__).resolve().parents[2]
 OPEN_MPI = ROOT / "build/openmpi"
@@ -18,7 +18,7 @@ OPEN_MPI = ROOT / "build/openmpi"
 needs_ulfm = pytest.mark.skipif(not (OPEN_MPI / "bin/mpirun").exists(),
                                 reason=f"no Open MPI 5 in {OPEN_MPI} (make openmpi)")
 
-#: each node has a rank, which tells its process id; nobody is in a hurry, so that there is time to break something
+#: job script with a rank per node; the steps are slow, so that a failure can be injected during the training
 JOB = """\
 #SBATCH -N4 --ntasks-per-node=1 --no-kill --no-requeue
 {variables}
@@ -26,13 +26,13 @@ slurmdl srun {launcher} python -m slurmdl.train --strategy {strategy} --emulate-
     --log-every 10 --summary summary.json
 echo "status $?"
 """
-#: Open MPI 5 from the wheel; it reads no configuration of the sandbox's
-NEWER = f"""\
+#: settings of Open MPI 5 from the wheel, which does not read the configuration of the sandbox
+OPEN_MPI_5 = f"""\
 export PATH={OPEN_MPI}/bin:$PATH MPI4PY_LIBMPI={OPEN_MPI}/lib/libmpi.so.40
 export OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_mpi_yield_when_idle=1
 export OMPI_MCA_btl_tcp_if_include=eth0 PRTE_MCA_prte_if_include=eth0"""
-#: with checkpoints, which another start of the job goes on from
-KEPT = """\
+#: job script with checkpoints, from which a restarted job resumes
+CHECKPOINT_JOB = """\
 #SBATCH -N3 --ntasks-per-node=1 --no-kill --requeue --open-mode=append
 {variables}
 slurmdl srun {launcher} python -m slurmdl.train --strategy allreduce --emulate-compute 0.05:20000 --steps 150 \\
@@ -41,7 +41,7 @@ status=$?
 echo "status $status"
 {after}
 """
-WAYS = {"srun": ("", ""), "mpirun 4": ("--launcher=mpirun", ""), "mpirun 5": ("--launcher=mpirun", NEWER)}
+LAUNCHERS = {"srun": ("", ""), "mpirun 4": ("--launcher=mpirun", ""), "mpirun 5": ("--launcher=mpirun", OPEN_MPI_5)}
 STEPS = 400
 
 
@@ -54,29 +54,29 @@ class Training:
         self.output = self.folder / f"slurm-{self.job}.out"
         self.wait_for("step 10 of")
         #: node of each rank
-        self.nodes = trained_on(self.text())
+        self.nodes = trainer_nodes(self.text())
 
     @classmethod
-    def started(cls, box, way: str, strategy: str) -> Training:
-        launcher, variables = WAYS[way]
+    def start(cls, box, launcher_name: str, strategy: str) -> Training:
+        launcher, variables = LAUNCHERS[launcher_name]
         text = JOB.format(launcher=launcher, variables=variables, strategy=strategy, steps=STEPS)
         return cls(box, box.script(text))
 
     def text(self) -> str:
-        return written(self.output)
+        return read_log(self.output)
 
-    def wait_for(self, words: str, seconds: float = 90) -> float:
-        return wait_for_words(self.output, re.escape(words), seconds)
+    def wait_for(self, text: str, seconds: float = 90) -> float:
+        return wait_for_pattern(self.output, re.escape(text), seconds)
 
     def process(self, node: str) -> int:
-        """The trainer on a node, as seen from here."""
+        """Return the process ID of the trainer on a node, in the PID namespace of the test."""
         for entry in Path("/proc").iterdir():
             try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                here = os.stat(entry / "ns/pid") == os.stat(f"/proc/{self.box.box.pids[node]}/ns/pid")
+                argv = (entry / "cmdline").read_bytes().split(b"\0")
+                is_on_node = os.stat(entry / "ns/pid") == os.stat(f"/proc/{self.box.box.pids[node]}/ns/pid")
             except (OSError, NotADirectoryError):
                 continue
-            if here and b"slurmdl.train" in words and b"python" in words[0]:
+            if is_on_node and b"slurmdl.train" in argv and b"python" in argv[0]:
                 return int(entry.name)
         raise AssertionError(f"no trainer on {node}")
 
@@ -87,7 +87,7 @@ class Training:
 
 @needs_ulfm
 def test_gossip_continues_without_killed_rank(new_sandbox):
-    training = Training.started(new_sandbox(nodes=4), "mpirun 5", "gossip")
+    training = Training.start(new_sandbox(nodes=4), "mpirun 5", "gossip")
     assert "if a rank fails: the others continue (ULFM)" in training.text()
     os.kill(training.process(training.nodes[3]), signal.SIGKILL)
     training.wait_for(f"slurmdl: train: ULFM: continues without rank 3 on {training.nodes[3]}, from step ", 20)
@@ -101,7 +101,7 @@ def test_gossip_continues_without_killed_rank(new_sandbox):
 @needs_ulfm
 @pytest.mark.nightly
 def test_rank_stopped_for_20_s_is_not_failed(new_sandbox):
-    training = Training.started(new_sandbox(nodes=4), "mpirun 5", "gossip")
+    training = Training.start(new_sandbox(nodes=4), "mpirun 5", "gossip")
     process = training.process(training.nodes[2])
     os.kill(process, signal.SIGSTOP)
     time.sleep(20)
@@ -114,18 +114,18 @@ def test_rank_stopped_for_20_s_is_not_failed(new_sandbox):
 
 @needs_ulfm
 def test_allreduce_ends_all_ranks_at_once(new_sandbox):
-    training = Training.started(new_sandbox(nodes=4), "mpirun 5", "allreduce")
+    training = Training.start(new_sandbox(nodes=4), "mpirun 5", "allreduce")
     assert "if a rank fails: all ranks end (allreduce needs all ranks)" in training.text()
     os.kill(training.process(training.nodes[1]), signal.SIGKILL)
     training.wait_for("status 76", 20)
-    own = [line for line in training.text().splitlines() if "allreduce needs all ranks" in line]
-    assert any(f"rank 1 on {training.nodes[1]} failed" in line for line in own)
+    messages = [line for line in training.text().splitlines() if "allreduce needs all ranks" in line]
+    assert any(f"rank 1 on {training.nodes[1]} failed" in line for line in messages)
     assert training.summary() is None
 
 
-@pytest.mark.parametrize("way", ["srun", pytest.param("mpirun 4", marks=pytest.mark.nightly)])
-def test_killed_rank_without_ulfm_ends_all(new_sandbox, way):
-    training = Training.started(new_sandbox(nodes=4), way, "gossip")
+@pytest.mark.parametrize("launcher_name", ["srun", pytest.param("mpirun 4", marks=pytest.mark.nightly)])
+def test_killed_rank_without_ulfm_ends_all(new_sandbox, launcher_name):
+    training = Training.start(new_sandbox(nodes=4), launcher_name, "gossip")
     assert "if a rank fails: all ranks end (no ULFM in Open MPI" in training.text()
     os.kill(training.process(training.nodes[3]), signal.SIGKILL)
     training.wait_for("status ", 30)
@@ -133,47 +133,47 @@ def test_killed_rank_without_ulfm_ends_all(new_sandbox, way):
     assert training.summary() is None
 
 
-@pytest.mark.parametrize("way", [pytest.param("srun", marks=pytest.mark.nightly),
-                                 pytest.param("mpirun 5", marks=needs_ulfm)])
-def test_job_with_checkpoints_restarts_after_killed_rank(new_sandbox, way):
+@pytest.mark.parametrize("launcher_name", [pytest.param("srun", marks=pytest.mark.nightly),
+                                           pytest.param("mpirun 5", marks=needs_ulfm)])
+def test_job_with_checkpoints_restarts_after_killed_rank(new_sandbox, launcher_name):
     """A surviving rank requeues the job; if Slurm kills all ranks, the script does."""
     box = new_sandbox(nodes=3, slurm_conf_lines=("AuthInfo=cred_expire=5",))
-    launcher, variables = WAYS[way]
-    after = '[ "$status" = 0 ] || scontrol requeue "$SLURM_JOB_ID"' if way == "srun" else ""
-    training = Training(box, box.script(KEPT.format(launcher=launcher, variables=variables, after=after)))
+    launcher, variables = LAUNCHERS[launcher_name]
+    after = '[ "$status" = 0 ] || scontrol requeue "$SLURM_JOB_ID"' if launcher_name == "srun" else ""
+    training = Training(box, box.script(CHECKPOINT_JOB.format(launcher=launcher, variables=variables, after=after)))
     training.wait_for("step 40 of")
     os.kill(training.process(training.nodes[1]), signal.SIGKILL)
     training.wait_for("resumed after step ", 60)
     training.wait_for("status 0", 60)
     training.box.wait(training.job)
     text = training.text()
-    # the kill comes while the checkpoint of step 40 is made, or right after it
+    # the rank is killed during the checkpoint of step 40 or just after it
     assert int(text.partition("resumed after step ")[2].split()[0]) in (20, 40)
-    assert ("since a checkpoint needs all ranks" in text) == (way != "srun"), text
+    assert ("since a checkpoint needs all ranks" in text) == (launcher_name != "srun"), text
     assert training.summary()["steps"] == 150
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("way", ["srun", "mpirun 4", pytest.param("mpirun 5", marks=needs_ulfm)])
-def test_failed_node_ends_all_ranks(new_sandbox, way):
-    """Up to Open MPI 5.0 all daemons end with one of them, and mpirun exits with 0; srun ends its step."""
-    training = Training.started(new_sandbox(nodes=4), way, "gossip")
-    # the batch script's own node stays
+@pytest.mark.parametrize("launcher_name", ["srun", "mpirun 4", pytest.param("mpirun 5", marks=needs_ulfm)])
+def test_failed_node_ends_all_ranks(new_sandbox, launcher_name):
+    """Up to Open MPI 5.0 all daemons end if one fails, and mpirun exits with 0; srun ends its step."""
+    training = Training.start(new_sandbox(nodes=4), launcher_name, "gossip")
+    # not the node of the batch script
     host = training.box.job(training.job)["BatchHost"]
     training.box.power_off(next(node for node in training.nodes if node != host))
     training.wait_for("status ", 60)
-    assert ("status 76" in training.text()) == (way == "mpirun 5")
+    assert ("status 76" in training.text()) == (launcher_name == "mpirun 5")
     assert "status 0" not in training.text()
     assert training.summary() is None
 
 
 @pytest.mark.nightly
-def test_plain_srun_without_kill_on_bad_exit_leaves_ranks_waiting(new_sandbox):
+def test_plain_srun_ends_all_ranks_only_with_kill_on_bad_exit(new_sandbox):
     """Slurm 22.05 does not end a step with --mpi=pmix after a killed rank; `slurmdl srun` sets --kill-on-bad-exit."""
     box = new_sandbox(nodes=2)
-    words = "python -m slurmdl.train --strategy gossip --emulate-compute 0.02:20000 --steps 400 --log-every 10"
+    program = "python -m slurmdl.train --strategy gossip --emulate-compute 0.02:20000 --steps 400 --log-every 10"
     for option, ends in (("", False), ("-K", True)):
-        script = box.script(f"#SBATCH -N2 --ntasks-per-node=1\nsrun --mpi=pmix {option} {words}\necho status $?\n")
+        script = box.script(f"#SBATCH -N2 --ntasks-per-node=1\nsrun --mpi=pmix {option} {program}\necho status $?\n")
         training = Training(box, script)
         assert "srun ends them only with --kill-on-bad-exit" in training.text()
         os.kill(training.process(training.nodes[1]), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The sandbox: separate hosts, shaped links, and no remains."""
+"""The sandbox: isolated hosts, shaped links, and no leftovers."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import sandbox_faults
 from slurmdl.sandbox import cpu_quota, lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 
-def traces(name: str) -> list[str]:
-    """Return the remains of a sandbox: processes (which hold namespaces), mounts, links, rules, files."""
-    remains = []
+def leftovers(name: str) -> list[str]:
+    """Return the leftovers of a sandbox: processes (which hold namespaces), mounts, links, rules, files."""
+    items = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            # the variable of a host's first process; the mounts of all its other processes
+            # the first process of a host has the name in its environment, the other processes in their mounts
             for file in ("environ", "mountinfo"):
                 if int(pid) != os.getpid() and name.encode() in Path(f"/proc/{pid}/{file}").read_bytes():
-                    remains.append(f"process {pid} {Path(f'/proc/{pid}/comm').read_text().strip()}")
+                    items.append(f"process {pid} {Path(f'/proc/{pid}/comm').read_text().strip()}")
     for kind, argv in (("mount", ["findmnt", "-rno", "TARGET"]), ("link", ["ip", "-br", "link"]),
                        ("rule", ["nft", "list", "ruleset"]), ("namespace", ["ip", "netns"])):
         text = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-        remains += [f"{kind} {line}" for line in text.splitlines() if name in line or "slurmdl" in line]
+        items += [f"{kind} {line}" for line in text.splitlines() if name in line or "slurmdl" in line]
     cgroups = Path("/sys/fs/cgroup")
-    remains += [f"control group {path}" for path in cgroups.glob(f"**/slurmdl-sandbox.{name}.*")]
-    if not list(cgroups.glob("**/slurmdl-sandbox.*")):  # unless another sandbox has one
-        remains += [f"control group {path}" for path in cgroups.glob("**/slurmdl-sandbox-enabled-cpu")]
-    return remains + [f"file {path}" for path in Path("/var/lib").glob(f"slurmdl*/{name}")]
+    items += [f"control group {path}" for path in cgroups.glob(f"**/slurmdl-sandbox.{name}.*")]
+    if not list(cgroups.glob("**/slurmdl-sandbox.*")):  # the marker is shared by all sandboxes
+        items += [f"control group {path}" for path in cgroups.glob("**/slurmdl-sandbox-enabled-cpu")]
+    return items + [f"file {path}" for path in Path("/var/lib").glob(f"slurmdl*/{name}")]
 
 
-def test_hosts_are_separate_and_share_one_directory(cluster):
-    # a checkout below /tmp is visible there on every host
+def test_hosts_are_isolated_and_share_one_directory(cluster):
+    # a checkout below /tmp is mounted there on every host
     box = cluster.box
     mounts = {Path(path).parts[2] for path in lifecycle._bind_mounts(box.spec, box.user) if path.startswith("/tmp/")}
     for host in ("n1", "n2", "login"):
@@ -51,7 +52,7 @@ def test_hosts_are_separate_and_share_one_directory(cluster):
 
 
 def test_var_lib_changes_of_a_host_are_private(cluster):
-    """/var/lib has the machine's content, private changes, and the sandbox's directory."""
+    """A host sees the machine's /var/lib with its private changes, and the directory of the sandbox."""
     before = set(os.listdir("/var/lib"))
     command = ["slurmdl", "links", "counters", "--node-name=n1", "--strict"]
     assert cluster.run(command, host="n1", as_root=True).returncode == 0
@@ -118,22 +119,22 @@ if len(sys.argv) == 1:
     while True:
         link.sendto(*link.recvfrom(100))
 link.settimeout(0.1)
-trips = []
+rtts = []
 for number in range(60):
-    began = time.monotonic()
+    start = time.monotonic()
     link.sendto(b"%d" % number, (sys.argv[1], 5003))
     try:
         while link.recv(100) != b"%d" % number:
             pass
-        trips.append(time.monotonic() - began)
+        rtts.append(time.monotonic() - start)
     except TimeoutError:
         pass
-print(statistics.median(trips), 1 - len(trips) / 60)
+print(statistics.median(rtts), 1 - len(rtts) / 60)
 """
 
 
 def test_reshape_path_between_two_zones(new_cluster):
-    """zoneA and zoneB get delay and loss; the paths of both to zoneC, over the same uplinks, stay unchanged."""
+    """Delay and loss between zoneA and zoneB do not affect the paths to zoneC over the same uplinks."""
     cluster = new_cluster(nodes=3, zones=3, zone_rate=2e8)
     box, program = cluster.box, cluster.directory() / "echo.py"
     program.write_text(ECHO)
@@ -155,23 +156,23 @@ def test_reshape_path_between_two_zones(new_cluster):
         assert result.returncode == 0 and "20 ms each way" in result.stdout, result.stderr
         assert "path zoneA|zoneB, each way: no rate limit, delay 20 ms, loss 0.1" in status()
         rtt, lost = measure("n1", "n2")
-        assert rtt > 0.04 and 0.03 < lost < 0.45  # 19 % of round trips in the mean
+        assert rtt > 0.04 and 0.03 < lost < 0.45  # mean loss of round trips: 19 %
         for source in ("n1", "n2"):
             rtt, lost = measure(source, "n3")
             assert rtt < 0.02 and lost < 0.03
         box.shape_link("zoneA|zoneB", rate=1e7, delay=0.0, loss=0.0)
-        slow, other = (transfer(cluster, "n2", target, 1_000_000) for target in ("n1", "n3"))
-        assert slow < 1.3 * 1e7 / 8 < other / 3
+        limited, unlimited = (transfer(cluster, "n2", target, 1_000_000) for target in ("n1", "n3"))
+        assert limited < 1.3 * 1e7 / 8 < unlimited / 3
         box.shape_link("zoneA|zoneB", rate=0.0)
         assert "path" not in status()
-        assert transfer(cluster, "n1", "n2", 1_000_000) > 3 * slow
+        assert transfer(cluster, "n1", "n2", 1_000_000) > 3 * limited
         assert box.link_shapes() == {}
     finally:
         for server in servers:
             server.kill()
 
 
-def test_down_leaves_no_remains():
+def test_down_leaves_nothing_behind():
     first, second = (SandboxSpec(f"trace-{os.getpid()}-{i}", round_robin_topology(4, 2)) for i in (1, 2))
     try:
         boxes = [lifecycle.sandbox_up(first), lifecycle.sandbox_up(second)]  # concurrently
@@ -181,20 +182,20 @@ def test_down_leaves_no_remains():
             assert sorted(done.stdout.split()) == ["n1", "n2", "n3", "n4"], done.stderr
         subprocess.run(boxes[0].command(["sbatch", "-N2", "--wrap", "sleep 300"]), check=True,
                        stdout=subprocess.DEVNULL)  # a running job ends with its cluster
-        assert all(any(kind in trace for trace in traces(first.name))
+        assert all(any(kind in item for item in leftovers(first.name))
                    for kind in ("slurmd", "slurmctld", "munged", "sleep", "file"))
     finally:
         lifecycle.sandbox_down(first.name)
         lifecycle.sandbox_down(second.name)
-    assert traces(first.name) + traces(second.name) == []
+    assert leftovers(first.name) + leftovers(second.name) == []
 
 
 def test_cpu_limit_of_a_node():
-    """It applies to jobs and to those of a restarted slurmd; `sandbox cpu-limit` and `down` remove it."""
+    """The limit applies to jobs, also after a restart of slurmd; `sandbox cpu-limit` and `down` remove it."""
     name = f"cpu-{os.getpid()}"
 
     def throttled() -> int:
-        """Number of throttled periods of the node."""
+        """Return the number of throttled periods of n1."""
         stat = next(Path("/sys/fs/cgroup").glob(f"**/slurmdl-sandbox.{name}.n1/cpu.stat"))
         return int(dict(line.split() for line in stat.read_text().splitlines())["nr_throttled"])
 
@@ -212,8 +213,8 @@ def test_cpu_limit_of_a_node():
         assert f"slurmdl-sandbox.{name}.n1" in run_job("n1")
         assert throttled() > 0
         assert f"slurmdl-sandbox.{name}" not in run_job("n2")
-        os.kill(box.daemon_pid("n1"), signal.SIGKILL)
-        box.start_daemon("n1")
+        os.kill(sandbox_faults.daemon_pid(box, "n1"), signal.SIGKILL)
+        sandbox_faults.start_daemon(box, "n1")
         assert f"slurmdl-sandbox.{name}.n1" in run_job("n1")
         assert slurmdl("sandbox", "cpu-limit", "--name", name, "n1", "0").stdout == "n1: no CPU limit\n"
         before = throttled()
@@ -224,24 +225,24 @@ def test_cpu_limit_of_a_node():
             assert (done.returncode, len(done.stderr.splitlines())) == (status, 1), done.stderr
     finally:
         lifecycle.sandbox_down(name)
-    assert traces(name) == []
+    assert leftovers(name) == []
 
 
 @pytest.fixture
 def cgroup_root(monkeypatch) -> Path:
-    """Root of cgroup v2 with a controller that is not enabled: cpu, or another one if cpu belongs to cgroup v1."""
+    """The root of cgroup v2, with cpu_quota set to a controller that is not enabled: cpu, or else another one."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         root, kind = line.split()[1:3]
         if kind == "cgroup2":
             control = Path(root, "cgroup.subtree_control")
-            free = {"cpu", "hugetlb", "misc"} & set(Path(root, "cgroup.controllers").read_text().split())
-            for controller in sorted(free - set(control.read_text().split())):
+            available = {"cpu", "hugetlb", "misc"} & set(Path(root, "cgroup.controllers").read_text().split())
+            for controller in sorted(available - set(control.read_text().split())):
                 with contextlib.suppress(OSError):
                     control.write_text(f"+{controller}")
                     control.write_text(f"-{controller}")
                     monkeypatch.setattr(cpu_quota, "_CONTROLLER", controller)
                     return Path(root)
-    pytest.skip("no controller of cgroup v2 is free")
+    pytest.skip("cgroup v2 has no unused controller")
 
 
 def is_enabled(root: Path) -> bool:
@@ -259,7 +260,7 @@ def test_last_sandbox_disables_the_controller(cgroup_root):
     try:
         assert cpu_quota.cpu_quotas(names[0]) == {}
         cpu_quota.remove_quotas(names[0])
-        assert not is_enabled(cgroup_root)  # queries change nothing
+        assert not is_enabled(cgroup_root)  # queries do not enable the controller
         for name in names:
             create_group(cgroup_root, name)
         assert is_enabled(cgroup_root)
@@ -272,7 +273,7 @@ def test_last_sandbox_disables_the_controller(cgroup_root):
     assert list(cgroup_root.glob("slurmdl-sandbox*")) == []
 
 
-def test_controller_used_by_others_stays_enabled(cgroup_root):
+def test_controller_in_use_elsewhere_stays_enabled(cgroup_root):
     name, control = f"kept-{os.getpid()}", cgroup_root / "cgroup.subtree_control"
     other = cgroup_root / f"other-{os.getpid()}"
     try:
@@ -295,7 +296,7 @@ def test_controller_used_by_others_stays_enabled(cgroup_root):
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.15, 0.25])
-def test_remains_of_interrupted_start_are_removed_by_down_and_up(seconds):
+def test_down_and_up_remove_leftovers_of_an_interrupted_start(seconds):
     name = f"cut-{os.getpid()}"
     code = ("from slurmdl.sandbox import lifecycle, spec; print(1, flush=True);"
             f"lifecycle.sandbox_up(spec.SandboxSpec({name!r}, spec.round_robin_topology(8, 2)))")
@@ -310,14 +311,14 @@ def test_remains_of_interrupted_start_are_removed_by_down_and_up(seconds):
     interrupt_start()
     try:
         lifecycle.sandbox_down(name)
-        assert traces(name) == []
+        assert leftovers(name) == []
         interrupt_start()
         (lifecycle._STATE_ROOT / name / "ready").unlink(missing_ok=True)
         box = lifecycle.sandbox_up(SandboxSpec(name, round_robin_topology(8, 2)))
         assert set(box.node_states().values()) == {"idle"}
     finally:
         lifecycle.sandbox_down(name)
-    assert traces(name) == []
+    assert leftovers(name) == []
 
 
 def slurmdl(*argv: str, directory: str = "/") -> subprocess.CompletedProcess[str]:
@@ -326,7 +327,7 @@ def slurmdl(*argv: str, directory: str = "/") -> subprocess.CompletedProcess[str
 
 
 def test_command_line(tmp_path):
-    """A topology of three levels from a file; features, GRES and slurm.conf lines; any directory."""
+    """Options for a three-level topology file, features, GRES and slurm.conf lines; any working directory."""
     conf = tmp_path / "topology.conf"
     conf.write_text("SwitchName=top Switches=left,right\nSwitchName=left Switches=l[1-2]\n"
                     "SwitchName=right Switches=r1\nSwitchName=r1 Nodes=c\n"
@@ -345,7 +346,7 @@ def test_command_line(tmp_path):
                            "--wrap", "srun -l sh -c 'echo $SLURM_TOPOLOGY_ADDR'", directory=directory)
             assert job.returncode == 0, job.stderr
         outputs = list((lifecycle._STATE_ROOT / name / "shared").glob("slurm-*.out"))
-        assert len(outputs) == 3  # the user may write to none of these directories
+        assert len(outputs) == 3  # the user has no write permission for these directories
         assert all("top.left.l1.a1" in path.read_text() for path in outputs)
         node = slurmdl("sandbox", "exec", "--name", name, "scontrol", "show", "node", "c").stdout
         assert "ActiveFeatures=fast,old" in node
@@ -360,7 +361,7 @@ def test_command_line(tmp_path):
         assert "l1: a1(idle) a2(idle)" in slurmdl("sandbox", "status", "--name", name).stdout
     finally:
         assert "down" in slurmdl("sandbox", "down", "--name", name).stdout
-    assert traces(name) == []
+    assert leftovers(name) == []
 
 
 @pytest.mark.parametrize(("argv", "status", "culprit"), [
@@ -375,20 +376,20 @@ def test_command_line(tmp_path):
     (["exec", "--name", "absent", "true"], 71, "absent"),
     (["sideways"], 64, "sideways"),
 ])
-def test_invalid_input_is_one_line_and_leaves_no_remains(argv, status, culprit):
+def test_invalid_input_causes_one_line_and_no_leftovers(argv, status, culprit):
     name = f"bad-{os.getpid()}"
-    named = argv if "--name" in argv or argv[0] == "sideways" else [argv[0], "--name", name, *argv[1:]]
-    done = slurmdl("sandbox", *named)
+    full_argv = argv if "--name" in argv or argv[0] == "sideways" else [argv[0], "--name", name, *argv[1:]]
+    done = slurmdl("sandbox", *full_argv)
     assert done.returncode == status, done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert culprit in done.stderr
-    assert traces(name) == []
+    assert leftovers(name) == []
 
 
 def test_machine_account_changes_do_not_affect_hosts(cluster):
-    """useradd(8) renames a new /etc/passwd over the old one."""
-    fresh = Path("/etc/passwd.slurmdl-test")
-    fresh.write_bytes(Path("/etc/passwd").read_bytes())
-    fresh.chmod(0o644)
-    fresh.rename("/etc/passwd")
+    """useradd(8) replaces /etc/passwd by renaming a new file."""
+    new_file = Path("/etc/passwd.slurmdl-test")
+    new_file.write_bytes(Path("/etc/passwd").read_bytes())
+    new_file.chmod(0o644)
+    new_file.rename("/etc/passwd")
     assert cluster.run(["srun", "-N2", "id", "-un"]).stdout.split() == [cluster.user] * 2

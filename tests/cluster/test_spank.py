@@ -1,4 +1,4 @@
-"""The plugin in a real Slurm: variables of tasks, rejected values, and jobs without the plugin."""
+"""The SPANK plugin in a real Slurm: task variables, rejected option values, and hosts without the plugin."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PLUGIN = Path(__file__).parents[2] / "build/spank/slurmdl.so"
 NAMES = ("SLURM_PROCID", "SLURMD_NODENAME", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "RANK", "WORLD_SIZE",
          "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN", "SLURM_DISTRIBUTION",
          "SLURM_HOSTFILE", "SLURMDL_EXPORTED")
-#: prints the values of NAMES, one line per task
+#: shell command of a task that prints the values of NAMES in one line
 TASK = "echo " + " ".join(f"${{{name}:--}}" for name in NAMES)
 STEP = f"srun sh -c '{TASK}'"
-#: script lines that export a map of six tasks on four nodes
+#: script lines that export a rank map of six tasks on four nodes
 MAP = """
 export SLURMDL_RANKMAP_JOB=$SLURM_JOB_ID SLURMDL_RANKMAP_NODES='n3(x2),n1,n4,n2(x2)' SLURMDL_RANKMAP_PLAN=plan
 export SLURMDL_RANKMAP_PS_RANKS=0,3 SLURMDL_RANKMAP_ZONE_RANKS='zoneA:0-2;zoneB:3-5;'
@@ -39,25 +39,26 @@ def plugin() -> Path:
 
 @pytest.fixture
 def plugged(new_cluster, plugin) -> Callable[..., object]:
-    """A cluster of four nodes with the plugin."""
+    """A function that starts a cluster of four nodes with the plugin."""
     def make(**options):
         return new_cluster(nodes=4, plugstack=f"optional {plugin}\n", **options)
     return make
 
 
 def tasks(text: str) -> list[dict[str, str]]:
-    """Variables of the tasks in a job's output, by rank."""
+    """Return the variables of the tasks in a job's output, by rank."""
     rows = [line.split(maxsplit=len(NAMES) - 1) for line in text.splitlines() if line[:1].isdigit()]
     variables = [dict(zip(NAMES, row, strict=True)) for row in rows if len(row) == len(NAMES)]
     return sorted(variables, key=lambda task: int(task["SLURM_PROCID"]))
 
 
 def column(text: str, name: str) -> list[str]:
+    """Return a variable of all tasks, by rank."""
     return [task[name] for task in tasks(text)]
 
 
 def sections(text: str) -> dict[str, str]:
-    """Title -> text below each line `@ title`."""
+    """Return title -> text below each line `@ title`."""
     return {part.partition("\n")[0]: part.partition("\n")[2] for part in text.split("@ ")[1:]}
 
 
@@ -70,6 +71,7 @@ def assert_nodes_are_up(cluster) -> None:
 
 
 def roles(text: str) -> list[str]:
+    """Return role and role rank of all tasks, by rank."""
     return [f"{task['SLURMDL_ROLE']}{task['SLURMDL_ROLE_RANK']}" for task in tasks(text)]
 
 
@@ -78,10 +80,10 @@ def test_options_of_all_commands_reach_the_tasks(plugged):
 
     one, two = ["ps0", "worker0", "worker1", "worker2"], ["ps0", "ps1", "worker0", "worker1"]
     three, none = ["ps0", "ps1", "ps2", "worker0"], ["worker0", "worker1", "worker2", "worker3"]
-    #: options of sbatch, a #SBATCH line, SLURMDL_OPT_PS, start of the step, expected roles
+    # options of sbatch, a #SBATCH line, SLURMDL_OPT_PS, command of the step, expected roles
     cases: list[tuple[str, str, str, str, list[str]]] = [
         ("--dl-strategy=ps", "", "", "srun", one), ("", "--dl-ps=2", "", "srun", two), ("", "", "2", "srun", two),
-        # script < environment < command line
+        # precedence: command line, environment, script
         ("", "--dl-ps=1", "2", "srun", two), ("--dl-ps=3", "--dl-ps=1", "2", "srun", three),
         ("--dl-strategy=gossip", "--dl-ps=1", "", "srun", none),
         # with --export=NAMES Slurm also passes SLURM_* variables
@@ -89,10 +91,10 @@ def test_options_of_all_commands_reach_the_tasks(plugged):
         ("--export=PATH --dl-strategy=gossip", "--dl-ps=1", "", "srun", none),
         ("--dl-ps=2", "", "", "SLURMDL_OPT_PS=1 srun", one), ("--dl-ps=2", "", "", "srun --dl-ps=3", three)]
     jobs = []
-    for words, line, servers, start, _ in cases:
+    for words, line, server_count, start, _ in cases:
         script = cluster.script(f"#SBATCH {line}\n{STEP.replace('srun', start)}")
         jobs.append(cluster.submit(["sbatch", "-n4", *words.split(), str(script)],
-                                   env={"SLURMDL_OPT_PS": servers} if servers else None))
+                                   env={"SLURMDL_OPT_PS": server_count} if server_count else None))
     for job, case in zip(jobs, cases, strict=True):
         assert roles(cluster.output(job)) == case[-1], case
     for words in (["salloc", "-N4", "--dl-ps=2", "srun"], ["srun", "-N4", "--dl-ps=2"],
@@ -114,18 +116,18 @@ def test_tasks_have_their_variables(plugged):
         assert task["LOCAL_RANK"] == str(PLAIN[:rank].count(PLAIN[rank]))
         assert {task[name] for name in ("MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN")} == {"-"}
     assert len(tasks(text)) == 6
-    # user's values are kept; steps without options and batch scripts have no variables
+    # values of the user are kept; steps without options and batch scripts have no variables
     script = cluster.script(f"""
 echo "@ mine"; RANK=mine srun --dl-ps=1 sh -c '{TASK}'
 echo "@ nothing"; env -u SLURMDL_OPT_PS srun sh -c '{TASK}'
 echo "@ batch"; env | grep -c -e ^RANK= -e ^SLURMDL_ROLE -e ^SLURMDL_EXPORTED= || true
 """)
-    found = sections(cluster.output(cluster.submit(["sbatch", "-N4", str(script)])))
-    assert set(column(found["mine"], "RANK")) == {"mine"}
-    assert set(column(found["mine"], "SLURMDL_EXPORTED")) == {"WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"}
-    ours = ("SLURMDL_ROLE", "RANK", "SLURMDL_EXPORTED")
-    assert {task[name] for task in tasks(found["nothing"]) for name in ours} == {"-"}
-    assert found["batch"].split() == ["0"]
+    outputs = sections(cluster.output(cluster.submit(["sbatch", "-N4", str(script)])))
+    assert set(column(outputs["mine"], "RANK")) == {"mine"}
+    assert set(column(outputs["mine"], "SLURMDL_EXPORTED")) == {"WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"}
+    plugin_variables = ("SLURMDL_ROLE", "RANK", "SLURMDL_EXPORTED")
+    assert {task[name] for task in tasks(outputs["nothing"]) for name in plugin_variables} == {"-"}
+    assert outputs["batch"].split() == ["0"]
 
 
 def test_nested_step_has_its_own_variables(plugged):
@@ -148,7 +150,7 @@ def test_heterogeneous_step_has_global_ranks(plugged):
 
 
 def test_slurmdl_srun_with_the_plugin(plugged):
-    """The plugin leaves steps of `slurmdl srun` alone."""
+    """The plugin does not change steps of `slurmdl srun`."""
     cluster = plugged()
     script = cluster.script(f"#DL --dl-ps=2\nslurmdl srun sh -c '{TASK}'")
     text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", str(script)]))
@@ -169,7 +171,7 @@ def test_slurmdl_srun_with_the_plugin(plugged):
 
 @pytest.fixture(scope="module")
 def invalid_values() -> list[tuple[str, str, str]]:
-    """Option, value, expected part of the message."""
+    """Tuples of option, value, and expected part of the message."""
     return [("strategy", "gosip", "adaptive-gossip"), ("ps", "two", "whole number"), ("ps", "-1", "whole number"),
             ("place", "", "balance"), ("node-binding", "hard", "late"), ("zone", ",", "names separated by commas"),
             ("model-bytes", "0", "400M"), ("link-scores", "", "FILE"), ("comm-pattern", "", "PATTERN")]
@@ -192,7 +194,7 @@ def test_invalid_values_fail_the_submission(plugged, invalid_values):
     assert_rejected(cluster.run(["sbatch", "--wrap=true"], env={"SLURMDL_OPT_STRATEGY": value}), valid, option)
     assert_rejected(cluster.run(["srun", word, "hostname"]), valid, option)
     assert_rejected(cluster.run(["salloc", word, "hostname"]), valid, option)
-    # a map belongs to a step: sbatch and salloc have no --dl-rank-map
+    # a rank map belongs to a step, so sbatch and salloc have no --dl-rank-map
     assert cluster.run(["sbatch", "--dl-rank-map", "--wrap=true"]).returncode != 0
     assert cluster.run(["sbatch", str(cluster.script("#SBATCH --dl-rank-map\ntrue"))]).returncode != 0
     assert cluster.run(["salloc", "--dl-rank-map", "true"]).returncode != 0
@@ -217,30 +219,30 @@ echo "@ few"; srun --export=SLURMDL_RANKMAP_JOB --dl-rank-map /bin/sh -c '{TASK}
 echo "@ inherited"
 SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_rank_map= _SLURM_SPANK_OPTION_slurmdl_dl_rank_map= {STEP}
 """)
-    found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=2", str(script)])))
+    outputs = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=2", str(script)])))
     for title in ("before", "after", "inherited"):
-        assert column(found[title], "SLURMD_NODENAME") == PLAIN
-        assert roles(found[title]) == ["ps0", "ps1", "worker0", "worker1", "worker2", "worker3"]
-        assert {task[name] for task in tasks(found[title]) for name in ("MASTER_ADDR", "SLURMDL_PLAN")} == {"-"}
+        assert column(outputs[title], "SLURMD_NODENAME") == PLAIN
+        assert roles(outputs[title]) == ["ps0", "ps1", "worker0", "worker1", "worker2", "worker3"]
+        assert {task[name] for task in tasks(outputs[title]) for name in ("MASTER_ADDR", "SLURMDL_PLAN")} == {"-"}
     ports = set()
     for title in ("mapped", "counted", "few"):
-        step_tasks = tasks(found[title])
+        step_tasks = tasks(outputs[title])
         assert [task["SLURMD_NODENAME"] for task in step_tasks] == MAPPED
-        assert roles(found[title]) == ["ps0", "worker0", "worker1", "ps1", "worker2", "worker3"]
+        assert roles(outputs[title]) == ["ps0", "worker0", "worker1", "ps1", "worker2", "worker3"]
         assert [task["SLURMDL_ZONE"] for task in step_tasks] == ["zoneA"] * 3 + ["zoneB"] * 3
         assert {task["MASTER_ADDR"] for task in step_tasks} == {"n3"}
         port, = {task["MASTER_PORT"] for task in step_tasks}
         assert 10_000 <= int(port) < 32_000
         ports.add(port)
         assert {task["SLURMDL_PLAN"] for task in step_tasks} == {"plan"}
-        # must not affect nested steps
+        # unset, because nested steps would inherit them
         assert {task[name] for task in step_tasks for name in ("SLURM_DISTRIBUTION", "SLURM_HOSTFILE")} == {"-"}
-        assert slurmdl_lines(found[title]) == []
-    assert len(ports) > 1, "each step has its own port"
+        assert slurmdl_lines(outputs[title]) == []
+    assert len(ports) > 1, "all steps have the same port"
 
 
 def test_printed_map_matches_slurmdl_srun(plugged):
-    """Order, roles, address of rank 0 and plan match."""
+    """The order, roles, address of rank 0 and plan match."""
     cluster = plugged()
     step = f"sh -c '{TASK}'"
     script = cluster.script(f"""
@@ -251,21 +253,21 @@ echo "@ slurmdl 3"; slurmdl srun --dl-strategy=gossip {step}
 unset SLURMDL_RANKMAP_NODES; eval "$(slurmdl srun --print-rank-map=shell -n 99 2>&-)"
 echo "@ none"; srun --dl-rank-map {step} 2>&1
 """)
-    found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=2", str(script)])))
-    same = set(NAMES) - {"MASTER_PORT", "SLURMDL_EXPORTED"}
+    outputs = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=2", str(script)])))
+    compared = set(NAMES) - {"MASTER_PORT", "SLURMDL_EXPORTED"}
     for with_plugin, with_wrapper in (("plugin 0", "slurmdl 1"), ("plugin 2", "slurmdl 3")):
-        for name in sorted(same):
-            assert column(found[with_plugin], name) == column(found[with_wrapper], name), name
+        for name in sorted(compared):
+            assert column(outputs[with_plugin], name) == column(outputs[with_wrapper], name), name
         for title in (with_plugin, with_wrapper):
-            assert len(set(column(found[title], "MASTER_PORT"))) == 1, "all tasks of a step have the same port"
-        assert {len(tasks(found[with_plugin])), len(tasks(found[with_wrapper]))} == {6}
-        assert slurmdl_lines(found[with_plugin]) == []
-    assert column(found["plugin 0"], "SLURMD_NODENAME") != PLAIN and "ps1" in roles(found["plugin 0"])
-    assert set(column(found["plugin 2"], "SLURMDL_ROLE")) == {"worker"}
-    assert column(found["none"], "SLURMD_NODENAME") == PLAIN and "no map" in slurmdl_lines(found["none"])[0]
+            assert len(set(column(outputs[title], "MASTER_PORT"))) == 1, "tasks of a step have different ports"
+        assert {len(tasks(outputs[with_plugin])), len(tasks(outputs[with_wrapper]))} == {6}
+        assert slurmdl_lines(outputs[with_plugin]) == []
+    assert column(outputs["plugin 0"], "SLURMD_NODENAME") != PLAIN and "ps1" in roles(outputs["plugin 0"])
+    assert set(column(outputs["plugin 2"], "SLURMDL_ROLE")) == {"worker"}
+    assert column(outputs["none"], "SLURMD_NODENAME") == PLAIN and "no map" in slurmdl_lines(outputs["none"])[0]
 
 
-#: kind of invalid map -> change to the script, expected part of the message
+#: kind of invalid rank map -> change to the script, expected part of the message
 INVALID_MAPS = {
     "another job": ("SLURMDL_RANKMAP_JOB=99", "another job"),
     "no map": ("unset SLURMDL_RANKMAP_NODES", "no map"),
@@ -285,15 +287,15 @@ def test_invalid_map_is_not_applied(plugged):
     strict = [f"echo '@ {words}'; ( SLURMDL_RANKMAP_JOB=99; srun {words} sh -c '{TASK}'; echo status $? ) 2>&1"
               for words in ("--dl-strict --dl-rank-map", "--dl-rank-map --dl-strict")]
     script = cluster.script("\n".join([MAP, *lines, *strict]))
-    found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", str(script)])))
+    outputs = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", str(script)])))
     for title, (_, message) in INVALID_MAPS.items():
-        assert column(found[title], "SLURMD_NODENAME") == PLAIN, title
-        assert set(column(found[title], "MASTER_ADDR")) == {"-"}
-        lines = slurmdl_lines(found[title])
+        assert column(outputs[title], "SLURMD_NODENAME") == PLAIN, title
+        assert set(column(outputs[title], "MASTER_ADDR")) == {"-"}
+        lines = slurmdl_lines(outputs[title])
         assert len(lines) == 1 and message in lines[0], (title, lines)
     for words in ("--dl-strict --dl-rank-map", "--dl-rank-map --dl-strict"):
-        assert tasks(found[words]) == [] and "status 0" not in found[words] and "status " in found[words]
-        assert "another job" in slurmdl_lines(found[words])[0]
+        assert tasks(outputs[words]) == [] and "status 0" not in outputs[words] and "status " in outputs[words]
+        assert "another job" in slurmdl_lines(outputs[words])[0]
     assert_nodes_are_up(cluster)
 
 
@@ -307,32 +309,32 @@ echo "@ servers"; SLURMDL_RANKMAP_PS_RANKS=0,x srun --dl-rank-map sh -c '{TASK}'
 echo "@ zones"; SLURMDL_RANKMAP_ZONE_RANKS='zoneB:0-1;zoneA:2;zoneB:3-5' srun --dl-rank-map sh -c '{TASK}' 2>&1
 echo "@ after"; {STEP}
 """)
-    found = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)])))
+    outputs = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)])))
     for title, message in (("fewer", "has 6 tasks, the step 5"), ("nodelist", "did not apply the map"),
                         ("servers", "PS_RANKS")):
-        assert len(slurmdl_lines(found[title])) == 1 and message in slurmdl_lines(found[title])[0], found[title]
-        assert set(column(found[title], "MASTER_ADDR")) == {"-"}
-        assert roles(found[title])[:2] == ["ps0", "worker0"]
-    assert slurmdl_lines(found["zones"]) == ["slurmdl: rank 0 is in core.zoneA, but in zone zoneB in the map"]
-    assert set(column(found["zones"], "MASTER_ADDR")) == {"n3"}
-    assert tasks(found["more"]) == [] and "Too few NodeNames" in found["more"]
-    assert len(tasks(found["after"])) == 6
+        assert len(slurmdl_lines(outputs[title])) == 1 and message in slurmdl_lines(outputs[title])[0], outputs[title]
+        assert set(column(outputs[title], "MASTER_ADDR")) == {"-"}
+        assert roles(outputs[title])[:2] == ["ps0", "worker0"]
+    assert slurmdl_lines(outputs["zones"]) == ["slurmdl: rank 0 is in core.zoneA, but in zone zoneB in the map"]
+    assert set(column(outputs["zones"], "MASTER_ADDR")) == {"n3"}
+    assert tasks(outputs["more"]) == [] and "Too few NodeNames" in outputs["more"]
+    assert len(tasks(outputs["after"])) == 6
 
 
-def hide(cluster, host: str) -> None:
+def hide_plugin(cluster, host: str) -> None:
     """Hide the plugin on a host."""
     cluster.run(["mount", "-t", "tmpfs", "none", str(PLUGIN.parent)], host=host, as_root=True).check_returncode()
 
 
 def test_plugin_missing_on_a_node(plugged):
     cluster = plugged()
-    hide(cluster, "n2")
+    hide_plugin(cluster, "n2")
     script = cluster.script(f"{STEP}\n{MAP}\necho '@ mapped'\n"
                             f"srun --dl-rank-map -n6 --overcommit sh -c '{TASK}' 2>&1")
     text = cluster.output(cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(script)]))
     mapped = sections(text)["mapped"]
     assert column(text.replace(mapped, ""), "SLURMDL_ROLE") == ["ps", "-", "worker", "worker"]
-    # srun applies the order; only tasks of that node lack variables
+    # srun applies the order; only the tasks on that node have no variables
     assert column(mapped, "SLURMD_NODENAME") == MAPPED and slurmdl_lines(mapped) == []
     assert column(mapped, "SLURMDL_ROLE") == ["ps", "worker", "worker", "ps", "-", "-"]
     assert_nodes_are_up(cluster)
@@ -340,14 +342,14 @@ def test_plugin_missing_on_a_node(plugged):
 
 def test_plugin_missing_on_the_login_node(plugged):
     cluster = plugged()
-    hide(cluster, "login")
+    hide_plugin(cluster, "login")
     done = cluster.run(["sbatch", "-N4", "--dl-ps=1", "--wrap=true"])
     assert done.returncode != 0 and "unrecognized option" in done.stderr
     assert roles(cluster.output(cluster.submit(["sbatch", "-N4", str(cluster.script(STEP))]))) == ["--"] * 4
     script = cluster.script("slurmdl srun sh -c 'echo $SLURMDL_ROLE'")
     text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", "--dl-ps=1", str(script)]))
     assert sorted(text.split()) == ["ps", "worker", "worker", "worker"]
-    # sbatch would reject the line, too, but without a suggestion
+    # sbatch would also reject the line, but without suggesting #DL
     done = cluster.run(["slurmdl", "sbatch", str(cluster.script("#SBATCH --dl-ps=1\ntrue"))])
     assert done.returncode == 64 and "#DL --dl-ps=1" in slurmdl_lines(done.stderr)[0]
     assert_nodes_are_up(cluster)
@@ -366,20 +368,20 @@ def test_hostile_node_names_and_unreadable_plugstack(plugged):
     for host in ("login", "n1", "n2", "n3", "n4"):
         assert cluster.run(["test", "-e", "/tmp/executed"], host=host).returncode == 1
 
-    waits = cluster.submit(["sbatch", "-N4", "--dl-ps=1", f"--wrap=sleep 2; {STEP}"])
+    waiting_job = cluster.submit(["sbatch", "-N4", "--dl-ps=1", f"--wrap=sleep 2; {STEP}"])
     cluster.run(["chmod", "000", "/etc/slurm/plugstack.conf"], as_root=True).check_returncode()
     refused = cluster.run(["sbatch", "-N4", "--wrap=true"])
     assert refused.returncode != 0 and "plugstack.conf" in refused.stderr and refused.stdout == ""
     cluster.run(["chmod", "644", "/etc/slurm/plugstack.conf"], as_root=True).check_returncode()
     # the running job and all nodes survive
-    for job in (waits, cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(cluster.script(STEP))])):
+    for job in (waiting_job, cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(cluster.script(STEP))])):
         assert roles(cluster.output(job)) == ["ps0", "worker0", "worker1", "worker2"]
     assert_nodes_are_up(cluster)
 
 
 @pytest.mark.parametrize("broken", ["another release", "no plugin"])
 def test_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
-    """`optional` keeps jobs running."""
+    """Jobs run, because the plugin is `optional` in plugstack.conf."""
     directory = PLUGIN.parents[1] / f"spank-{os.getpid()}"
     directory.mkdir(exist_ok=True)
     path = directory / "slurmdl.so"
@@ -387,10 +389,11 @@ def test_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
         data = bytearray(plugin.read_bytes())
         if broken == "another release":
             symbols = subprocess.run(["nm", "-D", plugin], capture_output=True, text=True, check=True).stdout
-            at = int(next(line for line in symbols.splitlines() if line.endswith(" plugin_version")).split()[0], 16)
-            release = int.from_bytes(data[at:at + 4], "little")
+            symbol = next(line for line in symbols.splitlines() if line.endswith(" plugin_version"))
+            offset = int(symbol.split()[0], 16)
+            release = int.from_bytes(data[offset:offset + 4], "little")
             assert 22 <= release >> 16 < 40, "plugin_version is elsewhere in the file"
-            data[at:at + 4] = (release + 0x20000).to_bytes(4, "little")
+            data[offset:offset + 4] = (release + 0x20000).to_bytes(4, "little")
         path.write_bytes(b"no plugin" if broken == "no plugin" else bytes(data))
         cluster = new_cluster(nodes=2, plugstack=f"optional {path}\n")
         done = cluster.run(["srun", "-N2", "hostname"])
@@ -406,10 +409,11 @@ def test_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
 def test_hostile_job_name_and_huge_environment(plugged):
     cluster = plugged()
     name = "a'b\"c;$(touch /tmp/executed)`touch /tmp/executed`\nd"
-    huge = {"SLURMDL_RANKMAP_NODES": "n" * 120_000, "SLURMDL_PS_RANKS": "9" * 120_000,
-            "SLURMDL_EXPORTED": " RANK" * 20_000}
+    huge_environment = {"SLURMDL_RANKMAP_NODES": "n" * 120_000, "SLURMDL_PS_RANKS": "9" * 120_000,
+                        "SLURMDL_EXPORTED": " RANK" * 20_000}
     script = cluster.script(STEP)
-    text = cluster.output(cluster.submit(["sbatch", "-N4", "-J", name, "--dl-ps=1", str(script)], env=huge))
+    job = cluster.submit(["sbatch", "-N4", "-J", name, "--dl-ps=1", str(script)], env=huge_environment)
+    text = cluster.output(job)
     assert roles(text) == ["ps0", "worker0", "worker1", "worker2"]
     for host in ("login", "n1", "n2", "n3", "n4"):
         assert cluster.run(["test", "-e", "/tmp/executed"], host=host).returncode == 1

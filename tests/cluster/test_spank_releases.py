@@ -1,4 +1,4 @@
-"""The plugin in other releases of Slurm: tests of test_spank in chroots of other Debians."""
+"""The SPANK plugin in other releases of Slurm: tests of test_spank in chroots of other Debian releases."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from test_spank import (  # noqa: F401
     test_tasks_have_their_variables,
 )
 
-TOOL = Path(__file__).parents[2] / "tools/test-plugin-releases"
-#: order in which nodes get tasks: 26.05 fills one zone after another
+BUILD_TOOL = Path(__file__).parents[2] / "tools/test-plugin-releases"
+#: order in which Slurm assigns tasks to nodes; 26.05 fills one zone after another
 ORDER = {"24.11": ["n1", "n2", "n3", "n4"], "26.05": ["n1", "n3", "n2", "n4"]}
 
 
@@ -37,7 +37,7 @@ def other_release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     suite = request.param
     if reason := skip_reason(suite):
         pytest.skip(reason)
-    subprocess.run([TOOL, suite], check=True, timeout=600)
+    subprocess.run([BUILD_TOOL, suite], check=True, timeout=600)
     root = root_of(suite)
     cluster = RootCluster(root, tmp_path_factory.mktemp(suite) / "host", 4, root / "var/lib/slurmdl/gcc/slurmdl.so")
     try:
@@ -48,7 +48,7 @@ def other_release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def plugged(other_release: RootCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RootCluster]]:
-    """The `plugged` fixture of test_spank, with one cluster for all tests, without jobs."""
+    """The fixture `plugged` of test_spank, with one cluster for all tests; it has no jobs at the start of a test."""
     order = ORDER[slurm_release(other_release)]
     monkeypatch.setattr(test_spank, "PLAIN", sorted(test_spank.PLAIN, key=order.index))
     yield lambda: other_release

@@ -1,4 +1,4 @@
-"""Mapped steps on a real Slurm: tasks per node and CPUs per task are those of plain srun; only the order differs."""
+"""Mapped steps on a real Slurm: same tasks per node and CPUs per task as plain srun; only the order differs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from jobs import own_lines, release, rows
+from jobs import rows, slurm_release, slurmdl_messages
 
-#: prints rank, node, usable CPUs and SLURM_CPUS_PER_TASK of a task
+#: shell command that prints rank, node, usable CPUs and SLURM_CPUS_PER_TASK of a task
 TASK = 'echo "$SLURM_PROCID $(hostname) $(nproc) ${SLURM_CPUS_PER_TASK:-none}"'
 
 #: options of the job -> options of mapped steps, options of unmapped steps
@@ -26,23 +26,23 @@ STEPS: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-#: waits until no step is left: a completing step still occupies its nodes, and Slurm could choose others
-ALONE = "while squeue -h -s -j $SLURM_JOB_ID -o %i | grep -q '[.][0-9]'; do sleep 0.05; done"
+#: wait until all steps are complete: a completing step still occupies its nodes, so Slurm might choose other nodes
+WAIT_FOR_STEPS = "while squeue -h -s -j $SLURM_JOB_ID -o %i | grep -q '[.][0-9]'; do sleep 0.05; done"
 
 
 def comparison_script(options: Sequence[str]) -> str:
-    """A job script that runs each step plain and mapped."""
+    """Return a job script that runs each step with srun and with slurmdl srun."""
     lines = []
     for number, option in enumerate(options):
         for kind in ("srun", "slurmdl srun"):
             step_options = option.replace(" : ", f" sh -c '{TASK}' : ")
-            lines += [ALONE, f"echo '@ {number} {kind}'",
+            lines += [WAIT_FOR_STEPS, f"echo '@ {number} {kind}'",
                       f"{kind} {step_options} sh -c '{TASK}' 2>&1 | sed 's/^ *[0-9]*: //'"]
     return "\n".join(lines)
 
 
 def parse_results(text: str) -> dict[tuple[int, str], tuple[list[list[str]], str]]:
-    """(number, program) -> output of the tasks by rank, and slurmdl's lines."""
+    """Return (number, command) -> fields of the tasks by rank, and the messages of slurmdl."""
     results = {}
     for part in text.split("@ ")[1:]:
         head, _, body = part.partition("\n")
@@ -54,13 +54,13 @@ def parse_results(text: str) -> dict[tuple[int, str], tuple[list[list[str]], str
 
 
 def has_consecutive_zones(cluster, nodes: Sequence[str]) -> bool:
-    """Whether the ranks of each zone are consecutive."""
+    """Return whether the ranks of each zone are consecutive."""
     zones = [cluster.topology.leaf_of(node) for node in nodes]
     return sum(a != b for a, b in pairwise(zones)) == len(set(zones)) - 1
 
 
 def cpus_by_node(tasks: Sequence[Sequence[str]]) -> dict[str, list[list[str]]]:
-    """Node -> CPUs of its tasks."""
+    """Return node -> CPU fields of its tasks."""
     results: dict[str, list[list[str]]] = {}
     for _, node, *cpus in tasks:
         results[node] = sorted([*results.get(node, []), cpus])
@@ -68,13 +68,13 @@ def cpus_by_node(tasks: Sequence[Sequence[str]]) -> dict[str, list[list[str]]]:
 
 
 @pytest.mark.parametrize("job", STEPS)
-def test_layout_is_that_of_plain_srun(cluster, job):
+def test_layout_equals_plain_srun(cluster, job):
     mapped, unmapped = STEPS[job]
     script = cluster.script(comparison_script(mapped + unmapped))
     results = parse_results(cluster.output(cluster.submit(["sbatch", *job.split(), str(script)]), timeout=120))
-    # newer releases start each step at another node, 24.11 applies the job's -c to steps, and 26.05 counts -r in zone
-    # order when it fills node after node
-    is_newer = release(cluster) > (22, 5)
+    # newer releases start each step on a different node, 24.11 applies -c of the job to steps, and 26.05 counts -r in
+    # zone order if it fills the nodes one after another
+    is_newer = slurm_release(cluster) > (22, 5)
     unmapped_count = 0
     for number, options in enumerate(mapped + unmapped):
         plain, _ = results[number, "srun"]
@@ -94,7 +94,7 @@ def test_layout_is_that_of_plain_srun(cluster, job):
     assert unmapped_count <= int(is_newer)
 
 
-def test_layout_with_gpus_is_that_of_plain_srun(new_cluster):
+def test_layout_with_gpus_equals_plain_srun(new_cluster):
     cluster = new_cluster(nodes=4, gres="gpu:2")
     options = ["--gpus-per-task=1 -n 8", "--gpus-per-task=1", "--gres=gpu:1 -n 4"]
     script = cluster.script(comparison_script(options))
@@ -115,7 +115,7 @@ def test_srun_in_salloc_is_mapped(cluster):
 
 
 def test_concurrent_steps_run_at_the_same_time(cluster):
-    """Two steps on their halves by -r, then two steps on all nodes: all run at the same time."""
+    """Two steps run at the same time on different halves of the nodes (-r), then two steps on all nodes."""
     script = cluster.script(f"""
 slurmdl srun -r 0 -N 4 -n 4 sh -c 'sleep 2; {TASK}' > a & slurmdl srun -r 4 -N 4 -n 4 sh -c 'sleep 2; {TASK}' > b &
 wait; cat a; echo; cat b; echo
@@ -125,8 +125,8 @@ wait; cat c; echo; cat d
     directory = cluster.directory()
     job = cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)], directory=directory)
     text = cluster.output(job)
-    # the later step may report that it is not mapped
-    for line in own_lines(text):
+    # the second of two steps may report that it is not mapped
+    for line in slurmdl_messages(text):
         text = text.replace(f"{line}\n", "")
     nodes = [sorted(line.split()[1] for line in group.splitlines()) for group in text.strip().split("\n\n")]
     everywhere = [f"n{i}" for i in range(1, 9)]
@@ -164,11 +164,11 @@ slurmdl srun -n 8 bash -c 'echo $RANK $MASTER_PORT $WORLD_SIZE; f; env | grep -c
     assert Counter(lines) == {"mine 1234 8": 8, "function of the shell": 8, "0": 8}
 
 
-def test_arguments_status_and_output_are_those_of_srun(cluster):
+def test_arguments_status_and_output_equal_srun(cluster):
     script = cluster.script("""
-slurmdl srun -n 8 -o said-%x-%t python3 -c 'import sys; print(sys.argv[1:])' 'a  b' "it's" '$(ls) *' '' "two
+slurmdl srun -n 8 -o output-%x-%t python3 -c 'import sys; print(sys.argv[1:])' 'a  b' "it's" '$(ls) *' '' "two
 lines"
-cat said-job.sh-3
+cat output-job.sh-3
 for kind in srun 'slurmdl srun'; do
     $kind -n 8 sh -c 'exit $((SLURM_PROCID % 5 * 3))' 2> /dev/null; echo $?
     $kind -n 8 sh -c 'kill -9 $$' 2> /dev/null; echo $?
@@ -211,16 +211,16 @@ def test_mpirun_is_mapped(cluster):
     assert has_consecutive_zones(cluster, [row[1] for row in task_rows[1:]])
 
 
-#: like env:// of PyTorch: rank 0 listens, the others connect to MASTER_ADDR
-MEET = """
+#: program with a rendezvous like env:// of PyTorch: rank 0 listens, the other ranks connect to MASTER_ADDR
+RENDEZVOUS = """
 import os, socket, time
 address, rank = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), int(os.environ["SLURM_PROCID"])
-others = int(os.environ["SLURM_NTASKS"]) - 1
+peer_count = int(os.environ["SLURM_NTASKS"]) - 1
 if rank == 0:
-    with socket.create_server(("", address[1]), backlog=others) as server:
+    with socket.create_server(("", address[1]), backlog=peer_count) as server:
         server.settimeout(20)
-        met = [server.accept()[0] for _ in range(others)]
-    for peer in met:
+        peers = [server.accept()[0] for _ in range(peer_count)]
+    for peer in peers:
         peer.sendall(b"met")
 else:
     deadline = time.monotonic() + 20
@@ -241,7 +241,7 @@ def test_ranks_connect_to_the_first_node_of_the_job(cluster, options):
     """The first node, n2, is in the second zone."""
     script = cluster.script(f"""
 cat > meet.py <<'END'
-{MEET}
+{RENDEZVOUS}
 END
 first={2 if '-r' in options else 1}
 export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | sed -n ${{first}}p) MASTER_PORT=29500
@@ -251,11 +251,11 @@ slurmdl srun {options} python3 meet.py
     text = cluster.output(job)
     nodes = mapped_nodes(text)
     assert nodes[0] == ("n3" if "-r" in options else "n2") and len(nodes) == (4 if "-r" in options else 6)
-    assert own_lines(text) == []
+    assert slurmdl_messages(text) == []
 
 
 def test_conflicting_master_addr_is_a_warning(cluster):
-    """A warning if it is another node of the job; every printed map begins on the first node."""
+    """The warning is printed if it is another node of the job; printed maps begin on the first node."""
     script = cluster.script("""
 for MASTER_ADDR in n4 n4.cluster n2 n1 10.0.0.4; do
     export MASTER_ADDR; slurmdl srun --dl-dry-run true 2>&1 >/dev/null
@@ -267,7 +267,7 @@ slurmdl srun --print-rank-map=slurm-hostfile --dl-rank0=any | head -n 1
 """)
     text = cluster.output(cluster.submit(["sbatch", "-w", "n[2-7]", "-N", "6", str(script)]))
     lines, _, printed = text.partition("@\n")
-    warnings = own_lines(lines)
+    warnings = slurmdl_messages(lines)
     assert [warning.split()[1] for warning in warnings] == ["MASTER_ADDR=n4:", "MASTER_ADDR=n4.cluster:"]
     assert all(warning.endswith(" n2") for warning in warnings)
     hosts, machines, torchrun, free = printed.splitlines()
@@ -333,7 +333,7 @@ while [ -e go ]; do sleep 0.1; done
 
 
 def test_cluster_without_zones_sets_roles_and_variables(new_cluster):
-    """Roles and variables are set; the order is that of the names."""
+    """Roles and variables are set; ranks are in the order of the node names."""
     cluster = new_cluster(nodes=2, slurm_conf_lines=("TopologyPlugin=topology/none",))
     script = cluster.script("""
 slurmdl srun --dl-ps=1 sh -c 'echo $SLURM_PROCID $(hostname) $SLURMDL_ROLE' 2> complaint | sort
@@ -348,7 +348,7 @@ slurmdl srun -Q --dl-ps=1 true 2>&1; slurmdl srun --dl-strict hostname 2>&1; ech
 
 
 def mapped_nodes(text: str) -> list[str]:
-    """The node of each rank, from lines `RANK NODE` in any order."""
+    """Return the node of each rank, from lines `RANK NODE` in any order."""
     task_rows = rows(text)
     assert [int(row[0]) for row in task_rows] == list(range(len(task_rows)))
     return [row[1] for row in task_rows]
@@ -383,7 +383,8 @@ slurmdl srun -n 10 --print-rank-map=torchrun; echo $?
     even = mapped_nodes((directory / "even").read_text())
     for line in (directory / "torchrun").read_text().splitlines():
         node, *options = line.split()
-        given = dict(option.removeprefix("--").split("=") for option in options)
-        assert {even[int(given["node_rank"]) * 2 + local] for local in range(int(given["nproc_per_node"]))} == {node}
-        assert (given["nnodes"], given["master_addr"]) == ("8", even[0])
+        values = dict(option.removeprefix("--").split("=") for option in options)
+        first_rank, count = int(values["node_rank"]) * 2, int(values["nproc_per_node"])
+        assert {even[first_rank + local] for local in range(count)} == {node}
+        assert (values["nnodes"], values["master_addr"]) == ("8", even[0])
     assert messages[-1] == "75" and "with 1 and with 2 tasks" in messages[-2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from jobs import MAPPED, ranks, release, zone, zone_changes
+from jobs import MAPPED, rank_nodes, slurm_release, zone, zone_changes
 
 BLOCKS = "BlockName=zoneA Nodes=n[1,3,5,7]\nBlockName=zoneB Nodes=n[2,4,6,8]\nBlockSizes=4,8\n"
 
@@ -23,49 +23,50 @@ SEVERAL = """
 
 
 @pytest.fixture
-def since(new_cluster):
-    """`new_cluster` for what Slurm has since a release; skips on older ones."""
-    def make(wanted: tuple[int, int], **options: object):
-        found = release(new_cluster())
-        if found < wanted:
-            pytest.skip("Slurm {}.{:02d} is older than {}.{:02d}".format(*found, *wanted))
+def new_cluster_since(new_cluster):
+    """`new_cluster` for features since a release of Slurm; skips the test on older releases."""
+    def make(minimum: tuple[int, int], **options: object):
+        current = slurm_release(new_cluster())
+        if current < minimum:
+            pytest.skip("Slurm {}.{:02d} is older than {}.{:02d}".format(*current, *minimum))
         return new_cluster(**options)
 
     return make
 
 
-def test_blocks(since):
-    cluster = since((23, 11), slurm_conf_lines=("TopologyPlugin=topology/block",),
-                    config_files={"topology.conf": BLOCKS})
+def test_blocks(new_cluster_since):
+    cluster = new_cluster_since((23, 11), slurm_conf_lines=("TopologyPlugin=topology/block",),
+                                config_files={"topology.conf": BLOCKS})
     shown = cluster.run(["slurmdl", "topology", "show"])
     assert shown.returncode == 0 and shown.stdout.startswith("block, "), shown.stderr
     assert cluster.run(["slurmdl", "topology", "diff"]).stdout.startswith("0 differences")
     script = cluster.script(MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)], directory=script.parent)
-    assert len({zone(node) for node in ranks(cluster.output(job))}) == 1
+    assert len({zone(node) for node in rank_nodes(cluster.output(job))}) == 1
     job = cluster.submit(["slurmdl", "sbatch", "-N8", str(script)], directory=script.parent)
-    assert zone_changes(ranks(cluster.output(job))) == 1
+    assert zone_changes(rank_nodes(cluster.output(job))) == 1
 
 
-def test_several_topologies(since):
-    """Ranks follow the topology of the partition: zones in one, pairs in the other, whatever TopologyPlugin says."""
-    cluster = since((25, 5), config_files={"topology.yaml": SEVERAL},
-                    slurm_conf_lines=("TopologyPlugin=topology/flat",
-                              "PartitionName=pairs Nodes=ALL MaxTime=INFINITE State=UP Topology=pairs"))
+def test_several_topologies(new_cluster_since):
+    """Ranks follow the topology of the partition, zones or pairs, with any TopologyPlugin."""
+    cluster = new_cluster_since((25, 5), config_files={"topology.yaml": SEVERAL},
+                                slurm_conf_lines=(
+                                    "TopologyPlugin=topology/flat",
+                                    "PartitionName=pairs Nodes=ALL MaxTime=INFINITE State=UP Topology=pairs"))
     script = cluster.script(MAPPED)
     job = cluster.submit(["slurmdl", "sbatch", "-N8", str(script)], directory=script.parent)
-    assert zone_changes(ranks(cluster.output(job))) == 1
+    assert zone_changes(rank_nodes(cluster.output(job))) == 1
     job = cluster.submit(["slurmdl", "sbatch", "-p", "pairs", "-N8", str(script)], directory=script.parent)
-    pairs = [(int(node[1:]) + 1) // 2 for node in ranks(cluster.output(job))]
+    pairs = [(int(node[1:]) + 1) // 2 for node in rank_nodes(cluster.output(job))]
     assert all(pairs[rank] == pairs[rank + 1] for rank in range(0, 8, 2)), pairs
 
 
-def test_ranks_that_slurm_orders_itself(since):
-    """Since 26.05 a plain srun that fills node after node orders ranks by zone, too: that is the order to beat then.
+def test_plain_srun_orders_ranks_by_zone_with_block_distribution(new_cluster_since):
+    """Since 26.05 plain srun orders ranks by zone if it fills the nodes one after another.
 
-    It fills node after node where there are more tasks than nodes, or told so; else it goes by the alphabet.
+    It does so with -m block, or if there are more tasks than nodes; otherwise ranks are in the order of node names.
     """
-    cluster = since((26, 5))
+    cluster = new_cluster_since((26, 5))
     script = cluster.script("srun -m block sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME'")
     job = cluster.submit(["sbatch", "-N8", str(script)], directory=script.parent)
-    assert zone_changes(ranks(cluster.output(job))) == 1
+    assert zone_changes(rank_nodes(cluster.output(job))) == 1

@@ -1,6 +1,6 @@
-"""Compare with Slurm: slurmctld's topology from a topology.conf, and scontrol's expansion of a hostlist.
+"""Compare slurmdl with Slurm: the topology of a topology.conf with slurmctld, hostlists with scontrol.
 
-SLURMDL_ORACLE_FILES and SLURMDL_ORACLE_HOSTLISTS set the number of random ones, SLURMDL_ORACLE_SEED selects others.
+SLURMDL_ORACLE_FILES and SLURMDL_ORACLE_HOSTLISTS set the numbers of random cases, SLURMDL_ORACLE_SEED their seed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SEED = int(os.environ.get("SLURMDL_ORACLE_SEED", "1"))
 _LISTED = re.compile(r"SwitchName=(?P<name>.*) Level=(?P<level>\d+)(?: LinkSpeed=(?P<speed>\d+))?"
                      r"(?: Nodes=(?P<nodes>.*?))?(?: Switches=(?P<switches>.*))?")
 
-#: hostlists that Slurm reads partly and slurmdl rejects: `[1x-3]`, `[1-]`, numbers of more than 18 digits, n{1}
+#: hostlists that Slurm reads in part and slurmdl rejects: `[1x-3]`, `[1-]`, numbers with more than 18 digits, n{1}
 _PARTLY_READ = re.compile(r"\[[^\]]*([^\d,\[\]-]|\d-[,\]]|\d{18,})|\{")
 _SUFFIX = re.compile(r"\][^\[\],\s]+(?=[,\s]|$)|\][^\[,\s]*\](?=[,\s]|$)")
 
-#: input that slurmdl rejects on purpose and Slurm accepts as names of no host: fact in the message -> reason
+#: input that slurmdl rejects on purpose, although Slurm accepts it: part of the message -> reason
 STRICTER = {
     "is not UTF-8 text": "Slurm reads bytes",
     "contains a NUL byte": "Slurm silently ignores the rest of the line",
@@ -63,16 +63,16 @@ def read_topology(path: Path) -> Topology | InputError:
 
 
 def difference(slurm: oracle.Verdict, result: Topology | InputError) -> str:
-    """Return how Slurm and slurmdl differ on a file, or ""."""
+    """Return the difference between Slurm and slurmdl for a file, or ""."""
     listed = [match for line in slurm.text.splitlines() if (match := _LISTED.fullmatch(line))]
     if isinstance(result, InputError):
         if not slurm.accepted or any(reason in str(result) for reason in STRICTER):
             return ""
         return "" if not listed and "declares no zone" in str(result) else f"accepted by Slurm; slurmdl: {result}"
     if not slurm.accepted:
-        # since 25.05 a leaf may be empty
+        # slurmdl also accepts empty leaves, as Slurm does since 25.05
         is_empty = "neither child switches nor nodes" in slurm.log and "is empty" in " ".join(result.notes)
-        # and 22.05 rejects a suffix after a bracket
+        # slurmdl also accepts a suffix after a bracket, which 22.05 rejects
         invalid = re.search(r"Invalid node name \((.*)\) in switch config", slurm.log)
         has_suffix = invalid and _SUFFIX.search(invalid[1])
         return "" if is_empty or has_suffix else "rejected by Slurm, accepted by slurmdl"
@@ -98,7 +98,7 @@ def difference(slurm: oracle.Verdict, result: Topology | InputError) -> str:
     for i, match in enumerate(listed):
         for child in expand_hostlist(match["switches"] or ""):
             parents.setdefault(child, []).append((int(match["level"]), i))
-    # of several parents the lowest holds the zone
+    # a zone with several parents belongs to the lowest one
     slurm_parents = [min(parents.get(match["name"], [(0, -1)]))[1] for match in listed]
     if slurm_parents != result.parent.tolist():
         return f"parents {slurm_parents} are {result.parent.tolist()}"
@@ -106,7 +106,7 @@ def difference(slurm: oracle.Verdict, result: Topology | InputError) -> str:
 
 
 def _difference_above(listed: list[re.Match[str]], topology: Topology) -> str:
-    """Compare the nodes of the zones above the leaves, for which Slurm lists the cluster's nodes only."""
+    """Compare the nodes of the zones above the leaves; Slurm lists only nodes of the cluster for them."""
     nodes_below: dict[int, set[str]] = {}
     for node in topology.nodes:
         if node in oracle.NODES:
@@ -134,7 +134,7 @@ def test_files(tmp_path: Path) -> None:
             differences.append(f"{text}\n  {str(case)[:600]}\n  Slurm: {reason}\n{verdict.text[:600]}")
     accepted = sum(verdict.accepted for verdict in verdicts)
     print(f"{len(cases)} files, {accepted} accepted by Slurm, {len(differences)} differences")
-    assert min(accepted, len(cases) - accepted) > len(cases) / 10, "nearly all files are of one kind"
+    assert min(accepted, len(cases) - accepted) > len(cases) / 10, "nearly all files are valid, or nearly all invalid"
     assert not differences, f"{len(differences)} of {len(cases)} files:\n" + "\n".join(differences[:10])
 
 
@@ -142,8 +142,8 @@ def test_hostlists(tmp_path: Path) -> None:
     source = random.Random(SEED)
     expressions = [oracle_files.random_hostlist(source) for _ in range(HOSTLISTS)]
     suffix, newline, *answers = oracle.hostnames(tmp_path, ["n[1]x", "n[1-2]\na[3]", *expressions])
-    suffixes = suffix is not None  # 22.05 rejects a suffix after the last bracket
-    newlines = newline == ["n1", "n2", "a3"]  # and reads a newline as a letter
+    accepts_suffix = suffix is not None  # False in 22.05, which rejects a suffix after the last bracket
+    accepts_newline = newline == ["n1", "n2", "a3"]  # False in 22.05, which reads a newline as a letter
     differences, rejected, skipped = [], 0, 0
     for expression, answer in zip(expressions, answers, strict=True):
         try:
@@ -154,13 +154,13 @@ def test_hostlists(tmp_path: Path) -> None:
         rejected += answer is None
         if names == answer:
             continue
-        if "\n" in expression and not newlines:
+        if "\n" in expression and not accepts_newline:
             is_intended = True
         elif answer is None:
-            is_intended = not suffixes and bool(_SUFFIX.search(expression))
+            is_intended = not accepts_suffix and bool(_SUFFIX.search(expression))
         else:
             is_intended = names is None and (len(answer) > MAX_NAMES or bool(
-                _PARTLY_READ.search(expression) or _unbalanced(expression)))
+                _PARTLY_READ.search(expression) or _has_unbalanced_brackets(expression)))
         if is_intended:
             skipped += 1
         else:
@@ -168,14 +168,14 @@ def test_hostlists(tmp_path: Path) -> None:
     print(f"{HOSTLISTS} hostlists, {rejected} rejected by Slurm, {skipped} differ on purpose, "
           f"{len(differences)} differences")
     assert HOSTLISTS / 20 < rejected < HOSTLISTS / 2
-    assert skipped < HOSTLISTS / 5, "too little is compared"
+    assert skipped < HOSTLISTS / 5, "too few hostlists are compared"
     assert not differences, f"{len(differences)} of {HOSTLISTS}:\n" + "\n".join(differences[:20])
 
 
-def _unbalanced(expression: str) -> bool:
+def _has_unbalanced_brackets(expression: str) -> bool:
     depth = 0
-    for c in expression:
-        depth += (c == "[") - (c == "]")
+    for char in expression:
+        depth += (char == "[") - (char == "]")
         if depth not in (0, 1):
             return True
     return depth != 0

@@ -1,4 +1,4 @@
-"""Training jobs on a cluster: accuracy, roles, and bytes compared with the counters of the zone routers."""
+"""Training jobs on a cluster: accuracy, roles, and bytes sent, compared with the counters of the routers."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ slurmdl srun {launcher} python -m slurmdl.train --strategy {strategy} --steps {s
 
 @pytest.mark.parametrize(("strategy", "more", "steps"), [
     ("allreduce", "", 40), pytest.param("gossip", "", 80, marks=pytest.mark.nightly), ("ps", "#DL --dl-ps=2", 60)])
-def test_training_learns_and_its_meter_matches_router_counters(cluster, strategy, more, steps):
+def test_training_reaches_accuracy_and_meter_matches_router_counters(cluster, strategy, more, steps):
     script = cluster.script(JOB.format(strategy=strategy, more=more, steps=steps, launcher=cluster.launcher))
-    before = cluster.inter_zone_bytes()
+    bytes_before = cluster.inter_zone_bytes()
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
     text = cluster.output(job, timeout=120)
-    crossed = cluster.inter_zone_bytes() - before
+    router_bytes = cluster.inter_zone_bytes() - bytes_before
     summary = json.loads((script.parent / "summary.json").read_text())
     assert summary["test_accuracy"] >= 0.9, text
     assert summary["world_size"] == 6
     assert summary["num_servers"] == (2 if strategy == "ps" else 0)
     assert summary["num_zones"] == 2
-    assert crossed == pytest.approx(summary["bytes_sent"]["inter_zone"], rel=0.05)
+    assert router_bytes == pytest.approx(summary["bytes_sent"]["inter_zone"], rel=0.05)
 
 
 def test_hierarchical_allreduce_inter_zone_bytes_match_model(cluster):
-    """The plan sets the trainer's pattern: 2 N (Z - 1) / Z over each of Z = 2 uplinks in each step."""
+    """The plan sets the trainer's comm pattern; each step sends 2 N (Z - 1) / Z over each of the Z = 2 uplinks."""
     script = cluster.script(JOB.format(strategy="allreduce", more="#DL --dl-comm-pattern=hierarchical", steps=40,
                                        launcher=cluster.launcher))
-    before = cluster.inter_zone_bytes()
+    bytes_before = cluster.inter_zone_bytes()
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
     text = cluster.output(job, timeout=120)
-    crossed = cluster.inter_zone_bytes() - before
+    router_bytes = cluster.inter_zone_bytes() - bytes_before
     summary = json.loads((script.parent / "summary.json").read_text())
     assert (summary["comm_pattern"], summary["num_zones"], summary["world_size"]) == ("hierarchical", 2, 6), text
     modeled_bytes = 40 * 2 * 4 * summary["parameters"]
     assert summary["bytes_sent"]["inter_zone"] == modeled_bytes
-    assert crossed == pytest.approx(modeled_bytes, rel=0.05)
+    assert router_bytes == pytest.approx(modeled_bytes, rel=0.05)
 
 
 def test_mpirun_uses_the_same_rank_map(cluster):
@@ -55,7 +55,8 @@ def test_mpirun_uses_the_same_rank_map(cluster):
     assert sum(zone != next_zone for zone, next_zone in itertools.pairwise(zones)) == 1
 
 
-def test_wrong_pmi_is_rejected_not_run_as_six_jobs(cluster):
+def test_wrong_pmi_is_rejected(cluster):
+    """Without PMI, each of the six ranks would otherwise run as a separate job of one rank."""
     done = cluster.run(["srun", "-N6", "--mpi=none", "python", "-m", "slurmdl.train", "--steps", "1"])
     assert done.returncode != 0
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Scripts of users in jobs: with the library, plain PyTorch and plain MPI."""
+"""User scripts in jobs: with the library, with plain PyTorch, and with plain MPI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ slurmdl srun {option} python {program}
 """
 
 
-def output(cluster, program: str, strategy: str = "allreduce", option: str = "") -> str:
+def run_script(cluster, program: str, strategy: str = "allreduce", option: str = "") -> str:
+    """Run a script in a job; return its output."""
     script = cluster.script(JOB.format(strategy=strategy, program=program, option=option or cluster.launcher))
     for example in EXAMPLES.glob("*.py"):
         shutil.copy(example, script.parent)
@@ -26,28 +27,28 @@ def output(cluster, program: str, strategy: str = "allreduce", option: str = "")
     return cluster.output(job, timeout=180)
 
 
-def accuracy(text: str) -> float:
+def parse_accuracy(text: str) -> float:
     return float(next(line for line in text.splitlines() if line.startswith("accuracy")).split()[1].rstrip("%"))
 
 
 def test_ddp_script_runs_unchanged(cluster):
-    text = output(cluster, "ddp.py")
-    assert accuracy(text) > 85, text
+    text = run_script(cluster, "ddp.py")
+    assert parse_accuracy(text) > 85, text
     assert len({line.split(" on ")[1] for line in text.splitlines() if line.startswith("rank ")}) == 4, text
 
 
 @pytest.mark.parametrize("option", ["", "--launcher=mpirun"])
 def test_mpi4py_script_runs_unchanged(cluster, option):
-    text = output(cluster, "plain_mpi.py", option=option)
+    text = run_script(cluster, "plain_mpi.py", option=option)
     assert sorted(line for line in text.splitlines() if line.startswith("rank")) == [
         f"rank {rank} of 4 total 10.0" for rank in range(4)]
 
 
 @pytest.mark.parametrize("strategy", ["gossip", pytest.param("ps", marks=pytest.mark.nightly)])
 def test_library_takes_strategy_and_zones_from_the_job(cluster, strategy):
-    """Four nodes fit in a zone and are placed there."""
-    text = output(cluster, "wrap_script.py", strategy)
-    assert accuracy(text) > 85, text
+    """Placement puts the four nodes in one zone."""
+    text = run_script(cluster, "wrap_script.py", strategy)
+    assert parse_accuracy(text) > 85, text
     compact = " ".join(text.split())
     assert f"strategy {strategy}" in compact
     assert "zones 1" in compact

@@ -1,8 +1,8 @@
-"""Fuzz a reader: any bytes result in a value that round-trips, or in an InputError of one line.
+"""Fuzz a reader: any bytes result in a value that round-trips or in a one-line InputError.
 
     python tests/fuzz/readers.py conf [libFuzzer options] [corpus directory]
 
-atheris (https://github.com/google/atheris) drives libFuzzer with the coverage of the readers' Python code.
+atheris (https://github.com/google/atheris) guides libFuzzer by the coverage of the readers' Python code.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.links", "slurmdl.slurm.hostlist",
-                                         "slurmdl.files", "slurmdl.train.trainer.data",
-                                         "slurmdl.train.trainer.yaml_options", "slurmdl.train.trainer.options"]):
+                                         "slurmdl.files", "slurmdl.yaml_input",
+                                         "slurmdl.train.trainer.options"]):
     from slurmdl.errors import InputError, UsageError
-    from slurmdl.links import aggregate, link_table, prometheus_exporter, prometheus_query
-    from slurmdl.links import score_files as scores
+    from slurmdl.links import aggregate, link_table, prometheus
     from slurmdl.links.link_scores import LinkScores
     from slurmdl.links.samples import LinkSample, format_sample_lines, parse_sample_lines
+    from slurmdl.links.score_sources import parse_scores
     from slurmdl.slurm import hostlist
     from slurmdl.topology import check, load, scontrol_topology, topology_conf, write
     from slurmdl.topology.topology import Topology, TopologySet
-    from slurmdl.train.trainer.data.file_readers import read_cifar, read_idx
     from slurmdl.train.trainer.options import parse_train_options
 
 _DIRECTORY = tempfile.TemporaryDirectory()
@@ -43,7 +42,7 @@ def _file(name: str) -> Callable[[bytes], TopologySet]:
 
 
 def _check(data: bytes) -> None:
-    """The linter continues after an error, and so sees zones that the reader rejects."""
+    """Fuzz the linter, which continues after an error and so reads zones that the reader rejects."""
     path = Path(_DIRECTORY.name, "checked.conf")
     path.write_bytes(data)
     errors: list[InputError] = []
@@ -59,14 +58,8 @@ def _hostlist(data: bytes) -> None:
         assert hostlist.expand_hostlist(write.checked_hostlist(names)) == names
 
 
-def _idx(data: bytes) -> None:
-    path = Path(_DIRECTORY.name, "images.gz" if data[:2] == b"\x1f\x8b" else "images")
-    path.write_bytes(data)
-    assert read_idx(str(path), 3).ndim == 3
-
-
 def _train(data: bytes) -> None:
-    """A file of trainer options; invalid combinations are rejected in one line, too."""
+    """Fuzz a file of trainer options; invalid combinations are also rejected in one line."""
     path = Path(_DIRECTORY.name, "train.yaml")
     path.write_bytes(data)
     try:
@@ -75,52 +68,43 @@ def _train(data: bytes) -> None:
         assert len(str(error).splitlines()) == 1, str(error)
 
 
-def _cifar(data: bytes) -> None:
-    """Files of smaller images, so that the fuzzer finds whole ones."""
-    path = Path(_DIRECTORY.name, "train.bin")
-    path.write_bytes(data)
-    labels, images = read_cifar(str(path), 1, 10, image_shape=(3, 1, 1))
-    assert len(labels) == len(images) == len(data) // 4
-
-
 #: current time for the readers of link scores, in the middle of the valid range
 NOW = 1.8e9
 
 
 def _scores(data: bytes) -> None:
-    """Link score files; the first byte selects CSV. Every format round-trips."""
-    link_scores = scores.parse_scores(data[1:].decode(errors="replace"), NOW, is_csv=data[:1] == b"c")
+    """Fuzz link score files; the first byte selects CSV. Every format round-trips."""
+    link_scores = parse_scores(data[1:].decode(errors="replace"), NOW, is_csv=data[:1] == b"c")
     assert LinkScores.from_json(json.loads(json.dumps(link_scores.to_json()))) == link_scores
-    scores.parse_scores(link_scores.to_text(), max(NOW, link_scores.time))
-    text = prometheus_exporter.exposition_text(link_scores)
+    parse_scores(link_scores.to_text(), max(NOW, link_scores.time))
+    text = prometheus.exposition_text(link_scores)
     assert len(text.splitlines()) == text.count("\n")
     for row in link_table.link_rows(link_scores, Topology.flat(())):
         assert 0 < row.slowdown < float("inf"), row
 
 
 def _samples(data: bytes) -> None:
-    """JSON lines of samples: each is one sample or one error; scores of the valid ones are finite."""
+    """Fuzz JSON lines of samples: each line is a sample or an error; scores of valid samples are finite."""
     results = list(parse_sample_lines(data.decode(errors="replace").splitlines()))
     valid = [result for result in results if isinstance(result, LinkSample)]
     assert all("\n" not in str(result) for result in results if isinstance(result, InputError))
     assert list(parse_sample_lines(format_sample_lines(valid).splitlines())) == valid
     aggregated = aggregate.aggregate_scores(valid, NOW)
-    assert LinkScores.from_json(aggregated.scores.to_json()) == aggregated.scores
-    assert sum(aggregated.rejected.values()) + sum(score.samples for links in (
-        aggregated.scores.nodes, aggregated.scores.inter_leaf) for score in links.values()) <= len(set(valid))
+    assert LinkScores.from_json(aggregated.to_json()) == aggregated
+    assert sum(score.samples for links in (aggregated.nodes, aggregated.inter_leaf)
+               for score in links.values()) <= len(set(valid))
 
 
 def _prometheus(data: bytes) -> None:
-    for sample in prometheus_query.parse_instant_vector(data, "loss", "instance"):
+    for sample in prometheus.parse_instant_vector(data, "loss", "instance"):
         assert 0 <= sample.loss <= 1 and sample.name
 
 
 READERS: dict[str, Callable[[bytes], TopologySet | None]] = {
     "conf": _file("topology.conf"), "yaml": _file("topology.yaml"), "json": _file("topology.json"),
     "scontrol": lambda data: scontrol_topology.parse_scontrol_topologies(data.decode(errors="replace")),
-    "hostlist": _hostlist, "check": _check, "idx": _idx, "cifar": _cifar, "train": _train,
-    "scores": _scores, "samples": _samples,
-    "prometheus": _prometheus,
+    "hostlist": _hostlist, "check": _check, "train": _train,
+    "scores": _scores, "samples": _samples, "prometheus": _prometheus,
 }
 
 

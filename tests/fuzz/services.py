@@ -1,10 +1,10 @@
-"""Fuzz `links ingest`, `agent` and `export` over TCP: each must survive all input and serve valid peers.
+"""Fuzz the probe reflector over TCP, and the spool of `links ingest`: both must survive all input.
 
     python tests/fuzz/services.py SECONDS [SEED]
 
-Many peers attack the processes concurrently: mutated samples, requests and probes, random bytes, partial lines,
-resets, idle and slow connections, bursts of connections. Ingest also reads mutated spool files. Prints statistics as
-JSON; the status is 1 if a service exited, logged an internal error, exceeded a limit or does not serve valid peers.
+Many peers attack the reflector concurrently: mutated probes, random bytes, partial lines, resets, idle and slow
+connections, bursts of connections. They also put mutated files into the spool. Prints statistics as JSON; the exit
+status is 1 if a service exited, logged an internal error, exceeded a limit, or ignores valid peers and files.
 """
 
 from __future__ import annotations
@@ -23,19 +23,25 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.probe.channel import Deadline
-from slurmdl.links.probe.measure import measure_pair
-from slurmdl.links.probe.measurement import ProbeConfig
+from slurmdl.links.probe.measurement import ProbeConfig, measure_pair
 from slurmdl.links.probe.protocol import ControlChannel, ProbeSocket
 from slurmdl.links.samples import LinkSample, format_sample_lines
 
+SECRET = b"a secret of the probe"
+#: program that runs a probe reflector until it is terminated
+REFLECT = f"""
+import signal, sys
+from slurmdl.links.probe.reflector import Reflector
+
+print("listening on port", Reflector("", {SECRET!r}).port, file=sys.stderr, flush=True)
+signal.pause()
+"""
 PEERS, MAX_MEMORY_KB, MAX_FILES = 24, 600_000, 600
 SHORT = ProbeConfig(rtt_probes=5, rtt_seconds=0.02, loss_probes=20, stream_bytes=10**5, stream_seconds=0.05,
                     timeout_s=3.0)
@@ -47,12 +53,11 @@ VALUES = ("null", "true", "false", "-1", "0", "1", "1e400", "-1e400", "NaN", "In
 ODD: tuple[Any, ...] = (None, True, -1, 0, 1e308, -1e308, float("inf"), float("nan"), 10**30, "", "x", [], {}, [[]])
 KEYS = ("kind", "name", "time", "source", "throughput", "rtt", "rtt_p99", "loss", "rdma", "throughput_rse", "", "cls",
         "op", "size", "seconds", "udp", "end", "wait", "token")
-BYTES = (b"\0", b"\xff", b"\n", b"\r\n", b'"', b"{", b"}", b"[", b"\\", b"\xed\xa0\x80", b"MUNGE:",
-         b"MUNGE:A:\n", b" ")
+BYTES = (b"\0", b"\xff", b"\n", b"\r\n", b'"', b"{", b"}", b"[", b"\\", b"\xed\xa0\x80", b" ")
 
 
-def sample(rng: random.Random) -> str:
-    """A JSON line of a sample with mutated keys and values."""
+def sample_line(rng: random.Random) -> str:
+    """Return the JSON line of a sample with mutated keys and values."""
     fields = {"kind": '"node"', "name": f'"n{rng.randrange(50)}"', "time": repr(time.time()), "source": '"probe"',
               "throughput": "1e9", "loss": "0.01"}
     for _ in range(rng.choice((0, 1, 1, 2))):
@@ -66,20 +71,9 @@ def sample(rng: random.Random) -> str:
     return "{" + ", ".join(pairs) + "}\n"
 
 
-def request(rng: random.Random) -> bytes:
-    """A mutated HTTP request."""
-    method = rng.choice(("GET", "GET", "POST", "HEAD", "\x00", "G" * 70_000, ""))
-    path = rng.choice(("/metrics", "/", "/x" * 40_000, "http://[::1", "/metrics?a=\x1b[2J", "//", ""))
-    version = rng.choice(("HTTP/1.1", "HTTP/1.0", "HTTP/9.9", "HTTP/" + "9" * 5000, "HTTP/1.x", ""))
-    headers = "".join(f"{rng.choice(('Host', 'Content-Length', 'Expect', 'Connection', 'X' * 70_000, ''))}: "
-                      f"{rng.choice(('a', '-1', '9' * 30, '100-continue', 'keep-alive', chr(233)))}\r\n"
-                      for _ in range(rng.choice((0, 1, 3, 200))))
-    return f"{method} {path} {version}\r\n{headers}\r\n".encode("latin-1")
-
-
-def session(rng: random.Random, peer: socket.socket) -> None:
-    """An authenticated probe session with mutated requests and datagrams."""
-    control, datagrams = ControlChannel(peer, b"", Deadline(2), is_client=True), ProbeSocket(peer.getsockname()[0])
+def run_probe_session(rng: random.Random, peer: socket.socket) -> None:
+    """Run an authenticated probe session with mutated requests and datagrams."""
+    control, datagrams = ControlChannel(peer, SECRET, Deadline(2), is_client=True), ProbeSocket(peer.getsockname()[0])
     try:
         control.write_message(udp=rng.choice((datagrams.port, datagrams.port, datagrams.port, *ODD)))
         port = int(control.read_message()["udp"])
@@ -98,8 +92,8 @@ def session(rng: random.Random, peer: socket.socket) -> None:
         datagrams.close()
 
 
-def probe(rng: random.Random) -> bytes:
-    """Unauthenticated lines of the probe protocol with mutated values."""
+def probe_lines(rng: random.Random) -> bytes:
+    """Return unauthenticated lines of the probe protocol with mutated values."""
     lines = [b"%032x\n" % rng.getrandbits(128)]
     for _ in range(rng.randrange(6)):
         op = rng.choice(('"echo"', '"receive_stream"', '"send_stream"', '"receive_train"', '"send_train"',
@@ -109,59 +103,45 @@ def probe(rng: random.Random) -> bytes:
     return b"".join(lines)
 
 
-def mutated(rng: random.Random, data: bytes) -> bytes:
-    """The data with a few bytes changed, removed or inserted."""
+def mutate(rng: random.Random, data: bytes) -> bytes:
+    """Return the data with a few bytes changed, removed or inserted."""
     for _ in range(rng.choice((0, 0, 1, 3, 10))):
-        at = rng.randrange(len(data) + 1)
-        data = data[:at] + rng.choice((*BYTES, b"", bytes([rng.randrange(256)]))) + data[at + rng.randrange(3):]
+        position = rng.randrange(len(data) + 1)
+        replacement = rng.choice((*BYTES, b"", bytes([rng.randrange(256)])))
+        data = data[:position] + replacement + data[position + rng.randrange(3):]
     return data
 
 
 def sample_lines(rng: random.Random) -> bytes:
-    return "".join(sample(rng) for _ in range(rng.choice((1, 2, 20)))).encode(errors="surrogatepass")
-
-
-GENERATORS: dict[str, Callable[[random.Random], bytes]] = {"ingest": sample_lines, "agent": probe, "export": request}
+    return "".join(sample_line(rng) for _ in range(rng.choice((1, 2, 20)))).encode(errors="surrogatepass")
 
 
 class Services:
-    """The three services as processes, with their ports; stderr goes to files."""
+    """Both services as processes, with the spool and the reflector's port; stderr is written to files."""
 
-    def __init__(self, place: Path) -> None:
-        self.place, self.spool = place, place / "spool"
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.spool = directory, directory / "spool"
         self.spool.mkdir()
-        scores = LinkScores(nodes={f"n{i}": LinkScore(1e9) for i in range(50)}, time=time.time())
-        (place / "given.json").write_text(scores.to_text())
-        with socket.create_server(("", 0)) as free:
-            served: int = free.getsockname()[1]
-        words = {
-            "ingest": ["--listen=:0", "--allow-unprivileged-ports", "--interval=1", f"--database={place}/h.db",
-                       f"--spool-dir={self.spool}", f"--snapshot={place}/scores.json"],
-            "agent": [f"--listen=:{served}", "--allow=127.0.0.0/8,::1", "--peers=0", "--max-sessions=8",
-                      "--rate-limit=100M",
-                      f"--spool-dir={place}/out"],
-            "export": ["--listen=:0", f"--link-scores={place}/given.json"]}
-        environ = {**os.environ, "SLURM_CONF": str(place / "slurm.conf"), "XDG_CONFIG_HOME": str(place / "xdg")}
+        arguments = {
+            "ingest": ["-m", "slurmdl", "links", "ingest", "--interval=1", f"--database={directory}/h.db",
+                       f"--spool-dir={self.spool}", f"--snapshot={directory}/scores.json"],
+            "reflector": ["-c", REFLECT]}
+        environ = {**os.environ, "SLURM_CONF": str(directory / "slurm.conf"),
+                   "XDG_CONFIG_HOME": str(directory / "xdg")}
         self.processes = {}
-        for name, options in words.items():
-            with (place / f"{name}.err").open("w") as stderr:
-                self.processes[name] = subprocess.Popen([sys.executable, "-m", "slurmdl", "links", name, *options],
-                                                        env=environ, stderr=stderr)
-        self.ports = {name: served if name == "agent" else self._port(name) for name in words}
-
-    def _port(self, name: str) -> int:
-        while True:
-            match = re.search(r"listening on port (\d+)", self.stderr_of(name))
-            if match:
-                return int(match[1])
-            assert self.processes[name].poll() is None, self.stderr_of(name)
+        for name, options in arguments.items():
+            with (directory / f"{name}.err").open("w") as stderr:
+                self.processes[name] = subprocess.Popen([sys.executable, *options], env=environ, stderr=stderr)
+        while not (match := re.search(r"listening on port (\d+)", self.stderr_of("reflector"))):
+            assert self.processes["reflector"].poll() is None, self.stderr_of("reflector")
             time.sleep(0.05)
+        self.port = int(match[1])
 
     def stderr_of(self, name: str) -> str:
-        return (self.place / f"{name}.err").read_text(errors="replace")
+        return (self.directory / f"{name}.err").read_text(errors="replace")
 
     def faults(self) -> list[str]:
-        """Faults of the services so far."""
+        """Return the faults of the services so far."""
         faults = []
         for name, process in self.processes.items():
             text = self.stderr_of(name)
@@ -176,26 +156,18 @@ class Services:
                 faults.append(f"{name} has {memory} kB and {files} files")
         return faults
 
-    def serves(self, name: str) -> bool:
-        """Whether a valid peer is served."""
+    def serves(self) -> bool:
+        """Return whether the reflector serves a valid peer."""
         with contextlib.suppress(OSError, ValueError):
-            if name == "export":
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name]}/metrics", timeout=5) as answer:
-                    return b'link="n7"' in answer.read()
-            if name == "agent":
-                return measure_pair(("a", "b"), ("127.0.0.1", self.ports[name]), SHORT).rtt is not None
-            with socket.create_connection(("127.0.0.1", self.ports[name]), 5) as peer:
-                peer.sendall(format_sample_lines([LinkSample("node", "good", time.time(), "probe", 1e9)]).encode())
-                peer.shutdown(socket.SHUT_WR)
-                return peer.makefile().read() == "stored 1\n"
+            return measure_pair(("a", "b"), ("127.0.0.1", self.port), SHORT, SECRET).rtt is not None
         return False
 
-    def wait_until_serving(self, name: str) -> bool:
-        """Wait until a valid peer is served: slots of earlier peers may still be in use."""
-        deadline = time.monotonic() + 40
-        while not (served := self.serves(name)) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return served
+    def publishes(self, name: str) -> bool:
+        """Put a valid file into the spool; return whether ingest publishes its node."""
+        line = format_sample_lines([LinkSample("node", name, time.time(), "probe", 1e9)])
+        (self.spool / f".{name}").write_text(line)
+        (self.spool / f".{name}").rename(self.spool / f"{name}.jsonl")
+        return wait_until(lambda: f'"{name}"' in (self.directory / "scores.json").read_text())
 
     def end(self) -> dict[str, int]:
         for process in self.processes.values():
@@ -203,15 +175,22 @@ class Services:
         return {name: process.wait(30) for name, process in self.processes.items()}
 
 
+def wait_until(condition: Callable[[], bool]) -> bool:
+    """Wait for at most 40 s: slots of earlier peers may still be in use; return whether the condition holds."""
+    deadline = time.monotonic() + 40
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return holds
+
+
 def attack(services: Services, rng: random.Random, end: float, sent: Counter[str]) -> None:
-    """Attack with one peer after the other until `end`."""
+    """Attack the services with one connection after another until `end`."""
     while time.monotonic() < end:
-        name = rng.choice(tuple(GENERATORS))
         attack_kind = rng.choice(("whole", "whole", "whole", "garbage", "half", "reset", "silent", "slow", "crowd"))
-        sent[f"{name}: {attack_kind}"] += 1
-        if name == "ingest" and rng.random() < 0.2:
-            put(services.spool, rng)
-        address = rng.choice(("127.0.0.1", "127.0.0.9", "::1")), services.ports[name]
+        sent[attack_kind] += 1
+        if rng.random() < 0.2:
+            put_spool_file(services.spool, rng)
+        address = rng.choice(("127.0.0.1", "127.0.0.9", "::1")), services.port
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
             if attack_kind == "crowd":
                 crowd = [socket.create_connection(address, 2) for _ in range(20)]
@@ -219,10 +198,10 @@ def attack(services: Services, rng: random.Random, end: float, sent: Counter[str
                     peer.close()
                 continue
             with socket.create_connection(address, 5) as peer:
-                if attack_kind == "whole" and name == "agent":
-                    session(rng, peer)
+                if attack_kind == "whole":
+                    run_probe_session(rng, peer)
                     continue
-                data = mutated(rng, GENERATORS[name](rng))
+                data = mutate(rng, probe_lines(rng))
                 if attack_kind == "garbage":
                     data = rng.randbytes(rng.choice((1, 100, 70_000, 1_100_000)))
                 elif attack_kind == "half":
@@ -244,10 +223,10 @@ def attack(services: Services, rng: random.Random, end: float, sent: Counter[str
                     pass
 
 
-def put(spool: Path, rng: random.Random) -> None:
-    """Put a mutated file, or something that is no file, into the spool."""
+def put_spool_file(spool: Path, rng: random.Random) -> None:
+    """Put a mutated file, directory, FIFO or symbolic link into the spool."""
     name = f"{rng.getrandbits(40)}{rng.choice(('.jsonl', '.jsonl', '', chr(27) + '.jsonl'))}"
-    path, part = spool / name, spool / f".{name}"
+    path, temporary = spool / name, spool / f".{name}"
     with contextlib.suppress(OSError):
         kind = rng.random()
         if kind < 0.05:
@@ -257,45 +236,44 @@ def put(spool: Path, rng: random.Random) -> None:
         elif kind < 0.15:
             path.symlink_to(rng.choice(("/dev/zero", "/nowhere", name)))
         else:
-            part.write_bytes(mutated(rng, sample_lines(rng)))
-            part.rename(path)
+            temporary.write_bytes(mutate(rng, sample_lines(rng)))
+            temporary.rename(path)
 
 
-def fuzz(seconds: float, seed: int, place: Path) -> tuple[dict[str, object], list[str]]:
+def fuzz(seconds: float, seed: int, directory: Path) -> tuple[dict[str, object], list[str]]:
     """Run the attack; return its statistics and the faults of the services."""
-    services, sent, end = Services(place), Counter[str](), time.monotonic() + seconds
-    served: Counter[str] = Counter()
+    services, sent, end, served = Services(directory), Counter[str](), time.monotonic() + seconds, 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     atexit.register(services.end)
     peers = [threading.Thread(target=attack, args=(services, random.Random(f"{seed} {i}"), end, sent), daemon=True)
              for i in range(PEERS)]
-    for name in services.ports:
-        assert services.wait_until_serving(name), name
+    assert wait_until((directory / "scores.json").exists) and wait_until(services.serves)
     for peer in peers:
         peer.start()
     faults: list[str] = []
     while time.monotonic() < end and not faults:
         time.sleep(0.5)
         faults = services.faults()
-        served.update(name for name in services.ports if services.serves(name))
+        served += services.serves()
     for peer in peers:
         peer.join(60)
-    faults = faults or [f"{name} does not serve" for name in services.ports if not services.wait_until_serving(name)]
+    if not faults and not wait_until(services.serves):
+        faults = ["reflector does not serve"]
+    if not faults and not services.publishes("good"):
+        faults = ["ingest does not publish the samples of a valid file"]
     statuses = services.end()
     faults += [f"{name} ended with status {status}" for name, status in statuses.items()
                if status not in (0, -signal.SIGTERM)]
-    if "good" not in (place / "scores.json").read_text():
-        faults.append("ingest did not publish the samples of a valid peer")
-    log_lines = {name: services.stderr_of(name).count("\n") for name in services.ports}
+    log_lines = {name: services.stderr_of(name).count("\n") for name in services.processes}
     return {"seed": seed, "seconds": seconds, "sent": dict(sorted(sent.items())), "connections": sent.total(),
-            "valid peers served": dict(served), "log lines": log_lines}, faults
+            "valid peers served": served, "log lines": log_lines}, faults
 
 
 def main() -> int:
     seconds, seed = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(10**9)
-    with tempfile.TemporaryDirectory(prefix="slurmdl-fuzz-") as place:
-        Path(place).chmod(0o755)
-        report, faults = fuzz(seconds, seed, Path(place))
+    with tempfile.TemporaryDirectory(prefix="slurmdl-fuzz-") as directory:
+        Path(directory).chmod(0o755)
+        report, faults = fuzz(seconds, seed, Path(directory))
     print(json.dumps(report, indent=1))
     for fault in faults:
         print(fault, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Properties of the reader of nodes: columns of many lines against each line read pair by pair."""
+"""Properties of the node parser: snapshots of many lines compared with a parser of one line."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ values = st.one_of(
 
 
 @st.composite
-def lines(draw: st.DrawFn) -> str:
-    """A line with a state; other keys in any order, twice or not at all; values that hold blanks and keys."""
+def node_lines(draw: st.DrawFn) -> str:
+    """A line with a state; other keys in any order and number; values may contain blanks and keys."""
     pairs = draw(st.lists(st.tuples(st.sampled_from(KEYS), values), max_size=20))
     gaps = st.sampled_from([" ", "  "])
     words = [f"{draw(gaps)}{key}={value}" for key, value in [*pairs, ("State", "IDLE")]]
     return f"NodeName=n{draw(st.integers(1, 9))}" + "".join(words)
 
 
-def first(line: str, key: str) -> str:
-    """The first value of a key, found by looking at every pair."""
+def first_value(line: str, key: str) -> str:
+    """Return the first value of a key, or "" if the line lacks it."""
     pairs = [(match[1], match[2]) for match in re.finditer(r"(?:^| )(\w+)=([^ ]*)", line)]
     return next((value for name, value in pairs if name == key), "")
 
 
-@given(st.lists(st.one_of(lines(), st.sampled_from(RECORDED)), max_size=6))
-def test_each_node_is_what_its_own_first_line_says(drawn: list[str]) -> None:
+@given(st.lists(st.one_of(node_lines(), st.sampled_from(RECORDED)), max_size=6))
+def test_node_is_parsed_from_its_first_line(drawn: list[str]) -> None:
     snapshot = scontrol_parser.parse_snapshot("".join(f"{line}\n" for line in drawn))
-    own = {first(line, "NodeName"): line for line in reversed(drawn)}
-    assert set(snapshot.names) == set(own)
+    first_lines = {first_value(line, "NodeName"): line for line in reversed(drawn)}
+    assert set(snapshot.names) == set(first_lines)
     for node in snapshot.nodes:
-        line = own[node.name]
+        line = first_lines[node.name]
         assert scontrol_parser.parse_snapshot(line).nodes == (node,)
-        count = {key: min(2 ** 40, int(match[0])) if (match := re.match("[0-9]{1,15}", first(line, key))) else 0
+        count = {key: min(2 ** 40, int(match[0])) if (match := re.match("[0-9]{1,15}", first_value(line, key))) else 0
                  for key in KEYS}
         cpus = count["CPUEfctv"] or count["CPUTot"]
         memory = max(0, count["RealMemory"] - count["MemSpecLimit"])
         assert (node.cpus, node.cpus_unallocated) == (cpus, max(0, cpus - count["CPUAlloc"]))
         assert (node.memory, node.memory_unallocated) == (memory, max(0, memory - count["AllocMem"]))
         assert node.weight == count["Weight"]
-        states = [part.rstrip("*~#!%$@+^-") for part in first(line, "State").split("+") if part]
+        states = [part.rstrip("*~#!%$@+^-") for part in first_value(line, "State").split("+") if part]
         assert list(node.state) == (states or ["UNKNOWN"])
-        for key, found in (("ActiveFeatures", node.features), ("Partitions", node.partitions)):
-            assert list(found) == [word for word in first(line, key).split(",")
+        for key, names in (("ActiveFeatures", node.features), ("Partitions", node.partitions)):
+            assert list(names) == [word for word in first_value(line, key).split(",")
                                    if word not in ("", "(null)", "N/A", "n/a")]
 
 
-@given(st.lists(lines(), max_size=6))
-def test_a_snapshot_comes_back_from_its_json(drawn: list[str]) -> None:
+@given(st.lists(node_lines(), max_size=6))
+def test_snapshot_json_round_trip(drawn: list[str]) -> None:
     snapshot = scontrol_parser.parse_snapshot("\n".join(drawn))
-    found = ClusterSnapshot.from_json(json.loads(json.dumps(snapshot.to_json())))
-    assert found.nodes == snapshot.nodes
+    reread = ClusterSnapshot.from_json(json.loads(json.dumps(snapshot.to_json())))
+    assert reread.nodes == snapshot.nodes
     assert ClusterSnapshot.from_nodes(snapshot.nodes).nodes == snapshot.nodes

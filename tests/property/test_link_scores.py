@@ -1,4 +1,4 @@
-"""Properties of samples, scores and figures of links, whatever they are."""
+"""Properties of link samples, scores and derived link values, for arbitrary values."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from placing import cluster, node, two_level
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
-from slurmdl.links import aggregate, capacity, link_table, prometheus_exporter, score_files
+from slurmdl.links import aggregate, capacity, link_table, prometheus
 from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights, inter_leaf_name
 from slurmdl.links.samples import SOURCES, LinkSample, format_sample_lines, parse_sample_lines
+from slurmdl.links.score_sources import parse_scores
 from slurmdl.placement.place import place_job
 
 NOW = 1.8e9
 FOUR = two_level(("n1", "n2"), ("n3", "n4"))
 bounded = settings(max_examples=20, deadline=None, derandomize=True)
 
-maybe = st.none() | st.floats(0, 1)
+optional_fractions = st.none() | st.floats(0, 1)
 names = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), min_size=1, max_size=8)
 
 
 @st.composite
-def scores_of_links(draw: st.DrawFn) -> LinkScore:
+def link_score_values(draw: st.DrawFn) -> LinkScore:
     return LinkScore(draw(st.none() | st.floats(1e-3, 1e15)), draw(st.floats(0, 60)), draw(st.floats(0, 1)),
                      draw(st.floats(0, 1e9)), draw(st.integers(1, 2**50)), draw(st.floats(0, 60)),
                      draw(st.booleans()), draw(st.sampled_from(["", *SOURCES])))
@@ -35,9 +36,9 @@ def scores_of_links(draw: st.DrawFn) -> LinkScore:
 @st.composite
 def snapshots(draw: st.DrawFn) -> LinkScores:
     plain = names.filter(lambda name: "|" not in name)
-    return LinkScores(draw(st.dictionaries(st.sampled_from(FOUR.nodes) | names, scores_of_links(), max_size=6)),
-                      draw(st.dictionaries(st.sampled_from(FOUR.zones) | plain, scores_of_links(), max_size=4)),
-                      inter_leaf={inter_leaf_name(*pair): draw(scores_of_links()) for pair in draw(st.lists(
+    return LinkScores(draw(st.dictionaries(st.sampled_from(FOUR.nodes) | names, link_score_values(), max_size=6)),
+                      draw(st.dictionaries(st.sampled_from(FOUR.zones) | plain, link_score_values(), max_size=4)),
+                      inter_leaf={inter_leaf_name(*pair): draw(link_score_values()) for pair in draw(st.lists(
                           st.tuples(plain, plain) | st.just(("z0", "z1")), max_size=3))},
                       time=NOW, half_life=draw(st.none() | st.floats(1, 1e5)), tolerance=draw(st.floats(0, 1)),
                       weights=draw(st.none() | st.builds(MetricWeights, *[st.floats(0, 10)] * 3)))
@@ -47,63 +48,64 @@ def snapshots(draw: st.DrawFn) -> LinkScores:
 def samples(draw: st.DrawFn) -> LinkSample:
     kind, name = draw(st.sampled_from([("node", "n1"), ("node", "n2"), ("zone", "z0"), ("inter_leaf", "z0|z1")]))
     return LinkSample(kind, name, NOW + draw(st.floats(-2000, 200)), draw(st.sampled_from(SOURCES)),
-                      draw(st.none() | st.floats(0, 1e15)), draw(maybe), draw(maybe), draw(maybe),
-                      draw(st.booleans()))
+                      draw(st.none() | st.floats(0, 1e15)), draw(optional_fractions), draw(optional_fractions),
+                      draw(optional_fractions), draw(st.booleans()))
 
 
 @bounded
 @given(snapshots())
-def test_scores_round_trip_as_json_and_nearly_as_text(found: LinkScores) -> None:
-    assert LinkScores.from_json(json.loads(json.dumps(found.to_json()))) == found
-    told = score_files.parse_scores(found.to_text(), NOW)
-    assert (set(told.nodes), set(told.zones), set(told.inter_leaf)) == (
-        set(found.nodes), set(found.zones), set(found.inter_leaf))
-    for name, score in found.nodes.items():
-        assert np.isclose(told.nodes[name].throughput or 0, score.throughput or 0, rtol=1e-5)
-    assert prometheus_exporter.exposition_text(found).endswith("\n")
+def test_scores_round_trip_as_json_and_approximately_as_text(scores: LinkScores) -> None:
+    assert LinkScores.from_json(json.loads(json.dumps(scores.to_json()))) == scores
+    parsed = parse_scores(scores.to_text(), NOW)
+    assert (set(parsed.nodes), set(parsed.zones), set(parsed.inter_leaf)) == (
+        set(scores.nodes), set(scores.zones), set(scores.inter_leaf))
+    for name, score in scores.nodes.items():
+        assert np.isclose(parsed.nodes[name].throughput or 0, score.throughput or 0, rtol=1e-5)
+    assert prometheus.exposition_text(scores).endswith("\n")
 
 
 @bounded
 @given(snapshots())
-def test_figures_are_finite_and_no_score_stops_a_placement(found: LinkScores) -> None:
-    for carried, delay in (capacity.node_links(FOUR.nodes, found),
-                           capacity.inter_leaf_paths(list(found.inter_leaf), np.ones(len(found.inter_leaf)), found)):
-        assert (carried > 0).all() and np.isfinite(carried).all()
-        assert (delay >= 0).all() and np.isfinite(delay).all()
+def test_link_values_are_finite_and_no_score_prevents_placement(scores: LinkScores) -> None:
+    ones = np.ones(len(scores.inter_leaf))
+    for bandwidths, latencies in (capacity.node_links(FOUR.nodes, scores),
+                                  capacity.inter_leaf_paths(list(scores.inter_leaf), ones, scores)):
+        assert (bandwidths > 0).all() and np.isfinite(bandwidths).all()
+        assert (latencies >= 0).all() and np.isfinite(latencies).all()
     placed = place_job(JobRequest(nodes=(3, 3), dl=DlOptions(strategy="ps", ps=1)), cluster(*map(node, FOUR.nodes)),
-                       FOUR, found)
+                       FOUR, scores)
     assert len(placed.nodes) == 3
-    assert all(row.slowdown > 0 for row in link_table.link_rows(found, FOUR))
+    assert all(row.slowdown > 0 for row in link_table.link_rows(scores, FOUR))
 
 
 @bounded
-@given(scores_of_links(), st.floats(1, 1e5))
-def test_the_older_a_score_the_nearer_it_is_to_the_default(score: LinkScore, half_life: float) -> None:
-    def away(age: float) -> float:
-        known = LinkScores(nodes={"n": replace(score, age=age)}, half_life=half_life)
-        carried, _ = capacity.node_links(["n"], known)
-        return float(abs(np.log(carried[0] / known.default_node_bandwidth)))
+@given(link_score_values(), st.floats(1, 1e5))
+def test_older_score_is_closer_to_the_default(score: LinkScore, half_life: float) -> None:
+    def distance(age: float) -> float:
+        scores = LinkScores(nodes={"n": replace(score, age=age)}, half_life=half_life)
+        bandwidths, _ = capacity.node_links(["n"], scores)
+        return float(abs(np.log(bandwidths[0] / scores.default_node_bandwidth)))
 
-    assert away(0) >= away(half_life) - 1e-9 >= away(50 * half_life) - 2e-9
-    assert away(50 * half_life) < 1e-9
+    assert distance(0) >= distance(half_life) - 1e-9 >= distance(50 * half_life) - 2e-9
+    assert distance(50 * half_life) < 1e-9
 
 
 @bounded
 @given(st.lists(samples(), max_size=20), st.none() | snapshots())
-def test_any_samples_make_valid_scores(given_: list[LinkSample], previous: LinkScores | None) -> None:
-    made = aggregate.aggregate_scores(given_, NOW, previous)
-    assert LinkScores.from_json(json.loads(json.dumps(made.scores.to_json()))) == made.scores
-    kept = [*made.scores.nodes.values(), *made.scores.inter_leaf.values()]
-    counted = len({sample for sample in given_ if sample.kind != "zone"})
-    assert sum(score.samples for score in kept) <= counted
-    assert all(score.age <= aggregate.DEFAULT_RULES.window for score in kept)
-    # once more, from what was published: nothing moves
-    again = aggregate.aggregate_scores(given_, NOW, made.scores).scores
-    assert {name: score.throughput for name, score in again.nodes.items()} == {
-        name: score.throughput for name, score in made.scores.nodes.items()}
+def test_aggregated_scores_are_valid_for_any_samples(drawn: list[LinkSample], previous: LinkScores | None) -> None:
+    scores = aggregate.aggregate_scores(drawn, NOW, previous)
+    assert LinkScores.from_json(json.loads(json.dumps(scores.to_json()))) == scores
+    link_scores = [*scores.nodes.values(), *scores.inter_leaf.values()]
+    sample_count = len({sample for sample in drawn if sample.kind != "zone"})
+    assert sum(score.samples for score in link_scores) <= sample_count
+    assert all(score.age <= aggregate.DEFAULT_RULES.window for score in link_scores)
+    # a second aggregation from the published scores changes nothing
+    second = aggregate.aggregate_scores(drawn, NOW, scores)
+    assert {name: score.throughput for name, score in second.nodes.items()} == {
+        name: score.throughput for name, score in scores.nodes.items()}
 
 
 @bounded
 @given(st.lists(samples(), max_size=10))
-def test_lines_round_trip(given_: list[LinkSample]) -> None:
-    assert list(parse_sample_lines(format_sample_lines(given_).splitlines())) == given_
+def test_sample_lines_round_trip(drawn: list[LinkSample]) -> None:
+    assert list(parse_sample_lines(format_sample_lines(drawn).splitlines())) == drawn

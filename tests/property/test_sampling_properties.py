@@ -1,4 +1,4 @@
-"""Sampling assigns every sample once per epoch for any speeds of the workers."""
+"""Sampling assigns every sample once per epoch for any worker speeds."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmdl.train.library.load_balance import GuidedScheduler, LoadBalancer
+from slurmdl.train.library.guided_scheduling import GuidedScheduler
+from slurmdl.train.library.load_balance import LoadBalancer
 from slurmdl.train.library.sampling import MAX_SHARE_FACTOR, BatchSlice, GlobalBatches, LockstepSampler, apportion
-from slurmdl.train.triggers import PeriodTrigger
 
-speeds_of = st.floats(0.01, 1000)
+speed_values = st.floats(0.01, 1000)
 
 
-@given(st.integers(0, 5000), st.lists(speeds_of, min_size=1, max_size=40), st.data())
+@given(st.integers(0, 5000), st.lists(speed_values, min_size=1, max_size=40), st.data())
 def test_apportion_keeps_sum_and_bounds(total: int, weights: list[float], data: st.DataObject) -> None:
     count = len(weights)
-    least = data.draw(st.integers(0, total // count))
-    most = data.draw(st.integers(-(-total // count), total))
-    found = apportion(total, weights, least, most)
-    assert sum(found) == total
-    assert least <= min(found) and max(found) <= most
-    for one, other in zip(range(count), range(1, count), strict=False):
-        assert found[one] <= found[other] + 1 or weights[one] >= weights[other]
-    for its, weight in zip(apportion(total, weights), weights, strict=True):
-        assert abs(its - total * weight / sum(weights)) < 1 + 1e-6
+    lower = data.draw(st.integers(0, total // count))
+    upper = data.draw(st.integers(-(-total // count), total))
+    shares = apportion(total, weights, lower, upper)
+    assert sum(shares) == total
+    assert lower <= min(shares) and max(shares) <= upper
+    for i, j in zip(range(count), range(1, count), strict=False):
+        assert shares[i] <= shares[j] + 1 or weights[i] >= weights[j]
+    for share, weight in zip(apportion(total, weights), weights, strict=True):
+        assert abs(share - total * weight / sum(weights)) < 1 + 1e-6
 
 
-def hands(deal: GlobalBatches, worker: int, by_steps: bool, period: int, ahead: int, told: list[list[float]],
-          begin: int) -> list[list[BatchSlice]]:
-    """Slices of a worker in two epochs, the first from a position; all workers publish the same speeds.
+def worker_slices_of_epochs(batches: GlobalBatches, worker: int, by_steps: bool, period: int, ahead: int,
+                            speeds: list[list[float]], position: int) -> list[list[BatchSlice]]:
+    """Return the slices of a worker in two epochs, the first from `position`; all workers publish the same speeds.
 
     A batch is fetched `ahead` steps before it is used; speeds are published after the last batch of a round.
     """
-    answers = iter(told)
-    made = 0
+    gathered = iter(speeds)
+    steps_done = 0
 
     def gather(speed: float) -> Future[np.ndarray]:
         future: Future[np.ndarray] = Future()
-        future.set_result(np.array(next(answers)[:deal.worker_count], np.float32))
+        future.set_result(np.array(next(gathered)[:batches.worker_count], np.float32))
         return future
 
-    strategy = SimpleNamespace(next_exchange=lambda number: PeriodTrigger(period).next_due(number - 1))
-    balance = LoadBalancer(deal, by_steps, strategy, 1 + ahead, gather, lambda future: future.result(timeout=0))
-    rounds = LockstepSampler(deal, worker, by_steps, balance.next_round, lambda: made)
-    found: list[list[BatchSlice]] = []
-    for epoch, cursor in ((0, begin), (1, 0)):
+    strategy = SimpleNamespace(next_exchange=lambda step: (step // period + 1) * period - 1)
+    balance = LoadBalancer(batches, by_steps, strategy, 1 + ahead, gather, lambda future: future.result(timeout=0))
+    rounds = LockstepSampler(batches, worker, by_steps, balance.next_round, lambda: steps_done)
+    slices_of_epochs: list[list[BatchSlice]] = []
+    for epoch, cursor in ((0, position), (1, 0)):
         drawn: list[BatchSlice] = []
         source, used = rounds.slices(epoch, cursor, None), 0
         while True:
-            following = next(source, None)
-            drawn += [following] if following else []
-            if used < len(drawn) and (len(drawn) - used > ahead or following is None):
-                made = drawn[used].steps.stop
+            batch = next(source, None)
+            drawn += [batch] if batch else []
+            if used < len(drawn) and (len(drawn) - used > ahead or batch is None):
+                steps_done = drawn[used].steps.stop
                 if drawn[used].publishes_speed:
                     balance.publish_speed(1.0)
                 used += 1
-            elif following is None:
+            elif batch is None:
                 break
-        found.append(drawn)
-    return found
+        slices_of_epochs.append(drawn)
+    return slices_of_epochs
 
 
 @given(st.data(), st.integers(1, 9), st.integers(1, 20), st.booleans(), st.integers(1, 40), st.integers(0, 4))
@@ -71,49 +71,52 @@ def test_lockstep_sampling_assigns_every_sample_once_while_speeds_change(data: s
                                                                          batch: int, by_steps: bool,
                                                         period: int, ahead: int) -> None:
     count = data.draw(st.integers(workers, 3000))
-    begin = data.draw(st.integers(0, count - workers))
+    position = data.draw(st.integers(0, count - workers))
     random = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    told = (10 ** random.uniform(-1, 1, (3000, workers))).tolist()
-    deal = GlobalBatches(count, workers, batch, True, 1)
-    both = [hands(deal, worker, by_steps, period, ahead, told, begin) for worker in range(workers)]
-    for epoch, start in ((0, begin), (1, 0)):
-        dealt = [both[worker][epoch] for worker in range(workers)]
-        places = [place for its in dealt for hand in its for place in range(hand.start, hand.stop)]
-        assert sorted(places) == list(range(start, count))
-        # all have the same steps, each once, and publish speeds at the same steps
-        steps = [[step for hand in its for step in hand.steps] for its in dealt]
-        assert all(its == steps[0] for its in steps)
-        assert len({tuple(hand.steps.stop for hand in its if hand.publishes_speed) for its in dealt}) == 1
-        assert all(hand.stop > hand.start for its in dealt for hand in its)
+    speeds = (10 ** random.uniform(-1, 1, (3000, workers))).tolist()
+    batches = GlobalBatches(count, workers, batch, True, 1)
+    all_slices = [worker_slices_of_epochs(batches, worker, by_steps, period, ahead, speeds, position)
+                  for worker in range(workers)]
+    for epoch, start in ((0, position), (1, 0)):
+        slices = [all_slices[worker][epoch] for worker in range(workers)]
+        indices = [index for worker_slices in slices for part in worker_slices
+                   for index in range(part.start, part.stop)]
+        assert sorted(indices) == list(range(start, count))
+        # all workers have the same steps, each once, and publish speeds at the same steps
+        steps = [[step for part in worker_slices for step in part.steps] for worker_slices in slices]
+        assert all(worker_steps == steps[0] for worker_steps in steps)
+        assert len({tuple(part.steps.stop for part in worker_slices if part.publishes_speed)
+                    for worker_slices in slices}) == 1
+        assert all(part.stop > part.start for worker_slices in slices for part in worker_slices)
         if not by_steps:
-            for same in zip(*dealt, strict=True):
-                assert math.isclose(sum(hand.gradient_weight for hand in same), workers)
-                assert max(hand.gradient_weight for hand in same) <= MAX_SHARE_FACTOR + workers / sum(
-                    hand.stop - hand.start for hand in same)
+            for parts in zip(*slices, strict=True):
+                assert math.isclose(sum(part.gradient_weight for part in parts), workers)
+                assert max(part.gradient_weight for part in parts) <= MAX_SHARE_FACTOR + workers / sum(
+                    part.stop - part.start for part in parts)
 
 
 @given(st.data(), st.integers(1, 9), st.integers(1, 20), st.booleans(), st.integers(1, 60))
 def test_guided_scheduling_grants_every_sample_once(data: st.DataObject, workers: int, batch: int, by_steps: bool,
-                                                until: int) -> None:
+                                                last_step: int) -> None:
     count = data.draw(st.integers(workers, 2000))
     random = np.random.default_rng(data.draw(st.integers(0, 1000)))
-    deal = GlobalBatches(count, workers, batch, True, 1)
-    dealer = GuidedScheduler(deal, by_steps)
-    epoch, going = [0] * workers, set(range(workers))
-    taken: dict[int, list[int]] = {}
-    while going:
-        worker = int(random.choice(sorted(going)))
+    batches = GlobalBatches(count, workers, batch, True, 1)
+    scheduler = GuidedScheduler(batches, by_steps)
+    epoch, active = [0] * workers, set(range(workers))
+    granted: dict[int, list[int]] = {}
+    while active:
+        worker = int(random.choice(sorted(active)))
         speed = float(10 ** random.uniform(-1, 1)) if random.random() < 0.9 else 0.0
-        kind, start, stop, steps, *sizes = map(int, dealer.grant(worker, epoch[worker], 0, until, speed))
+        kind, start, stop, steps, *sizes = map(int, scheduler.grant(worker, epoch[worker], 0, last_step, speed))
         if kind == 0:
             assert 0 < steps <= stop - start
-            assert sum(sizes) == deal.global_batch_size and min(sizes) >= 1
-            taken.setdefault(epoch[worker], []).extend(range(start, stop))
+            assert sum(sizes) == batches.global_batch_size and min(sizes) >= 1
+            granted.setdefault(epoch[worker], []).extend(range(start, stop))
         elif kind == 1:
             epoch[worker] += 1
         else:
-            going.remove(worker)
-    epochs, rest = divmod(until, deal.steps_per_epoch)
-    for number, places in taken.items():
-        assert places == list(range(count if number < epochs else rest * deal.global_batch_size))
-    assert len(taken) == epochs + (rest > 0)
+            active.remove(worker)
+    epochs, remainder = divmod(last_step, batches.steps_per_epoch)
+    for number, indices in granted.items():
+        assert indices == list(range(count if number < epochs else remainder * batches.global_batch_size))
+    assert len(granted) == epochs + (remainder > 0)

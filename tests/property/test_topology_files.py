@@ -1,4 +1,4 @@
-"""What is written reads as it was; `check` finds an error where and only where the reader refuses."""
+"""Topology files: round trips of written files; `check` reports an error if the reader rejects a file."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ names = st.one_of(st.builds("{}{}".format, st.sampled_from(["n", "r1n", "", "a-"
                   st.sampled_from(["login", "on", "007", "n1-ib", "1e3", "null", "y", "ä1", "n999999999999999999"]))
 
 
-def dumped(topologies: TopologySet) -> object:
-    """All that files hold."""
+def contents_without_source(topologies: TopologySet) -> object:
+    """Return the content that topology files preserve: everything except source and notes."""
     return topologies.default, [{**t.to_json(), "source": "", "notes": ()} for t in topologies.topologies]
 
 
 @st.composite
-def contents(draw: st.DrawFn, name: str = "default") -> TopologySource:
-    """A tree, blocks or rings, as lines of a topology.conf declare them, read back without a fault."""
+def topology_sources(draw: st.DrawFn, name: str = "default") -> TopologySource:
+    """A tree, blocks or rings, parsed from a generated topology.conf."""
     kind = draw(st.sampled_from(["SwitchName", "BlockName", "RingName"]))
     nodes = draw(st.lists(names, min_size=1, max_size=24, unique=True))
     count = draw(st.integers(1, 6))
     zones = draw(st.lists(names, min_size=count + 3, max_size=count + 3, unique=True))
     lines = []
     for i in range(count):
-        here = nodes[i::count]
+        zone_nodes = nodes[i::count]
         speed = f" LinkSpeed={draw(st.integers(1, 10**6))}" if kind == "SwitchName" and draw(st.booleans()) else ""
-        if here:
-            lines.append(f"{kind}={zones[i]} Nodes={','.join(here)}{speed}")
+        if zone_nodes:
+            lines.append(f"{kind}={zones[i]} Nodes={','.join(zone_nodes)}{speed}")
     if kind == "SwitchName":
         lower, upper = zones[:len(lines) // 2], zones[len(lines) // 2:len(lines)]
         if lower:
@@ -54,8 +54,8 @@ def contents(draw: st.DrawFn, name: str = "default") -> TopologySource:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "topology.conf"
         path.write_text("\n".join(lines) + "\n")
-        found = topology_conf.declare_topology_conf(str(path))
-    return TopologySource(found.zones, found.kind, "x", name, (), found.block_sizes)
+        source = topology_conf.declare_topology_conf(str(path))
+    return TopologySource(source.zones, source.kind, "x", name, (), source.block_sizes)
 
 
 def reread(text: str, name: str) -> TopologySet:
@@ -67,44 +67,44 @@ def reread(text: str, name: str) -> TopologySet:
 
 @bounded
 @given(st.lists(names, max_size=30))
-def test_hostlists(listed: list[str]) -> None:
+def test_hostlist_round_trip(listed: list[str]) -> None:
     assert expand_hostlist(write.checked_hostlist(listed)) == listed
 
 
 @bounded
-@given(contents())
-def test_a_written_topology_conf_reads_as_it_was(found: TopologySource) -> None:
-    once = TopologySet.single(found.to_topology())
-    again = reread(write.format_topology(once, None, "conf"), "topology.conf")
-    assert dumped(again) == dumped(once)
-    assert diff_topologies(once.get(), again.get(), SIDES) == []
+@given(topology_sources())
+def test_topology_conf_round_trip(source: TopologySource) -> None:
+    written = TopologySet.single(source.to_topology())
+    parsed = reread(write.format_topology(written, None, "conf"), "topology.conf")
+    assert contents_without_source(parsed) == contents_without_source(written)
+    assert diff_topologies(written.get(), parsed.get(), SIDES) == []
 
 
 @bounded
-@given(contents("first"), contents("second"), st.sampled_from(["first", "second"]))
-def test_a_written_topology_yaml_reads_as_it_was_without_speeds(first: TopologySource, second: TopologySource,
+@given(topology_sources("first"), topology_sources("second"), st.sampled_from(["first", "second"]))
+def test_topology_yaml_round_trip_without_speeds(first: TopologySource, second: TopologySource,
                                                                default: str) -> None:
-    once = TopologySet((first.to_topology(), second.to_topology(), Topology.flat((), name="third")), default)
-    again = reread(write.format_topology(once, None, "yaml"), "topology.yaml")
-    for topology in once.topologies:
+    written = TopologySet((first.to_topology(), second.to_topology(), Topology.flat((), name="third")), default)
+    parsed = reread(write.format_topology(written, None, "yaml"), "topology.yaml")
+    for topology in written.topologies:
         topology.uplink_bandwidth.fill(float("nan"))
-    assert dumped(again) == dumped(once)
-    assert diff_sets(once, again, SIDES) == []
-    third = reread(write.format_topology(again, None, "yaml"), "topology.yaml")
-    assert dumped(third) == dumped(again)
+    assert contents_without_source(parsed) == contents_without_source(written)
+    assert diff_sets(written, parsed, SIDES) == []
+    parsed_again = reread(write.format_topology(parsed, None, "yaml"), "topology.yaml")
+    assert contents_without_source(parsed_again) == contents_without_source(parsed)
 
 
 @bounded
-@given(contents(), contents())
-def test_differences_are_none_only_where_the_zones_are_the_same(one: TopologySource, other: TopologySource) -> None:
-    a, b = one.to_topology(), other.to_topology()
+@given(topology_sources(), topology_sources())
+def test_diff_is_empty_only_if_zones_are_equal(source_a: TopologySource, source_b: TopologySource) -> None:
+    a, b = source_a.to_topology(), source_b.to_topology()
     same = (a.kind == b.kind and {z: a.parent[i] >= 0 and a.zones[a.parent[i]] for z, i in a.zone_index.items()}
             == {z: b.parent[i] >= 0 and b.zones[b.parent[i]] for z, i in b.zone_index.items()}
             and {n: a.path_of(n) for n in a.nodes} == {n: b.path_of(n) for n in b.nodes})
-    found = diff_topologies(a, b, SIDES)
-    assert not same or all("bit/s" in line or "order of blocks" in line for line in found)
-    assert same or found
-    assert len(found) == len(diff_topologies(b, a, SIDES))
+    differences = diff_topologies(a, b, SIDES)
+    assert not same or all("bit/s" in line or "order of blocks" in line for line in differences)
+    assert same or differences
+    assert len(differences) == len(diff_topologies(b, a, SIDES))
 
 
 LINES = st.sampled_from(["SwitchName=a Nodes=n[1-3]", "SwitchName=b Nodes=n[3-4]", "SwitchName=b Switches=a",
@@ -116,23 +116,23 @@ LINES = st.sampled_from(["SwitchName=a Nodes=n[1-3]", "SwitchName=b Nodes=n[3-4]
 
 @bounded
 @given(st.lists(LINES, min_size=1, max_size=7))
-def test_check_finds_an_error_wherever_the_reader_refuses(lines: list[str]) -> None:
+def test_check_reports_an_error_if_the_reader_rejects_the_file(lines: list[str]) -> None:
     with TemporaryDirectory() as directory:
         path = str(Path(directory) / "topology.conf")
         Path(path).write_text("\n".join(lines) + "\n")
-        faults: list[InputError] = []
+        errors: list[InputError] = []
         try:
-            source = topology_conf.declare_topology_conf(path, faults.append)
-            found = check_source(source, [f"n{i}" for i in range(1, 6)])
-        except InputError as fault:
-            faults.append(fault)
-            found = []
+            source = topology_conf.declare_topology_conf(path, errors.append)
+            findings = check_source(source, [f"n{i}" for i in range(1, 6)])
+        except InputError as error:
+            errors.append(error)
+            findings = []
         try:
             load.load_topologies(path)
-            refused = ""
-        except InputError as fault:
-            refused = str(fault)
-        told = [str(fault) for fault in faults] + [finding.text for finding in found if finding.severity == "error"]
-        assert bool(refused) <= bool(told)
-        if told and not refused:  # what some releases of Slurm refuse, and slurmdl can read
-            assert all("no zone has a node" in text or "ring of 20 nodes" in text for text in told)
+            reader_error = ""
+        except InputError as error:
+            reader_error = str(error)
+        check_errors = [*map(str, errors), *(finding.text for finding in findings if finding.severity == "error")]
+        assert bool(reader_error) <= bool(check_errors)
+        if check_errors and not reader_error:  # rejected by some Slurm releases, accepted by slurmdl
+            assert all("no zone has a node" in text or "ring of 20 nodes" in text for text in check_errors)

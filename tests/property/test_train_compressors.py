@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmdl.train.compressors import COMPRESSORS, SCALE_BLOCK, FloatArray, TopK
-from slurmdl.train.strategy_config import COMPRESSION_NAMES as NAMES
+from slurmdl.comm_layout import COMPRESSION_NAMES as NAMES
+from slurmdl.comm_layout import SCALE_BLOCK, TOP_K
+from slurmdl.train.compressors import COMPRESSORS, FloatArray
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -69,7 +70,7 @@ def test_quantizer_is_unbiased(name: str) -> None:
     vector = np.random.default_rng(2).standard_normal(SCALE_BLOCK).astype(np.float32)
     draws = np.mean([round_trip(name, vector, seed) for seed in range(400)], axis=0)
     scale = np.abs(vector).max() / (127 if name == "int8" else 7)
-    # the standard deviation of a draw is scale / 2 at most, of 400 of them scale / 40
+    # the standard deviation is at most scale / 2 for one draw, and scale / 40 for the mean of 400 draws
     assert np.abs(draws - vector).max() <= 5 * scale / 40
     assert abs((draws - vector).mean()) <= 5 * scale / 40 / SCALE_BLOCK**0.5
     assert np.array_equal(round_trip(name, vector, 7), round_trip(name, vector, 7))
@@ -98,7 +99,7 @@ def test_topk_keeps_largest_elements(vector: FloatArray) -> None:
     assert (np.abs(out - vector)[kept] <= np.maximum(np.abs(vector[kept]) * 2.0**-11, 2.0**-25)).all()
     for block, result in zip(np.split(vector, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK)),
                           np.split(kept, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK)), strict=True):
-        expected = np.sort(np.abs(block[np.abs(block) > 2.0**-25]))[-TopK.K:]
+        expected = np.sort(np.abs(block[np.abs(block) > 2.0**-25]))[-TOP_K:]
         assert np.allclose(np.sort(np.abs(block[result])), expected, rtol=1e-3, atol=1e-7)
 
 

@@ -1,6 +1,6 @@
 """User script for test_preemption.py, with state that is hard to restore.
 
-Dropout, a schedule, batches drawn by a DataLoader; it signals itself. Arguments: rank and step of a signal, or none.
+Dropout, a schedule, random batches of a DataLoader. Arguments: RANK@STEP of each signal that a rank sends to itself.
 """
 
 import os
@@ -13,7 +13,7 @@ import torch
 
 from slurmdl.train import init
 
-signalled = dict([map(int, word.split("@")) for word in sys.argv[1:]])
+signal_steps = dict([map(int, word.split("@")) for word in sys.argv[1:]])
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -42,7 +42,7 @@ for _epoch in range(loader.epoch, 4):
         opt.step()
         schedule.step()
         time.sleep(0.02)
-        if signalled.get(run.rank) == run.step:
+        if signal_steps.get(run.rank) == run.step:
             os.kill(os.getpid(), signal.SIGUSR1)
 run.finish()
 flat = torch.cat([tensor.detach().reshape(-1) for tensor in [*model.parameters(), *model.buffers()]])

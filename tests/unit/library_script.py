@@ -9,7 +9,7 @@ from slurmdl.train import init
 
 fault = sys.argv[1]
 if fault == "buckets":
-    comm_layout.MAX_BUCKET_ELEMENTS = 3  # several in this small model
+    comm_layout.MAX_BUCKET_ELEMENTS = 3  # several buckets in this small model
 run = init()
 torch.manual_seed(run.rank)
 model = torch.nn.Linear(4, 3 if fault == "model" and run.rank == 1 else 2)

@@ -30,16 +30,16 @@ torch.manual_seed(1)
 module = torch.nn.Linear(50, 20)
 opt = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5)
 run.attach(module, opt)
-goal = torch.randn(50, 20)
+target = torch.randn(50, 20)
 random = torch.Generator().manual_seed(run.rank)
 if run.is_server:
     run.serve()
 for step in range(0 if run.is_server else case["steps"]):
-    for rank in [rank for rank, when in lost.items() if run.rank == killer and when == step]:
+    for rank in [rank for rank, lost_step in lost.items() if run.rank == killer and lost_step == step]:
         os.kill(int((folder / f"pid-{rank}").read_text()), signal.SIGKILL)
     samples = torch.randn(16, 50, generator=random)
     opt.zero_grad()
-    loss = torch.nn.functional.mse_loss(module(samples), samples @ goal)
+    loss = torch.nn.functional.mse_loss(module(samples), samples @ target)
     loss.backward()
     opt.step()
 run.finish()
@@ -47,5 +47,5 @@ np.save(folder / f"model-{run.rank}.npy", run.replica.parameters)
 summary = run.summary()
 if summary:
     weight = module.weight.detach().T
-    distance = float((weight - goal).norm() / goal.norm())
+    distance = float((weight - target).norm() / target.norm())
     (folder / "summary.json").write_text(json.dumps({**summary, "distance": distance, "by": run.rank}))

@@ -1,4 +1,4 @@
-"""Starts MPI programs for tests, on this machine, with more ranks than cores if need be."""
+"""Start MPI programs for tests on this machine, possibly with more ranks than cores."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.mpi_library import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
+from benchmarks.open_mpi import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
 
-#: an Open MPI that has ULFM, beside Debian's own (`make openmpi`)
+#: an Open MPI with ULFM, in addition to Debian's package (`make openmpi`)
 WITH_ULFM = Path(__file__).resolve().parents[2] / "build/openmpi"
 
 needs_ulfm = pytest.mark.skipif(not (WITH_ULFM / "bin/mpirun").exists(),
@@ -25,7 +25,7 @@ needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None,
 
 def python(*arguments: str, environ: Mapping[str, str] | None = None,
            timeout: float = 180) -> subprocess.CompletedProcess[str]:
-    """Run Python as one process, with no variable of Slurm or slurmdl but those given."""
+    """Run Python as one process, without variables of Slurm or slurmdl except `environ`."""
     return _run([sys.executable, *arguments], environ, timeout)
 
 
@@ -33,18 +33,18 @@ def mpirun(ranks: int, *arguments: str, environ: Mapping[str, str] | None = None
            per_rank: str = "", timeout: float = 180) -> subprocess.CompletedProcess[str]:
     """Run Python with `arguments` on `ranks` ranks; `per_rank` is shell text run before it ($R is the rank).
 
-    Standard output is in the order of ranks: mpirun's own mixes lines of several ranks now and then.
+    Standard output is sorted by rank, because mpirun sometimes mixes lines of several ranks.
     """
     with tempfile.TemporaryDirectory() as folder:
         script = f'R=$OMPI_COMM_WORLD_RANK; {per_rank}\nexec "$0" "$@" > {folder}/$R'
-        done = _run(["mpirun", "-n", str(ranks), "sh", "-c", script, sys.executable, *arguments], environ, timeout)
-        told = sorted(Path(folder).iterdir(), key=lambda file: int(file.name))
-        done.stdout += "".join(file.read_text() for file in told)
-        return done
+        result = _run(["mpirun", "-n", str(ranks), "sh", "-c", script, sys.executable, *arguments], environ, timeout)
+        outputs = sorted(Path(folder).iterdir(), key=lambda file: int(file.name))
+        result.stdout += "".join(file.read_text() for file in outputs)
+        return result
 
 
 def mpirun_ulfm(ranks: int, *arguments: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:
-    """Run Python on ranks that may go on without one that is lost."""
+    """Run Python on ranks that may continue after the loss of a rank (ULFM)."""
     environ = {"PATH": f"{WITH_ULFM}/bin:{os.environ['PATH']}", "MPI4PY_LIBMPI": f"{WITH_ULFM}/lib/libmpi.so.40"}
     return _run(["mpirun", "--with-ft", "ulfm", "--oversubscribe", "-n", str(ranks), sys.executable, *arguments],
                 environ, timeout)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmdl.errors import InputError, PlacementError, UsageError
-from slurmdl.slurm.allocation import expand_counts, read_allocation
+from slurmdl.slurm.jobs import expand_counts, read_allocation
 
 
 @pytest.mark.parametrize(("text", "counts"), [

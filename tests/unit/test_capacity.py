@@ -109,9 +109,9 @@ BAD = {"slow": LinkScore(1.25e8, 4e-5), "lossy": LinkScore(1.25e9, 4e-5, 0.02), 
 def test_degraded_node_is_chosen_last(bad: LinkScore, dl: DlOptions, place_: str, tolerance: float) -> None:
     dl = replace(dl, place=place_)
     scores = LinkScores(nodes={"n2": bad, "n7": LinkScore(1.2e9, 4.1e-5)}, tolerance=tolerance)
-    for wanted in (2, 4, 7):
-        nodes = place_job(JobRequest(nodes=(wanted, wanted), dl=dl), IDLE, FOUR, scores).nodes
-        assert "n2" not in nodes, f"{wanted} of 8"
+    for count in (2, 4, 7):
+        nodes = place_job(JobRequest(nodes=(count, count), dl=dl), IDLE, FOUR, scores).nodes
+        assert "n2" not in nodes, f"{count} of 8"
     assert "n2" in place_job(JobRequest(nodes=(8, 8), dl=dl), IDLE, FOUR, scores).nodes
 
 
@@ -139,24 +139,24 @@ def test_cost_of_rank_0_on_the_first_node_is_reported(capsys: pytest.CaptureFixt
     assert placement.rank_map.nodes[0] == "n1"
     free = place_job(replace(request, dl=replace(request.dl, rank0="any")), IDLE, FOUR, scores)
     assert free.rank_map is not None and placement.rank_map.any_rank0_cost == free.rank_map.cost
-    seconds, less = placement.rank_map.cost.seconds, free.rank_map.cost.seconds
-    line = (f"  rank 0 stays on n1, the first node, which takes {seconds / less - 1:.1%} more time; "
-            f"--dl-rank0=any: {units.format_duration(less)}, ")
-    assert seconds > less and line in explain_placement(placement, FOUR, IDLE, scores, request.dl)
+    seconds, free_seconds = placement.rank_map.cost.seconds, free.rank_map.cost.seconds
+    line = (f"  rank 0 stays on n1, the first node, which takes {seconds / free_seconds - 1:.1%} more time; "
+            f"--dl-rank0=any: {units.format_duration(free_seconds)}, ")
+    assert seconds > free_seconds and line in explain_placement(placement, FOUR, IDLE, scores, request.dl)
     assert "rank 0 stays" not in explain_placement(free, FOUR, IDLE, scores, request.dl)
     plan = Plan("ps", placement.rank_map.nodes, placement.rank_map.roles, {})
     lines = explanation_lines(StepPlan(StepCommand(()), plan, placement.rank_map, "a file"))
     prefix = "rank 0 stays on n1, the first node: with --dl-rank0=any an iteration takes"
-    assert f"{prefix} {units.format_duration(less)}" in lines
+    assert f"{prefix} {units.format_duration(free_seconds)}" in lines
 
 
 def test_zone_with_slow_uplink_is_avoided() -> None:
     topology = two_level(("a1", "a2"), ("b1", "b2"), ("c1", "c2"))
     request = JobRequest(nodes=(4, 4))
-    for slow, used in (("z0", {"z1", "z2"}), ("z1", {"z0", "z2"}), ("z2", {"z0", "z1"})):
+    for slow, expected_zones in (("z0", {"z1", "z2"}), ("z1", {"z0", "z2"}), ("z2", {"z0", "z1"})):
         scores = LinkScores(zones={slow: LinkScore(1e8, 1e-4)})
         placement = place_job(request, cluster(*map(node, topology.nodes)), topology, scores)
-        assert set(placement.nodes_per_zone) == used
+        assert set(placement.nodes_per_zone) == expected_zones
 
 
 @pytest.mark.parametrize("slow", ["z0|z1", "z0|z2", "z1|z2"])

@@ -1,4 +1,4 @@
-"""PySlurm backend with fake PySlurms: missing, of another release, hanging, failing.
+"""PySlurm backend with fake PySlurm modules: missing, of another release, hanging, failing.
 
 tests/cluster/test_pyslurm.py compares it with scontrol on a real controller.
 """
@@ -21,7 +21,7 @@ from slurmdl.launch import cluster_state
 from slurmdl.slurm import process
 
 PACKAGE = Path(__file__).parents[2] / "slurmdl"
-#: a PySlurm with one node in two partitions
+#: a PySlurm module with one node in two partitions
 WORKING_PYSLURM = """
 from types import SimpleNamespace as Thing
 __version__ = "25.11.2"
@@ -42,7 +42,7 @@ PARTITION = "PartitionName=main Default=YES OverSubscribe=NO PriorityTier=0 Stat
 
 @pytest.fixture
 def write_pyslurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Write a fake pyslurm; the scontrol in PATH shows one partition."""
+    """Write a fake pyslurm module, and an scontrol in PATH that shows one partition."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\ncat > {tmp_path}/queries\necho {PARTITION}\n")
@@ -77,9 +77,9 @@ def test_generic_resources_and_zones_come_from_scontrol(write_pyslurm: Callable[
 ])
 def test_unusable_pyslurm_is_reported(write_pyslurm: Callable[[str], None], text: str, expected: str) -> None:
     write_pyslurm(text)
-    with pytest.raises(UnavailableError, match=f"^PySlurm: {expected}") as caught:
+    with pytest.raises(UnavailableError, match=f"^PySlurm: {expected}") as error:
         cluster_state.load_cluster_state(Config(cluster_backend="pyslurm"), "auto")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 def test_hanging_pyslurm_times_out(write_pyslurm: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_default_memory(partition: str, config: str, expected: tuple[int | None,
     ("OverSubscribe=EXCLUSIVE", "EXCLUSIVE"), ("Exclusive=NODE GraceTime=0 OverSubscribe=NO", "EXCLUSIVE"),
     ("Exclusive=NO GraceTime=0 OverSubscribe=YES:4", "YES:4"), ("ExclusiveUser=NO OverSubscribe=FORCE:2", "FORCE:2"),
 ])
-def test_partitions_of_whole_nodes(text: str, expected: str) -> None:
+def test_partitions_with_exclusive_nodes(text: str, expected: str) -> None:
     """The first form is of Slurm 22.05, the second of 26.05."""
     snapshot = scontrol_parser.parse_snapshot(f"PartitionName=main {text} State=UP\n")
     assert snapshot.partitions[0].oversubscribe == expected
@@ -94,8 +94,8 @@ def test_failing_part_keeps_other_parts(tmp_path: Path, monkeypatch: pytest.Monk
 def test_zones_come_from_the_same_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_scontrol(tmp_path, monkeypatch, f"cat > {tmp_path}/stdin; cat {DATA}/scontrol-22.05.8.txt")
     assert load.query_cluster("auto", with_topology=True)[1].count("SwitchName=") == 3
-    wanted = ("nodes", "partitions", "reservations", "config", "topoconf", "topology")
-    assert (tmp_path / "stdin").read_text() == "".join(f"show {entity}\n" for entity in wanted)
+    parts = ("nodes", "partitions", "reservations", "config", "topoconf", "topology")
+    assert (tmp_path / "stdin").read_text() == "".join(f"show {entity}\n" for entity in parts)
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -127,9 +127,9 @@ def test_json_round_trip(tmp_path: Path) -> None:
 def test_malformed_file_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cluster"
     path.write_text(text)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as error:
         load.load_cluster_file(str(path))
-    assert str(path) in str(caught.value)
+    assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize(("data", "expected"), [
@@ -149,10 +149,10 @@ def test_malformed_file_is_rejected(tmp_path: Path, text: str) -> None:
     ({"nodes": [], "reservations": [{"name": "a", "nodes": [1]}]}, "reservations[0]: nodes=[1]: expected"),
 ])
 def test_json_with_invalid_field_is_rejected(data: object, expected: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as error:
         ClusterSnapshot.from_json(data)
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -165,10 +165,10 @@ def test_incomplete_text_is_rejected(tmp_path: Path, text: str, expected: str) -
     """Truncated text, split lines, or no counts of used GPUs."""
     path = tmp_path / "nodes.txt"
     path.write_text(text)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as error:
         load.load_cluster_file(str(path))
-    assert expected in str(caught.value)
-    assert str(caught.value).startswith(str(path))
+    assert expected in str(error.value)
+    assert str(error.value).startswith(str(path))
 
 
 def test_numbers_and_hostlists_out_of_bounds() -> None:

@@ -11,15 +11,15 @@ from slurmdl.train.comm_thread import MAX_POLL_SECONDS, CommThread
 
 
 def test_poller_runs_between_ops_until_removed() -> None:
-    comm_thread, enough, calls = CommThread(True), threading.Event(), []
+    comm_thread, polled, calls = CommThread(True), threading.Event(), []
 
     def idle() -> bool:
         calls.append(threading.current_thread().name)
         if len(calls) == 5:
-            enough.set()
+            polled.set()
         return len(calls) % 2 == 0
     comm_thread.add_poller(idle)
-    assert enough.wait(10)
+    assert polled.wait(10)
     assert comm_thread.call(lambda: 3) == 3
     comm_thread.remove_poller(idle)
     before = comm_thread.call(lambda: len(calls))
@@ -40,9 +40,9 @@ def test_poll_interval_backs_off_only_when_idle() -> None:
         comm_thread.add_poller(idle)
         threading.Event().wait(0.3)
         comm_thread.remove_poller(idle)
-        taken = time.perf_counter() - begin
+        elapsed = time.perf_counter() - begin
         comm_thread.close()
-        return len(calls) * MAX_POLL_SECONDS / taken
+        return len(calls) * MAX_POLL_SECONDS / elapsed
 
     idle_rate = poll_rate(busy=False)
     assert idle_rate < 1.1

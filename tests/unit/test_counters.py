@@ -1,33 +1,32 @@
-"""Kernel counters of a node, the samples made of them, and their transfer to the collector."""
+"""Kernel counters of a node, the samples made of them, and their spool files."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from slurmdl.cli.links import counters as counters_command
 from slurmdl.errors import InputError, UnavailableError, UsageError
-from slurmdl.links import counters, sender
+from slurmdl.links import counters
 from slurmdl.links.counters import CounterReading
-from slurmdl.links.samples import LinkSample, parse_sample_lines
+from slurmdl.links.samples import MAX_SPOOL_FILES, LinkSample, parse_sample_lines, spool_samples
 
 SNMP = """\
 Ip: Forwarding DefaultTTL
 Ip: 1 64
 Tcp: RtoAlgorithm RtoMin RtoMax MaxConn ActiveOpens InSegs OutSegs RetransSegs InErrs
-Tcp: 1 200 120000 -1 10 900 {sent} {again} 0
+Tcp: 1 200 120000 -1 10 900 {sent} {retransmitted} 0
 """
 NETSTAT = """\
 TcpExt: SyncookiesSent TCPLostRetransmit TCPDSACKRecv
-TcpExt: 0 3 {needless}
+TcpExt: 0 3 {spurious}
 IpExt: InNoRoutes InOctets
 IpExt: 0 99
 """
@@ -38,12 +37,12 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def kernel(root: Path, *, sent: int = 0, again: int = 0, needless: int = 0, boot: str = "one", uptime: float = 1e5,
-           speeds: dict[str, str] | None = None, port: dict[str, int] | None = None,
-           rate: str = "100 Gb/sec (4X EDR)", state: str = "4: ACTIVE") -> str:
+def fake_kernel(root: Path, *, sent: int = 0, retransmitted: int = 0, spurious: int = 0, boot: str = "one",
+                uptime: float = 1e5, speeds: dict[str, str] | None = None, port: dict[str, int] | None = None,
+                rate: str = "100 Gb/sec (4X EDR)", state: str = "4: ACTIVE") -> str:
     """Write a tree of /proc and /sys; interfaces have a device unless their name starts with v."""
-    write(root / "proc/net/snmp", SNMP.format(sent=sent, again=again))
-    write(root / "proc/net/netstat", NETSTAT.format(needless=needless))
+    write(root / "proc/net/snmp", SNMP.format(sent=sent, retransmitted=retransmitted))
+    write(root / "proc/net/netstat", NETSTAT.format(spurious=spurious))
     write(root / "proc/sys/kernel/random/boot_id", f"{boot}\n")
     write(root / "proc/uptime", f"{uptime} 1.0\n")
     for name, speed in (speeds or {}).items():
@@ -60,34 +59,34 @@ def kernel(root: Path, *, sent: int = 0, again: int = 0, needless: int = 0, boot
 
 
 def sample_of_two(tmp_path: Path, first: dict, second: dict) -> LinkSample | None:
-    before = counters.read_counters(kernel(tmp_path, **first))
-    return counters.sample_from_counters(before, counters.read_counters(kernel(tmp_path, **second)), "n1", 5.0)
+    before = counters.read_counters(fake_kernel(tmp_path, **first))
+    return counters.sample_from_counters(before, counters.read_counters(fake_kernel(tmp_path, **second)), "n1", 5.0)
 
 
 def test_loss_is_retransmissions_without_spurious_ones(tmp_path):
-    sample = sample_of_two(tmp_path, {"sent": 1000, "again": 50, "needless": 20},
-                {"sent": 11000, "again": 350, "needless": 120, "uptime": 1e5 + 60})
+    sample = sample_of_two(tmp_path, {"sent": 1000, "retransmitted": 50, "spurious": 20},
+                           {"sent": 11000, "retransmitted": 350, "spurious": 120, "uptime": 1e5 + 60})
     assert sample == LinkSample("node", "n1", 5.0, "counters", loss=0.02)
 
 
 @pytest.mark.parametrize(("first", "second"), [
-    ({"sent": 1000}, {"sent": 1999, "again": 500}),                      # too few segments
-    ({"sent": 5000}, {"sent": 9000, "again": 100, "boot": "two"}),       # reboot
-    ({"sent": 5000, "again": 90}, {"sent": 9000, "again": 10}),          # counter wrap
+    ({"sent": 1000}, {"sent": 1999, "retransmitted": 500}),  # too few segments
+    ({"sent": 5000}, {"sent": 9000, "retransmitted": 100, "boot": "two"}),  # reboot
+    ({"sent": 5000, "retransmitted": 90}, {"sent": 9000, "retransmitted": 10}),  # counter wrap
     ({"sent": 5000}, {"sent": 100}),
-    ({"sent": 0, "uptime": 9e5}, {"sent": 9000, "uptime": 10}),          # uptime decreased
+    ({"sent": 0, "uptime": 9e5}, {"sent": 9000, "uptime": 10}),  # uptime decreased
 ])
 def test_sample_without_usable_counters_is_none(tmp_path, first, second):
     assert sample_of_two(tmp_path, first, second) is None
 
 
 def test_sample_of_first_reading_has_no_loss(tmp_path):
-    now = counters.read_counters(kernel(tmp_path, sent=10**9, again=10**6, speeds={"eth0": "1000"}))
+    now = counters.read_counters(fake_kernel(tmp_path, sent=10**9, retransmitted=10**6, speeds={"eth0": "1000"}))
     assert counters.sample_from_counters(None, now, "n1", 5.0) == LinkSample("node", "n1", 5.0, "counters", 125e6)
 
 
-def test_bandwidth_is_that_of_physical_interfaces(tmp_path):
-    root = kernel(tmp_path, speeds={"eth0": "-1", "eth1": "25000", "eth2": "1000", "veth9": "100000"})
+def test_bandwidth_counts_physical_interfaces_only(tmp_path):
+    root = fake_kernel(tmp_path, speeds={"eth0": "-1", "eth1": "25000", "eth2": "1000", "veth9": "100000"})
     os.symlink("/nonexistent", tmp_path / "sys/class/net/down")
     assert counters.read_counters(root).bandwidth == 25000 * 125_000
     assert counters.read_counters(root, "eth2").bandwidth == 125e6
@@ -100,22 +99,24 @@ IB = {"port_rcv_packets": 1000, "port_xmit_packets": 1000, "port_rcv_errors": 5,
 
 def test_rdma_port_replaces_tcp_counters(tmp_path):
     later = {**IB, "port_rcv_packets": 11_000, "port_rcv_errors": 105}
-    sample = sample_of_two(tmp_path, {"port": IB, "sent": 0}, {"port": later, "sent": 10**6, "again": 10**5})
+    sample = sample_of_two(tmp_path, {"port": IB, "sent": 0}, {"port": later, "sent": 10**6, "retransmitted": 10**5})
     assert sample == LinkSample("node", "n1", 5.0, "counters", 100 * 125e6, loss=0.01, rdma=True)
-    again = counters.read_counters(kernel(tmp_path, port=IB))
-    decreased = counters.sample_from_counters(counters.read_counters(kernel(tmp_path, port=later)), again, "n1", 5.0)
+    restarted = counters.read_counters(fake_kernel(tmp_path, port=IB))
+    before = counters.read_counters(fake_kernel(tmp_path, port=later))
+    decreased = counters.sample_from_counters(before, restarted, "n1", 5.0)
     assert decreased.loss is None
-    assert counters.read_counters(kernel(tmp_path, port=IB, state="1: DOWN")).rdma_ports == {}
-    assert counters.read_counters(kernel(tmp_path, port=IB, rate="unknown")).rdma_ports["mlx5_0/1"].bandwidth == 0
+    assert counters.read_counters(fake_kernel(tmp_path, port=IB, state="1: DOWN")).rdma_ports == {}
+    unknown_rate = counters.read_counters(fake_kernel(tmp_path, port=IB, rate="unknown"))
+    assert unknown_rate.rdma_ports["mlx5_0/1"].bandwidth == 0
 
 
 def test_reading_is_kept_until_enough_segments_were_sent(tmp_path):
-    first = counters.read_counters(kernel(tmp_path, sent=100))
-    later = counters.read_counters(kernel(tmp_path, sent=700, uptime=1e5 + 60))
+    first = counters.read_counters(fake_kernel(tmp_path, sent=100))
+    later = counters.read_counters(fake_kernel(tmp_path, sent=700, uptime=1e5 + 60))
     assert not counters.should_replace(first, later)
-    assert counters.should_replace(first, counters.read_counters(kernel(tmp_path, sent=1300, uptime=1e5 + 120)))
-    assert counters.should_replace(first, counters.read_counters(kernel(tmp_path, sent=700, uptime=1e5 + 4000)))
-    assert counters.should_replace(first, counters.read_counters(kernel(tmp_path, sent=50, uptime=1e5 + 60)))
+    assert counters.should_replace(first, counters.read_counters(fake_kernel(tmp_path, sent=1300, uptime=1e5 + 120)))
+    assert counters.should_replace(first, counters.read_counters(fake_kernel(tmp_path, sent=700, uptime=1e5 + 4000)))
+    assert counters.should_replace(first, counters.read_counters(fake_kernel(tmp_path, sent=50, uptime=1e5 + 60)))
     assert counters.should_replace(None, first)
 
 
@@ -133,51 +134,36 @@ def test_load_reading_of_invalid_file_is_none(tmp_path, text):
 
 
 def test_reading_round_trips_as_json(tmp_path):
-    reading = counters.read_counters(kernel(tmp_path, sent=7, port=IB, speeds={"eth0": "1000"}))
+    reading = counters.read_counters(fake_kernel(tmp_path, sent=7, port=IB, speeds={"eth0": "1000"}))
     assert CounterReading.from_json(json.loads(json.dumps(reading.to_json()))) == reading
 
 
-# --- transfer to the collector
+# --- spool files
 
 SAMPLE = LinkSample("node", "n1", 5.0, "counters", loss=0.01)
 
 
-def collector(answer: bytes, received: list[bytes]) -> tuple[str, int]:
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        with server, server.accept()[0] as connection:
-            received.append(connection.makefile("rb").read())
-            connection.sendall(answer)
-
-    threading.Thread(target=serve, daemon=True).start()
-    address: tuple[str, int] = server.getsockname()
-    return address
+def test_spool_files_hold_the_samples(tmp_path):
+    spool_samples(str(tmp_path / "spool"), [])
+    assert not (tmp_path / "spool").exists()
+    spool_samples(str(tmp_path / "spool"), [SAMPLE, SAMPLE._replace(time=6.0)])
+    path, = (tmp_path / "spool").iterdir()
+    assert path.name.endswith(".jsonl")
+    assert list(parse_sample_lines(path.read_text().splitlines())) == [SAMPLE, SAMPLE._replace(time=6.0)]
+    with pytest.raises(UnavailableError, match="samples cannot be written"):
+        spool_samples(str(path), [SAMPLE])
 
 
-def test_unsent_samples_stay_in_the_spool_and_are_sent_later(tmp_path):
-    spool, received = str(tmp_path / "spool"), []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = server.getsockname()
-    with pytest.raises(UnavailableError, match="samples are kept in"):
-        sender.send_samples(closed, [SAMPLE], spool)
-    with pytest.raises(UnavailableError, match="rejected"):
-        sender.send_samples(collector(b"rejected\n", []), [SAMPLE._replace(time=6.0)], spool)
-    sender.send_samples(collector(b"stored 3\n", received), [SAMPLE._replace(time=7.0)], spool)
-    assert [sample.time for sample in parse_sample_lines(received[0].decode().splitlines())] == [5.0, 6.0, 7.0]
-    assert os.listdir(spool) == []
-    with pytest.raises(UnavailableError, match=r"Connection refused$"):  # no samples
-        sender.send_samples(closed, [], spool)
-    assert os.listdir(spool) == []
-
-
-def test_spool_is_bounded_and_holds_complete_files(tmp_path):
-    for number in range(sender.MAX_SPOOL_FILES + 5):
-        sender.spool_samples(str(tmp_path), [SAMPLE._replace(time=1000.0 + number)])
-    names = sorted(os.listdir(tmp_path))
-    assert len(names) == sender.MAX_SPOOL_FILES
-    assert names[0].startswith("1005.")
+def test_spool_is_bounded_for_each_host(tmp_path, monkeypatch):
+    hosts = {"a": 5, "b-a": MAX_SPOOL_FILES + 5}
+    for host, count in hosts.items():
+        monkeypatch.setattr(os, "uname", lambda host=host: SimpleNamespace(nodename=host))
+        for number in range(count):
+            spool_samples(str(tmp_path), [SAMPLE._replace(time=1000.0 + number)])
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 5 + MAX_SPOOL_FILES
     assert all(name.endswith(".jsonl") for name in names)
+    assert next(name for name in names if "-b-a-" in name).startswith("1005.")
 
 
 # --- the command
@@ -190,14 +176,12 @@ def test_command_without_strict_is_silent_and_succeeds(tmp_path, capsys):
     blocked = tmp_path / "file"
     blocked.touch()
     assert counters_command.run([f"--state-dir={blocked}/x"]) == 0
-    assert counters_command.run([f"--state-dir={state}", "--collector=127.0.0.1:1"]) == 0
     assert capsys.readouterr() == ("", "")
-    assert counters_command.run(["--collector=nowhere"]) == 0
     assert counters_command.run(["--no-such-option"]) == 0
     out, stderr = capsys.readouterr()
-    assert (out, len(stderr.splitlines())) == ("", 2)
+    assert (out, len(stderr.splitlines())) == ("", 1)
     with pytest.raises(UsageError):
-        counters_command.run(["--collector=nowhere", "--strict"])
+        counters_command.run(["--no-such-option", "--strict"])
     with pytest.raises(UnavailableError):
         counters_command.run([f"--state-dir={blocked}/x", "--strict"])
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "docs/reference.md").read_text()
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("spank/*.md")]
-#: built, run or installed files; tests have variables of their own
+#: built, run or installed files; the tests use further variables
 CODE = ("slurmdl/**/*.py", "benchmarks/**/*.py", "slurmdl/**/*.sh", "spank/*.[ch]", "spank/core/*", "tools/*",
         "packaging/*", "packaging/systemd/*", "etc/*.lua", "Makefile", ".ci/run")
 
@@ -35,7 +35,7 @@ def code() -> Iterator[str]:
 
 
 def variables(text: str) -> set[str]:
-    """Names of slurmdl's environment variables; no include guards of C, no prefixes of names."""
+    """Return the names of slurmdl's environment variables, without C include guards and name prefixes."""
     return {name for name in re.findall(r"\bSLURMDL_[A-Z_]*[A-Z]\b", text)
             if not name.endswith("_H") and name != "SLURMDL_OPT"}
 
@@ -70,7 +70,7 @@ def test_readme_has_every_command():
 
 @pytest.mark.parametrize(("page", "command"), [
     ("train", "train"), ("simulate", "simulate"), ("admin", "doctor"),
-    *(("links", f"links {command}") for command in ("probe", "counters", "agent", "ingest", "export", "show")),
+    *(("links", f"links {command}") for command in ("probe", "counters", "ingest", "show")),
     *(("topology", f"topology {command}") for command in ("show", "check", "diff", "convert", "features", "example")),
 ])
 def test_pages_have_every_option_of_the_command(page, command, capsys):
@@ -98,8 +98,8 @@ def test_reference_has_every_file(monkeypatch):
     for path in (*config.config_paths(home), user_probe_file(home),
                  config.DEFAULT_SCORES_FILE, DEFAULT_DATABASE, state):
         assert f"`{path}`" in REFERENCE, path
-    named = re.findall(r"/(?:etc|var/lib|usr/share)/slurmdl[\w./-]*\w", "\n".join(code()))
-    assert named and {path for path in named if path not in REFERENCE} == set()
+    paths = re.findall(r"/(?:etc|var/lib|usr/share)/slurmdl[\w./-]*\w", "\n".join(code()))
+    assert paths and {path for path in paths if path not in REFERENCE} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -125,9 +125,9 @@ def test_contributing_has_every_package_and_existing_paths():
         table = text.partition(f"| package of `{parent.relative_to(ROOT)}/` | contents |")[2].partition("\n\n")[0]
         packages = {path.parent.name for path in parent.glob("*/__init__.py")}
         first_cells = re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)
-        named = {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
-        assert {name for name in named if not name.endswith(".py")} == packages
-        assert all((parent / name).exists() for name in named)
+        names = {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
+        assert {name for name in names if not name.endswith(".py")} == packages
+        assert all((parent / name).exists() for name in names)
     modules = re.findall(r"`([\w./-]+\.py)`", text.partition("| shared module | contents |")[2].partition("\n\n")[0])
     assert modules and [name for name in modules if not (ROOT / "slurmdl" / name).exists()] == []
     paths = re.findall(r"`((?:slurmdl|benchmarks|docs|tests|tools)/[\w./-]*)`", text)

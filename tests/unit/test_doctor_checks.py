@@ -1,4 +1,4 @@
-"""Parts of the doctor without a cluster: plugstack.conf, timeouts, and results if nothing is installed."""
+"""Checks of `slurmdl doctor` without a cluster: plugstack.conf, timeouts, and results without Slurm."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from slurmdl import config
-from slurmdl.doctor import command_checks, config_checks, node_facts
-from slurmdl.doctor.finding import Finding, failure, ok, warning
+from slurmdl.doctor import Finding, config_checks, failure, ok, slurm_checks, warning
+from slurmdl.doctor import site as site_facts
 from slurmdl.doctor.runner import CHECKS, Check, run_checks
 from slurmdl.doctor.site import Site
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.slurm import plugstack
+from slurmdl.slurm import slurm_conf
 
 
 def doctor(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -24,9 +24,9 @@ def doctor(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_slurm():
-    done = doctor(PATH="/nowhere")
-    lines = done.stdout.splitlines()
-    assert (done.returncode, done.stderr) == (2, "")
+    proc = doctor(PATH="/nowhere")
+    lines = proc.stdout.splitlines()
+    assert (proc.returncode, proc.stderr) == (2, "")
     assert lines[0].endswith("0 warn, 1 fail")
     assert lines[1] == "fail  commands       sbatch, srun, scontrol, squeue: not found in PATH"
     assert lines[2].lstrip().startswith("fix: install Slurm's commands")
@@ -36,9 +36,9 @@ def test_without_slurm():
 @pytest.mark.parametrize(("args", "culprit"), [
     (["--nodes=n[1-"], "n[1-"), (["--timeout=0"], "--timeout=0"), (["--timeout=x"], "--timeout"), (["now"], "now")])
 def test_wrong_usage_is_no_finding(args, culprit):
-    done = doctor(*args, PATH="/nowhere")
-    assert (done.returncode >= 64, done.stdout, len(done.stderr.splitlines())) == (True, "", 1)
-    assert culprit in done.stderr
+    proc = doctor(*args, PATH="/nowhere")
+    assert (proc.returncode >= 64, proc.stdout, len(proc.stderr.splitlines())) == (True, "", 1)
+    assert culprit in proc.stderr
 
 
 def test_hanging_check_is_abandoned(tmp_path):
@@ -83,22 +83,22 @@ def test_plugin_line_of_plugstack(tmp_path):
     folder = tmp_path / "plugstack.conf.d"
     folder.mkdir()
     main, plugins = tmp_path / "plugstack.conf", tmp_path / "plugins"
-    assert plugstack.find_plugin_line(str(main), []) is None
+    assert slurm_conf.find_plugin_line(str(main), []) is None
     main.write_text("# optional slurmdl.so\nrequired other.so a=b\ninclude plugstack.conf.d/*.conf\n")
-    assert plugstack.find_plugin_line(str(main), []) is None
+    assert slurm_conf.find_plugin_line(str(main), []) is None
     (folder / "a.conf").write_text(f"include {main}\n")  # a cycle of includes
     (folder / "b.conf").write_text("\n  required\tslurmdl.so  # comment\n")
     (folder / "c.bak").write_text("optional /elsewhere/slurmdl.so\n")
-    assert plugstack.find_plugin_line(str(main), [str(plugins)]) == \
-        plugstack.PlugstackLine(f"{folder}/b.conf:2", True, "slurmdl.so")
+    assert slurm_conf.find_plugin_line(str(main), [str(plugins)]) == \
+        slurm_conf.PlugstackLine(f"{folder}/b.conf:2", True, "slurmdl.so")
     plugins.mkdir()
     (plugins / "slurmdl.so").touch()
-    line = plugstack.find_plugin_line(str(main), ["/nowhere", str(plugins)])
+    line = slurm_conf.find_plugin_line(str(main), ["/nowhere", str(plugins)])
     assert line is not None and line.path == str(plugins / "slurmdl.so")
     (folder / "b.conf").unlink()
     (folder / "b.conf").mkdir()
     with pytest.raises(InputError, match=r"b\.conf: cannot be read"):
-        plugstack.find_plugin_line(str(main), [])
+        slurm_conf.find_plugin_line(str(main), [])
 
 
 @pytest.mark.parametrize(("text", "number"), [
@@ -110,7 +110,7 @@ def test_plugin_line_of_plugstack(tmp_path):
 def test_plugin_line_number_equals_slurm(tmp_path, text, number):
     file = tmp_path / "plugstack.conf"
     file.write_bytes(text)
-    line = plugstack.find_plugin_line(str(file), [])
+    line = slurm_conf.find_plugin_line(str(file), [])
     assert (line and line.location) == (number and f"{file}:{number}")
 
 
@@ -126,25 +126,25 @@ def test_unknown_owner_of_link_scores(monkeypatch):
 
 
 def test_min_clock_offset():
-    timed = node_facts.TimedResult(100.0, None, 103.0)
+    timed = site_facts.TimedResult(100.0, None, 103.0)
     for remote, resolution, offset in ((100, 0, 0), (103, 0, 0), (105, 0, 2), (96, 0, -4), (96, 1, -3), (99, 1, 0)):
-        assert command_checks._min_clock_offset(remote, resolution, timed) == offset
-    assert command_checks._controller_time("Configuration data as of 2026-11-21T19:42:31\nA = b\n") > 1.7e9
+        assert slurm_checks._min_clock_offset(remote, resolution, timed) == offset
+    assert slurm_checks._controller_time("Configuration data as of 2026-11-21T19:42:31\nA = b\n") > 1.7e9
     with pytest.raises(InputError, match="no time in the first line"):
-        command_checks._controller_time("slurm_load_ctl_conf error: x\n")
+        slurm_checks._controller_time("slurm_load_ctl_conf error: x\n")
 
 
 def test_node_facts_script(tmp_path):
     """The script alone: missing files are reported, and no value breaks a line."""
-    script, plugin = Path(node_facts.__file__).with_name("node_facts.sh").read_text(), tmp_path / "slurmdl.so"
+    script, plugin = Path(site_facts.__file__).with_name("node_facts.sh").read_text(), tmp_path / "slurmdl.so"
     plugin.write_text("x")
-    done = subprocess.run(["sh", "-c", script, "sh", str(plugin), str(tmp_path / "none")], capture_output=True,
+    proc = subprocess.run(["sh", "-c", script, "sh", str(plugin), str(tmp_path / "none")], capture_output=True,
                           env={"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1", "PMIX_RANK": "0"}, text=True,
                           check=True, timeout=20)
-    facts = dict(line.split("\t")[1:] for line in done.stdout.splitlines())
-    assert {line.split("\t")[0] for line in done.stdout.splitlines()} == {"n1"}
-    assert facts["plugin_checksum"] == node_facts.file_checksum(str(plugin)) != "missing"
-    assert node_facts.file_checksum("/nowhere") == "missing"
+    facts = dict(line.split("\t")[1:] for line in proc.stdout.splitlines())
+    assert {line.split("\t")[0] for line in proc.stdout.splitlines()} == {"n1"}
+    assert facts["plugin_checksum"] == site_facts.file_checksum(str(plugin)) != "missing"
+    assert site_facts.file_checksum("/nowhere") == "missing"
     assert "No such file" in facts["plan_dir_token"]
     assert facts["pmi"] == "0"
     assert float(facts["clock"]) > 1.7e9
@@ -157,6 +157,6 @@ def test_missing_configuration_is_not_called_identical(exists, text, tmp_path, m
     if exists:
         (tmp_path / "slurmdl.yaml").write_text("link_defaults: {}\n")
     site = Site()
-    facts = {node: {"config_checksum": node_facts.file_checksum(config.SITE_CONFIG_FILE)} for node in ("n1", "n2")}
-    site.__dict__["facts"] = node_facts.timed_call(lambda: facts)
+    facts = {node: {"config_checksum": site_facts.file_checksum(config.SITE_CONFIG_FILE)} for node in ("n1", "n2")}
+    site.__dict__["facts"] = site_facts.timed_call(lambda: facts)
     assert config_checks.check_node_configuration(site) == ok(f"{config.SITE_CONFIG_FILE} {text}")

@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples/ddp.py"
 
-#: runs the script of its argument; in the last step gloo's threads get almost no CPU time
+#: runs the script named by its argument; in the last step gloo's threads get almost no CPU time
 STARVED = """
 import os, runpy, sys
 import torch
@@ -37,7 +37,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 @pytest.mark.nightly
 def test_ddp_exits_cleanly_if_gloo_threads_are_starved() -> None:
-    """Without the example's os._exit at least one process in three aborts here (pytorch#190489)."""
+    """Without os._exit in the example at least one of three processes aborts in this test (pytorch#190489)."""
     cpu = min(os.sched_getaffinity(0))
     for _ in range(5):
         with socket.socket() as listener:

@@ -21,7 +21,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A directory that others may enter and only root may write."""
+    """A directory that all users may enter and only root may write."""
     for folder in (tmp_path, *tmp_path.parents):
         if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
             folder.chmod(folder.stat().st_mode | 0o055)

@@ -1,4 +1,4 @@
-"""Tables of etc/*.lua agree with those of slurmdl."""
+"""Tables of etc/*.lua agree with the tables in slurmdl."""
 
 from __future__ import annotations
 

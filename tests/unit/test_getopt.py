@@ -81,7 +81,7 @@ def test_agrees_with_python_getopt(argv: list[str]) -> None:
 @given(words)
 def test_separate_spelling_parses_the_same(argv: list[str]) -> None:
     line = parse_command_line(argv, SHORT, LONG)
-    again = parse_command_line([*line.args_except(()), "--", *line.operands], SHORT, LONG)
+    parsed = parse_command_line([*line.args_except(()), "--", *line.operands], SHORT, LONG)
     if all(o.is_complete for o in line.options):
-        assert [(o.name, o.value) for o in again.options] == [(o.name, o.value) for o in line.options]
-        assert again.operands == line.operands
+        assert [(o.name, o.value) for o in parsed.options] == [(o.name, o.value) for o in line.options]
+        assert parsed.operands == line.operands

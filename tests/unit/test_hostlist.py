@@ -49,10 +49,10 @@ def test_empty(text: str) -> None:
     ("n[1-" + "9" * 40 + "]", "at most"), ("a[0-65535]b[0-65535]", "more than"),
 ])
 def test_invalid_hostlist_is_rejected(text: str, expected: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as error:
         expand_hostlist(text)
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_node_groups_are_not_expanded() -> None:
@@ -92,5 +92,5 @@ def test_fold_expands_to_same_names() -> None:
     ("n10 n2 n1 n3 n1", "n[1-3,10]"), ("n2-ib n1-ib", "n1-ib,n2-ib"), ("a2b1 a1b2 a1b1", "a1b[1-2],a2b1"),
     ("n9 n10 n11 n08 n09", "n[9,08-11]"), ("login n1", "login,n1")])
 def test_fold_sorts_like_slurm(names: str, expected: str) -> None:
-    """Suffixes stay outside brackets: Slurm 22.05 rejects them there."""
+    """Suffixes stay outside brackets: Slurm 22.05 rejects suffixes within brackets."""
     assert fold_hostlist(names.split()) == expected

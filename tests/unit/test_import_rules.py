@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "slurmdl"
-#: subpackage -> subpackages that it may import, apart from itself, FOUNDATION and the shared modules
+#: subpackage -> subpackages that it may import in addition to itself, FOUNDATION and the shared modules
 ALLOWED = {
     "cli": {"doctor", "launch", "placement", "topology", "cluster", "links", "train", "sandbox", "bench",
             "simulate"},
@@ -23,7 +23,7 @@ ALLOWED = {
     "train": set(),
     "slurm": set(),
 }
-#: subpackages that every other one may import
+#: subpackages that every subpackage may import
 FOUNDATION = {"slurm"}
 #: shared modules that training may import
 TRAIN_SHARED = {"plan", "gossip_graphs", "comm_layout", "mpi_library", "errors", "yaml_input", "files", "text",
@@ -75,7 +75,7 @@ def test_slurm_imports_only_errors_text_and_units():
 
 def test_placement_and_decisions_of_launch_are_pure():
     """No process, file, clock, or unseeded random number."""
-    launch = [PACKAGE / "launch" / f"{name}.py" for name in ("binding", "plan_builder", "step_command", "step_plan")]
+    launch = [PACKAGE / "launch" / f"{name}.py" for name in ("binding", "step_command", "step_plan")]
     for path in [*(PACKAGE / "placement").rglob("*.py"), *launch]:
         tree = ast.parse(path.read_text())
         names = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import)
@@ -85,6 +85,7 @@ def test_placement_and_decisions_of_launch_are_pure():
         assert "slurmdl.slurm.process" not in imports(path), path
         calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         assert not calls & {"open", "print", "input"}, path
+        assert "traffic_file.load_traffic_matrices" not in calls, path
         assert not {call for call in calls if "random" in call and not call.endswith("default_rng")}, path
         unseeded = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.args + node.keywords
                     and ast.unparse(node.func).endswith("default_rng")]
@@ -105,12 +106,12 @@ def test_only_slurm_process_imports_subprocess():
             assert path == PACKAGE / "slurm/process.py" or "subprocess" not in path.read_text(), path
 
 
-def loaded(code: str, directory: Path, **environ: str) -> set[str]:
+def loaded_modules(code: str, directory: Path, **environ: str) -> set[str]:
     """Names in sys.modules after `code` ran in a new interpreter."""
     script = f"import sys\nsys.argv = ['slurmdl']\n{code}\nprint('modules', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60,
+    proc = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60,
                           cwd=directory, env={**os.environ, **environ})
-    line = next(line for line in done.stdout.splitlines() if line.startswith("modules "))
+    line = next(line for line in proc.stdout.splitlines() if line.startswith("modules "))
     return set(line.split())
 
 
@@ -132,7 +133,7 @@ REPEATED_NAMES = {"main", "run", "build_parser", "unavailable_reason", "setup"}
 
 
 def test_public_function_names_are_unique():
-    """A function has one meaning wherever it is imported under its bare name."""
+    """Unique names keep imported functions unambiguous without their module names."""
     modules: dict[str, list[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
@@ -147,13 +148,13 @@ def test_public_function_names_are_unique():
     dry_run("--array=1-2", "-N2", "--wrap=true"),
 ])
 def test_submission_without_placement_imports_nothing_heavy(code, slurm, tmp_path):
-    assert not loaded(code, tmp_path, **slurm) & {*HEAVY, "numpy", "yaml", "argparse", "subprocess"}
+    assert not loaded_modules(code, tmp_path, **slurm) & {*HEAVY, "numpy", "yaml", "argparse", "subprocess"}
 
 
 def test_submission_with_placement_imports_no_training_package(slurm, tmp_path):
     topology = (PACKAGE.parent / "topology" / "topology.conf").read_text()
     (tmp_path / "topology.conf").write_text(topology)
-    modules = loaded(dry_run("-N2", "--wrap=true"), tmp_path, **slurm)
+    modules = loaded_modules(dry_run("-N2", "--wrap=true"), tmp_path, **slurm)
     assert "numpy" in modules  # the topology was read
     assert not modules & {*HEAVY, "slurmdl.cluster.pyslurm_backend"}
 
@@ -161,4 +162,4 @@ def test_submission_with_placement_imports_no_training_package(slurm, tmp_path):
 def test_configuration_file_is_read_with_yaml(slurm, tmp_path):
     (tmp_path / "xdg" / "slurmdl").mkdir(parents=True)
     (tmp_path / "xdg" / "slurmdl" / "slurmdl.yaml").write_text("options: {node-binding: off}\n")
-    assert "yaml" in loaded(dry_run("-N2", "--wrap=true"), tmp_path, **slurm)
+    assert "yaml" in loaded_modules(dry_run("-N2", "--wrap=true"), tmp_path, **slurm)

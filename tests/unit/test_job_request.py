@@ -12,7 +12,7 @@ from slurmdl.launch import submission
 
 
 def read(*argv, script="#!/bin/sh\ntrue\n", environ=None, defaults=None):
-    return submission.parse_submission(argv, environ or {}, defaults or {}, stdin=script.encode())
+    return submission.parse_submission(argv, environ or {}, stdin=script.encode()).with_defaults(defaults or {})
 
 
 def dl(*argv, **layers) -> DlOptions:
@@ -75,7 +75,7 @@ def test_servers_select_the_strategy_ps():
     (["--dl-model-bytes=1..2"], "expected bytes greater than 0"),
     (["--dl-zone=,"], "expected names separated by commas"),
 ])
-def test_invalid_options_raise_usage_error_with_valid_ones(argv, message):
+def test_invalid_options_raise_usage_error_with_valid_options(argv, message):
     with pytest.raises(UsageError, match=message):
         read(*argv)
 
@@ -93,7 +93,7 @@ def test_invalid_directives_raise_usage_error_with_the_line(script, error, messa
         read(script=script)
 
 
-def test_unknown_variable_raises_usage_error_with_similar_ones():
+def test_unknown_variable_raises_usage_error_with_similar_names():
     with pytest.raises(UsageError, match="unknown variable SLURMDL_OPT_STRATEGI; expected SLURMDL_OPT_STRATEGY,"):
         read(environ={"SLURMDL_OPT_STRATEGI": "ps"})
 
@@ -136,7 +136,7 @@ def test_memory_units(settings, megabytes):
     assert build_request(settings, DlOptions()).memory_per_node_mb == megabytes
 
 
-@pytest.mark.parametrize(("argv", "why"), [
+@pytest.mark.parametrize(("argv", "reason"), [
     (["-a", "1-3"], "array"), (["-N1", ":", "-N2"], "heterogeneous"), (["-w", "n1"], "-w is given"),
     (["--prefer=a"], "--prefer"), (["--switches=1"], "--switches"), (["-M", "other"], "-M"),
     (["--container-image", "x.sqsh"], "--container-image is not understood"), (["-Z"], "-Z is not understood"),
@@ -145,8 +145,8 @@ def test_memory_units(settings, megabytes):
     (["-x", "n[1-1000000]"], "a range has at most 65536 names"),
     (["-w", ",".join(f"n{i}x[1-50000]" for i in range(20))], "more than 262144 names in all"),
 ])
-def test_unplaceable_options_give_a_reason(argv, why):
-    assert why in read(*argv).request.unplaceable_reason
+def test_unplaceable_options_give_a_reason(argv, reason):
+    assert reason in read(*argv).request.unplaceable_reason
 
 
 @pytest.mark.parametrize("script", ["#SBATCH -N 1\n#SBATCH hetjob\n#SBATCH -N 2\n", "#SBATCH packjob\n",
@@ -196,8 +196,8 @@ def test_script_in_a_pipe_is_unplaceable(tmp_path):
 
 def test_script_is_searched_as_by_sbatch(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
-    for place in ("bin", "."):
-        (tmp_path / place / f"job{place.strip('.')}").write_text(f"#!/bin/sh\n#DL --dl-zone={place}\n")
+    for directory in ("bin", "."):
+        (tmp_path / directory / f"job{directory.strip('.')}").write_text(f"#!/bin/sh\n#DL --dl-zone={directory}\n")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert dl("jobbin").zone == ("bin",)
     assert dl("-D", str(tmp_path), "job").zone == (".",)
@@ -214,14 +214,14 @@ class TestConfig:
         return config.load_config([*map(str, paths), str(tmp_path / "absent")])
 
     def test_later_file_overrides_key_by_key(self, tmp_path):
-        found = self.load(tmp_path, "options: {strategy: ps, node-binding: off}\n"
-                          "link_defaults: {node_bandwidth: 1e9, zone_bandwidth: [1.0e8, 2.0e8]}\n",
-                          "options: {node-binding: auto, strict: true, zone: [a, b]}\n"
-                          "link_defaults: {latency: 1.0e-4}\nplan_dir: /x\n")
-        assert found.options == {"strategy": "ps", "node_binding": "auto", "strict": "", "zone": "a,b"}
-        assert (found.node_bandwidth, found.zone_bandwidth, found.latency) == (1e9, (1e8, 2e8), 1e-4)
-        assert found.plan_dir == "/x"
-        assert dl(defaults=found.options) == DlOptions("ps", 1, zone=("a", "b"), strict=True)
+        loaded = self.load(tmp_path, "options: {strategy: ps, node-binding: off}\n"
+                           "link_defaults: {node_bandwidth: 1e9, zone_bandwidth: [1.0e8, 2.0e8]}\n",
+                           "options: {node-binding: auto, strict: true, zone: [a, b]}\n"
+                           "link_defaults: {latency: 1.0e-4}\nplan_dir: /x\n")
+        assert loaded.options == {"strategy": "ps", "node_binding": "auto", "strict": "", "zone": "a,b"}
+        assert (loaded.node_bandwidth, loaded.zone_bandwidth, loaded.latency) == (1e9, (1e8, 2e8), 1e-4)
+        assert loaded.plan_dir == "/x"
+        assert dl(defaults=loaded.options) == DlOptions("ps", 1, zone=("a", "b"), strict=True)
 
     @pytest.mark.parametrize(("text", "message"), [
         ("option: {}\n", r"0.yaml: unknown key option; expected options, "),

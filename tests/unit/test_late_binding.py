@@ -20,7 +20,7 @@ from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.place import select_subset
 from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
-from slurmdl.slurm import allocation
+from slurmdl.slurm import jobs
 from slurmdl.slurm.jobs import JobNodes
 
 EIGHT = two_level(["n1", "n3", "n5", "n7"], ["n2", "n4", "n6", "n8"])
@@ -75,9 +75,9 @@ def test_job_nodes_from_scontrol():
     (RequestedSize(3), None, None), (RequestedSize(3, 5), "5", None), (RequestedSize(3, None, 2), None, "2"),
     (RequestedSize(3, 6, 2), "6", "2")])
 def test_environment_of_a_shrunk_job(requested, tasks, per_node):
-    kept = allocation.read_allocation(ENVIRON).restricted_to(("n1", "n2", "n5"))
+    kept = jobs.read_allocation(ENVIRON).restricted_to(("n1", "n2", "n5"))
     environ = late_binding.environ_with_nodes(late_binding.environ_with_requested_size(ENVIRON, requested), kept)
-    assert allocation.read_allocation(environ) == allocation.Allocation(7, ("n1", "n2", "n5"), (2, 2, 4))
+    assert jobs.read_allocation(environ) == jobs.Allocation(7, ("n1", "n2", "n5"), (2, 2, 4))
     assert environ["SLURM_NNODES"] == environ["SLURM_JOB_NUM_NODES"] == "3" and environ["HOME"] == "/"
     assert (environ.get("SLURM_NTASKS"), environ.get("SLURM_NPROCS")) == (tasks, tasks)
     assert environ.get("SLURM_NTASKS_PER_NODE") == per_node and "SLURM_TASKS_PER_NODE" not in environ
@@ -85,11 +85,11 @@ def test_environment_of_a_shrunk_job(requested, tasks, per_node):
 
 @given(st.lists(st.integers(1, 4), min_size=1))
 def test_counts_fold_and_expand(counts):
-    assert allocation.expand_counts(allocation.fold_counts(counts)) == tuple(counts)
+    assert jobs.expand_counts(jobs.fold_counts(counts)) == tuple(counts)
 
 
 def scontrol(tmp_path: Path, monkeypatch, batch: str = "n1") -> Path:
-    """Put an scontrol on PATH that shows the job; return the file in which it logs other calls."""
+    """Put an scontrol on PATH that shows the job; return the file in which it logs all other calls."""
     log, program = tmp_path / "log", tmp_path / "scontrol"
     record = RECORD.strip().replace("BatchHost=n1", f"BatchHost={batch}")
     program.write_text(f"#!/bin/sh\ncase $* in *show*) echo '{record}';; *) echo $* >> {log};; esac\n")
@@ -105,7 +105,7 @@ def scontrol(tmp_path: Path, monkeypatch, batch: str = "n1") -> Path:
     (3, False, "update JobId=7 NodeList=n1,n3,n5\n"),
     (3, True, ""),
     (4, False, ""),  # no more nodes than needed
-    (2, False, ""),  # more than a job of two would have requested: another job that inherited the record
+    (2, False, ""),  # more nodes than a job of two requests: another job that inherited the record
 ])
 def test_job_is_shrunk_to_the_requested_nodes(tmp_path, monkeypatch, requested, dry_run, update):
     log = scontrol(tmp_path, monkeypatch)

@@ -106,10 +106,10 @@ PLACED = ["--topology=zones.conf", "--cluster=nodes.json", "--link-scores=scores
     ["srun", "--dl-dry-run", f"--dl-{BAD}", "true"], ["srun", f"--dl-strategy={BAD}", "true"],
 ], ids=lambda words: " ".join(words).translate({ord(c): "?" for c in control_characters(BAD)}))
 def test_no_escape_reaches_the_terminal(words: list[str]) -> None:
-    done = slurmdl(*words)
-    assert done.stdout + done.stderr
-    assert not control_characters(done.stdout + done.stderr)
-    assert r"\x1b" in done.stdout + done.stderr
+    proc = slurmdl(*words)
+    assert proc.stdout + proc.stderr
+    assert not control_characters(proc.stdout + proc.stderr)
+    assert r"\x1b" in proc.stdout + proc.stderr
 
 
 def test_zone_names_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,18 +119,18 @@ def test_zone_names_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_dry_run_of_a_step_is_escaped(tmp_path: Path) -> None:
     """Node names come from Slurm's environment."""
-    done = slurmdl("srun", "--dl-dry-run", "--dl-explain", "true", BAD, SLURM_JOB_ID="1", SLURM_NTASKS="2",
+    proc = slurmdl("srun", "--dl-dry-run", "--dl-explain", "true", BAD, SLURM_JOB_ID="1", SLURM_NTASKS="2",
                    SLURM_JOB_NODELIST=f"n1,n{BAD}", SLURM_TASKS_PER_NODE="1(x2)", SLURM_CONF=f"{tmp_path}/none")
-    assert done.stdout + done.stderr
-    assert not control_characters(done.stdout + done.stderr)
+    assert proc.stdout + proc.stderr
+    assert not control_characters(proc.stdout + proc.stderr)
 
 
 def test_doctor_findings_are_escaped() -> None:
     Path("config/slurmdl").mkdir(parents=True)
     Path("config/slurmdl/slurmdl.yaml").write_text(json.dumps({f"plan{BAD}": 1}))
-    done = slurmdl("doctor", PATH="/nowhere")
-    assert r"unknown key plan\x1b[31m" in done.stdout
-    assert not control_characters(done.stdout + done.stderr)
+    proc = slurmdl("doctor", PATH="/nowhere")
+    assert r"unknown key plan\x1b[31m" in proc.stdout
+    assert not control_characters(proc.stdout + proc.stderr)
 
 
 @pytest.mark.parametrize(("name", "text"), [

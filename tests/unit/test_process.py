@@ -32,7 +32,7 @@ while True:
 FAILURE_MESSAGES = {"supervised": "", "with failure message": "lost a node"}
 
 
-def supervised(failure_message: str, *argv: str) -> list[str]:
+def supervisor_command(failure_message: str, *argv: str) -> list[str]:
     """A command line that supervises a program."""
     # numpy starts threads, which must not take the signals
     return [sys.executable, "-c", "import os, numpy; from slurmdl.launch import supervisor; "
@@ -51,9 +51,9 @@ def read_until(file: int, expected: bytes, text: bytes = b"") -> bytes:
 def test_terminal_interrupt_reaches_the_program_once(failure_message):
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execv(sys.executable, supervised(failure_message, sys.executable, "-c", COUNT))
+        os.execv(sys.executable, supervisor_command(failure_message, sys.executable, "-c", COUNT))
     read_until(terminal, b"ready")
-    os.kill(pid, signal.SIGSTOP)  # two pending interrupts would count as one
+    os.kill(pid, signal.SIGSTOP)  # two pending interrupts would merge into one signal
     os.write(terminal, b"\x03")
     read_until(terminal, b"interrupted")
     os.kill(pid, signal.SIGCONT)
@@ -68,7 +68,7 @@ def test_terminal_interrupt_reaches_the_program_once(failure_message):
 
 @pytest.mark.parametrize("failure_message", FAILURE_MESSAGES.values(), ids=FAILURE_MESSAGES)
 def test_signal_to_the_supervisor_is_forwarded(failure_message):
-    child = subprocess.Popen(supervised(failure_message, sys.executable, "-c", COUNT), stdout=subprocess.PIPE)
+    child = subprocess.Popen(supervisor_command(failure_message, sys.executable, "-c", COUNT), stdout=subprocess.PIPE)
     assert child.stdout.readline() == b"ready\n"
     child.send_signal(signal.SIGINT)
     assert child.stdout.readline() == b"interrupted\n"
@@ -80,13 +80,14 @@ def test_signal_to_the_supervisor_is_forwarded(failure_message):
 @pytest.mark.parametrize("failure_message", FAILURE_MESSAGES.values(), ids=FAILURE_MESSAGES)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1])
 def test_supervisor_ends_by_the_signal_of_the_program(failure_message, number):
-    done = subprocess.run(supervised(failure_message, "sh", "-c", f"kill -{int(number)} $$"), check=False, timeout=30)
-    assert done.returncode == -number
+    argv = supervisor_command(failure_message, "sh", "-c", f"kill -{int(number)} $$")
+    proc = subprocess.run(argv, check=False, timeout=30)
+    assert proc.returncode == -number
 
 
 def test_unfinished_line_is_copied_at_once():
     progress = "printf 'step 1 of 9\\r' >&2; read go; printf 'step 2' >&2; read go"
-    child = subprocess.Popen(supervised("lost a node", "sh", "-c", progress), stdin=subprocess.PIPE,
+    child = subprocess.Popen(supervisor_command("lost a node", "sh", "-c", progress), stdin=subprocess.PIPE,
                              stderr=subprocess.PIPE)
     for shown in (b"step 1 of 9\r", b"step 2"):
         assert read_until(child.stderr.fileno(), shown) == shown
@@ -99,16 +100,16 @@ def test_unfinished_line_is_copied_at_once():
 @pytest.mark.parametrize(("stderr", "status"), [("lost a node", 76), ("lost a n", 0), ("a lost a node b", 76)])
 def test_failure_message_in_pieces_is_found(stderr, status):
     slowly = 'for c in $0; do printf %s $c | tr _ " " >&2; sleep 0.01; done'
-    argv = supervised("lost a node", "sh", "-c", slowly, " ".join(stderr.replace(" ", "_")))
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    argv = supervisor_command("lost a node", "sh", "-c", slowly, " ".join(stderr.replace(" ", "_")))
+    proc = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
     message = "slurmdl: env lost a node, and has ended all tasks; its own exit status is 0\n" if status else ""
-    assert (done.returncode, done.stdout, done.stderr) == (status, "", stderr + message)
+    assert (proc.returncode, proc.stdout, proc.stderr) == (status, "", stderr + message)
 
 
 def test_failed_program_keeps_its_exit_status():
-    done = subprocess.run(supervised("lost a node", "sh", "-c", "echo lost a node >&2; exit 9"), capture_output=True,
-                          text=True, check=False, timeout=30)
-    assert (done.returncode, done.stderr) == (9, "lost a node\n")
+    argv = supervisor_command("lost a node", "sh", "-c", "echo lost a node >&2; exit 9")
+    proc = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    assert (proc.returncode, proc.stderr) == (9, "lost a node\n")
 
 
 @pytest.mark.parametrize("call", ["process.exec_program", "supervisor.exec_supervised"])
@@ -119,7 +120,7 @@ def test_programs_start_with_default_signal_actions(call):
              f"{call}({grep!r}, os.environ)"
     outputs = [subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout.split()
                for argv in ([sys.executable, "-c", script], grep)]
-    # posix_spawn of the C library ignores its own two signals, 32 and 33
+    # posix_spawn of the C library ignores its internal signals 32 and 33
     masks = [{words[i]: int(words[i + 1], 16) & ~(3 << 31) for i in (0, 2)} for words in outputs]
     assert masks[0] == masks[1]
     assert masks[0].keys() == {"SigBlk:", "SigIgn:"}

@@ -41,9 +41,9 @@ def test_shell_reads_the_values_and_unsets_a_previous_map():
     previous = {"SLURMDL_RANKMAP_PS_RANKS": "0", "SLURMDL_RANKMAP_JOB": "6"}
     names = ("JOB", "NODES", "PS_RANKS", "PLAN")
     show = "; ".join(f'printf "%s\\0" "${{SLURMDL_RANKMAP_{name}-unset}}"' for name in names)
-    done = subprocess.run(["sh", "-c", f'eval "$1"; {show}', "sh", text], env=previous, capture_output=True,
+    proc = subprocess.run(["sh", "-c", f'eval "$1"; {show}', "sh", text], env=previous, capture_output=True,
                           text=True, check=True)
-    assert done.stdout.split("\0") == ["7", "n2,n1(x2),n3(x2),n2,n4", "unset", variables["SLURMDL_PLAN"], ""]
+    assert proc.stdout.split("\0") == ["7", "n2,n1(x2),n3(x2),n2,n4", "unset", variables["SLURMDL_PLAN"], ""]
 
 
 def test_map_longer_than_a_variable_is_rejected():
@@ -66,7 +66,7 @@ def test_mpich_rank_order_lists_the_rank_of_each_slot():
 
 @pytest.mark.parametrize(("nodes", "message"), [
     (("n1", "n2", "n1", "n2"), "not consecutive"), (("n1", "n1", "n2"), "nodes with 1 and with 2 tasks")])
-def test_torchrun_rejects_maps_it_cannot_express(nodes, message):
+def test_torchrun_rejects_unsupported_maps(nodes, message):
     plan = Plan("allreduce", nodes, ("worker",) * len(nodes), {})
     with pytest.raises(PlacementError, match=message):
         rankmap_formats.format_rank_map("torchrun", RankMapInput(plan, NODES[:2]))
@@ -87,7 +87,7 @@ def test_unknown_format_is_a_usage_error(argv):
 
 
 def test_messages_never_go_to_stdout():
-    """A script evaluates what --print-rank-map=shell prints."""
-    done = subprocess.run(["sh", "-c", 'exec "$0" -m slurmdl srun --print-rank-map=shell 2>&-', sys.executable],
+    """Scripts evaluate the standard output of --print-rank-map=shell."""
+    proc = subprocess.run(["sh", "-c", 'exec "$0" -m slurmdl srun --print-rank-map=shell 2>&-', sys.executable],
                           env={}, stdout=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stdout) == (64, "")
+    assert (proc.returncode, proc.stdout) == (64, "")

@@ -6,15 +6,15 @@ import pytest
 
 from slurmdl.errors import UsageError
 from slurmdl.links.link_scores import inter_leaf_name
-from slurmdl.sandbox import qdisc, veth_links
+from slurmdl.sandbox import veth_links
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 
 def test_netem_delay_precedes_token_bucket():
-    lines = qdisc.netem_lines("eth0", 0.01, "tbf rate 8000bit burst 70000 limit 280000")
+    lines = veth_links.netem_lines("eth0", 0.01, "tbf rate 8000bit burst 70000 limit 280000")
     assert lines == ["qdisc replace dev eth0 root handle 1: netem delay 10000us limit 100000",
                      "qdisc replace dev eth0 parent 1:1 tbf rate 8000bit burst 70000 limit 280000"]
-    assert len(qdisc.netem_lines("eth0", 0.01, "")) == 1
+    assert len(veth_links.netem_lines("eth0", 0.01, "")) == 1
 
 
 @pytest.mark.parametrize("pair", ["zoneA:zoneZ", "zoneA|zoneA", "zoneA:", "zoneA:core", ":"])

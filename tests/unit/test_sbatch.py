@@ -40,7 +40,7 @@ def cluster(zones: int = 3, busy: str = "", features: bool = True) -> ClusterSta
 
 
 def parse(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
-    return submission.parse_submission(argv, {}, {}, stdin=script)
+    return submission.parse_submission(argv, {}, stdin=script)
 
 
 @pytest.mark.parametrize(("argv", "state", "options", "reason"), [
@@ -104,7 +104,7 @@ def test_named_zone_excludes_all_other_nodes(argv, state, options, reason):
 
 
 def test_zone_features_looks_up_each_node_once(monkeypatch):
-    """With zones of one node each the work grows with the nodes, not with nodes times zones."""
+    """With zones of one node each, the work is linear in the number of nodes."""
     names = [f"n{i}" for i in range(60)]
     text = "\n".join([f"SwitchName=z{i} Nodes=n{i}" for i in range(60)] + ["SwitchName=top Switches=z[0-59]"])
     nodes = [Node(name, ("IDLE",), features=(f"z{i}", "big")) for i, name in enumerate(names)]
@@ -120,7 +120,7 @@ def test_zone_features_looks_up_each_node_once(monkeypatch):
 def test_zone_features_are_features_of_exactly_the_nodes(seed):
     random = np.random.default_rng(seed)
     names = [f"n{i}" for i in range(8)]
-    # the snapshot lacks a node of the topology, has another one, and has another order
+    # the snapshot lacks a node of the topology, has an additional node, and a different order
     snapshot_nodes = [*names[:7], "alien"]
     nodes = [Node(str(name), ("IDLE",), features=tuple(f for f in "abcd" if random.random() < 0.5) + ("z0",) * (
         str(name) in names[:4])) for name in random.permutation(snapshot_nodes)]
@@ -177,7 +177,7 @@ def test_late_binding_is_rejected_with_a_reason(argv, reason):
 
 
 def test_zone_without_an_exact_feature_is_not_preferred():
-    """With a feature of one node more or fewer Slurm could choose other nodes."""
+    """If the feature had one node more or fewer, Slurm could choose other nodes."""
     state = cluster()
     nodes = list(state.cluster.nodes)
     nodes[1] = replace(nodes[1], features=("z1", "z2"))
@@ -271,44 +271,44 @@ def test_find_sbatch_skips_this_program(tmp_path):
     code = "import os, sys; sys.argv[0] = sys.argv[1]; from slurmdl.launch.sbatch import find_sbatch as f; " \
            "print(f(os.environ))"
     path = os.pathsep.join(str(tmp_path / name) for name in ("empty", "own", "slurm"))
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "own" / "sbatch")], text=True, timeout=30,
+    proc = subprocess.run([sys.executable, "-c", code, str(tmp_path / "own" / "sbatch")], text=True, timeout=30,
                           env={"PATH": path}, capture_output=True, check=True)
-    assert done.stdout.strip() == str(real)
+    assert proc.stdout.strip() == str(real)
     with pytest.raises(UnavailableError, match="not found on PATH"):
         sbatch.find_sbatch({"PATH": str(tmp_path / "empty")})
 
 
-def slurmdl(tmp_path: Path, *argv: str, **more):
+def slurmdl(tmp_path: Path, *argv: str, **options):
     environ = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SLURM_CONF": str(tmp_path / "none"),
                "XDG_CONFIG_HOME": str(tmp_path)}
     return subprocess.run([sys.executable, "-m", "slurmdl", "sbatch", *argv], env=environ, capture_output=True,
-                          timeout=60, check=False, **more)
+                          timeout=60, check=False, **options)
 
 
 def test_recursive_sbatch_is_an_error(tmp_path):
-    """An sbatch that is a script around slurmdl causes one message, no endless loop."""
+    """An sbatch script that calls slurmdl causes one message instead of an endless loop."""
     write_sbatch(tmp_path / "bin", f'exec {sys.executable} -m slurmdl sbatch "$@"')
-    done = slurmdl(tmp_path, "--dl-node-binding=off", "--wrap=true")
-    assert done.returncode == 69
-    assert b"calls slurmdl, which calls it again" in done.stderr
+    proc = slurmdl(tmp_path, "--dl-node-binding=off", "--wrap=true")
+    assert proc.returncode == 69
+    assert b"calls slurmdl, which calls it again" in proc.stderr
 
 
 def test_arguments_streams_and_status_pass_through(tmp_path):
     write_sbatch(tmp_path / "bin", 'for i; do printf "<%s>" "$i"; done; cat; printf "\\000\\377"; echo e >&2; exit 7')
     script = b"#!/bin/sh\nslurmdl srun\n\xff\x00 end"
-    done = slurmdl(tmp_path, "--dl-node-binding=off", "-J", "a  b", input=script)
-    assert done.returncode == 7
-    assert done.stdout == b"<-J><a  b>" + script + b"\x00\xff"
-    assert done.stderr == b"e\n"
+    proc = slurmdl(tmp_path, "--dl-node-binding=off", "-J", "a  b", input=script)
+    assert proc.returncode == 7
+    assert proc.stdout == b"<-J><a  b>" + script + b"\x00\xff"
+    assert proc.stderr == b"e\n"
 
 
 def test_quiet_suppresses_messages(tmp_path):
     write_sbatch(tmp_path / "bin", "exit 1").rename(tmp_path / "bin" / "scontrol")
     write_sbatch(tmp_path / "bin", "exit 0")
     assert slurmdl(tmp_path, "-Q", "--wrap=true").stderr == b""
-    loud = slurmdl(tmp_path, "--wrap=true").stderr.decode().splitlines()
-    assert [line.split(":")[1] for line in loud] == [" submitted as written", " the script has no `slurmdl srun`, so "
-                                                    "its ranks will not be mapped"]
+    messages = slurmdl(tmp_path, "--wrap=true").stderr.decode().splitlines()
+    assert [line.split(":")[1] for line in messages] == [
+        " submitted as written", " the script has no `slurmdl srun`, so its ranks will not be mapped"]
 
 
 RUN_PASSTHROUGH = """

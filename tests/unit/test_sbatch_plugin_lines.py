@@ -11,7 +11,7 @@ from slurmdl.launch.binding import Decision
 
 def read(text: str, *argv: str, plugin: bool = True, **environ: str) -> submission.Submission:
     return submission.parse_submission(
-        argv, environ, {}, stdin=f"#!/bin/sh\n{text}\n".encode(), has_plugin=lambda: plugin)
+        argv, environ, stdin=f"#!/bin/sh\n{text}\n".encode(), has_plugin=lambda: plugin)
 
 
 def test_precedence_script_environment_command_line():
@@ -33,7 +33,7 @@ def test_lines_that_sbatch_rejects_raise_usage_error(line, plugin, message):
         read(line, plugin=plugin)
 
 
-def test_plugin_is_not_queried_without_such_lines():
+def test_plugin_is_not_queried_without_plugin_lines():
     assert read("#SBATCH -N2 -J --dl-ps\n#DL --dl-ps=1", plugin=False).request.dl.ps == 1
 
 
@@ -49,6 +49,6 @@ def test_environment_has_typed_options_only():
     assert record.environ_without_inputs(in_job) == {"SLURMDL_OPT_STRATEGY": "gossip"}
 
 
-def test_without_such_lines_the_environment_has_only_the_record():
+def test_without_plugin_lines_the_environment_has_only_the_record():
     command = submission.build_submit_command("/bin/sbatch", read("#DL --dl-ps=2", "--dl-ps=3"), Decision(), {})
     assert set(command.env) == {submission_record.ENV_VARIABLE}

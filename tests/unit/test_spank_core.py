@@ -1,4 +1,4 @@
-"""The plugin's C core: its unit tests, and agreement with Python and with the shell in front of tasks."""
+"""The plugin's C core: its unit tests, and agreement with Python and with the task shell."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ bounded = settings(max_examples=300, derandomize=True)
 Query = Callable[..., str]
 
 
-def require(is_available: bool, what: str) -> None:
+def require(is_available: bool, name: str) -> None:
     if not is_available:
-        assert os.environ.get("SLURMDL_REQUIRE_CLUSTER") != "1", f"{what} is missing"
-        pytest.skip(f"{what} is missing")
+        assert os.environ.get("SLURMDL_REQUIRE_CLUSTER") != "1", f"{name} is missing"
+        pytest.skip(f"{name} is missing")
 
 
 def make(target: str, build: Path) -> str:
     require(bool(shutil.which("make") and shutil.which("cc")), "a C compiler")
-    done = subprocess.run(["make", "-C", ROOT / "spank", target, f"build={build}"], capture_output=True, text=True,
+    proc = subprocess.run(["make", "-C", ROOT / "spank", target, f"build={build}"], capture_output=True, text=True,
                           check=False, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert proc.returncode == 0, proc.stdout + proc.stderr
+    return proc.stdout
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +79,9 @@ def test_unit_tests_of_the_core_pass(built):
 
 
 def test_table_of_options_is_current():
-    done = subprocess.run([sys.executable, ROOT / "tools/gen-spank-options", "--check"], capture_output=True,
+    proc = subprocess.run([sys.executable, ROOT / "tools/gen-spank-options", "--check"], capture_output=True,
                           text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
+    assert proc.returncode == 0, proc.stderr
 
 
 def python_message(option: dl_options.DlOption, value: str) -> str:
@@ -124,7 +124,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 def shell_roles(variables: dict[str, str], size: int) -> list[str]:
-    """Roles and zones computed by the shell in front of each task."""
+    """Roles and zones computed by the task shell."""
     body = (ROOT / "slurmdl/launch/task.sh").read_text().partition("# SLURMDL_EXPORTED names")[0]
     text = f"""_dl_rank=0
 while [ $_dl_rank -lt {size} ]; do

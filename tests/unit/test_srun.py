@@ -18,7 +18,7 @@ from placing import SCORES, two_level
 from slurmdl import plan
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
-from slurmdl.launch import plan_builder, srun, srun_args, step_command, step_context, task_command, traffic_file
+from slurmdl.launch import srun, srun_args, step_command, step_context, step_plan, task_command, traffic_file
 from slurmdl.plan import Plan
 from slurmdl.slurm import getopt, pmi, step_layout
 from slurmdl.slurm.slurm_conf import SlurmConfig
@@ -44,7 +44,7 @@ def mpirun_command(line: getopt.CommandLine, variables: Mapping[str, str],
 
 
 def format_command(command: step_command.StepCommand) -> str:
-    """Command line, one argument per line, files, and the names of the variables; other tests run their values."""
+    """Format arguments (one per line), files and variable names of a command; other tests run the values."""
     lines = command.argv_with_files(lambda file: file.name)
     files = [f"--- {file.name}\n{file.text}" for file in command.inline_files()]
     return "\n".join([*lines, "--- variables", *sorted(command.environ_set), *files])
@@ -118,10 +118,10 @@ def test_long_plan_is_written_to_a_file(tmp_path):
     large = Plan("gossip", nodes, ("worker",) * len(nodes), dict.fromkeys(nodes, ("leaf",)))
     long = step_command.StepCommand(("srun",), step_command.task_variables(large, 12345))
     assert long.environ_set["SLURMDL_ZONE_RANKS"] == "leaf:0-11999;"
-    kept = srun.with_plan_file(long, str(tmp_path / "plans"))
-    assert kept.environ_set["SLURMDL_PLAN"] == f"file:{kept.plan_file}"
-    assert plan.plan_from_environ(kept.environ_set) == large
-    assert srun.with_plan_file(kept, "/nowhere") == kept
+    command = srun.with_plan_file(long, str(tmp_path / "plans"))
+    assert command.environ_set["SLURMDL_PLAN"] == f"file:{command.plan_file}"
+    assert plan.plan_from_environ(command.environ_set) == large
+    assert srun.with_plan_file(command, "/nowhere") == command
     (tmp_path / "file").touch()
     with pytest.raises(PlacementError, match="plan_dir"):
         srun.with_plan_file(long, str(tmp_path / "file"))
@@ -154,8 +154,8 @@ def run_task(shell, argv: list[str], rank: int, environ: dict[str, str] | None =
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("rank", range(len(PLAN)))
 def test_task_shell_sets_the_variables_of_each_task(shell, rank):
-    done = run_task(shell, ["env", "-0"], rank, {"at": "mine"})
-    variables = dict(pair.split("=", 1) for pair in done.stdout.split("\0") if pair)
+    proc = run_task(shell, ["env", "-0"], rank, {"at": "mine"})
+    variables = dict(pair.split("=", 1) for pair in proc.stdout.split("\0") if pair)
     node = PLAN.nodes[rank]
     role = PLAN.roles[rank]
     assert variables["SLURMDL_ROLE"] == role and variables["SLURMDL_ROLE_RANK"] == str(PLAN.roles[:rank].count(role))
@@ -168,12 +168,12 @@ def test_task_shell_sets_the_variables_of_each_task(shell, rank):
     assert plan.decode_plan(variables["SLURMDL_PLAN"]) == PLAN
     assert not [name for name in variables if name.startswith("_dl")]
     assert not variables.keys() & {"SLURMDL_TASK_SCRIPT", "SLURM_DISTRIBUTION"}
-    assert done.stderr == ""
+    assert proc.stderr == ""
 
 
-def test_task_shell_keeps_the_users_variables_and_lists_its_own():
-    done = run_task(("/bin/sh",), ["env"], 3, {"RANK": "7", "MASTER_ADDR": ""})
-    variables = dict(line.split("=", 1) for line in done.stdout.splitlines())
+def test_task_shell_keeps_user_variables_and_lists_added_ones():
+    proc = run_task(("/bin/sh",), ["env"], 3, {"RANK": "7", "MASTER_ADDR": ""})
+    variables = dict(line.split("=", 1) for line in proc.stdout.splitlines())
     assert (variables["RANK"], variables["MASTER_ADDR"], variables["WORLD_SIZE"]) == ("7", "", "6")
     inherited = step_command.inherited_variables(variables)
     assert "WORLD_SIZE" in inherited and "RANK" not in inherited and "MASTER_ADDR" not in inherited
@@ -184,8 +184,8 @@ def test_task_shell_keeps_the_users_variables_and_lists_its_own():
 @pytest.mark.parametrize("shell", SHELLS)
 def test_task_shell_passes_arguments_and_exit_status(shell):
     args = ["a  b", "it's", '"$(ls)"', "*", "", "two\nlines", "-n", "\\"]
-    done = run_task(shell, [sys.executable, "-c", "import sys; print(sys.argv[1:]); sys.exit(7)", *args], 0)
-    assert done.stdout == f"{args!r}\n" and done.returncode == 7
+    proc = run_task(shell, [sys.executable, "-c", "import sys; print(sys.argv[1:]); sys.exit(7)", *args], 0)
+    assert proc.stdout == f"{args!r}\n" and proc.returncode == 7
     assert run_task(shell, ["sh", "-c", "kill -9 $$"], 0).returncode == -9
     missing = run_task(shell, ["no-such-program"], 0)
     assert missing.returncode == 2 and missing.stderr == "slurmdl: no-such-program: No such file or directory\n"
@@ -229,16 +229,16 @@ def test_srun_cpus_per_task_depends_on_the_release(version, environ, expected):
 
 @pytest.mark.parametrize(("launcher", "option"), [("orterun", "--mpi=pmix"), ("mpiexec.hydra", "--mpi=pmi2"),
                                                   ("mpirun.of.another", None)])
-def test_mpi_type_option_is_that_of_the_mpi_in_path(tmp_path, launcher, option):
+def test_mpi_type_option_matches_the_mpi_in_path(tmp_path, launcher, option):
     (tmp_path / launcher).write_text("")
     (tmp_path / launcher).chmod(0o755)
     (tmp_path / "mpirun").symlink_to(launcher)
     for name in ("pmix", "pmi2"):
         (tmp_path / f"mpi_{name}.so").touch()
-    here, environ = slurm_config(plugins=f"/nowhere:{tmp_path}"), {"PATH": str(tmp_path)}
-    assert pmi.mpi_type_option(parse("p"), lambda: here, environ) == ([option] if option else [])
-    assert pmi.mpi_type_option(parse("--mpi=none", "p"), lambda: here, environ) == []
-    assert pmi.mpi_type_option(parse("p"), lambda: here, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
+    config, environ = slurm_config(plugins=f"/nowhere:{tmp_path}"), {"PATH": str(tmp_path)}
+    assert pmi.mpi_type_option(parse("p"), lambda: config, environ) == ([option] if option else [])
+    assert pmi.mpi_type_option(parse("--mpi=none", "p"), lambda: config, environ) == []
+    assert pmi.mpi_type_option(parse("p"), lambda: config, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
     assert pmi.mpi_type_option(parse("p"), slurm_config, environ) == [], "no such plugin"
 
 
@@ -272,34 +272,34 @@ def test_mpirun_that_lost_a_node_exits_with_76(tmp_path, text, status):
     call = "import os; from slurmdl.launch import srun, step_command as c; " \
            "file = c.InlineFile('', 'HOSTFILE', 'n1\\n'); " \
            "srun._exec_step(c.StepCommand(('mpirun', file), {}, (), c.NODE_LOST_MESSAGE), os.environ)"
-    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False, timeout=30,
+    proc = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False, timeout=30,
                           env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    assert (done.returncode, done.stdout) == (status, "out\nn1\n")
-    first, *more = done.stderr.splitlines()
+    assert (proc.returncode, proc.stdout) == (status, "out\nn1\n")
+    first, *messages = proc.stderr.splitlines()
     assert first == f"PRTE {text}"
-    assert len(more) == (status == 76)
-    assert all(line.startswith("slurmdl: mpirun has lost") for line in more)
+    assert len(messages) == (status == 76)
+    assert all(line.startswith("slurmdl: mpirun has lost") for line in messages)
 
 
 LAYOUT = step_layout.StepLayout((("n1", 2), ("n2", 1)))
 
 
 def test_build_plan_has_zone_costs():
-    plan, _ = plan_builder.build_plan(LAYOUT, two_level(["n1"], ["n2"]), SCORES, DlOptions())
+    plan, _ = step_plan.build_plan(LAYOUT, two_level(["n1"], ["n2"]), SCORES, DlOptions())
     assert plan.costs == {"z0|z0": 1e-3, "z0|z1": 0.02, "z1|z1": 1e-3}
 
 
 def test_build_plan_has_the_requested_pattern():
     topology, dl = two_level(["n1"], ["n2"]), DlOptions("gossip", comm_pattern="one-peer-exponential")
-    assert plan_builder.build_plan(LAYOUT, topology, SCORES, dl)[0].comm_pattern == "one-peer-exponential"
-    assert plan_builder.build_plan(LAYOUT, topology, SCORES, DlOptions())[0].comm_pattern == ""
+    assert step_plan.build_plan(LAYOUT, topology, SCORES, dl)[0].comm_pattern == "one-peer-exponential"
+    assert step_plan.build_plan(LAYOUT, topology, SCORES, DlOptions())[0].comm_pattern == ""
 
 
 def test_build_plan_with_matrices_has_no_pattern(tmp_path):
     file = tmp_path / "flow.csv"
     file.write_text("0,1,0\n0,0,1\n1,0,0\n")
     dl = DlOptions("gossip", comm_pattern=str(file))
-    plan, _ = plan_builder.build_plan(LAYOUT, two_level(["n1"], ["n2"]), SCORES, dl,
+    plan, _ = step_plan.build_plan(LAYOUT, two_level(["n1"], ["n2"]), SCORES, dl,
                                       traffic_file.load_traffic_matrices(dl))
     assert plan.comm_pattern == ""
 
@@ -321,10 +321,10 @@ def test_run_srun_with_an_invalid_option_is_a_usage_error(argv, facts):
 @pytest.mark.parametrize("argv", [["--version"], ["-V", "--dl-explain"]])
 def test_passthrough_options_run_plain_srun(argv):
     call = "import sys; from slurmdl.cli.main import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", call, "srun", *argv], capture_output=True, text=True,
+    proc = subprocess.run([sys.executable, "-c", call, "srun", *argv], capture_output=True, text=True,
                           env={**os.environ, "SLURM_JOB_ID": "1"}, check=False, timeout=30)
     plain = subprocess.run(["srun", "--version"], capture_output=True, text=True, check=False, timeout=30)
-    assert (done.returncode, done.stdout, done.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    assert (proc.returncode, proc.stdout, proc.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
 def test_option_after_the_program_is_passed_to_it_with_a_warning(tmp_path, monkeypatch, capsys):

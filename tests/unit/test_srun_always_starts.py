@@ -1,6 +1,6 @@
-"""`slurmdl srun` starts the user's step whatever fails, and leaves no files.
+"""`slurmdl srun` starts the user's step despite any failure, and leaves no files.
 
-Slurm's commands are scripts here, so that every failure can be injected; real steps run in tests/cluster.
+These tests replace Slurm's commands by scripts to inject every failure; real steps run in tests/cluster.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ PLAIN = [*ARGS, "plan none"]
     "options: {ps: 99}\n", "link_scores: {file: 7}\n"])
 def test_broken_configuration_file_does_not_prevent_the_step(job, text):
     job.configuration.write_text(text)
-    done = job.start(*ARGS)
-    assert done.stdout.splitlines() == PLAIN
-    assert done.returncode == 3
-    assert done.stderr.startswith("slurmdl: ")
-    assert done.stderr.endswith("; the step runs in srun's own order\n")
-    assert done.stderr.count("\n") == 1
+    proc = job.start(*ARGS)
+    assert proc.stdout.splitlines() == PLAIN
+    assert proc.returncode == 3
+    assert proc.stderr.startswith("slurmdl: ")
+    assert proc.stderr.endswith("; the step runs in srun's own order\n")
+    assert proc.stderr.count("\n") == 1
     strict = job.start("--dl-strict", *ARGS)
     assert (strict.stdout, strict.stderr.count("\n")) == ("", 1)
     assert strict.returncode >= 64
@@ -116,8 +116,8 @@ def test_broken_configuration_file_does_not_prevent_the_step(job, text):
 def test_options_of_the_submission_apply_despite_a_broken_configuration(job):
     job.configuration.write_text("planned: 1\n")
     strict = submission_record.new_record(dl_options.DlOptions(strict=True), {}).to_env_value()
-    done = job.start(*ARGS, SLURMDL_SUBMISSION=strict)
-    assert (done.returncode, done.stdout) == (65, "")
+    proc = job.start(*ARGS, SLURMDL_SUBMISSION=strict)
+    assert (proc.returncode, proc.stdout) == (65, "")
 
 
 def test_mpi_type_is_chosen_for_an_unmapped_step(job):
@@ -150,7 +150,7 @@ def test_step_without_a_map_starts_if_the_environment_is_too_long_with_it(job, m
     assert started.value.args[0] == [str(job.bin / "srun"), *ARGS]
 
 
-# --- plans that are too long for a variable ---
+# --- plans that exceed the size limit of a variable ---
 
 @pytest.fixture
 def large_job(tmp_path, monkeypatch) -> Job:
@@ -177,24 +177,24 @@ def files(folder: Path) -> list[Path]:
 
 def test_plan_file_is_removed_with_the_step(large_job):
     copy = large_job.folder / "copy"
-    done = large_job.start("program", PLAN_COPY=str(copy))
-    assert (done.returncode, done.stderr) == (3, "")
-    path = Path(done.stdout.splitlines()[-1].removeprefix("plan file:"))
+    proc = large_job.start("program", PLAN_COPY=str(copy))
+    assert (proc.returncode, proc.stderr) == (3, "")
+    path = Path(proc.stdout.splitlines()[-1].removeprefix("plan file:"))
     assert path.parent == large_job.plans
     assert len(plan.decode_plan(f"file:{copy}")) == 16_000
     assert files(large_job.plans) == []
 
 
 def test_link_at_the_path_of_a_plan_file_is_not_followed(large_job):
-    """Another user may write to the directory, and know the job ID and the process ID."""
-    precious = large_job.folder / "precious"
-    precious.write_text("mine")
-    start = f'ln -s {precious} {large_job.plans}/plan-71-$$; exec "$@"'
-    done = subprocess.run(["sh", "-c", start, "sh", sys.executable, "-m", "slurmdl", "srun", "program"],
+    """Another user with write access to the directory may guess the job ID and the process ID."""
+    target = large_job.folder / "precious"
+    target.write_text("mine")
+    start = f'ln -s {target} {large_job.plans}/plan-71-$$; exec "$@"'
+    proc = subprocess.run(["sh", "-c", start, "sh", sys.executable, "-m", "slurmdl", "srun", "program"],
                           capture_output=True, text=True, env=large_job.environ, timeout=60, check=False)
-    assert done.returncode == 3
-    assert "plan file:" in done.stdout
-    assert precious.read_text() == "mine"
+    assert proc.returncode == 3
+    assert "plan file:" in proc.stdout
+    assert target.read_text() == "mine"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -204,8 +204,8 @@ def test_plan_file_is_removed_when_a_signal_ends_the_step(large_job, number):
     args = list(iter(child.stdout.readline, "up\n"))
     path, = files(large_job.plans)
     assert f"plan file:{path}\n" in args
-    found = path.stat()
-    assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o600, os.geteuid())
+    status = path.stat()
+    assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, os.geteuid())
     child.send_signal(number)
     child.communicate(timeout=30)
     assert child.returncode == -number
@@ -213,8 +213,8 @@ def test_plan_file_is_removed_when_a_signal_ends_the_step(large_job, number):
 
 
 def test_dry_run_writes_no_plan_file(large_job):
-    done = large_job.start("--dl-dry-run", "program")
-    assert "export SLURMDL_PLAN=file:PLAN\n" in done.stdout
+    proc = large_job.start("--dl-dry-run", "program")
+    assert "export SLURMDL_PLAN=file:PLAN\n" in proc.stdout
     assert files(large_job.plans) == []
 
 
@@ -227,10 +227,10 @@ def test_plan_dir_that_is_a_link_of_another_user_is_rejected(large_job):
     link.symlink_to(large_job.plans)
     os.lchown(link, 12345, 12345)
     large_job.configuration.write_text(f"plan_dir: {link}\n")
-    done = large_job.start("program")
-    assert done.stdout.splitlines()[-1] == "plan none"
-    assert done.stderr.startswith(f"slurmdl: {link}: the plan cannot be written (a symbolic link of another user)")
-    assert done.stderr.endswith("; the step runs in srun's own order\n")
+    proc = large_job.start("program")
+    assert proc.stdout.splitlines()[-1] == "plan none"
+    assert proc.stderr.startswith(f"slurmdl: {link}: the plan cannot be written (a symbolic link of another user)")
+    assert proc.stderr.endswith("; the step runs in srun's own order\n")
 
 
 @needs_root
@@ -257,8 +257,8 @@ def test_port_in_use_is_not_picked(monkeypatch, family, address):
     with socket.socket(family) as server:
         server.bind((address, 0))
         server.listen()
-        taken = server.getsockname()[1]
-        drawn = [taken - 10_000, taken - 10_000, 21_999]
+        used_port = server.getsockname()[1]
+        drawn = [used_port - 10_000, used_port - 10_000, 21_999]
         monkeypatch.setattr(secrets, "randbelow", lambda below: drawn.pop(0) if below == 22_000 else 0)
         assert task_command.pick_free_port() == 31_999
 
@@ -276,7 +276,7 @@ Site = tuple[CodeType, int, CodeType]
 
 
 class Calls:
-    """The calls of the package from the reading of the submission record to the start of the step."""
+    """Calls within the package, from reading the submission record to the start of the step."""
 
     def __init__(self, fault: Exception | None = None, site: Site | None = None) -> None:
         self.sites: dict[Site, None] = {}
@@ -325,7 +325,7 @@ JOBS = {"mapped": {}, "shrunk": {"SLURMDL_SUBMISSION": LATE.to_env_value(), "SLU
 
 
 @pytest.mark.parametrize("variables", JOBS.values(), ids=JOBS)
-def test_fault_in_any_call_costs_the_map_but_not_the_step(job, started, capfd, monkeypatch, variables):
+def test_fault_in_any_call_starts_the_step_without_a_map(job, started, capfd, monkeypatch, variables):
     """With --dl-strict the fault is an error."""
     job.configuration.write_text("options: {strategy: gossip, explain: true}\nlink_scores: {max_age: 60}\n")
     for name, value in variables.items():
@@ -343,17 +343,18 @@ def test_fault_in_any_call_costs_the_map_but_not_the_step(job, started, capfd, m
     assert {function.__code__ for function in expected} <= {code for _, _, code in calls.sites}
     capfd.readouterr()
     for fault, site in zip(itertools.cycle(FAULTS), calls.sites, strict=False):
-        place = f"{site[2].co_qualname if sys.version_info >= (3, 11) else site[2].co_name}, called in line {site[1]}"
+        function = site[2].co_qualname if sys.version_info >= (3, 11) else site[2].co_name
+        location = f"{function}, called in line {site[1]}"
         faulty_calls = Calls(fault, site)
         result = run(faulty_calls, args)
-        assert faulty_calls.fault is None, f"{place}: not reached again"
-        assert isinstance(result, Started), f"{place}: {result!r}"
+        assert faulty_calls.fault is None, f"{location}: not reached again"
+        assert isinstance(result, Started), f"{location}: {result!r}"
         stderr = capfd.readouterr().err
         if result.args[0] != plain:
-            assert "--distribution=arbitrary" in result.args[0], place
+            assert "--distribution=arbitrary" in result.args[0], location
             continue
         assert "SLURMDL_PLAN" not in result.args[1]
-        assert "; the step runs in srun's own order" in stderr or site[2].co_name == "warn", place
+        assert "; the step runs in srun's own order" in stderr or site[2].co_name == "warn", location
         strict = run(Calls(fault, site), ["--dl-strict", *args])
-        assert not isinstance(strict, Started), place
+        assert not isinstance(strict, Started), location
         capfd.readouterr()

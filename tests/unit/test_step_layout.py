@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slurmdl.errors import PlacementError
 from slurmdl.slurm import getopt, srun_options
-from slurmdl.slurm.allocation import Allocation
+from slurmdl.slurm.jobs import Allocation
 from slurmdl.slurm.step_layout import StepLayout, block_distribution, compute_step_layout, parse_step_request
 
 EVEN = Allocation(1, ("n1", "n2", "n3", "n4"), (4, 4, 4, 4), (1, 1, 1, 1))

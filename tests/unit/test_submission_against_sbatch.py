@@ -51,7 +51,7 @@ def args(draw) -> list[str]:
     return [spelled, value] if required and draw(st.booleans()) else [f"{spelled}={value}"]
 
 
-def quoted(word: str) -> str:
+def quote_blanks(word: str) -> str:
     # a blank is quoted: before 24.05 an escaped blank ends the argument
     return "".join("\\" + c if c in "\\\"'#" else "' '" if c == " " else c for c in word) if word else '""'
 
@@ -61,7 +61,7 @@ def scripts(draw) -> str:
     lines = ["#!/bin/sh"]
     for group in draw(st.lists(st.lists(args(), max_size=2), max_size=4)):
         lines.append("#SBATCH" + draw(st.sampled_from([" ", "\t ", ""]) if not group else st.just(" "))
-                     + " ".join(quoted(word) for option in group for word in option)
+                     + " ".join(quote_blanks(word) for option in group for word in option)
                      + draw(st.sampled_from(["", " # -N 9", "  "])))
         lines += draw(st.sampled_from([[], ["# comment"], [""], ["   #SBATCH -N 7"], ["# SBATCH -N 7"]]))
     return "\n".join([*lines, "true", "#SBATCH --nodes=13", ""])
@@ -78,12 +78,12 @@ def unreachable(tmp_path_factory):
 
 def query_sbatch(directory, argv, script, environ) -> dict[str, str] | None:
     """The options that sbatch prints; None if it rejects them."""
-    done = subprocess.run(["sbatch", "-vv", "--test-only", *argv], input=script, text=True, timeout=20, check=False,
+    proc = subprocess.run(["sbatch", "-vv", "--test-only", *argv], input=script, text=True, timeout=20, check=False,
                           capture_output=True, env={"PATH": os.environ["PATH"], "LC_ALL": "C", **environ,
                                                     "SLURM_CONF": f"{directory}/slurm.conf"})
-    if "defined options" not in done.stderr:
+    if "defined options" not in proc.stderr:
         return None
-    pairs = (line.removeprefix("sbatch: ").split(": ", 1) for line in done.stderr.splitlines() if " : " in line)
+    pairs = (line.removeprefix("sbatch: ").split(": ", 1) for line in proc.stderr.splitlines() if " : " in line)
     # both names of the setting show the value of the later one
     names = ((name.strip(), value) for name, value in pairs)
     return {"requeue" if name == "no-requeue" else name: value for name, value in names
@@ -106,12 +106,12 @@ def format_settings(job: submission.Submission) -> dict[str, str]:
 @settings(max_examples=150, deadline=None)
 @given(script=scripts(), options=st.lists(args(), max_size=4), arguments=st.sampled_from([[], ["-N", "9"]]),
        environ=st.fixed_dictionaries({}, optional={k: st.sampled_from(v) for k, v in VARIABLES.items()}))
-def test_options_equal_those_of_sbatch(unreachable, script, options, arguments, environ):
+def test_options_equal_sbatch(unreachable, script, options, arguments, environ):
     path = unreachable / "job.sh"
     path.write_text(script)
     argv = [word for option in options for word in option] + [str(path), *arguments]
     expected = query_sbatch(unreachable, argv, "", environ)
-    parsed = submission.parse_submission(argv, environ, {})
+    parsed = submission.parse_submission(argv, environ)
     assume(expected is not None)  # sbatch rejects it also at the submission
     assert parsed.argv == tuple(argv)
     if parsed.request.unplaceable_reason.endswith("is not understood"):
@@ -124,24 +124,24 @@ def test_options_equal_those_of_sbatch(unreachable, script, options, arguments, 
 
 @pytest.mark.parametrize("argv", [["--ntasks-per-n", "2"], ["--mem-per-c=1G"], ["-Hc4"], ["-HN", "2-3"],
                                   ["--exclusi=user"], ["-N2", "--", "job.sh"], ["--tasks-per-node=3"], ["-k", "-N1"]])
-def test_spellings_equal_those_of_sbatch(unreachable, argv, tmp_path, monkeypatch):
+def test_spellings_equal_sbatch(unreachable, argv, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
     args = argv if argv[-1] == "job.sh" else [*argv, "job.sh"]
     expected = query_sbatch(unreachable, args, "", {})
     assert expected
-    parsed = submission.parse_submission(args, {}, {})
+    parsed = submission.parse_submission(args, {})
     assert format_settings(parsed) == expected
     assert list(parsed.argv[parsed.options_end:]) == args[args.index("job.sh") - ("--" in args):]
 
 
 @pytest.mark.parametrize("argv", [["--wrap", "true"], ["--wrap=true", "-N2"], ["-N2", "--wra", "--", "-n4"]])
 def test_wrap_reads_no_script(unreachable, argv):
-    assert format_settings(submission.parse_submission(argv, {}, {})) == query_sbatch(unreachable, argv, "", {})
+    assert format_settings(submission.parse_submission(argv, {})) == query_sbatch(unreachable, argv, "", {})
 
 
 @pytest.mark.parametrize(("nodes", "tasks"), [("4", "2"), ("2-4", "3"), ("2-4", "1"), ("2-4", "4"), ("2", "8")])
 def test_node_range_is_limited_by_tasks(unreachable, nodes, tasks):
     argv = ["-N", nodes, "-n", tasks, "--wrap=true"]
     min_nodes, _, max_nodes = query_sbatch(unreachable, argv, "", {})["nodes"].partition("-")
-    assert submission.parse_submission(argv, {}, {}).request.nodes == (int(min_nodes), int(max_nodes or min_nodes))
+    assert submission.parse_submission(argv, {}).request.nodes == (int(min_nodes), int(max_nodes or min_nodes))

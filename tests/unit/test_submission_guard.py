@@ -22,7 +22,7 @@ ZONES = "SwitchName=z1 Nodes=n[1-3]\nSwitchName=z2 Nodes=n[4-6]\nSwitchName=top 
 
 
 class SubmitCalled(BaseException):
-    """Raised in place of the start of sbatch, after which this process would not exist."""
+    """Raised instead of the start of sbatch, which would replace this process."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None) -> None:
         super().__init__(argv)
@@ -65,9 +65,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(*words: str) -> SubmitCalled:
-    with pytest.raises(SubmitCalled) as raised:
+    with pytest.raises(SubmitCalled) as call:
         main(["sbatch", *words])
-    return raised.value
+    return call.value
 
 
 @contextlib.contextmanager
@@ -88,9 +88,9 @@ def fault_at(number: int, calls: list[str]) -> Iterator[None]:
             return
         if not calls and code is not sbatch.SubmissionAttempt.choose_binding.__code__:
             return
-        place = (code, caller.f_code, caller.f_lineno)
-        if place not in known_sites:
-            known_sites.add(place)
+        call_site = (code, caller.f_code, caller.f_lineno)
+        if call_site not in known_sites:
+            known_sites.add(call_site)
             calls.append(f"{code.co_filename}:{code.co_name}")
             if len(calls) == number:
                 raise Fault(f"in {calls[-1]}")
@@ -105,15 +105,15 @@ def fault_at(number: int, calls: list[str]) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a generator that is closed
-def test_fault_in_any_call_leaves_the_users_arguments(site, capsys, monkeypatch):
-    monkeypatch.setattr("time.time_ns", lambda: 0)  # decides the zone, and so the calls
+def test_fault_in_any_call_submits_the_unchanged_arguments(site, capsys, monkeypatch):
+    monkeypatch.setattr("time.time_ns", lambda: 0)  # determines the zone, and thereby the calls
     words = ["-J", "a  b", "--dl-explain", "--dl-place=pack", "job.sh", "--dl-x", "1"]
-    own = [f"{site}/sbatch", "-J", "a  b", "job.sh", "--dl-x", "1"]
+    expected_argv = [f"{site}/sbatch", "-J", "a  b", "job.sh", "--dl-x", "1"]
     submit(*words)  # imports the modules
     calls: list[str] = []
     with fault_at(0, calls):
         bound = submit(*words).argv
-    assert [word[:8] for word in bound if word not in own] == ["--prefer"]
+    assert [word[:8] for word in bound if word not in expected_argv] == ["--prefer"]
     assert len(calls) > 300, "from the script to the explanation"
     capsys.readouterr()
     for number in range(1, len(calls) + 1):
@@ -123,7 +123,7 @@ def test_fault_in_any_call_leaves_the_users_arguments(site, capsys, monkeypatch)
         stderr = capsys.readouterr().err
         assert len(reached) >= number, "fault not raised"
         if f"Fault: in {reached[number - 1]}" in stderr:
-            assert call.argv == own, reached[number - 1]
+            assert call.argv == expected_argv, reached[number - 1]
         else:  # a fault while scores are loaded costs only the scores
             assert call.argv == bound, (reached[number - 1], stderr)
         assert "Traceback" not in stderr
@@ -219,12 +219,12 @@ def run(site: Path, *words: str, shell: str = 'exec "$@"', output: str = "") -> 
 def test_directives_of_any_length_are_submitted(lines, added, stderr, strategy, site):
     (site / "config/slurmdl/slurmdl.yaml").unlink()
     (site / "job.sh").write_text(SCRIPT.replace("slurmdl srun", f"{lines}\nslurmdl srun"))
-    done = run(site, "-J", "x", "job.sh")
-    assert (done.returncode, done.stdout) == (0, "")
+    proc = run(site, "-J", "x", "job.sh")
+    assert (proc.returncode, proc.stdout) == (0, "")
     words = (site / "args").read_text()
     assert words.startswith("<-J><x>" + added) and words.endswith("<job.sh>")
     assert added or words == "<-J><x><job.sh>"
-    assert stderr in done.stderr and bool(done.stderr) == bool(stderr) and len(done.stderr) < 10_000
+    assert stderr in proc.stderr and bool(proc.stderr) == bool(stderr) and len(proc.stderr) < 10_000
     text = (site / "record").read_text()
     assert (submission_record.parse_record(text).options.strategy if text else None) == strategy
 
@@ -232,16 +232,16 @@ def test_directives_of_any_length_are_submitted(lines, added, stderr, strategy, 
 @pytest.mark.parametrize("shell", ['"$@" <&-', '"$@" >&-', '"$@" 2>&-', '"$@" 2>/dev/full', '"$@" <&- >&- 2>&-'])
 @pytest.mark.parametrize("words", [["-n9", "--wrap=true"], ["--dl-place=pack", "--dl-explain", "-N2", "--wrap=true"]])
 def test_closed_or_full_streams_do_not_prevent_submission(shell, words, site):
-    done = run(site, *words, shell=shell)
-    assert (done.returncode, done.stdout) == (0, "")
+    proc = run(site, *words, shell=shell)
+    assert (proc.returncode, proc.stdout) == (0, "")
     assert "<--wrap=true>" in (site / "args").read_text()
     assert ("--prefer=z" in (site / "args").read_text()) == ("-N2" in words)
 
 
 def test_unreadable_script_is_left_to_sbatch(site):
-    done = run(site, "-N2", shell='"$@" <&-')
-    assert (done.returncode, (site / "args").read_text()) == (0, "<-N2>")
-    assert "Slurm chooses the nodes: the script standard input cannot be read" in done.stderr
+    proc = run(site, "-N2", shell='"$@" <&-')
+    assert (proc.returncode, (site / "args").read_text()) == (0, "<-N2>")
+    assert "Slurm chooses the nodes: the script standard input cannot be read" in proc.stderr
 
 
 @pytest.mark.parametrize(("output", "options"), [
@@ -252,9 +252,9 @@ def test_unreadable_script_is_left_to_sbatch(site):
     ("Submitted batch job 3 of 9\\n not Submitted batch job 4\\n%05000d\\nSubmitted batch job 71\\n", []),
 ])
 def test_only_the_submitted_job_is_updated(output, options, site):
-    done = run(site, "--dl-place=pack", "-N2", *options, "--wrap=slurmdl srun true", output=output)
-    assert done.returncode == 0
-    assert done.stdout == output.replace("\\n", "\n") % (0 if "%" in output else ())
+    proc = run(site, "--dl-place=pack", "-N2", *options, "--wrap=slurmdl srun true", output=output)
+    assert proc.returncode == 0
+    assert proc.stdout == output.replace("\\n", "\n") % (0 if "%" in output else ())
     queries = [line for line in (site / "queries").read_text().splitlines() if "ob" in line]
     assert queries == ["-o show job 71", "update JobId=71 Prefer="]
 

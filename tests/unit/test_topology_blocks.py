@@ -22,7 +22,7 @@ def parsed(tmp_path: Path, blocks: int, sizes: str = "", nodes: int = 4) -> Topo
     (1, "4,8", []),
     (2, "4", []),
     (2, "4,8", ["b[1-2]"]),
-    (3, "4,8", ["b[1-2]"]),                    # no aggregate of b3 only
+    (3, "4,8", ["b[1-2]"]),                    # no aggregate with b3 alone
     (4, "4,16", ["b[1-4]"]),
     (5, "4,16", ["b[1-4]"]),
     (6, "4,16", ["b[1-4]", "b[5-6]"]),         # the last aggregate may be incomplete
@@ -50,17 +50,17 @@ def test_aggregates_follow_line_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sizes", ["4,12", "4,6", "8,4", "4,131073", f"1,{2**16}"])
 def test_block_sizes_not_power_of_two_apart_are_rejected(tmp_path: Path, sizes: str) -> None:
-    with pytest.raises(InputError, match="power of two") as caught:
+    with pytest.raises(InputError, match="power of two") as error:
         parsed(tmp_path, 2, sizes)
-    assert caught.value.line == 3
+    assert error.value.line == 3
 
 
 def test_undersized_block_is_rejected_but_empty_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "topology.conf"
     path.write_text('BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=""\nBlockName=b3 Nodes=n3\nBlockSizes=2\n')
-    with pytest.raises(InputError, match="'b3' has 1 nodes; expected at least 2, as in BlockSizes") as caught:
+    with pytest.raises(InputError, match="'b3' has 1 nodes; expected at least 2, as in BlockSizes") as error:
         topology_conf.parse_topology_conf(str(path))
-    assert caught.value.line == 3
+    assert error.value.line == 3
     path.write_text('BlockName=b1 Nodes=""\nBlockName=b2 Nodes=n[1-2]\nBlockName=b3 Nodes=n3\n')
     with pytest.raises(InputError, match="at least 2, as in the first block"):
         topology_conf.parse_topology_conf(str(path))

@@ -11,9 +11,8 @@ import pytest
 
 from slurmdl.cli.main import main
 from slurmdl.topology import load
-from slurmdl.topology.svg_layout import svg_document
+from slurmdl.topology.svg import MAX_DOTS, draw_topology, svg_document
 from slurmdl.topology.topology import Topology
-from slurmdl.topology.topology_svg import MAX_DOTS, draw_topology
 from slurmdl.topology.write import checked_hostlist
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +190,7 @@ def test_diff_of_two_files(capsys: pytest.CaptureFixture[str], golden: Golden) -
     golden("topology/diff.txt", capsys.readouterr().out)
 
 
-def test_diff_of_blocks_and_of_several(capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_of_blocks_and_of_several_topologies(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.conf").write_text("BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2\n")
     Path("b.conf").write_text("BlockName=b2 Nodes=n[3-4]\nBlockName=b1 Nodes=n[1-2]\nBlockSizes=2\n")
     topology("diff", "a.conf", "b.conf", status=1)

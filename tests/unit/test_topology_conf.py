@@ -99,12 +99,12 @@ def test_blocks(tmp_path: Path) -> None:
     ("# a\nSwitchName=s1 \\\n  Nodes=n1 Bogus=2\n", 2, "unknown key"),
 ])
 def test_rejected_line_names_file_line_and_text(tmp_path: Path, text: str, line: int, says: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as error:
         parsed(tmp_path, text)
-    message = str(caught.value)
+    message = str(error.value)
     assert message.startswith(f"{tmp_path}/topology.conf:{line}: ")
     assert says in message
-    assert caught.value.text
+    assert error.value.text
     assert "\n" not in message
 
 

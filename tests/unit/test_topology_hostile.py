@@ -1,4 +1,4 @@
-"""Hostile files: each is rejected in one line that names it, within 2 s of CPU and 1 GB including Python's start."""
+"""Hostile files are rejected with a one-line error that names the file, within 2 s of CPU time and 1 GB of memory."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def rejection(path: Path, *command: str, name: str | None = None) -> str:
     argv = [sys.executable, "-m", "slurmdl", *(command or ("topology", "show", str(path)))]
     if os.geteuid() == 0:  # drop root's right to read all files
         argv = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *argv]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, preexec_fn=limit, check=False,
+    proc = subprocess.run(argv, capture_output=True, text=True, timeout=60, preexec_fn=limit, check=False,
                           stdin=subprocess.DEVNULL, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
-    assert done.returncode == 65, f"exit status {done.returncode}: {done.stderr[-1000:]}"
-    assert len(done.stderr.splitlines()) == 1, done.stderr[-1000:]
-    assert done.stderr.startswith("slurmdl: ")
-    assert len(done.stderr) < 1000 + len(str(path))
-    assert (name or path.name) in done.stderr
-    return done.stderr
+    assert proc.returncode == 65, f"exit status {proc.returncode}: {proc.stderr[-1000:]}"
+    assert len(proc.stderr.splitlines()) == 1, proc.stderr[-1000:]
+    assert proc.stderr.startswith("slurmdl: ")
+    assert len(proc.stderr) < 1000 + len(str(path))
+    assert (name or path.name) in proc.stderr
+    return proc.stderr
 
 
 S1 = "SwitchName=s1 Nodes=n1\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import networkx
 import numpy as np
@@ -83,6 +84,17 @@ def test_graph_attributes_and_equal_zone_and_node_names() -> None:
     assert graph.nodes["zone", "x"] == {"level": 0, "uplink_bandwidth": 1e9}
     assert graph.nodes["zone", "top"] == {"level": 1}
     assert set(graph.edges) == {(("zone", "top"), ("zone", "x")), (("zone", "x"), ("node", "x"))}
+
+
+def test_graphml_has_all_zones_nodes_and_links() -> None:
+    topology = build_topology([ZoneDecl("x", nodes=("x", "n&2"), link_speed=8000), ZoneDecl("top", ("x",))],
+                              kind="tree", source="")
+    graph = networkx.parse_graphml(write.format_topology(TopologySet.single(topology), None, "graphml"))
+    assert set(graph.edges) == {("zone:top", "zone:x"), ("zone:x", "node:x"), ("zone:x", "node:n&2")}
+    assert graph.nodes["zone:x"] == {"level": 0, "uplink_bandwidth": 1e9}
+    blocks = TopologySet.single(replace(topology, kind="block", block_sizes=(2,)))
+    assert [loss.partition(":")[0] for loss in write.conversion_losses(blocks, None, "graphml")] == [
+        "BlockSizes of default"]
 
 
 def test_graph_without_networkx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

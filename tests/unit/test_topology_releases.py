@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slurmdl.cluster import scontrol_parser
-from slurmdl.topology import topology_conf, topology_yaml
+from slurmdl.topology import load, topology_conf
 from slurmdl.topology.scontrol_topology import parse_scontrol_topologies, parse_show_topology
 from slurmdl.topology.topology import Topology
 
@@ -41,7 +41,7 @@ def test_24_11_speed() -> None:
 
 
 def test_aggregates_equal_slurm_list() -> None:
-    """The reader derives aggregates from BlockSizes; the controller's own list is the oracle."""
+    """The reader derives aggregates from BlockSizes; the controller's list is the oracle."""
     from_file = zones(topology_conf.parse_topology_conf(str(DATA / "topology-24.11.5-block.conf")))
     assert from_file["b[1-2]"] == (1, "b[1-4]", ("n1", "n2", "n3", "n4"))
     assert from_file["b[3-4]"] == (1, "b[1-4]", ("n5", "n6", "n7", "n8", "n9"))
@@ -53,7 +53,7 @@ def test_aggregates_equal_slurm_list() -> None:
     ("26.05.5-ring", {"rings": "ring", "cube": "torus3d", "flat": "flat"}, "rings"),
 ])
 def test_26_05(name: str, kinds: dict[str, str], default: str) -> None:
-    from_file = topology_yaml.load_topology_yaml(str(DATA / f"topology-{name}.yaml"))
+    from_file = load.load_topology_file(str(DATA / f"topology-{name}.yaml"))
     from_controller = parse_scontrol_topologies(scontrol_output(name))
     for topologies in (from_file, from_controller):
         assert {topology.name: topology.kind for topology in topologies.topologies} == kinds

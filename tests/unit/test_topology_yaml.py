@@ -128,9 +128,9 @@ def test_rings_and_tori_are_one_zone_each(tmp_path: Path, text: str, nodes: tupl
     ("just words\n", 1, "expected a map"),
 ])
 def test_rejected_input_names_file_and_line(tmp_path: Path, text: str, line: int, expected: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as error:
         parsed(tmp_path, text)
-    message = str(caught.value)
+    message = str(error.value)
     assert message.startswith(f"{tmp_path}/topology.yaml:{line}: ")
     assert expected in message
     assert "\n" not in message
@@ -150,7 +150,7 @@ def test_too_many_names_in_total_are_rejected(tmp_path: Path) -> None:
 
 
 def test_controller_dump() -> None:
-    """The output of `show topoconf` among that of other commands."""
+    """The output of `show topoconf` between outputs of other commands."""
     dump = "---\n- topology: a\n  cluster_default: false\n  flat: true\n" + "".join(
         f"  {line}" if i else f"- {line}" for i, line in enumerate(TREE.splitlines(keepends=True)))
     topologies = scontrol_topology.parse_scontrol_topologies(

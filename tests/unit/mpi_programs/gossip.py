@@ -22,7 +22,7 @@ CONFIGS = {
     "adaptive": StrategyConfig("adaptive-gossip", "base-2", compression="int4", drift_threshold=0.03,
                                trigger_warmup=5),
     "push": StrategyConfig("gossip", "random-matching", asynchronous=True),
-    "adaptive-push": StrategyConfig("adaptive-gossip", "link-aware", asynchronous=True, compression="fp16",
+    "adaptive-push": StrategyConfig("adaptive-gossip", "zone-aware", asynchronous=True, compression="fp16",
                                     drift_threshold=0.03),
     "local-sgd": StrategyConfig("local-sgd", "ring", compression="int8", period=4),
     "local-sgd by drift": StrategyConfig("local-sgd", "ring", trigger="drift", drift_threshold=0.03,
@@ -33,7 +33,7 @@ WORKER_OPTIONS: dict[str, Any] = {"size": SIZE, "update": noise(0.01), "zones": 
 
 
 class RecordingComm:
-    """A communicator that records calls of methods other than those for point-to-point messages."""
+    """A communicator that records calls of all methods except point-to-point messages."""
 
     POINT_TO_POINT = ("Isend", "Irecv", "Iprobe", "Get_rank", "Get_size")
 

@@ -21,7 +21,7 @@ from slurmdl.train.p2p import CHUNK_BYTES, MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer import models
-from slurmdl.train.trainer.data import load_dataset
+from slurmdl.train.trainer.data_readers import load_dataset
 from slurmdl.train.transports.mpi import MpiTransport
 from slurmdl.train.world import World
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import numpy as np
 
 from slurmdl.train.library.startup import init
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.trainer import optimizers, virtual_run
-from slurmdl.train.trainer.data import load_dataset
+from slurmdl.train.trainer import optimizers, trainer
+from slurmdl.train.trainer.data_readers import load_dataset
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.workloads import ImageClassification
 from slurmdl.train.transports.transport import Transport
@@ -31,10 +32,9 @@ CASES = {
     "base": "--strategy gossip --comm-pattern base-2",
     "exponential": "--strategy gossip --comm-pattern one-peer-exponential --optimizer adamw --lr 0.003",
     "ps": "--strategy ps --ps 2",
-    "adaptive": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --drift-threshold 0.05 "
-                "--trigger-warmup 5",
+    "adaptive": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --drift-threshold 0.05",
     "local-sgd": "--strategy local-sgd --compression int8 --period 8",
-    "local-sgd by drift": "--strategy local-sgd --trigger drift --trigger-warmup 4",
+    "local-sgd by drift": "--strategy local-sgd --trigger drift",
 }
 
 
@@ -51,7 +51,8 @@ class LoggingP2P(MeteredP2P):
 def run_case(case: str, transport: Transport, environ: dict[str, str]) -> dict[str, Any]:
     """Run a case on one rank; return its message log, bytes by locality level, and final parameters."""
     options = parse_train_options([*COMMON, *CASES[case].split()], {})
-    run = init(options.strategy_config, seed=options.seed, environ=environ, transport=transport)
+    config = replace(options.strategy_config, trigger_warmup=5)
+    run = init(config, seed=options.seed, environ=environ, transport=transport)
     log: list[tuple[int, int, int]] = []
     run.p2p.__class__ = LoggingP2P
     run.p2p.log = log
@@ -78,12 +79,12 @@ def run_case(case: str, transport: Transport, environ: dict[str, str]) -> dict[s
 def run_virtual_case(case: str) -> list[dict[str, Any]]:
     """Results of `run_case` on all virtual ranks."""
     options = parse_train_options([*COMMON, *CASES[case].split()], {})
-    return list(virtual_run.run_virtual(options, lambda transport, environ: run_case(case, transport, environ)))
+    return list(trainer.run_virtual(options, lambda transport, environ: run_case(case, transport, environ)))
 
 
 if __name__ == "__main__":
     transport = init_mpi()
-    nodes, zones = virtual_run.rank_places(parse_train_options(COMMON, {}))
-    environ = virtual_run.rank_environ(nodes[transport.rank], zones[transport.rank])
+    nodes, zones = trainer.rank_places(parse_train_options(COMMON, {}))
+    environ = trainer.rank_environ(nodes[transport.rank], zones[transport.rank])
     results = {case: run_case(case, transport, environ) for case in CASES}
     Path(sys.argv[1], str(transport.rank)).write_bytes(pickle.dumps(results))

@@ -11,7 +11,7 @@ from placing import cluster, node
 
 from slurmdl.cluster.snapshot import Reservation
 from slurmdl.job_request import JobRequest
-from slurmdl.launch import sbatch_test_only
+from slurmdl.launch import binding, job_start
 from slurmdl.launch.submission import SubmitCommand
 
 OUTPUT = "sbatch: Job 250 to start at {} using 2 processors on nodes n[1-2] in partition main\n"
@@ -19,10 +19,10 @@ OUTPUT = "sbatch: Job 250 to start at {} using 2 processors on nodes n[1-2] in p
 
 @pytest.mark.parametrize("output", [OUTPUT, OUTPUT.replace("using", "a using")], ids=["22.05", "26.05"])
 def test_parse_test_only(output: str) -> None:
-    start = sbatch_test_only.parse_test_only("sbatch: Warning: first\n" + output.format("2026-11-21T15:57:42"))
+    start = job_start.parse_test_only("sbatch: Warning: first\n" + output.format("2026-11-21T15:57:42"))
     assert start is not None
-    assert start.nodes == ("n1", "n2")
-    assert time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start.timestamp)) == "2026-11-21T15:57:42"
+    assert start[1] == ["n1", "n2"]
+    assert time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start[0])) == "2026-11-21T15:57:42"
 
 
 @pytest.mark.parametrize("text", [
@@ -30,7 +30,7 @@ def test_parse_test_only(output: str) -> None:
     OUTPUT.format("9999999-01-01T00:00:00"), "Job 1 to start at 2026-11-21T15:57:42 using 2 processors on nodes n[1-",
 ])
 def test_parse_test_only_of_other_output_is_none(text: str) -> None:
-    assert sbatch_test_only.parse_test_only(text) is None
+    assert job_start.parse_test_only(text) is None
 
 
 @pytest.mark.parametrize(("request_", "reason"), [
@@ -40,10 +40,10 @@ def test_parse_test_only_of_other_output_is_none(text: str) -> None:
 def test_unpredictable_start_reason(request_: JobRequest, reason: str) -> None:
     snapshot = replace(cluster(node("n1"), node("n2")),
                    reservations=(Reservation("now", ("n1",)), Reservation("later", ("n2",), active=False)))
-    result = sbatch_test_only.unpredictable_start_reason(request_, snapshot, ("n1",))
+    result = binding.unpredictable_start_reason(request_, snapshot, ("n1",))
     assert (reason in result) and bool(reason) == bool(result)
     if not request_.reservation:
-        assert sbatch_test_only.unpredictable_start_reason(request_, snapshot, ("n1", "n2"))
+        assert binding.unpredictable_start_reason(request_, snapshot, ("n1", "n2"))
 
 
 def run_test_only(tmp_path: Path, shell: str) -> str:
@@ -52,7 +52,7 @@ def run_test_only(tmp_path: Path, shell: str) -> str:
     program.chmod(0o755)
     command = SubmitCommand((str(program), "-N2", "--nodelist=n[1-2]"), {"PATH": "/usr/bin:/bin"},
                             stdin=b"#!/bin/sh\n\xff")
-    return sbatch_test_only.not_starting_reason(command, ("n1", "n2"))
+    return job_start.not_starting_reason(command, ("n1", "n2"))
 
 
 @pytest.mark.parametrize(("seconds", "nodes", "reason"), [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmdl.launch.plan_builder import MAX_ZONES, compute_zone_costs
+from slurmdl.launch.step_plan import MAX_ZONES, compute_zone_costs
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.iteration_cost import network_links
 from slurmdl.topology.source import ZoneDecl, build_topology
