@@ -22,7 +22,7 @@ from pathlib import Path
 
 from slurmdl.errors import UsageError
 from slurmdl.sandbox import delay_relay
-from slurmdl.sandbox.qdisc import MTU, tbf_args
+from slurmdl.sandbox.veth_links import MTU, tbf_args
 from slurmdl.units import parse_bit_rate, parse_duration, parse_fraction
 
 STATE = Path("/run/links.json")

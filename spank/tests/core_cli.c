@@ -1,5 +1,5 @@
-/* Command line of the core, for tests that compare it with Python. One request per line on standard input, fields
- * separated by tabs: option NAME VALUE; role SIZE RANK PS_RANKS ZONE_RANKS; nodes RANK TEXT. One answer per line. */
+/* Command line of the core, for tests that compare it with Python. Each input line is a request with fields separated
+ * by tabs: option NAME VALUE; role SIZE RANK PS_RANKS ZONE_RANKS; nodes RANK TEXT. The answer is one line. */
 #define _GNU_SOURCE
 #include "../core/options.h"
 #include "../core/task.h"

@@ -162,7 +162,7 @@ static void nodes(void)
 	}
 }
 
-/* a valid mapped task; each case changes one field */
+/* Return a valid mapped task; each case changes one field. */
 static struct dl_task mapped(void)
 {
 	return (struct dl_task){.rank = 4, .size = 6, .step = 1003, .mapped = true, .map_size = "6", .ps_ranks = "0,3",
@@ -186,7 +186,7 @@ static void tasks(void)
 	dl_task_env_fill(&task, &env);
 	CHECK(!strcmp(env.role, "worker") && env.role_rank == 3, "%s %u", env.role, env.role_rank);
 
-	task.strategy = "ps", task.rank = 0, task.zone_ranks = NULL; /* values missing in the map are derived as without a map */
+	task.strategy = "ps", task.rank = 0, task.zone_ranks = NULL; /* derive missing values as without a map */
 	dl_task_env_fill(&task, &env);
 	CHECK(env.mapped && !strcmp(env.role, "ps") && !strcmp(env.zone, "B") && !env.warning[0], "%s %s %s", env.role,
 	      env.zone, env.warning);
@@ -220,7 +220,7 @@ static void tasks(void)
 	dl_task_env_fill(&task, &env);
 	CHECK(env.mapped && env.node_specific && !strcmp(env.warning, "rank 4 is in core.xB, but in zone B in the map"), "%s",
 	      env.warning);
-	task.address = "n2"; /* a cluster without zones */
+	task.address = "n2"; /* the cluster has no zones */
 	dl_task_env_fill(&task, &env);
 	CHECK(env.mapped && !env.warning[0], "%s", env.warning);
 }

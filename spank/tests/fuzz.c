@@ -1,4 +1,4 @@
-/* libFuzzer on one parser: -DPARSER=option, list, zones, nodes or task. The results are checked, too. */
+/* Fuzz one parser with libFuzzer, and check its results: -DPARSER=option, list, zones, nodes or task. */
 #define _GNU_SOURCE
 #include "../core/options.h"
 #include "../core/task.h"
@@ -14,7 +14,7 @@ static void must(bool condition)
 		abort();
 }
 
-/* the first byte selects the option */
+/* The first byte selects the option. */
 static __attribute__((unused)) void fuzz_option(const char *text)
 {
 	char message[DL_MESSAGE] = "";
@@ -59,7 +59,7 @@ static __attribute__((unused)) void fuzz_nodes(const char *text)
 	must(!dl_node_of(text, size, &node) && node.length == 0);
 }
 
-/* fields separated by newlines, in the order of struct dl_task; an empty field is an unset variable */
+/* Newlines separate the fields, in the order of struct dl_task; an empty field is an unset variable. */
 static __attribute__((unused)) void fuzz_task(const char *text)
 {
 	char copy[4096], *rest = copy, *field[10] = {NULL};

@@ -1,5 +1,5 @@
-/* The whole plugin without Slurm: every callback in every context, many times, with valid and invalid options,
- * environments and tasks drawn from a seed. Slurm's functions are mocked as specified in spank.h. Each call is checked
+/* Test the whole plugin without Slurm: call every callback in every context many times, with seeded random valid
+ * and invalid options, environments and tasks. Mocks replace Slurm's functions as in spank.h. Each call is checked
  * against invariants, under sanitizers and valgrind. */
 #define _GNU_SOURCE
 #include "../core/options.h"
@@ -176,7 +176,7 @@ void slurm_error(const char *format, ...)
 	va_end(arguments);
 }
 
-/* hostlist_t, and since Slurm 23.11 a pointer to it */
+/* a hostlist_t; since Slurm 23.11 a pointer to one */
 typedef __typeof__(slurm_hostlist_create("")) hostlist;
 
 /* the harness passes only names separated by commas */
@@ -237,7 +237,7 @@ static const char *const names[] = {
 };
 #define NAMES (sizeof(names) / sizeof(*names))
 
-/* mostly valid jobs, so that code after the checks is reached, too */
+/* Most jobs are valid, to also reach the code after the checks. */
 static const struct {
 	const char *name, *value;
 } right[] = {

@@ -1,6 +1,6 @@
 /* The plugin with timed callbacks, for `python -m benchmarks.spank_overhead`: SLURMDL_SPANK_NS of each task holds the
- * nanoseconds spent in srun and in slurmstepd. An argument in plugstack.conf adds a sleep of as many microseconds per
- * task, as a control. */
+ * nanoseconds spent in srun and in slurmstepd. As a control, an argument N in plugstack.conf adds a sleep of N
+ * microseconds per task. */
 #include "../plugin.h"
 
 #include <stdio.h>
