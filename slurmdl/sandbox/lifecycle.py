@@ -122,6 +122,7 @@ def sandbox_up(spec: SandboxSpec) -> Sandbox:
     user = _job_user(root)
     bind_mounts = _bind_mounts(spec, user)
     try:
+        _create_root(root)
         stages = ["copied", *map(str, range(len(bind_mounts)))]
         for directory in ("spool/ctld", "log", "shared/home", *(f"stage/{stage}" for stage in stages)):
             (root / directory).mkdir(parents=True)
@@ -174,6 +175,14 @@ def sandbox_down(name: str) -> bool:
     with contextlib.suppress(OSError):
         _STATE_ROOT.rmdir()
     return existed
+
+
+def _create_root(root: Path) -> None:
+    while True:
+        try:
+            return root.mkdir(parents=True)
+        except FileNotFoundError:
+            continue  # another sandbox_down removed the empty parent directory meanwhile
 
 
 def _check_root() -> None:
