@@ -107,11 +107,15 @@ def _unmapped_step(args: SrunArgs, error: Exception, get_slurm_config: Callable[
         if environ.get("SLURMDL_DEBUG") == "1":
             traceback.print_exception(error)
     extra_options: list[str] = []
+    note = ""
     with suppress(Exception):
-        extra_options = [*pmi.mpi_type_option(args.line, get_slurm_config, environ),
-                         *args.kill_on_bad_exit_option(environ)]
+        mpi_option = pmi.mpi_type_option(args.line, get_slurm_config, environ)
+        if mpi_option == ["--mpi=pmix"] and args.spans_components and pmi.pmix_hangs_across_components(
+                get_slurm_config):
+            mpi_option, note = [], ", without --mpi=pmix: with it, srun before Slurm 24.11 can hang at the step's end"
+        extra_options = [*mpi_option, *args.kill_on_bad_exit_option(environ)]
     with suppress(Exception):
-        on_warning(f"{reason}; the step runs in srun's own order")
+        on_warning(f"{reason}; the step runs in srun's own order{note}")
     return StepCommand(("srun", *extra_options, *args.srun_argv),
                        environ_unset=step_command.inherited_variables(environ))
 

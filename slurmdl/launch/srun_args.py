@@ -46,6 +46,12 @@ class SrunArgs:
         """Whether a plain srun cannot replace the mapped step."""
         return self.launcher != "srun" or bool(self.map_format)
 
+    @property
+    def spans_components(self) -> bool:
+        """Whether the step runs on several components of a heterogeneous job."""
+        groups = self.line.last_value("het-group") or self.line.last_value("pack-group") or ""
+        return ":" in self.line.operands or not groups.isdigit() and bool(groups)
+
     def merge_options(self, environ: Mapping[str, str], record: SubmissionRecord | None = None,
                       site_options: Mapping[str, str] | None = None) -> DlOptions:
         """Merge the --dl-* options: site < submission < environment < command line.

@@ -42,6 +42,17 @@ def mpi_type_option(line: CommandLine, get_slurm_config: Callable[[], SlurmConfi
     return [f"--mpi={pmi}"] if is_needed else []
 
 
+def pmix_hangs_across_components(get_slurm_config: Callable[[], SlurmConfig]) -> bool:
+    """Whether `srun --mpi=pmix` can hang at the end of a step over several components of a heterogeneous job.
+
+    Its threads, one per component, overwrite each other's PMIx agent (SchedMD ticket 16817, fixed in Slurm 24.11).
+    """
+    try:
+        return get_slurm_config().version < (24, 11)
+    except SlurmdlError:
+        return True
+
+
 def mpirun_has_ulfm(environ: Mapping[str, str]) -> bool:
     """Whether the mpirun in PATH is Open MPI 5.0 or newer, whose ranks can continue after the loss of a rank."""
     version = re.match(r"mpi\w+ \(Open MPI\) (\d+)", process.run_command(["mpirun", "--version"], env=environ).stdout)

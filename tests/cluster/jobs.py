@@ -24,8 +24,9 @@ sys.stdout.write(f"rank {comm.Get_rank()} of {comm.Get_size()} total {total[0]}\
 #: job script; each rank prints its node and role
 MAPPED = "slurmdl srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
 
-#: schedule new jobs within a second; default of the sandboxes of the tests
-AT_ONCE = ("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",)
+#: schedule new jobs within a second, heterogeneous ones too (only backfill starts those); default of the sandboxes of
+#: the tests
+AT_ONCE = ("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1",)
 #: schedule new jobs within 3 s, Slurm's default
 DEFAULT_DELAY = ("SchedulerParameters=batch_sched_delay=3",)
 

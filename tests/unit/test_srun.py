@@ -254,6 +254,13 @@ def test_mpi_type_option_without_the_controller_uses_the_list_of_srun(tmp_path, 
     assert pmi.mpi_type_option(parse("p"), no_answer, environ) == options
 
 
+@pytest.mark.parametrize(("command", "spans"), [
+    ("--het-group=0,1 program", True), ("--het-group=0-1 program", True), ("--het-group=1 program", False),
+    ("program : --het-group=1 program", True), ("-n 2 program", False)])
+def test_step_over_components_is_recognized(command, spans):
+    assert srun_args.parse_srun_argv(command.split()).spans_components == spans
+
+
 @pytest.mark.parametrize(("command", "is_added"), [
     ("slurmdl train --steps 9", True), ("python -m slurmdl.train", True), ("/x/python3.11 -u -m slurmdl.train", True),
     ("python3 -m slurmdl train", True), ("python3 -m slurmdl bench", False),
