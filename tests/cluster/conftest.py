@@ -114,9 +114,15 @@ class Cluster(ABC):
         """Wait until a job is in one of `states`; return its record."""
         deadline = time.monotonic() + timeout
         while (record := self.job(job)).get("JobState") not in states:
-            assert time.monotonic() < deadline, f"job {job} is {record.get('JobState')} ({record.get('Reason')})"
+            assert time.monotonic() < deadline, self._describe(record)
             time.sleep(0.1)
         return record
+
+    def _describe(self, record: dict[str, str]) -> str:
+        """A job that is late, and the nodes."""
+        fields = ("JobId", "JobState", "Reason", "NodeList", "ReqNodeList", "ExcNodeList")
+        nodes = self.run(["sinfo", "-h", "-o", "%T=%N"]).stdout.split()
+        return " ".join([*(f"{name}={record.get(name)}" for name in fields), *nodes])
 
     def wait(self, job: int | str, timeout: float = 60) -> dict[str, str]:
         """Wait until a job has ended; return its record."""
