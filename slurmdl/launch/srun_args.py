@@ -50,7 +50,7 @@ class SrunArgs:
     def spans_components(self) -> bool:
         """Whether the step runs on several components of a heterogeneous job."""
         groups = self.line.last_value("het-group") or self.line.last_value("pack-group") or ""
-        return ":" in self.line.operands or not groups.isdigit() and bool(groups)
+        return ":" in self.line.operands or (not groups.isdigit() and bool(groups))
 
     def merge_options(self, environ: Mapping[str, str], record: SubmissionRecord | None = None,
                       site_options: Mapping[str, str] | None = None) -> DlOptions:

@@ -41,8 +41,8 @@ _START_TIMEOUT_S, _GRACE_S = 15.0, 0.5
 _MAX_FAILURES = 2
 #: unauthenticated connections, in addition to one per node
 _MAX_EXTRA_CONNECTIONS = 64
-#: range of the leader's ports, below those of outgoing connections (ip(7), ip_local_port_range), and number of ports that
-#: it may try
+#: range of the leader's ports, below those of outgoing connections (ip_local_port_range in ip(7)), and number of ports
+#: that it may try
 _PORT_COUNT, _FIRST_PORT, _PORT_CANDIDATES = 20_000, 12_000, 4
 
 
