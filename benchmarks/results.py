@@ -29,7 +29,7 @@ class Row:
     Attributes:
         value: median of `samples`, in `unit`.
         baseline: value to compare with, in the same unit; None if there is none.
-        target: description of the target; "" if the row only informs.
+        target: description of the target; "" if it has none.
         met: whether the target is met; None if there is no target.
         spread: largest minus smallest sample.
     """
@@ -98,7 +98,7 @@ def to_markdown(directory: Path) -> str:
     """
     parts = ["# Results", "", "Written by `python -m benchmarks.results`; the command above each table repeats it. "
              "Each value is the median of its repeats, followed by the smallest and the largest. Rows called control "
-             "must meet their target; otherwise the other rows say nothing.", ""]
+             "must meet their target; otherwise the other rows prove nothing.", ""]
     files = sorted(directory.glob("*.json"))
     if not files:
         raise InputError("no benchmark results (*.json); expected a directory of files that --results has written",

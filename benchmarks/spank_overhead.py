@@ -117,19 +117,19 @@ def run(repeats: int = STEPS, results_file: str | None = None) -> None:
     """Measure `repeats` steps of each kind; print the rows and write them to `results_file`."""
     if repeats < 2 * BLOCKS:
         raise UsageError(f"--repeats={repeats}: expected a number of at least {2 * BLOCKS}")
-    plain, timed = BUILD / "slurmdl.so", BUILD / "timing.so"
-    missing = [str(path) for path in (plain, timed) if not path.exists()]
+    plugin, timed_plugin = BUILD / "slurmdl.so", BUILD / "timing.so"
+    missing = [str(path) for path in (plugin, timed_plugin) if not path.exists()]
     if missing:
         raise SandboxError(f"{missing[0]}: missing; run `make plugin` and `make -C spank timing`")
     rows = []
-    with Steps("bare", "") as bare, Steps("plugged", f"optional {plain}\n") as plugged, \
-            Steps("timed", f"optional {timed}\n") as clocked:
+    with Steps("bare", "") as bare, Steps("plugged", f"optional {plugin}\n") as plugged, \
+            Steps("timed", f"optional {timed_plugin}\n") as timed:
         done = subprocess.run(bare.sandbox.command(["sbatch", "--version"]), capture_output=True, text=True,
                               check=True)
-        for row in measure(bare, plugged, clocked, timed, repeats):
+        for row in measure(bare, plugged, timed, timed_plugin, repeats):
             rows.append(row)
             print(f"{ {None: '', True: 'met', False: 'MISSED'}[row.met]:7}{row.value:10.4g} {row.unit:4} {row.metric}"
-                  + (f", beside {row.baseline:.4g}" if row.baseline is not None else "")
+                  + (f", baseline {row.baseline:.4g}" if row.baseline is not None else "")
                   + (f"; {row.target}" if row.target else ""), flush=True)
     if results_file:
         results.write(results_file, rows, seed=0, versions={"slurm": done.stdout.strip()},
@@ -138,59 +138,63 @@ def run(repeats: int = STEPS, results_file: str | None = None) -> None:
         print(results.verdict(rows))
 
 
-def measure(bare: Steps, plugged: Steps, clocked: Steps, timed: Path, repeats: int) -> Iterator[Row]:
+def measure(bare: Steps, plugged: Steps, timed: Steps, timed_plugin: Path, repeats: int) -> Iterator[Row]:
     """Yield all rows from `repeats` steps of each kind."""
     for _ in range(WARM_UP):
-        for sandbox in (bare, plugged, clocked):
+        for sandbox in (bare, plugged, timed):
             sandbox.step()
     before = (bare.memory(), plugged.memory())
-    without: list[Step] = []
-    with_it: list[Step] = []
-    inside, mapped = [], []
+    without_plugin: list[Step] = []
+    with_plugin: list[Step] = []
+    timed_steps, mapped_steps = [], []
     for i in range(repeats):
         # a step may be slowed by the previous one, so the order alternates
         for sandbox in (bare, plugged) if i % 2 else (plugged, bare):
-            (without if sandbox is bare else with_it).append(sandbox.step())
+            (without_plugin if sandbox is bare else with_plugin).append(sandbox.step())
     after = (bare.memory(), plugged.memory())
     for _ in range(repeats // 2):
-        inside.append(clocked.step())
-        mapped.append(clocked.step("--dl-rank-map"))
-    clocked.plugstack(f"optional {timed} {SLEEP}\n")
-    slow = [(bare.step(), clocked.step()) for _ in range(CONTROLS)]
+        timed_steps.append(timed.step())
+        mapped_steps.append(timed.step("--dl-rank-map"))
+    timed.plugstack(f"optional {timed_plugin} {SLEEP}\n")
+    slow = [(bare.step(), timed.step()) for _ in range(CONTROLS)]
 
-    for label, of in (("srun's start to the task's", "launch"), ("srun's start to its end", "wall")):
-        plain_seconds, plugin_seconds = ([getattr(step, of) for step in steps] for steps in (without, with_it))
+    for label, attribute in (("srun's start to the task's start", "launch"), ("srun's start to its end", "wall")):
+        plain_seconds, plugin_seconds = ([getattr(step, attribute) for step in steps]
+                                         for steps in (without_plugin, with_plugin))
         yield make_row(f"{label}, without the plugin", _medians(plain_seconds), "s")
         yield _evaluate(f"{label}, added by the plugin, median", _medians(_pairs(plugin_seconds, plain_seconds)),
                         float(np.median(plain_seconds)))
         # two of each four steps without the plugin go to each half, at alternating positions in their pairs
         half_a, half_b = ([value for i, value in enumerate(plain_seconds) if i % 4 // 2 == half] for half in (0, 1))
         pairs = min(len(half_a), len(half_b))
-        yield make_row(f"{label}, the same between two halves of those without",
+        yield make_row(f"{label}, median difference between two halves of the steps without the plugin",
                        _medians(_pairs(half_a[:pairs], half_b[:pairs])), "s")
         high = [float(np.percentile(values, 99)) for values in (plugin_seconds, plain_seconds, half_a, half_b)]
-        yield make_row(f"{label}, added to the 99th percentile, beside that between two halves of those without",
+        yield make_row(f"{label}, added to the 99th percentile (baseline: difference between two halves of the "
+                       "steps without the plugin)",
                        [high[0] - high[1]], "s", baseline=abs(high[2] - high[3]))
-    for label, steps in (("", inside), (", with --dl-rank-map", mapped)):
+    for label, steps in (("", timed_steps), (", with --dl-rank-map", mapped_steps)):
         for program, seconds in (("srun", [step.client for step in steps]),
                                ("slurmstepd", [step.remote for step in steps]),
-                               ("both", [step.client + step.remote for step in steps])):
+                               ("srun and slurmstepd", [step.client + step.remote for step in steps])):
             for share, name in ((50, "median"), (99, "99th percentile")):
                 percentile = [float(np.percentile(seconds, share))]
                 metric = f"callbacks in {program} for a task, {name} of {len(seconds)}{label}"
-                yield _evaluate(metric, percentile) if program == "both" else make_row(metric, percentile, "s")
+                yield _evaluate(metric, percentile) if " and " in program else make_row(metric, percentile, "s")
     for i, label in enumerate(("without", "with")):
         yield make_row(f"slurmd's memory {label} the plugin after {repeats} steps", [after[i]], "KiB",
                        baseline=before[i])
     grown = [new - old for new, old in zip(after, before, strict=True)]
     yield make_row(f"growth of slurmd's memory over {repeats} steps", [grown[1]], "KiB", baseline=grown[0],
-                   target=f"at most {GROWTH} KiB above that without", met=grown[1] <= grown[0] + GROWTH)
-    lost = _medians(_pairs([step.launch for _, step in slow], [step.launch for step, _ in slow]), 5)
-    yield make_row(f"control, a sleep of {SLEEP / 1e6:g} s: srun's start to the task's, added", lost, "s",
-                   target=f"above {TARGET:g} s", met=float(np.median(lost)) > TARGET)
-    spent = [step.client + step.remote for _, step in slow]
-    yield make_row(f"control, a sleep of {SLEEP / 1e6:g} s: callbacks for a task", _medians(spent, 5), "s",
-                   target=f"above {TARGET:g} s", met=float(np.median(spent)) > TARGET)
+                   target=f"at most {GROWTH} KiB above the growth without the plugin",
+                   met=grown[1] <= grown[0] + GROWTH)
+    added_launch = _medians(_pairs([step.launch for _, step in slow], [step.launch for step, _ in slow]), 5)
+    yield make_row(f"control, a sleep of {SLEEP / 1e6:g} s: srun's start to the task's start, added",
+                   added_launch, "s", target=f"above {TARGET:g} s", met=float(np.median(added_launch)) > TARGET)
+    callback_seconds = [step.client + step.remote for _, step in slow]
+    yield make_row(f"control, a sleep of {SLEEP / 1e6:g} s: callbacks in srun and slurmstepd for a task",
+                   _medians(callback_seconds, 5), "s", target=f"above {TARGET:g} s",
+                   met=float(np.median(callback_seconds)) > TARGET)
 
 
 def _evaluate(metric: str, seconds: Sequence[float], baseline: float | None = None) -> Row:

@@ -146,7 +146,7 @@ class Suite:
         for part in only:
             if part not in self.parts:
                 raise UsageError(f"{'' if self.positional else '--only '}{part}: unknown part; "
-                                 f"valid: {', '.join(self.parts)}")
+                                 f"expected one of {', '.join(self.parts)}")
         rows_by_part: dict[str, list[Row]] = {}
         for part in only or self.parts:
             start_s = time.monotonic()

@@ -98,7 +98,7 @@ def run(repeats: int = 5, results_file: str | None = None) -> None:
     for key, metric in (("offsets", "node offsets of zones"), ("sums", "sums over every zone")):
         for nodes in SIZES:
             add(f"{metric}, {nodes} nodes", samples[nodes, "conf"][key], "s")
-    for key, metric in (("read", "one NodeSet per node"), ("sums", "each node counted up its path")):
+    for key, metric in (("read", "one NodeSet per node"), ("sums", "each node counted in every zone of its path")):
         baseline, value = (float(np.median(values[key])) for values in (samples[CONTROL_NODES, "conf"], control))
         add(f"control: {metric}, {CONTROL_NODES} nodes", control[key], "s", baseline=baseline,
             target="above 2 x baseline", met=value > 2 * baseline)

@@ -17,7 +17,7 @@ from benchmarks.virtual_runs import Outcome, outcomes
 
 COMMON = ("--virtual-ranks", "8", "--model", "mlp:64", "--batch-size", "16", "--lr", "0.05", "--steps", "500")
 EQUAL = "equal speeds"
-NO_EXCHANGE = "ranks that never exchange, with images of their own"
+NO_EXCHANGE = "ranks that never exchange, each with its own images"
 SEEDS = 5
 #: (variant, speeds)
 Case = tuple[str, str]
@@ -47,13 +47,13 @@ def evaluate(by_case: Mapping[Case, Sequence[Sequence[Outcome]]]) -> Iterator[Ro
     """Yield the rows: accuracy lost by different speeds, and the negative control."""
     alone = [statistics.fmean(isolated.own - reference.accuracy for isolated, reference in zip(*folds, strict=True))
              for folds in zip(by_case[NO_EXCHANGE, EQUAL], by_case[GOSSIP, EQUAL], strict=True)]
-    yield make_row(f"control: {NO_EXCHANGE}, over {GOSSIP}", alone, "points",
+    yield make_row(f"control: {NO_EXCHANGE}, vs. {GOSSIP}", alone, "points",
                    target=f"at least {LOSS:g} worse", met=-lower_bound_95([-points for points in alone]) < -LOSS)
     for (variant, speeds), outcomes_by_seed in by_case.items():
         if speeds != EQUAL:
             equal = by_case[variant, EQUAL]
             gains = difference(outcomes_by_seed, equal)
-            yield make_row(f"{variant}: accuracy, {speeds} over {EQUAL}", gains, "points",
+            yield make_row(f"{variant}: accuracy, {speeds} vs. {EQUAL}", gains, "points",
                            baseline=statistics.fmean(outcome.accuracy for folds in equal for outcome in folds),
                            target=f"lower 95 % bound (here {lower_bound_95(gains):.2f}) at least -{LOSS:g} points",
                            met=lower_bound_95(gains) >= -LOSS)

@@ -55,7 +55,7 @@ class Variant:
 LAYOUTS = {"shared memory": (1, RANKS, " --shared-memory"), "messages": (RANKS, 1, ""),
          "both": (2, RANKS // 2, " --shared-memory")}
 #: synchronous ranks make the same number of steps, so only their batch sizes can differ
-MODES = {"not balanced, in step": "", "balanced, in step": " --load-balance batch-size",
+MODES = {"not balanced, synchronous": "", "balanced, synchronous": " --load-balance batch-size",
        "not balanced, asynchronous": " --async",
        "balanced, asynchronous": " --async --load-balance local-steps"}
 COMBINATIONS = [Variant(f"gossip, {layout}, {mode}", nodes, ranks, f"--strategy gossip{memory}{options}")
@@ -86,7 +86,8 @@ def rows(seed: int) -> Iterator[Row]:
 def throughput(variant: Variant, cpu_bound_note: str, rates: Sequence[float], off: float) -> Row:
     """Compare samples per second with communication off; variants without balance are negative controls."""
     good = statistics.median(rates) >= TARGET * off
-    target = f"at least {TARGET:g} of them" if variant.balanced else f"below {TARGET:g} of them (control)"
+    target = f"{'at least' if variant.balanced else 'below'} {TARGET:g} of the baseline"
+    target += "" if variant.balanced else " (control)"
     return make_row(f"{MIXED}: {variant.name}{cpu_bound_note}", rates, "1/s", baseline=off,
                     target=target if variant.judged else "", met=good == variant.balanced if variant.judged else None)
 
@@ -102,7 +103,7 @@ def accuracies(seed: int) -> Iterator[Row]:
         gains = difference(by_case[variant.name, MIXED], equal)
         judged = variant.judged and variant.balanced
         bounds = f"95 % bounds {lower_bound_95(gains):.2f} and {-lower_bound_95([-points for points in gains]):.2f}"
-        yield make_row(f"{variant.name}: accuracy, {MIXED} over equal speeds", gains, "points",
+        yield make_row(f"{variant.name}: accuracy, {MIXED} vs. equal speeds", gains, "points",
                        baseline=statistics.fmean(outcome.accuracy for folds in equal for outcome in folds),
                        target=f"lower bound at least -{LOSS:g} ({bounds})" if judged else bounds,
                        met=lower_bound_95(gains) >= -LOSS if judged else None)

@@ -16,7 +16,7 @@ VARIANTS = (PLACED, LEAF, DEFAULT)
 NEGATIVE_CONTROL = "random nodes and ranks"
 #: kind of job -> strategy and communication pattern
 KINDS = {"PS": ("ps", "shards"), "allreduce": ("allreduce", "ring"),
-         "gossip, drawn partners": ("gossip", "random-matching"), "gossip, base graph": ("gossip", "base-2")}
+         "gossip, random partners": ("gossip", "random-matching"), "gossip, base graph": ("gossip", "base-2")}
 #: elements of the model, and emulated computation of a step in seconds
 PARAMETERS, COMPUTE = 100_000, 0.01
 

@@ -196,17 +196,17 @@ def saved(kind: str, level: str, base: str, outcomes: Sequence[JobOutcome]) -> I
     of = LEVELS[level]
     before, placed = ([of(outcome.costs[variant]) for outcome in outcomes] for variant in (base, PLACED))
     least = [of(outcome.costs[LEAST]) if LEAST in outcome.costs else None for outcome in outcomes]
-    metric = f"{kind}: bytes across {level} saved against {base}"
+    metric = f"{kind}: bytes across {level} saved relative to {base}"
     if not sum(before):
         return
     published = f"DLTAP publishes {DLTAP:g} %" if (kind, level, base) == ("PS", "nodes", DEFAULT) else ""
     largest = None if None in least else 100 * (1 - sum(filter(None, least)) / sum(before))
-    yield make_row(f"{metric}, {len(outcomes)} jobs together", [100 * (1 - sum(placed) / sum(before))], "%",
+    yield make_row(f"{metric}, {len(outcomes)} jobs", [100 * (1 - sum(placed) / sum(before))], "%",
                    baseline=largest, target=published)
     shares = [(base - actual) / (base - best) for base, actual, best in zip(before, placed, least, strict=True)
               if best is not None and base > best * (1 + 1e-9)]
     if shares:
-        yield make_row(f"{metric}, as a share of what the least bytes save, job by job", shares, "share",
+        yield make_row(f"{metric}, as a share of the largest possible saving, per job", shares, "share",
                        baseline=1.0, target=f"median at least {OF_LEAST:g}",
                        met=statistics.median(shares) >= OF_LEAST)
 
@@ -230,20 +230,20 @@ def ran(kind: str, runs: Sequence[Mapping[str, tuple[Run, Cost]]]) -> Iterator[R
     for level, of in LEVELS.items():
         metered = [of(run) / of(model) for by_variant in runs for run, model in by_variant.values() if of(model)]
         if metered:
-            yield make_row(f"{kind}, run: bytes across {level} that the ranks metered over those of the model",
+            yield make_row(f"{kind}, run: metered bytes across {level} over modeled ones",
                            metered, "times", baseline=1.0)
     for base in (LEAF, DEFAULT):
         ratios = [by_variant[PLACED][0].seconds / by_variant[base][0].seconds for by_variant in runs]
         model = [by_variant[PLACED][1].seconds / by_variant[base][1].seconds
                  for by_variant in runs if by_variant[base][1].seconds]
-        yield make_row(f"{kind}, run: seconds of a step, placed, over those of {base}{busy}", ratios, "times",
+        yield make_row(f"{kind}, run: seconds per step, placed, over those of {base}{busy}", ratios, "times",
                        baseline=statistics.median(model), target=f"median at most {TIED:g}",
                        met=statistics.median(ratios) <= TIED)
     lost = [by_variant[NEGATIVE_CONTROL][0].seconds / by_variant[PLACED][0].seconds for by_variant in runs]
     judged = kind in ORDERED
-    yield make_row(f"{kind}, run: seconds of a step of {NEGATIVE_CONTROL} over those of placement (control){busy}",
+    yield make_row(f"{kind}, run: seconds per step of {NEGATIVE_CONTROL} over those of placement (control){busy}",
                    lost, "times", baseline=1.0, target=f"above {TIED:g}" if judged else "",
                    met=statistics.median(lost) > TIED if judged else None)
-    yield make_row(f"{kind}, run: seconds of a step, placed",
+    yield make_row(f"{kind}, run: seconds per step, placed",
                    [by_variant[PLACED][0].seconds for by_variant in runs], "s",
                    baseline=statistics.median(by_variant[LEAF][0].seconds for by_variant in runs))

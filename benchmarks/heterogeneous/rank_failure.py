@@ -40,7 +40,7 @@ from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 RANKS, SIZE, SECONDS, STEPS, AT = 6, 1_000_000, 0.02, 160, 120
 REPEATS, GOAL = 5, 1.0
 #: requeued jobs, steps between checkpoints, Slurm's delay of a requeued job and the time limit of a job in seconds
-REQUEUES, CHECKPOINT_EVERY, HELD, LIMIT = 3, 20, 5, 120.0
+REQUEUES, CHECKPOINT_EVERY, REQUEUE_DELAY_S, LIMIT = 3, 20, 5, 120.0
 #: seconds for which the control's rank is stopped
 PAUSE = 2.0
 #: case -> configuration, and the killed rank; servers are the first ranks
@@ -48,9 +48,9 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "gossip": ({"strategy": "gossip", "comm_pattern": "one-peer-exponential"}, 1),
     "gossip in int8": ({"strategy": "gossip", "comm_pattern": "one-peer-exponential", "compression": "int8"}, 1),
     "gossip in shared memory": ({"strategy": "gossip", "shared_memory": True}, 1),
-    "gossip without waiting": ({"strategy": "gossip", "asynchronous": True}, 1),
-    "a worker of parameter servers": ({"strategy": "ps", "ps": 2}, 3),
-    "a parameter server": ({"strategy": "ps", "ps": 2}, 0)}
+    "asynchronous gossip": ({"strategy": "gossip", "asynchronous": True}, 1),
+    "PS, a worker": ({"strategy": "ps", "ps": 2}, 3),
+    "PS, a server": ({"strategy": "ps", "ps": 2}, 0)}
 
 
 def rows(seed: int) -> Iterator[Row]:
@@ -58,37 +58,37 @@ def rows(seed: int) -> Iterator[Row]:
     for name, (method, rank) in CASES.items():
         measured = [strike(method, rank, seed + repeat, kill=True) for repeat in range(REPEATS)]
         gaps = [gap for gap, _, _ in measured]
-        yield make_row(f"{name}: longest time without a good step when a rank is killed", gaps, "s",
-                       baseline=statistics.median(usual for _, usual, _ in measured),
+        yield make_row(f"{name}: longest time between good steps after a rank is killed", gaps, "s",
+                       baseline=statistics.median(before for _, before, _ in measured),
                        target=f"below {GOAL:g}", met=max(gaps) < GOAL)
-        yield make_row(f"{name}: exchanges of a rank that were lost", [float(lost) for _, _, lost in measured], "")
+        yield make_row(f"{name}: lost exchanges of a rank", [float(lost) for _, _, lost in measured], "")
     yield from requeues(seed)
     stopped = [strike(CASES["gossip"][0], 1, seed + repeat, kill=False)[0] for repeat in range(REPEATS)]
-    yield make_row(f"gossip: the same when it is stopped for {PAUSE:g} s (control)", stopped, "s",
-                   target=f"at least {PAUSE:g}, as nobody takes it for lost", met=min(stopped) >= PAUSE)
+    yield make_row(f"gossip: the same when the rank is stopped for {PAUSE:g} s (control)", stopped, "s",
+                   target=f"at least {PAUSE:g}, because a stopped rank has not failed", met=min(stopped) >= PAUSE)
 
 
 def requeues(seed: int) -> Iterator[Row]:
     """Yield the seconds from the kill of a rank to the next step of the requeued job, and the repeated steps."""
-    settings = (*SETTINGS, f"AuthInfo=cred_expire={HELD}")
+    settings = (*SETTINGS, f"AuthInfo=cred_expire={REQUEUE_DELAY_S}")
     sandbox = lifecycle.sandbox_up(SandboxSpec(f"lost-{os.getpid()}", round_robin_topology(3, 1),
                                                slurm_conf_lines=settings))
     try:
-        restarts = [begin_again(Jobs(sandbox), seed + repeat) for repeat in range(REQUEUES)]
+        restarts = [measure_restart(Jobs(sandbox), seed + repeat) for repeat in range(REQUEUES)]
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
-    yield make_row("allreduce with checkpoints, a rank is killed: seconds to the next step by requeue",
-                   [seconds for seconds, _, _ in restarts], "s", baseline=HELD,
-                   target=f"Slurm holds a requeued job back for {HELD} s here (cred_expire; 120 s by default)")
-    yield make_row("the same: steps that were made again", [float(lost) for _, lost, _ in restarts], "steps",
+    yield make_row("allreduce with checkpoints, a rank is killed: seconds to the next step after the requeue",
+                   [seconds for seconds, _, _ in restarts], "s", baseline=REQUEUE_DELAY_S,
+                   target=f"Slurm delays a requeued job by {REQUEUE_DELAY_S} s here (cred_expire; 120 s by default)")
+    yield make_row("the same: repeated steps", [float(lost) for _, lost, _ in restarts], "steps",
                    baseline=CHECKPOINT_EVERY, target=f"at most the {CHECKPOINT_EVERY} between two checkpoints",
                    met=max(lost for _, lost, _ in restarts) <= CHECKPOINT_EVERY)
-    yield make_row("the same: starts of the job (control: one is killed, one ends)",
+    yield make_row("the same: starts of the job (control: one is killed, one completes)",
                    [float(starts) for _, _, starts in restarts], "", target="2",
                    met=all(starts == 2 for _, _, starts in restarts))
 
 
-def begin_again(jobs: Jobs, seed: int) -> tuple[float, int, int]:
+def measure_restart(jobs: Jobs, seed: int) -> tuple[float, int, int]:
     """Return the seconds without a step, the number of repeated steps, and the number of starts of one job.
 
     Raises:

@@ -52,7 +52,7 @@ def rows(seed: int) -> Iterator[Row]:
                                 _alternate(jobs, RANKS, f"{common(STEPS, seed)} --straggler {slow}", speeds, REPEATS))
         for node, speed in zip(sandbox.spec.topology.nodes, QUOTAS, strict=False):
             sandbox.limit_cpu(node, CORES * (os.cpu_count() or 1) * speed / sum(QUOTAS))
-        speeds = f"really computed, quotas of {':'.join(map(str, QUOTAS))}"
+        speeds = f"real computation, CPU quotas of {':'.join(map(str, QUOTAS))}"
         yield from evaluate(speeds, _alternate(jobs, len(QUOTAS), f"{REAL} --seed {seed}", speeds, REAL_REPEATS))
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
@@ -88,7 +88,7 @@ def evaluate(speeds: str, results: Mapping[str, Sequence[Result]]) -> Iterator[R
     rates = {variant: [rate(result, VARIANTS[variant]) for result in variant_results]
              for variant, variant_results in results.items()}
     off = statistics.median(rates[OFF])
-    yield make_row(f"{speeds}: {OFF}{cpu_bound_note(results[OFF])}", rates[OFF], "1/s", target="samples of all ranks")
+    yield make_row(f"{speeds}: {OFF}{cpu_bound_note(results[OFF])}", rates[OFF], "1/s", target="sum over all ranks")
     for variant in (GOSSIP, BALANCED, NEGATIVE_CONTROL):
         shares = [value / reference for value, reference in zip(rates[variant], rates[OFF], strict=True)]
         good = statistics.median(shares) >= TARGET

@@ -97,7 +97,7 @@ def _rows(seed: int, count: int) -> Iterator[Row]:
     try:
         unshaped = [probe(sandbox) for _ in range(PROBES)]
         base = sorted(unshaped, key=lambda sample: sample.rtt or 0.0)[len(unshaped) // 2]
-        yield make_row("round trip of the link as it is", [1e3 * (sample.rtt or 0.0) for sample in unshaped], "ms")
+        yield make_row("round trip of the unshaped link", [1e3 * (sample.rtt or 0.0) for sample in unshaped], "ms")
         measured = []
         for setting in settings:
             sandbox.shape_link(NODE, rate=setting.rate, delay=setting.delay, loss=setting.loss)
@@ -141,5 +141,5 @@ def summary(settings: Sequence[Setting], base: LinkSample,
 
         right, wrong = share(settings), share([*settings[1:], settings[0]])
         yield make_row(f"settings whose {name} was recovered", [right], "", target="all", met=right == 1)
-        yield make_row(f"settings whose {name} was that of the next one (control)", [wrong], "", baseline=right,
-                       target="at most half of it", met=wrong <= right / 2)
+        yield make_row(f"settings whose {name} matches that of the next setting (control)", [wrong], "",
+                       baseline=right, target="at most half of the baseline", met=wrong <= right / 2)

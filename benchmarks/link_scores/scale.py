@@ -181,13 +181,15 @@ def rows(seed: int = 0, nodes: int = NODES, repeats: int = REPEATS) -> Iterator[
     yield _evaluate(f"{label}, noise {NOISIER:.0%}: recall", [entry.recall for entry in noisier], RECALL)
     yield _evaluate(f"{label}, noise {NOISIER:.0%}: precision", [entry.precision for entry in noisier], PRECISION)
     for kind, name in enumerate(KINDS):
-        yield make_row(f"{label}: recall of {name}", [entry.recall_by_kind[kind] for entry in measured], "")
-    yield make_row(f"{label}: slow uplinks found, of these and those found wrongly",
+        yield make_row(f"{label}: recall of links with {name}", [entry.recall_by_kind[kind] for entry in measured],
+                       "")
+    yield make_row(f"{label}: correctly reported slow uplinks over slow or reported ones",
                    [entry.uplinks for entry in measured], "")
     seconds = [result.seconds for _, result in probed]
-    yield make_row("rounds of probes", seconds, "s", target=f"at most {SECONDS:g} s", met=max(seconds) <= SECONDS)
+    yield make_row("duration of all probe rounds", seconds, "s", target=f"at most {SECONDS:g} s",
+                   met=max(seconds) <= SECONDS)
     share = [result.share for _, result in probed]
-    yield make_row(f"bytes of all probes, of what the links could carry in {SECONDS:g} s", share, "",
+    yield make_row(f"bytes of all probes over the capacity of the links in {SECONDS:g} s", share, "",
                    target=f"below {SHARE:g}", met=max(share) < SHARE)
     fabric = probed[0][0]
     for variant, noise, sweeps in (("noise 5%", 0.05, SWEEPS), ("noise 30%", 0.3, SWEEPS),

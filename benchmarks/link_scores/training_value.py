@@ -42,7 +42,7 @@ NODE_RATE, ZONE_RATE = 2e8, 2e8
 SLOW, LOSSY = "n03", "n01"
 MODEL = "mlp:256,128"
 STEPS, WARM_UP, REPEATS, TRIALS = 12, 2, 3, 20
-PLAIN, LEAF, ZONE, SCORE, BOTH = "Slurm", "leaf order", "zone", "links", "zone + score"
+PLAIN, LEAF, ZONE, SCORE, BOTH = "Slurm", "leaf order", "zone", "link scores", "zone + link scores"
 SHUFFLED = "shuffled (control)"
 FIGURES = ("throughput", "delay", "loss")
 #: attempts to start a step: Open MPI 4.1.4 sometimes crashes in MPI_Init if a message arrives too early, and
@@ -84,8 +84,9 @@ class _TrainingBenchmark:
 
     def avoided(self) -> Iterator[Row]:
         """Run trials with random busy nodes, with enough free clean nodes or one too few."""
-        for spare, condition, expected in ((0, "enough clean nodes free", "no degraded one is taken"),
-                                   (-1, "a clean node too few free", "one degraded one is taken, no more")):
+        for spare, condition, expected in ((0, "enough healthy nodes free", "no degraded node is chosen"),
+                                   (-1, "one healthy node too few free",
+                                            "exactly one degraded node is chosen")):
             right = []
             for _ in range(TRIALS):
                 clean = [node for node in self.sandbox.spec.topology.nodes if node not in (SLOW, LOSSY)]
@@ -138,7 +139,7 @@ class _TrainingBenchmark:
         for figure in FIGURES:
             known = replace(self.scores, nodes={k: _only(v, figure) for k, v in self.scores.nodes.items()},
                             zones={}, inter_leaf={})
-            orders[f"{figure} alone"] = self._placed(self._written(known, figure))
+            orders[f"zone + {figure} only"] = self._placed(self._written(known, figure))
         orders[SHUFFLED] = self._placed(self._written(wrong, "wrong"))
         slurms = sorted(self._granted())
         orders = {PLAIN: slurms, LEAF: sorted(slurms, key=lambda n: (self.sandbox.spec.topology.leaf_of(n), n)),
@@ -217,7 +218,7 @@ def evaluate(seconds: Mapping[str, Sequence[Sequence[float]]], orders: Mapping[s
                 target, met = "below Slurm, leaf order and zone", middle[variant] < min(middle[PLAIN], middle[LEAF],
                                                                                         middle[ZONE])
             elif variant == SHUFFLED:
-                target, met = "more than half of the gain is gone", middle[ZONE] - middle[variant] < 0.5 * (
+                target, met = "more than half of the gain is lost", middle[ZONE] - middle[variant] < 0.5 * (
                     middle[ZONE] - middle[BOTH])
             yield make_row(f"{name} seconds per step, {variant} ({hostlist.fold_hostlist(sorted(orders[variant]))})",
                            values, "s", baseline=middle[PLAIN], target=target, met=met)

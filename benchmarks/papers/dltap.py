@@ -61,7 +61,7 @@ def rows(seed: int) -> Iterator[Row]:
         bursts = [{variant: burst(jobs, topology, variant) for variant in (PLACED, DEFAULT)} for _ in range(BURSTS)]
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
-    yield saving(f"{SUBMITTERS} submitters at once", DEFAULT, [by_variant[DEFAULT] for by_variant in bursts],
+    yield saving(f"{SUBMITTERS} concurrent submitters", DEFAULT, [by_variant[DEFAULT] for by_variant in bursts],
                  [by_variant[PLACED] for by_variant in bursts], None, published=True)
 
 
@@ -101,7 +101,7 @@ def saving(label: str, base: str, before: Sequence[float], placed: Sequence[floa
            published: bool) -> Row:
     """Return the bytes between nodes that placement saves relative to `base`; the baseline is the largest saving."""
     share = 100 * (1 - sum(placed) / sum(before))
-    return make_row(f"{label}: bytes between nodes saved against {base}", [share], "%",
+    return make_row(f"{label}: bytes between nodes saved relative to {base}", [share], "%",
                     baseline=100 * (1 - sum(least) / sum(before)) if least else None,
                     target=f"at least the published {DLTAP:g} %" if published else "",
                     met=share >= DLTAP if published else None)

@@ -94,14 +94,14 @@ def evaluate(scaling: str, lines: Sequence[ReportRow]) -> Iterator[Row]:
         if line.jobs:
             continue
         if not line.status.startswith("missing"):
-            yield make_row(f"{scaling}: {line.cell}: {line.status}", [0.0], "images/s", target="figures",
+            yield make_row(f"{scaling}: {line.cell}: {line.status}", [0.0], "images/s", target="a result",
                            met=False)
         elif line.cell.nodes == NODES[0]:
             yield make_row(f"{scaling}: {line.cell.framework}: {line.status}", [0.0], "images/s")
     of = {(line.cell.framework, line.cell.nodes): line for line in measured}
     for line in measured:
         cell = line.cell
-        label = f"{scaling}, replayed: {cell.framework} {cell.strategy}, {cell.nodes} " \
+        label = f"{scaling}, emulated computation: {cell.framework} {cell.strategy}, {cell.nodes} " \
                 f"node{'s' * (cell.nodes > 1)}{cpu_bound_note([job.cpu_idle for job in line.jobs])}"
         rates = [job.images for job in line.jobs]
         ddp = of.get(("ddp", cell.nodes))
@@ -110,21 +110,21 @@ def evaluate(scaling: str, lines: Sequence[ReportRow]) -> Iterator[Row]:
                        target="at least DistributedDataParallel's" if judged else "",
                        met=line.images >= ddp.images if judged and ddp else None)
         if line.efficiency is not None and cell.nodes > 1:
-            yield make_row(f"{label}: images/s over those of as many single nodes",
+            yield make_row(f"{label}: scaling efficiency",
                            [rate / line.images * line.efficiency for rate in rates], "share", baseline=1.0)
         if cell.nodes > 1:
-            yield make_row(f"{label}: bytes from node to node in a step", _sent(line), "B",
+            yield make_row(f"{label}: bytes between nodes per step", _sent(line), "B",
                            baseline=statistics.median(_sent(ddp)) if ddp else None)
         for phase in PHASES:
             yield make_row(f"{label}: {phase}, share of a step",
                            [job.phases[phase] / sum(job.phases.values()) for job in line.jobs], "share")
         sums = statistics.median(job.phase_sum_ratio for job in line.jobs)
-        yield make_row(f"{label}: sum of the phases over the time of the steps",
+        yield make_row(f"{label}: sum of the phases over the step time",
                        [job.phase_sum_ratio for job in line.jobs], "share", baseline=1.0,
                        target=f"within {PHASE_SUM_TOLERANCE:.0%}", met=abs(sums - 1) <= PHASE_SUM_TOLERANCE)
     alone = [line.images for line in measured if line.cell.nodes == NODES[0]]
     if len(alone) > 1:
-        yield make_row(f"{scaling}: images/s on one node, slowest framework over quickest (control)",
+        yield make_row(f"{scaling}: images/s on one node, slowest framework over fastest (control)",
                        [min(alone) / max(alone)], "share", baseline=1.0, target="at least 0.9",
                        met=min(alone) >= 0.9 * max(alone))
 

@@ -53,8 +53,9 @@ def evaluate(outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
 
     optimal = [outcome for outcome in outcomes if seconds(outcome, DEFAULT) <= seconds(outcome, PLACED) * (1 + SAME)]
     suboptimal = [outcome for outcome in outcomes if outcome not in optimal]
-    yield make_row("occupancies in which Slurm's own choice is as quick", [len(optimal) / len(outcomes)], "share")
-    for label, group in (("where Slurm is right", optimal), ("where it is not", suboptimal)):
+    yield make_row("occupancies in which Slurm's choice is as fast as placement", [len(optimal) / len(outcomes)],
+                   "share")
+    for label, group in (("Slurm as fast as placement", optimal), ("Slurm slower than placement", suboptimal)):
         if group:
             ratios = [seconds(outcome, DEFAULT) / seconds(outcome, PLACED)
                       for outcome in group if seconds(outcome, PLACED)]

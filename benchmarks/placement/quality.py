@@ -62,7 +62,7 @@ SAVED_TARGET = 0.95
 #: Number of timings of a mapping, and duration in seconds above which it is timed once. The median of slurmdl is
 #: compared with the minimum of the others, so noise cannot favor slurmdl.
 TIMINGS, SLOW = 3, 1.0
-LEAST = "least bytes"
+PLACED, LEAST = "slurmdl", "least bytes"
 #: replaces a ratio to zero: JSON has no infinity
 INFINITE = 1e9
 #: tolerance of comparisons of predictions, for rounding
@@ -151,7 +151,7 @@ class LoadedCluster:
         placed = place_job(request, cluster, self.topology, scores)
         assert placed.rank_map is not None
         traffic = Traffic(pattern.strategy, MODEL_BYTES, request.dl.ps)
-        result = JobResult(pattern.name, network, nodes, {"ours": placed.rank_map.cost})
+        result = JobResult(pattern.name, network, nodes, {PLACED: placed.rank_map.cost})
 
         def add(variant: str, names: Sequence[str]) -> None:
             """Add the cost of ranks on these nodes in this order."""
@@ -189,7 +189,7 @@ class LoadedCluster:
         slots = [(name, per_node) for name in nodes]
         timings = [_timed(lambda: best_rank_map(slots, self.topology, scores, traffic, "any"))
                    for _ in range(TIMINGS)]
-        result.seconds["ours"] = float(np.median(timings))
+        result.seconds[PLACED] = float(np.median(timings))
         network = network_links(nodes, self.topology, scores)
         path = graph_mappers.paths(network)
         slot = np.repeat(np.lexsort(path.T[::-1]), per_node)
@@ -208,10 +208,10 @@ class LoadedCluster:
         """Return the nodes of servers, then workers, that send the fewest bytes between leaves."""
         free = self.topology.node_order[~self.busy[self.topology.node_order]]
         leaf = self.topology.leaf[free]
-        room = np.bincount(leaf, minlength=len(self.topology.zones))
+        free_nodes = np.bincount(leaf, minlength=len(self.topology.zones))
         first: list[str] = []
         last: list[str] = []
-        for zone, taken, count in least_ps_deal(room, nodes, per_node, servers):
+        for zone, taken, count in assign_servers(free_nodes, nodes, per_node, servers):
             # one server on each node, then a second one on each, so that servers are spread
             tasks = self.names(np.tile(free[leaf == zone][:taken], per_node))
             first += tasks[:count]
@@ -225,7 +225,7 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def least_ps_deal(room: Indices, nodes: int, per_node: int, servers: int) -> list[tuple[int, int, int]]:
+def assign_servers(free_nodes: Indices, nodes: int, per_node: int, servers: int) -> list[tuple[int, int, int]]:
     """Return (leaf, nodes, servers) with the fewest bytes between leaves, over all choices of nodes and servers.
 
     A leaf with p servers among its t tasks keeps p (t - p) server-worker pairs inside. The maximum over p is a
@@ -233,10 +233,10 @@ def least_ps_deal(room: Indices, nodes: int, per_node: int, servers: int) -> lis
     Then assign each server to the leaf with the largest gain, t - 2 p - 1, which decreases with p.
 
     Args:
-        room: free nodes of each leaf.
+        free_nodes: number of free nodes of each leaf.
     """
-    leaves = np.argsort(-room, kind="stable")
-    taken = np.diff(np.minimum(np.cumsum(room[leaves]), nodes), prepend=0)
+    leaves = np.argsort(-free_nodes, kind="stable")
+    taken = np.diff(np.minimum(np.cumsum(free_nodes[leaves]), nodes), prepend=0)
     leaves, taken = leaves[taken > 0], taken[taken > 0]
     tasks = taken * per_node
     count = np.zeros_like(tasks)
@@ -251,26 +251,27 @@ def rows(seed: int = 0) -> Iterator[Row]:
         print(f"quality: mapper skipped: {reason}", file=sys.stderr, flush=True)
     for shape in shapes():
         results: list[JobResult] = []
-        refused = 0
+        rejected = 0
         for share, number in LOADS:
             loaded = LoadedCluster(shape, share, seed + number)
             sizes = [size for size in SIZES if size <= (~loaded.busy).sum()]
             print(f"quality: {shape.name}, {share:.0%} busy", file=sys.stderr, flush=True)
-            for size, cluster, slurm in _asked(shape, loaded, sizes):
+            for size, cluster, slurm in _slurm_choices(shape, loaded, sizes):
                 for pattern, network in itertools.product(PATTERNS, LINKS):
                     try:
                         results.append(loaded.run(pattern, network, size, cluster, slurm))
                     except PlacementError:
-                        refused += 1
-        yield make_row(f"{shape.name}: jobs that find no zone, of {len(results) + refused}", [refused], "jobs")
+                        rejected += 1
+        yield make_row(f"{shape.name}: jobs without a zone that fits, of {len(results) + rejected}", [rejected],
+                       "jobs")
         for network in LINKS:
             on_network = [f for f in results if f.links == network]
             yield from evaluate(f"{shape.name}, {network}", on_network)
             yield from saved(f"{shape.name}, {network}", on_network, network == BYTES_JUDGED)
 
 
-def _asked(shape: Shape, loaded: LoadedCluster,
-           sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
+def _slurm_choices(shape: Shape, loaded: LoadedCluster,
+                   sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
     """Yield (size of a job, snapshot before it, nodes that Slurm assigns); the nodes are () without Slurm."""
     reason = "Slurm 22.05 has no block topology" if shape.topology.kind != "tree" else \
         "a controller needs root" if os.geteuid() else ""
@@ -288,25 +289,25 @@ def _asked(shape: Shape, loaded: LoadedCluster,
         yield from ((size, modelled, ()) for size in sizes)
         return
     try:
-        yield from _of_slurm(sandbox, loaded, sizes)
+        yield from _measure_slurm_choices(sandbox, loaded, sizes)
     finally:
         sandbox_cluster.sandbox_down(sandbox.spec.name)
 
 
-def _of_slurm(sandbox: sandbox_cluster.Sandbox, loaded: LoadedCluster,
-              sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
-    held = loaded.names(np.flatnonzero(loaded.busy))
-    others = cloud_nodes.submit_job(sandbox, ["-N", str(len(held)), "--exclusive",
-                                              "-w", hostlist.fold_hostlist(held)])
-    assert len(cloud_nodes.wait_for_nodes(sandbox, others)) == len(held)
+def _measure_slurm_choices(sandbox: sandbox_cluster.Sandbox, loaded: LoadedCluster,
+                           sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
+    busy_nodes = loaded.names(np.flatnonzero(loaded.busy))
+    others = cloud_nodes.submit_job(sandbox, ["-N", str(len(busy_nodes)), "--exclusive",
+                                              "-w", hostlist.fold_hostlist(busy_nodes)])
+    assert len(cloud_nodes.wait_for_nodes(sandbox, others)) == len(busy_nodes)
     for size in sizes:
         text = namespaces.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                                       stdin="show nodes\nshow partitions\nshow config\n")
         job = cloud_nodes.submit_job(sandbox, ["-N", str(size), "--exclusive"])
-        given = cloud_nodes.wait_for_nodes(sandbox, job)
-        cloud_nodes.power_down_job(sandbox, job, given)
-        yield size, scontrol_parser.parse_snapshot(text), given
-        cloud_nodes.wait_for_idle_nodes(sandbox, given)
+        assigned = cloud_nodes.wait_for_nodes(sandbox, job)
+        cloud_nodes.power_down_job(sandbox, job, assigned)
+        yield size, scontrol_parser.parse_snapshot(text), assigned
+        cloud_nodes.wait_for_idle_nodes(sandbox, assigned)
 
 
 def evaluate(name: str, results: Sequence[JobResult]) -> Iterator[Row]:
@@ -314,7 +315,7 @@ def evaluate(name: str, results: Sequence[JobResult]) -> Iterator[Row]:
     for pattern in PATTERNS:
         of_pattern = [f for f in results if f.pattern == pattern.name]
         for variant in VARIANTS:
-            pairs = [(f.costs["ours"], f.costs[variant]) for f in of_pattern if variant in f.costs]
+            pairs = [(f.costs[PLACED], f.costs[variant]) for f in of_pattern if variant in f.costs]
             if pairs:
                 seconds = [_ratio(placed.seconds, reference.seconds) for placed, reference in pairs]
                 worst = max(seconds)
@@ -325,7 +326,7 @@ def evaluate(name: str, results: Sequence[JobResult]) -> Iterator[Row]:
                                [_ratio(o.inter_zone_bytes, p.inter_zone_bytes) for o, p in pairs], "times",
                                baseline=1.0)
         for variant in ("gmap", "KaHIP"):
-            times = [f.seconds["ours"] / f.seconds[variant] for f in of_pattern if variant in f.seconds]
+            times = [f.seconds[PLACED] / f.seconds[variant] for f in of_pattern if variant in f.seconds]
             if times:
                 slower = sum(time > 1 for time in times)
                 yield make_row(f"{name}, {pattern.name}: seconds to map over those of {variant}", times, "times",
@@ -334,8 +335,9 @@ def evaluate(name: str, results: Sequence[JobResult]) -> Iterator[Row]:
         for control in CONTROLS:
             # all ranks of uniform gossip are equivalent
             if not (control == "random ranks" and pattern.strategy == "gossip"):
-                lost = [_excess(f.costs[control], f.costs["ours"]) for f in of_pattern]
-                metric = f"control: {name}, {pattern.name}: {control}, predicted seconds over ours, or bytes"
+                lost = [_excess(f.costs[control], f.costs[PLACED]) for f in of_pattern]
+                metric = (f"control: {name}, {pattern.name}: {control}, predicted seconds over those of slurmdl, "
+                          "or bytes if the seconds are equal")
                 yield make_row(metric, lost, "times", baseline=1.0, target="above 1",
                                met=float(np.median(lost)) > 1 + SLACK)
 
@@ -345,25 +347,25 @@ def saved(name: str, results: Sequence[JobResult], is_judged: bool) -> Iterator[
 
     The share means little if time and bytes conflict; hence the last row, the predicted time of the least bytes.
     """
-    costs = [(f.costs["ours"], f.costs["Slurm, leaves"], f.costs[LEAST]) for f in results
+    costs = [(f.costs[PLACED], f.costs["Slurm, leaves"], f.costs[LEAST]) for f in results
             if LEAST in f.costs and "Slurm, leaves" in f.costs]
     achieved = [slurm.inter_zone_bytes - placed.inter_zone_bytes for placed, slurm, _ in costs]
     possible = [slurm.inter_zone_bytes - least.inter_zone_bytes for _, slurm, least in costs]
     if sum(possible) <= 0:
         return
     share = sum(achieved) / sum(possible)
-    yield make_row(f"{name}, PS: of the bytes across leaves that any choice could save against Slurm, leaves, "
-                   "share saved, all jobs together", [share], "share", baseline=1.0,
+    yield make_row(f"{name}, PS: bytes across leaves saved relative to Slurm, leaves, as a share of the largest "
+                   "possible saving, all jobs", [share], "share", baseline=1.0,
                    target=f"at least {SAVED_TARGET:g}" if is_judged else "",
                    met=share >= SAVED_TARGET if is_judged else None)
-    yield make_row(f"{name}, PS: the same share, job by job",
+    yield make_row(f"{name}, PS: the same share, per job",
                    [d / c for d, c in zip(achieved, possible, strict=True) if c > 0], "share", baseline=1.0)
-    yield make_row(f"{name}, PS: GB across leaves saved in an iteration, beside what could be", [
+    yield make_row(f"{name}, PS: GB across leaves saved per iteration (baseline: largest possible saving)", [
         sum(achieved) / 1e9], "GB", baseline=sum(possible) / 1e9)
-    yield make_row(f"{name}, PS: ms saved in an iteration, beside what Slurm, leaves, takes",
+    yield make_row(f"{name}, PS: ms saved per iteration (baseline: duration with Slurm, leaves)",
                    [1e3 * (slurm.seconds - placed.seconds) for placed, slurm, _ in costs], "ms",
                    baseline=1e3 * float(np.median([slurm.seconds for _, slurm, _ in costs])))
-    yield make_row(f"{name}, PS: predicted seconds of the choice with least bytes over ours",
+    yield make_row(f"{name}, PS: predicted seconds of the placement with the fewest bytes over those of slurmdl",
                    [_ratio(least.seconds, placed.seconds) for placed, _, least in costs], "times", baseline=1.0)
 
 

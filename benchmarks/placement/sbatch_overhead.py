@@ -1,6 +1,6 @@
 """Overhead of `slurmdl sbatch` over `sbatch`: paired runs on a real controller, as an ordinary user.
 
-The time ends at the line with the job number, because scripts wait for it. The later check of a pinned job is
+The time ends at the line with the job ID, because scripts wait for it. The later check of a pinned job is
 reported separately. CPU time, also reported, is the cost on a machine without other load.
 """
 
@@ -100,12 +100,12 @@ def _measured(sandbox: Sandbox, case: Case) -> Iterator[Row]:
         checks.append(check)
         plain_works.append(plain_work)
         work.append(slurmdl_work - plain_work)
-    yield make_row(f"slurmdl sbatch over sbatch, {case.name}", overhead, "s", baseline=float(np.median(plain)),
+    yield make_row(f"time added by slurmdl sbatch, {case.name}", overhead, "s", baseline=float(np.median(plain)),
                    target=f"at most {case.target:g} s more", met=float(np.median(overhead)) <= case.target)
-    yield make_row(f"processor time of slurmdl sbatch over sbatch, {case.name}", work, "s",
+    yield make_row(f"CPU time added by slurmdl sbatch, {case.name}", work, "s",
                    baseline=float(np.median(plain_works)))
     if case.pinned:
-        yield make_row(f"from the job's number to the end of slurmdl sbatch, {case.name}", checks, "s",
+        yield make_row(f"from the job ID to the end of slurmdl sbatch, {case.name}", checks, "s",
                        target=f"at most {CHECK_TARGET:g} s", met=float(np.median(checks)) <= CHECK_TARGET)
 
 

@@ -45,10 +45,10 @@ from slurmdl.topology import example
 nodes, leaves, ranks, per_node, share, strategy, seed = json.loads(sys.argv[1])
 topology = example.tree_topology((1, leaves, nodes))
 busy = numpy.random.default_rng(seed).random(nodes) < share
-idle, held = ("IDLE",), ("ALLOCATED",)
+idle, allocated = ("IDLE",), ("ALLOCATED",)
 cluster = ClusterSnapshot.from_nodes(
-    (Node(name, held if taken else idle, True, 4, 0 if taken else 4, 4000, 0 if taken else 4000, partitions=("main",))
-     for name, taken in zip(topology.nodes, busy.tolist())), (Partition("main", True),))
+    (Node(name, allocated if is_busy else idle, True, 4, 0 if is_busy else 4, 4000, 0 if is_busy else 4000,
+          partitions=("main",)) for name, is_busy in zip(topology.nodes, busy.tolist())), (Partition("main", True),))
 servers = ranks // 16 if strategy == "ps" else 0
 job = JobRequest(DlOptions(strategy=strategy, ps=servers), (ranks // per_node,) * 2, ntasks_per_node=per_node,
                  exclusive=True)
@@ -115,7 +115,7 @@ def _times(case: Case, samples: Sequence[Sample], target: float | None) -> Itera
     seconds = [sample.seconds for sample in samples]
     yield make_row(f"place, {case.name}", seconds, "s", target=f"at most {target:g} s" if target else "",
                    met=float(np.median(seconds)) <= target if target else None)
-    yield make_row(f"processor time of place, {case.name}", [sample.work for sample in samples], "s")
+    yield make_row(f"CPU time of place, {case.name}", [sample.work for sample in samples], "s")
 
 
 def _sample(case: Case, seed: int) -> Sample:

@@ -27,9 +27,9 @@ CLUSTER, BUSY = (1, 25, 625, 12_500), 0.2
 #: parameters of ResNet-50, and computation of a step in seconds
 PARAMETERS, COMPUTE = 25_557_032, 0.1
 #: nodes per parameter server, and maximum number of servers
-NODES_PER_SERVER, MOST_SERVERS = 16, 64
+NODES_PER_SERVER, MAX_SERVERS = 16, 64
 #: maximum seconds for the prediction of one placement
-LIMIT = 60.0
+MAX_PREDICTION_S = 60.0
 #: tolerance of placed jobs relative to leaf order: placement uses another model than the simulator
 SLACK = 0.02
 #: line styles of the placements in the plot: wide below narrow, so that coincident lines stay visible
@@ -51,7 +51,7 @@ class Point:
 
 def trainings(nodes: int, seed: int) -> tuple[TrainingWorkload, ...]:
     """Return the workloads of a job with `nodes` nodes, one for each strategy."""
-    servers = min(MOST_SERVERS, max(1, nodes // NODES_PER_SERVER))
+    servers = min(MAX_SERVERS, max(1, nodes // NODES_PER_SERVER))
     return (TrainingWorkload("allreduce", PARAMETERS, comm_pattern="hierarchical", compute_seconds=COMPUTE),
             TrainingWorkload("gossip", PARAMETERS, compute_seconds=COMPUTE, seed=seed),
             TrainingWorkload("adaptive-gossip", PARAMETERS, compute_seconds=COMPUTE, period=8, compression="int4"),
@@ -64,29 +64,29 @@ def rows(seed: int, quick: bool, points: list[Point]) -> Iterator[Row]:
     for nodes in SIZES[:4] if quick else SIZES:
         for training in trainings(nodes, seed):
             case = SimulatedJob(training, topology, LinkScores(), nodes, nodes, busy_share=BUSY, seed=seed)
-            begun = time.monotonic()
+            start = time.monotonic()
             point = Point(training.strategy, nodes, case.predict_policies())
-            taken = (time.monotonic() - begun) / len(PLACEMENT_POLICIES)
+            taken = (time.monotonic() - start) / len(PLACEMENT_POLICIES)
             points.append(point)
             print(f"scaling: {training.strategy}, {nodes} nodes: {taken:.1f} s each", file=sys.stderr, flush=True)
             yield from _evaluate(point)
             if nodes == SIZES[-1]:
                 yield make_row(f"{training.strategy}, {nodes} nodes: seconds to predict one placement", [taken],
-                               "s", target=f"at most {LIMIT:g} s", met=taken <= LIMIT)
+                               "s", target=f"at most {MAX_PREDICTION_S:g} s", met=taken <= MAX_PREDICTION_S)
 
 
 def _evaluate(point: Point) -> Iterator[Row]:
     name = f"{point.strategy}, {point.nodes} nodes"
     placed, leaves, random = (point.predictions[variant] for variant in PLACEMENT_POLICIES)
-    yield make_row(f"{name}: seconds per step, placed, beside leaf order", [placed.step_seconds], "s",
+    yield make_row(f"{name}: seconds per step, placed (baseline: leaf order)", [placed.step_seconds], "s",
                    baseline=leaves.step_seconds, target=f"at most {1 + SLACK} times",
                    met=placed.step_seconds <= leaves.step_seconds * (1 + SLACK))
-    yield make_row(f"{name}: share of communication, placed, beside leaf order", [placed.exposed_comm_fraction],
+    yield make_row(f"{name}: share of communication, placed (baseline: leaf order)", [placed.exposed_comm_fraction],
                    "share", baseline=leaves.exposed_comm_fraction)
-    yield make_row(f"{name}: MB across leaf zones, placed, beside leaf order", [placed.inter_zone_bytes / 1e6],
+    yield make_row(f"{name}: MB across leaf zones, placed (baseline: leaf order)", [placed.inter_zone_bytes / 1e6],
                    "MB", baseline=leaves.inter_zone_bytes / 1e6)
     judged = point.strategy == CONTROLLED
-    yield make_row(f"{name}: seconds per step at random{' (control)' if judged else ''}, beside placed",
+    yield make_row(f"{name}: seconds per step, random ({'control; ' if judged else ''}baseline: placed)",
                    [random.step_seconds], "s", baseline=placed.step_seconds,
                    target="longer, or more bytes across leaf zones" if judged else "",
                    met=random.step_seconds > placed.step_seconds * (1 + SLACK)

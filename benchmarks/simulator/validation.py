@@ -69,8 +69,8 @@ def evaluate(jobs: Sequence[Job], simulated: FloatArray, measured: FloatArray) -
         selected = pattern == name
         seconds, simulated_seconds = np.median(measured[selected], axis=1), simulated[selected]
         errors = np.abs(simulated_seconds / seconds - 1)
-        yield make_row(f"{name}: error of the simulation, case by case", errors.tolist(), "share",
-                       target=f"at most {ERROR} in each", met=bool((errors <= ERROR).all()))
+        yield make_row(f"{name}: error of the simulation, per case", errors.tolist(), "share",
+                       target=f"at most {ERROR} in each case", met=bool((errors <= ERROR).all()))
         yield make_row(f"{name}: share of the cases within {ERROR}", [float((errors <= ERROR).mean())], "share")
         yield make_row(f"{name}: simulated / measured seconds", (simulated_seconds / seconds).tolist(), "times",
                        baseline=1.0)

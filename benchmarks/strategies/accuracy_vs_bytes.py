@@ -29,9 +29,9 @@ SITUATIONS = {"same data, SGD": (*SGD, *SAME), "skewed data, SGD": (*SGD, *SKEWE
               "same data, Adam": (*ADAM, *SAME), "skewed data, Adam": (*ADAM, *SKEWED)}
 #: changing learning rates, with which a trigger may be better than a period
 CHANGING = {f"skewed data, SGD, {label}": (*SGD, *SKEWED, "--lr-schedule", name) for name, label in (
-    ("step", "rate falls in steps"), ("cosine", "rate falls"), ("cosine-restarts", "rate falls four times"))}
+    ("step", "step schedule"), ("cosine", "cosine schedule"), ("cosine-restarts", "cosine schedule with restarts"))}
 #: asynchronous gossip, the part `accuracy-vs-bytes-async`
-ASYNC_SITUATION = "skewed data, SGD, nobody waits, one rank 4 x slower"
+ASYNC_SITUATION = "skewed data, SGD, asynchronous, one rank 4 x slower"
 ASYNC_OPTIONS = (*SGD, *SKEWED, "--async", "--emulate-compute", "0.005", "--straggler", "0=4")
 COMPRESSORS = {"fp32": (), "int4": ("--compression", "int4"), "sign": ("--compression", "sign")}
 PERIODS = tuple(1 << power for power in range(8))
@@ -133,7 +133,7 @@ def evaluate(situation: str, by_variant: dict[Variant, list[list[Outcome]]], jud
     alone = [_mean_of(isolated) - _mean_of(reference) for isolated, reference in zip(
         [[outcome.own for outcome in folds] for folds in by_variant[NO_EXCHANGE]],
         [[outcome.accuracy for outcome in folds] for folds in every], strict=True)]
-    yield make_row(f"{situation}: control: ranks that never exchange, over every step", alone, "points",
+    yield make_row(f"{situation}: control: ranks that never exchange vs. gossip at every step", alone, "points",
                    target=f"at least {LOSS} worse", met=lower_bound_95(alone) < -LOSS)
     share = saved(by_variant)
     for variant in by_variant:
@@ -144,7 +144,7 @@ def evaluate(situation: str, by_variant: dict[Variant, list[list[Outcome]]], jud
         good = low >= -LOSS and share[variant] >= SAVED
         target = f"{SAVED:g} % saved, and lower 95 % bound (here {low:.2f}) at least -{LOSS} points"
         summary = f"saves {share[variant]:.2f} %, lower 95 % bound {low:.2f}"
-        yield make_row(f"{situation}: {variant}: accuracy over every step", lost, "points", baseline=base,
+        yield make_row(f"{situation}: {variant}: accuracy vs. gossip at every step", lost, "points", baseline=base,
                        target=target if variant == TARGET_VARIANT else summary,
                        met=good if variant == TARGET_VARIANT and judged else None)
         if variant == TARGET_VARIANT:
@@ -172,7 +172,7 @@ def gain(situation: str, variant: Variant, by_variant: dict[Variant, list[list[O
     gains = difference(by_variant[variant], by_variant[best])
     low, high = lower_bound_95(gains), -lower_bound_95([-value for value in gains])
     verdict = "a gain" if low > 0 else "a loss" if high < 0 else "no gain"
-    yield make_row(f"{situation}: {variant}: accuracy over {best}, the best period at no more bytes", gains, "points",
+    yield make_row(f"{situation}: {variant}: accuracy vs. {best}, the best period at no more bytes", gains, "points",
                    target=f"{verdict} (95 % bounds {low:.2f} and {high:.2f})")
 
 

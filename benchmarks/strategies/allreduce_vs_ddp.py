@@ -98,17 +98,18 @@ def evaluate(link: str, todo: Sequence[Job], measured: Sequence[Figures], shaped
         middle = {name: statistics.median(values) for name, values in rates.items()}
         if job.worst:
             if shaped:
-                yield make_row(f"{label}: steps/s of a ring through both zones by turns (control)", rates["ring"],
-                               "1/s", baseline=ring[ranks, job.size], target="less than with ranks in order",
+                yield make_row(f"{label}: steps/s of a ring that alternates between both zones (control)",
+                               rates["ring"], "1/s", baseline=ring[ranks, job.size],
+                               target="below the ring with ranks in zone order",
                                met=middle["ring"] < ring[ranks, job.size])
             continue
         least = min(OF_DDP * middle["ddp"], OF_NONE * middle["none"])
         yield make_row(f"{label}: steps/s of hierarchical allreduce", rates["hierarchical"], "1/s", baseline=least,
                        target=f"the smaller of {OF_DDP} x DDP and {OF_NONE} x no communication",
                        met=middle["hierarchical"] >= least)
-        for name, description in (("ring", "allreduce round one ring"), ("ddp", "DistributedDataParallel"),
-                            ("post-local", "post-local SGD, an average in every 4th step"),
-                            ("barrier", "no communication but a barrier in each step"),
+        for name, description in (("ring", "ring allreduce"), ("ddp", "DistributedDataParallel"),
+                            ("post-local", "post-local SGD, averaging in every 4th step"),
+                            ("barrier", "no communication, with a barrier in each step"),
                             ("none", "no communication")):
             if name in rates:
                 yield make_row(f"{label}: steps/s of {description}", rates[name], "1/s",

@@ -26,7 +26,7 @@ SIZES = {1_000_000: 40, 25_000_000: 6}
 REPEATS = 7
 TARGET = 1.5
 #: required space in /dev/shm per rank, in models
-_ROOM = 3
+_SPACE = 3
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
@@ -39,12 +39,12 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
             bound = f"; CPU-bound: {ranks} ranks on {cores} cores" if ranks > cores else ""
             ratio = _ratios(times["messages"], times["shared"])
             least = statistics.median(ratio)
-            yield make_row(f"{label}: exchange by messages / through shared memory{bound}", ratio, "x",
+            yield make_row(f"{label}: exchange time, messages / shared memory{bound}", ratio, "x",
                            target=f"at least {TARGET}", met=least >= TARGET)
-            control = _ratios(times["messages"], times["switched off"])
-            yield make_row(f"{label}: the same with the window switched off (control)", control, "x",
+            control = _ratios(times["messages"], times["disabled"])
+            yield make_row(f"{label}: the same with shared memory disabled (control)", control, "x",
                            baseline=least, target=f"below {TARGET}", met=statistics.median(control) < TARGET)
-            yield make_row(f"{label}: seconds of an exchange through shared memory", times["shared"], "s",
+            yield make_row(f"{label}: seconds per exchange through shared memory", times["shared"], "s",
                            baseline=statistics.median(times["messages"]))
 
 
@@ -58,10 +58,10 @@ def exchanges(ranks: int, size: int, steps: int, repeats: int) -> dict[str, list
     Raises:
         SlurmdlError: the ranks cannot run.
     """
-    room = os.statvfs("/dev/shm")
-    if room.f_bavail * room.f_frsize < _ROOM * 4 * size * ranks:
+    space = os.statvfs("/dev/shm")
+    if space.f_bavail * space.f_frsize < _SPACE * 4 * size * ranks:
         raise SlurmdlError(f"/dev/shm: too small for the models of {ranks} ranks of {size:,} parameters")
-    variants: list[tuple[str, bool]] = [("messages", False), ("shared", True), ("switched off", False)]
+    variants: list[tuple[str, bool]] = [("messages", False), ("shared", True), ("disabled", False)]
     with tempfile.TemporaryDirectory() as folder:
         work, result = Path(folder, "work.json"), Path(folder, "result.json")
         work.write_text(json.dumps({"parameters": size, "variants": variants, "repeats": repeats, "steps": steps}))

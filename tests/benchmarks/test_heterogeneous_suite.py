@@ -105,10 +105,10 @@ def test_evaluate_compares_savings_with_least_bytes() -> None:
                        LEAST: cost(50.0)})] * 3
 
     rows = by_metric(list(placement_savings.evaluate(outcomes(50.0, 70.0))))
-    saved = rows[f"PS: bytes across nodes saved against {DEFAULT}, 3 jobs together"]
+    saved = rows[f"PS: bytes across nodes saved relative to {DEFAULT}, 3 jobs"]
     assert (saved.value, saved.baseline, saved.met) == (75.0, 75.0, None)
     assert "12 %" in saved.target
-    share = f"PS: bytes across zones saved against {LEAF}, as a share of what the least bytes save, job by job"
+    share = f"PS: bytes across zones saved relative to {LEAF}, as a share of the largest possible saving, per job"
     assert (rows[share].value, rows[share].met) == (1.0, True)
     control = f"PS: bytes across zones of {NEGATIVE_CONTROL} over those of placement (control)"
     assert (rows[control].value, rows[control].met) == (1.4, True)
@@ -132,12 +132,12 @@ def test_ran_evaluates_step_times() -> None:
         return by_metric(list(placement_savings.ran("allreduce", [runs])))
 
     good = rows(0.5, 1.5)
-    over = f"allreduce, run: seconds of a step, placed, over those of {DEFAULT}"
+    over = f"allreduce, run: seconds per step, placed, over those of {DEFAULT}"
     assert (good[over].value, good[over].baseline, good[over].met) == (0.25, 0.25, True)
-    assert good["allreduce, run: bytes across zones that the ranks metered over those of the model"].value == 0.5
-    lost = f"allreduce, run: seconds of a step of {NEGATIVE_CONTROL} over those of placement (control)"
+    assert good["allreduce, run: metered bytes across zones over modeled ones"].value == 0.5
+    lost = f"allreduce, run: seconds per step of {NEGATIVE_CONTROL} over those of placement (control)"
     assert (good[lost].value, good[lost].met) == (3.0, True)
-    assert rows(1.1, 1.1)[f"allreduce, run: seconds of a step, placed, over those of {LEAF}"].met is False
+    assert rows(1.1, 1.1)[f"allreduce, run: seconds per step, placed, over those of {LEAF}"].met is False
     assert rows(1.1, 1.1)[lost].met is False
     assert f"{over}; CPU-bound: 10% idle" in rows(0.5, 1.5, idle=0.1)
     assert cpu_bound_note([result(1.0)]) == ""
@@ -191,12 +191,12 @@ def test_accuracy_evaluate_pairs_seeds_and_requires_worse_control() -> None:
         return by_metric(list(accuracy.evaluate({**cases, (NO_EXCHANGE, EQUAL): outcomes(97.0, own=alone)})))
 
     for speeds in SPEEDS:
-        metric = f"{GOSSIP}: accuracy, {speeds} over {EQUAL}"
+        metric = f"{GOSSIP}: accuracy, {speeds} vs. {EQUAL}"
         good = rows(96.8, 80.0)[metric]
         assert (good.value, good.met) == (pytest.approx(-0.2), True)
         assert good.baseline == pytest.approx(97.0, abs=0.5)
         assert rows(96.0, 80.0)[metric].met is False
-    control = f"control: {NO_EXCHANGE}, over {GOSSIP}"
+    control = f"control: {NO_EXCHANGE}, vs. {GOSSIP}"
     assert rows(97.0, 80.0)[control].met is True
     assert rows(97.0, 96.9)[control].met is False
 
@@ -231,5 +231,5 @@ def test_gossip_variants_throughput_targets_depend_on_balance() -> None:
 
 
 def test_suite_unknown_part_raises() -> None:
-    with pytest.raises(UsageError, match="--only placement: unknown part; valid: throughput, accuracy"):
+    with pytest.raises(UsageError, match="--only placement: unknown part; expected one of throughput, accuracy"):
         heterogeneous.SUITE.run(["placement"])

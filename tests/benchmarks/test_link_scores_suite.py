@@ -18,7 +18,7 @@ def test_scale_rows_bad_links_detected_and_not_with_shuffled_scores() -> None:
     assert rows["600 nodes, 1% bad, noise 10%: precision"].met
     assert rows["600 nodes, 1% bad, noise 20%: recall"].met
     assert rows["600 nodes, 1% bad, noise 20%: precision"].met
-    assert rows["rounds of probes"].met
+    assert rows["duration of all probe rounds"].met
     control = rows["control, shuffled scores: recall"]
     assert control.value < 0.5 and control.baseline == 1.0
 
@@ -50,5 +50,5 @@ def test_collector_cost_rows_measure_run_and_write_sample() -> None:
 
 
 def test_suite_unknown_part_raises() -> None:
-    with pytest.raises(UsageError, match="valid: probe-recovery, training-value, scale, collector-cost"):
+    with pytest.raises(UsageError, match="expected one of probe-recovery, training-value, scale, collector-cost"):
         link_scores.SUITE.run(["speed"])

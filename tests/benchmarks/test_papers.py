@@ -40,7 +40,7 @@ def by_metric(rows: Sequence[Row]) -> dict[str, Row]:
 
 
 def test_papers_suite_unknown_part_raises() -> None:
-    with pytest.raises(UsageError, match="alexnet: unknown part; valid: dltap, zones, adaptive-gossip"):
+    with pytest.raises(UsageError, match="alexnet: unknown part; expected one of dltap, zones, adaptive-gossip"):
         papers.SUITE.run(["alexnet"])
 
 
@@ -48,9 +48,9 @@ def test_papers_suite_unknown_part_raises() -> None:
 def test_dltap_evaluate_compares_saving_with_published_value(placed: float, met: bool) -> None:
     costs = [{PLACED: placed, DEFAULT: 100.0, dltap.SPREAD: 200.0, LEAST: 50.0, NEGATIVE_CONTROL: 120.0}] * 3
     rows = by_metric(list(dltap.evaluate("VGG-16", costs)))
-    row = rows[f"VGG-16, 3 jobs: bytes between nodes saved against {DEFAULT}"]
+    row = rows[f"VGG-16, 3 jobs: bytes between nodes saved relative to {DEFAULT}"]
     assert (row.value, row.baseline, row.met) == (pytest.approx(100 - placed), 50.0, met)
-    spread = rows[f"VGG-16, 3 jobs: bytes between nodes saved against {dltap.SPREAD}"]
+    spread = rows[f"VGG-16, 3 jobs: bytes between nodes saved relative to {dltap.SPREAD}"]
     assert (spread.value, spread.met) == (pytest.approx(100 - placed / 2), None)
     assert rows[f"VGG-16: bytes between nodes of {NEGATIVE_CONTROL} over those of placement (control)"].met
 
@@ -68,11 +68,11 @@ def test_zones_evaluate_requires_tie_if_slurm_is_optimal() -> None:
                                  NEGATIVE_CONTROL: Cost(9.0, 0, 0)})
     outcomes = [outcome(2.0, 2.0), outcome(3.0, 2.0), outcome(4.0, 4.0), outcome(6.0, 3.0)]
     rows = by_metric(list(zones.evaluate(outcomes)))
-    assert rows["occupancies in which Slurm's own choice is as quick"].value == 0.5
+    assert rows["occupancies in which Slurm's choice is as fast as placement"].value == 0.5
     assert all(row.met in (True, None) for row in rows.values())
-    assert rows[f"where it is not: predicted seconds of {DEFAULT} over those of placement"].value == 1.75
+    assert rows[f"Slurm slower than placement: predicted seconds of {DEFAULT} over those of placement"].value == 1.75
     worse = by_metric(list(zones.evaluate([outcome(1.0, 2.0)])))
-    assert worse[f"where Slurm is right: predicted seconds of {DEFAULT} over those of placement"].met is False
+    assert worse[f"Slurm as fast as placement: predicted seconds of {DEFAULT} over those of placement"].met is False
 
 
 def line(framework: str, nodes: int, images: float, sums: float = 1.0) -> ReportRow:
@@ -88,17 +88,16 @@ def test_frameworks_evaluate_uses_ddp_as_baseline() -> None:
              ReportRow(Cell("ddp-mpi", "allreduce", "resnet50", 1, "slurm"), "missing: not in this PyTorch"),
              ReportRow(Cell("slurmdl", "allreduce", "resnet50", 2, "slurm"), "failed: of its own")]
     rows = by_metric(list(frameworks.evaluate("weak scaling", lines)))
-    slurmdl = rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: images/s"]
+    slurmdl = rows["weak scaling, emulated computation: slurmdl allreduce, 4 nodes: images/s"]
     assert (slurmdl.value, slurmdl.baseline, slurmdl.met) == (30.0, 20.0, True)
-    assert rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: images/s over those of as many single nodes"
-                ].value == 0.75
-    sent = rows["weak scaling, replayed: slurmdl allreduce, 4 nodes: bytes from node to node in a step"]
+    assert rows["weak scaling, emulated computation: slurmdl allreduce, 4 nodes: scaling efficiency"].value == 0.75
+    sent = rows["weak scaling, emulated computation: slurmdl allreduce, 4 nodes: bytes between nodes per step"]
     assert (sent.value, sent.baseline) == (20 + 30, 20 + 20)
-    assert rows["weak scaling, replayed: ddp allreduce, 4 nodes: sum of the phases over the time of the steps"
+    assert rows["weak scaling, emulated computation: ddp allreduce, 4 nodes: sum of the phases over the step time"
                 ].met is False
     assert rows["weak scaling: ddp-mpi: missing: not in this PyTorch"].met is None
     assert rows["weak scaling: slurmdl allreduce, resnet50, 2 nodes, slurm: failed: of its own"].met is False
-    assert rows["weak scaling: images/s on one node, slowest framework over quickest (control)"].met
+    assert rows["weak scaling: images/s on one node, slowest framework over fastest (control)"].met
 
 
 def test_frameworks_matrix_is_valid_spec(tmp_path: Path) -> None:
@@ -120,11 +119,11 @@ def test_unwritable_results_file_raises_before_measurements(
 
 def test_results_to_markdown_lists_rows_with_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [results.make_row("a | b", [1.0, 3.0, 2.0], "s", baseline=4.0, target="below 4", met=True),
-            results.make_row("lost", [1.0], "", target="2", met=False), results.make_row("told", [1.0], "")]
+            results.make_row("lost", [1.0], "", target="2", met=False), results.make_row("info", [1.0], "")]
     results.write(str(tmp_path / "some.json"), rows, seed=3, versions={"numpy": "2"},
                   command="python -m benchmarks.some")
     lines = (tmp_path / "some.json").read_text().splitlines()
-    assert [json.loads(line.rstrip(","))["metric"] for line in lines[2:5]] == ["a | b", "lost", "told"]
+    assert [json.loads(line.rstrip(","))["metric"] for line in lines[2:5]] == ["a | b", "lost", "info"]
     capsys.readouterr()
     results.main([str(tmp_path)])
     page = capsys.readouterr().out
@@ -132,7 +131,7 @@ def test_results_to_markdown_lists_rows_with_targets(tmp_path: Path, capsys: pyt
     assert "`python -m benchmarks.some`" in page
     assert "| met | 2 (1 to 3) | 4 | s | a \\| b | below 4 |" in page
     assert "| **missed** | 1 |  |  | lost | 2 |" in page
-    assert "told" not in page
+    assert "info" not in page
     assert "3 rows, 2 with a target" in page
     (tmp_path / "other.json").write_text(json.dumps({"rows": 3}))
     with pytest.raises(InputError, match=r"other\.json: no benchmark results"):

@@ -42,7 +42,7 @@ def test_speed_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_suite_unknown_part_raises() -> None:
-    with pytest.raises(UsageError, match="valid: speed"):
+    with pytest.raises(UsageError, match="expected one of speed"):
         placement.SUITE.run(["sped"])
 
 
@@ -101,7 +101,7 @@ def test_quality_rows_on_blocks_have_targets(monkeypatch: pytest.MonkeyPatch) ->
     assert not any("Slurm" in metric for metric in rows)
 
 
-def test_least_ps_deal_matches_brute_force() -> None:
+def test_assign_servers_matches_brute_force() -> None:
     """Brute force over all choices of nodes from three leaves and of servers among their tasks."""
     generator = np.random.default_rng(1)
     for _ in range(40):
@@ -118,7 +118,7 @@ def test_least_ps_deal_matches_brute_force() -> None:
                     if sum(deal) == servers:
                         inside = sum(p * (t - p) for p, t in zip(deal, tasks, strict=True))
                         least = min(least, 2 * 90.0 / servers * (servers * workers - inside))
-        deal = quality.least_ps_deal(room, nodes, per_node, servers)
+        deal = quality.assign_servers(room, nodes, per_node, servers)
         inside = sum(count * (used_nodes * per_node - count) for _, used_nodes, count in deal)
         assert 2 * 90.0 / servers * (servers * workers - inside) == pytest.approx(least)
         assert all(used_nodes <= room[leaf] for leaf, used_nodes, _ in deal)
@@ -139,7 +139,7 @@ def test_least_bytes_returns_valid_order_with_same_cost() -> None:
 def test_saved_has_target_only_if_judged() -> None:
     def costs(placed: float, plain: float, least: float) -> dict[str, Cost]:
         return {variant: Cost(1.0, value, value)
-                for variant, value in (("ours", placed), ("Slurm, leaves", plain), (quality.LEAST, least))}
+                for variant, value in ((quality.PLACED, placed), ("Slurm, leaves", plain), (quality.LEAST, least))}
 
     results = [quality.JobResult("PS", "", 8, costs(*values)) for values in ((60.0, 100.0, 50.0), (10.0, 10.0, 10.0))]
     share, *_ = quality.saved("x", results, True)

@@ -51,6 +51,6 @@ def test_scaling_writes_rows_and_plot(tmp_path: Path, monkeypatch: pytest.Monkey
     rows = {row["metric"]: row for row in written["rows"]}
     assert written["versions"]["simgrid"]
     for strategy in ("allreduce", "gossip", "adaptive-gossip", "ps"):
-        assert rows[f"{strategy}, 8 nodes: seconds per step, placed, beside leaf order"]["met"]
+        assert rows[f"{strategy}, 8 nodes: seconds per step, placed (baseline: leaf order)"]["met"]
     assert "<svg" in (tmp_path / "simulate.svg").read_text()
     assert capsys.readouterr().out.splitlines()[-1].startswith("met ")
