@@ -40,12 +40,10 @@ class MixingRound:
         """Shape (count,): entry i is the sender to worker i."""
         return np.argsort(self.target)
 
-    @property
-    def matrix(self) -> FloatArray:
-        """Mixing matrix, shape (count, count)."""
-        matrix = np.diag(1 - self.weight)
-        matrix[np.arange(len(self.target)), self.source] += self.weight
-        return matrix
+    def mix(self, models: FloatArray) -> FloatArray:
+        """The models after the round; shape (count, elements), row i is worker i's."""
+        weight = self.weight[:, None]
+        return (1 - weight) * models + weight * models[self.source]
 
 
 def _pairwise_round(count: int, pairs: IntArray, weight: float | FloatArray = 0.5) -> MixingRound:
@@ -72,7 +70,12 @@ class Graph:
     static_neighbors = True
 
     def __init__(self, zones: Sequence[str], seed: int = 0) -> None:
-        self._rounds: tuple[MixingRound, ...] = (MixingRound(np.arange(len(zones)), np.full(len(zones), 0.5)),)
+        idle = MixingRound(np.arange(len(zones)), np.full(len(zones), 0.5))
+        self._rounds = tuple(self._make_rounds(zones)) or (idle,)
+
+    def _make_rounds(self, zones: Sequence[str]) -> Sequence[MixingRound]:
+        """The rounds of a period; none for a single worker."""
+        raise NotImplementedError
 
     def round(self, step: int) -> MixingRound:
         """Round of a step, counted from 0."""
@@ -98,8 +101,7 @@ class RandomMatching(Graph):
     static_neighbors = False
 
     def __init__(self, zones: Sequence[str], seed: int = 0) -> None:
-        self._rounds = ()
-        self._count, self._seed = len(zones), seed
+        self._rounds, self._count, self._seed = (), len(zones), seed
 
     def round(self, step: int) -> MixingRound:
         order = np.random.default_rng((self._seed, step)).permutation(self._count)
@@ -117,13 +119,10 @@ class OnePeerExponential(Graph):
 
     pairwise = False
 
-    def __init__(self, zones: Sequence[str], seed: int = 0) -> None:
-        super().__init__(zones, seed)
+    def _make_rounds(self, zones: Sequence[str]) -> Sequence[MixingRound]:
         count = len(zones)
-        workers, half = np.arange(count), np.full(count, 0.5)
-        if count > 1:
-            self._rounds = tuple(MixingRound((workers + distance) % count, half)
-                                 for distance in _hop_distances(count))
+        return [MixingRound((np.arange(count) + distance) % count, np.full(count, 0.5))
+                for distance in _hop_distances(count)]
 
 
 class Base2Graph(Graph):
@@ -138,9 +137,8 @@ class Base2Graph(Graph):
     topologies for decentralized learning via finite-time convergence. NeurIPS 2023. arXiv:2305.11420
     """
 
-    def __init__(self, zones: Sequence[str], seed: int = 0) -> None:
-        super().__init__(zones, seed)
-        self._rounds = _base2_rounds(len(zones)) or self._rounds
+    def _make_rounds(self, zones: Sequence[str]) -> Sequence[MixingRound]:
+        return _base2_rounds(len(zones))
 
 
 @cache
@@ -183,8 +181,7 @@ class ZoneAware(Graph):
     #: period of rounds between zones
     INTER_ZONE_EVERY = 4
 
-    def __init__(self, zones: Sequence[str], seed: int = 0) -> None:
-        super().__init__(zones, seed)
+    def _make_rounds(self, zones: Sequence[str]) -> Sequence[MixingRound]:
         size = len(zones)
         groups = [np.array(group) for group in group_ranks(range(size), zones)]
         intra_zone, inter_zone = list[MixingRound](), list[MixingRound]()
@@ -201,12 +198,11 @@ class ZoneAware(Graph):
                 paired = min(len(own), len(groups[other]))
                 target[own[:paired]], weight[own[:paired]] = groups[other][:paired], share
             inter_zone.append(MixingRound(target, weight))
-        if intra_zone and inter_zone:
-            every, near, far = self.INTER_ZONE_EVERY, cycle(intra_zone), cycle(inter_zone)
-            blocks = math.lcm(len(intra_zone) // math.gcd(len(intra_zone), every - 1), len(inter_zone))
-            self._rounds = tuple(next(near if turn % every else far) for turn in range(1, blocks * every + 1))
-        else:
-            self._rounds = tuple(intra_zone or inter_zone) or self._rounds
+        if not (intra_zone and inter_zone):
+            return intra_zone or inter_zone
+        every, near, far = self.INTER_ZONE_EVERY, cycle(intra_zone), cycle(inter_zone)
+        blocks = math.lcm(len(intra_zone) // math.gcd(len(intra_zone), every - 1), len(inter_zone))
+        return [next(near if turn % every else far) for turn in range(1, blocks * every + 1)]
 
 
 def _hop_distances(count: int) -> list[int]:

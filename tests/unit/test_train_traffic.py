@@ -32,7 +32,7 @@ def make_zones(count: int, names: int = 3) -> tuple[str, ...]:
 
 def mixing_matrix(name: str, count: int, step: int) -> npt.NDArray[np.float64]:
     """Mixing matrix of a step."""
-    return GRAPHS[name](make_zones(count), 3).round(step).matrix
+    return GRAPHS[name](make_zones(count), 3).round(step).mix(np.eye(count))
 
 
 def modeled_bytes(strategy: str, pattern: str, ranks: int, model_bytes: float,
@@ -101,7 +101,7 @@ def test_base2_averages_any_count_exactly_in_one_period(count: int) -> None:
     assert graph.period == max(1, blocks + (2 * (odd.bit_length() - 1) + 1 if odd > 1 else 0))
     after = np.eye(count)
     for step in range(graph.period):
-        after = graph.round(step).matrix @ after
+        after = graph.round(step).mix(after)
     assert np.allclose(after, 1 / count, rtol=0, atol=1e-12)
     assert spectral_gap("base-2", ("",) * count) == pytest.approx(1, abs=0.02)
 
@@ -114,7 +114,7 @@ def test_zone_aware_crosses_zones_in_every_fourth_step_and_averages_exactly() ->
         target = graph.round(step).target
         crosses = [zones[worker] != zones[peer] for worker, peer in enumerate(target.tolist())]
         assert all(crosses) if step % 4 == 3 else not any(crosses)
-        after = graph.round(step).matrix @ after
+        after = graph.round(step).mix(after)
     assert graph.period == 8
     assert np.allclose(after, 1 / 8, rtol=0, atol=1e-12)
 

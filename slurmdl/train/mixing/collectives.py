@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.comm_layout import shard_pieces, split_offsets
-from slurmdl.train.p2p import CommCoroutine, MeteredP2P
+from slurmdl.train.p2p import Arrays, CommCoroutine, MeteredP2P
 from slurmdl.train.tags import Tag
 
 FloatArray = npt.NDArray[np.float32]
@@ -56,13 +56,10 @@ def ring_reduce_scatter(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.
     buffers = [ring.scratch(wire_dtype) for ring in rings]
     for turn in range(1, _ring_size(rings)):
         sums = [ring.chunk(-1 - turn) for ring in rings]
-        received = [buffer[:chunk_sum.size] for buffer, chunk_sum in zip(buffers, sums, strict=True)]
-        receives, sends = p2p.post([(ring.right, _to_wire(wire_dtype, ring.chunk(-turn))) for ring in rings],
-                                   [(ring.left, buffer) for ring, buffer in zip(rings, received, strict=True)], tag)
-        for number, (index, part, request) in enumerate(receives):
-            yield [request], not number
-            sums[index][part] += received[index][part]
-        yield sends, False
+        yield from _exchange_and_add(
+            p2p, [(ring.right, _to_wire(wire_dtype, ring.chunk(-turn))) for ring in rings],
+            [(ring.left, buffer[:chunk_sum.size])
+             for ring, buffer, chunk_sum in zip(rings, buffers, sums, strict=True)], sums, tag)
 
 
 def ring_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DTypeLike, tag: int) -> CommCoroutine:
@@ -74,11 +71,8 @@ def ring_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DType
     _store_chunks(rings, 0, outgoing)
     for turn in range(1, _ring_size(rings)):
         received = [_receive_buffer(wire_dtype, ring.chunk(-turn)) for ring in rings]
-        receives, sends = p2p.post([(ring.right, chunk) for ring, chunk in zip(rings, outgoing, strict=True)],
-                                   [(ring.left, buffer) for ring, buffer in zip(rings, received, strict=True)], tag)
-        requests = [request for _, _, request in receives]
-        yield requests[:1], True
-        yield requests[1:] + sends, False
+        yield from _exchange(p2p, [(ring.right, chunk) for ring, chunk in zip(rings, outgoing, strict=True)],
+                             [(ring.left, buffer) for ring, buffer in zip(rings, received, strict=True)], tag)
         _store_chunks(rings, -turn, received)
         outgoing = received
 
@@ -88,14 +82,10 @@ def direct_reduce_scatter(p2p: MeteredP2P, rings: Sequence[Ring],
     """As `ring_reduce_scatter` with one ring, in one turn: each rank sends each other rank its chunk."""
     [ring] = rings
     own, distances = ring.chunk(0), range(1, ring.count)
-    received = [np.empty(own.size, wire_dtype) for _ in distances]
-    receives, sends = p2p.post(
-        [(ring.peer(distance), _to_wire(wire_dtype, ring.chunk(distance))) for distance in distances],
-        [(ring.peer(-distance), buffer) for distance, buffer in zip(distances, received, strict=True)], tag)
-    for number, (index, part, request) in enumerate(receives):
-        yield [request], not number
-        own[part] += received[index][part]
-    yield sends, False
+    yield from _exchange_and_add(
+        p2p, [(ring.peer(distance), _to_wire(wire_dtype, ring.chunk(distance))) for distance in distances],
+        [(ring.peer(-distance), np.empty(own.size, wire_dtype)) for distance in distances],
+        [own] * len(distances), tag)
 
 
 def direct_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DTypeLike, tag: int) -> CommCoroutine:
@@ -103,14 +93,28 @@ def direct_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DTy
     [ring] = rings
     own, distances = _to_wire(wire_dtype, ring.chunk(0)), range(1, ring.count)
     received = [_receive_buffer(wire_dtype, ring.chunk(-distance)) for distance in distances]
-    receives, sends = p2p.post(
-        [(ring.peer(distance), own) for distance in distances],
+    yield from _exchange(
+        p2p, [(ring.peer(distance), own) for distance in distances],
         [(ring.peer(-distance), buffer) for distance, buffer in zip(distances, received, strict=True)], tag)
-    requests = [request for _, _, request in receives]
-    yield requests[:1], True
-    yield requests[1:] + sends, False
     for distance, chunk in enumerate([own, *received]):
         _store_chunks(rings, -distance, [chunk])
+
+
+def _exchange(p2p: MeteredP2P, sends: Arrays, receives: Arrays, tag: int) -> CommCoroutine:
+    recv_chunks, send_requests = p2p.post(sends, receives, tag)
+    requests = [request for _, _, request in recv_chunks]
+    yield requests[:1], True
+    yield requests[1:] + send_requests, False
+
+
+def _exchange_and_add(p2p: MeteredP2P, sends: Arrays, receives: Arrays, sums: Sequence[FloatArray],
+                      tag: int) -> CommCoroutine:
+    """Add each received chunk to the entry of `sums` with the index of its array, while the next ones arrive."""
+    recv_chunks, send_requests = p2p.post(sends, receives, tag)
+    for number, (index, chunk, request) in enumerate(recv_chunks):
+        yield [request], not number
+        sums[index][chunk] += receives[index][1][chunk]
+    yield send_requests, False
 
 
 def _to_wire(wire_dtype: npt.DTypeLike, chunk: FloatArray) -> npt.NDArray[Any]:

@@ -61,7 +61,5 @@ def spectral_gap(pattern: str, zones: Sequence[str]) -> float:
         return float(1 - (1 - count / (count - 1 + count % 2) / 2) ** 0.5)
     product = np.eye(count)
     for step in range(graph.period):
-        mixing_round = graph.round(step)
-        weight = mixing_round.weight[:, None]
-        product = (1 - weight) * product + weight * product[mixing_round.source]
+        product = graph.round(step).mix(product)
     return float(1 - np.linalg.norm(product - 1 / count, 2) ** (1 / graph.period))

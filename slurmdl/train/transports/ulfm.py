@@ -13,9 +13,9 @@ Mitigation. https://docs.open-mpi.org/en/v5.0.x/features/ulfm.html
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -23,7 +23,8 @@ from slurmdl.errors import TrainError
 from slurmdl.train.tags import Tag
 from slurmdl.train.transports.mpi import MpiTransport
 from slurmdl.train.transports.transport import RankFailedError
-from slurmdl.train.transports.window import SharedMemory
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def ulfm_enabled(environ: Mapping[str, str] = os.environ) -> bool:
@@ -36,30 +37,40 @@ def has_failed_ranks(comm: Any) -> bool:
     return bool(comm.Is_revoked() or comm.Get_failed().Get_size())
 
 
+def _translate_errors(method: Method) -> Method:
+    """Make a method of UlfmTransport raise RankFailedError instead of errors that rank failures cause."""
+    @wraps(method)
+    def translating(self: UlfmTransport, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except (self._mpi.Exception, TrainError) as error:
+            if isinstance(error, RankFailedError) or not has_failed_ranks(self._comm):
+                raise
+            raise self._rank_failed_error() from error
+
+    return cast(Method, translating)
+
+
 class UlfmTransport(MpiTransport):
     """Ranks of an mpi4py communicator whose errors are exceptions (the default); see `transport.Transport`."""
 
     recovery_name = "ULFM"
 
-    def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
-        with self._translating_errors():
-            return super().isend(peer, array, tag)
+    isend = _translate_errors(MpiTransport.isend)
+    irecv = _translate_errors(MpiTransport.irecv)
+    testall = _translate_errors(MpiTransport.testall)
+    allocate_shared = _translate_errors(MpiTransport.allocate_shared)
+    allgather = _translate_errors(MpiTransport.allgather)
+    gather = _translate_errors(MpiTransport.gather)
 
-    def irecv(self, peer: int, array: Any, tag: int = 0) -> Any:
-        with self._translating_errors():
-            return super().irecv(peer, array, tag)
-
+    @_translate_errors
     def iprobe(self, tag: int) -> int | None:
-        with self._translating_errors():
-            source = super().iprobe(tag)
+        source = super().iprobe(tag)
         if source is None:
             self._check_alive()
         return source
 
-    def testall(self, requests: Sequence[Any]) -> bool:
-        with self._translating_errors():
-            return super().testall(requests)
-
+    @_translate_errors
     def _poll_until(self, condition: Callable[[], bool], on_poll: Callable[[], None] | None = None) -> None:
         def check_failures() -> None:
             # the condition need not involve the failed rank or MPI: MPI reports failures only when it is called
@@ -68,20 +79,7 @@ class UlfmTransport(MpiTransport):
             if on_poll:
                 on_poll()
 
-        with self._translating_errors():
-            super()._poll_until(condition, check_failures)
-
-    def allocate_shared(self, ranks: Sequence[int], num_bytes: int) -> SharedMemory:
-        with self._translating_errors():
-            return super().allocate_shared(ranks, num_bytes)
-
-    def allgather(self, obj: Any) -> list[Any]:
-        with self._translating_errors():
-            return super().allgather(obj)
-
-    def gather(self, obj: Any) -> list[Any] | None:
-        with self._translating_errors():
-            return super().gather(obj)
+        super()._poll_until(condition, check_failures)
 
     def agree(self, done: bool) -> bool:
         comm = self._comm
@@ -110,13 +108,3 @@ class UlfmTransport(MpiTransport):
     def _rank_failed_error(self) -> RankFailedError:
         comm_ranks = self._mpi.Group.Translate_ranks(self._comm.Get_failed(), None, self._comm.Get_group())
         return RankFailedError([self.alive_ranks[comm_rank] for comm_rank in comm_ranks])
-
-    @contextmanager
-    def _translating_errors(self) -> Iterator[None]:
-        """Translate errors caused by rank failures into RankFailedError."""
-        try:
-            yield
-        except (self._mpi.Exception, TrainError) as error:
-            if isinstance(error, RankFailedError) or not has_failed_ranks(self._comm):
-                raise
-            raise self._rank_failed_error() from error

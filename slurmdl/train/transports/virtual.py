@@ -145,7 +145,7 @@ class VirtualTransport:
     def is_idle(self) -> bool:
         """Whether this rank only polls or waits for events that are not in flight."""
         polls = self._idle_polls >= MAX_IDLE_POLLS and self.clock > self._last_arrival
-        return self.has_ended or polls or self.next_event_time() == math.inf
+        return polls or self.next_event_time() == math.inf
 
     def waitall(self, requests: Sequence[Request]) -> None:
         self._block_until_done(requests, max)
@@ -181,9 +181,9 @@ class VirtualTransport:
         self._poll_hook = tag, hook
 
     def next_event_time(self) -> float:
-        """Time at which this rank can continue; infinite while unknown."""
+        """Time at which this rank can continue; infinite while unknown, and after its end."""
         if not self.pending_requests:
-            return self.clock
+            return math.inf if self.has_ended else self.clock
         hook_time = self._first_arrival_time(self._poll_hook[0]) if self._poll_hook else math.inf
         return max(self.clock, min(self._done_time(self.pending_requests), hook_time))
 
@@ -213,12 +213,11 @@ class VirtualTransport:
     def allgather(self, obj: Any) -> list[Any]:
         pending = self._scheduler.pending_allgathers[self._allgather_count]
         self._allgather_count += 1
-        pending.pickled[self.rank] = pickle.dumps(obj)
-        pending.latest_clock = max(pending.latest_clock, self.clock)
-        if len(pending.pickled) == self.size:
-            pending.all_arrived.done_at = pending.latest_clock
+        pending.arrivals[self.rank] = self.clock, pickle.dumps(obj)
+        if len(pending.arrivals) == self.size:
+            pending.all_arrived.done_at = max(clock for clock, _ in pending.arrivals.values())
         self.waitall([pending.all_arrived])
-        return [pickle.loads(pending.pickled[rank]) for rank in range(self.size)]
+        return [pickle.loads(pending.arrivals[rank][1]) for rank in range(self.size)]
 
     def gather(self, obj: Any) -> list[Any] | None:
         objects = self.allgather(obj)
@@ -270,10 +269,9 @@ class _Segments:
 
 @dataclass
 class _PendingAllgather:
-    """Objects of the ranks so far, and a request that completes when all have arrived."""
+    """Time and pickled object of each rank so far, and a request that completes when all have arrived."""
 
-    pickled: dict[int, bytes] = field(default_factory=dict)
-    latest_clock: float = 0.0
+    arrivals: dict[int, tuple[float, bytes]] = field(default_factory=dict)
     all_arrived: Request = field(default_factory=lambda: Request("an allgather of all ranks"))
 
 
@@ -322,12 +320,8 @@ class _Scheduler:
                 rank.wakeup.put(None)
 
     def _next_rank(self) -> VirtualTransport:
-        earliest, earliest_time = None, math.inf
-        for rank in self.ranks:
-            time = math.inf if rank.has_ended else rank.next_event_time()
-            if time < earliest_time:
-                earliest, earliest_time = rank, time
-        if earliest is None:
+        earliest = min(self.ranks, key=VirtualTransport.next_event_time)
+        if earliest.next_event_time() == math.inf:
             raise TrainError("deadlock: " + "; ".join(map(str, self.ranks)))
         return earliest
 
