@@ -14,6 +14,7 @@ _GOSSIP = ("gossip", "adaptive-gossip")
 _RANDOMIZED = tuple(name for name, graph in GRAPHS.items() if not graph.static_neighbors)
 _PAIRWISE = tuple(name for name, graph in GRAPHS.items() if graph.static_neighbors and graph.pairwise)
 _WHOLE_MODEL = ("none", "fp16")
+_OPTIONAL = (False, True)
 #: load balancing if every step takes all workers
 _SYNCHRONOUS_LOAD_BALANCE = ("off", "batch-size")
 
@@ -24,8 +25,7 @@ class Combination:
 
     Attributes:
         reasons: option -> why this row has no further choices of it.
-        asynchronous, shared_memory: whether --async, --shared-memory is required (True), invalid (False) or optional
-            (None).
+        asynchronous, shared_memory: valid values of the switches --async and --shared-memory.
     """
 
     strategies: tuple[str, ...]
@@ -33,17 +33,16 @@ class Combination:
     triggers: tuple[str, ...]
     compressions: tuple[str, ...]
     reasons: Mapping[str, str] = field(default_factory=dict)
-    asynchronous: bool | None = False
-    shared_memory: bool | None = False
+    asynchronous: tuple[bool, ...] = (False,)
+    shared_memory: tuple[bool, ...] = (False,)
     load_balance_modes: tuple[str, ...] = LOAD_BALANCE_MODES
 
     def conflicts(self, config: StrategyConfig) -> dict[str, str]:
         """Option of `config` that this row does not have -> the choices that it has."""
         valid_choices: dict[str, Sequence[object]] = {
             "--comm-pattern": self.comm_patterns, "--trigger": self.triggers, "--compression": self.compressions,
-            "--load-balance": self.load_balance_modes,
-            "--async": (False, True) if self.asynchronous is None else (self.asynchronous,),
-            "--shared-memory": (False, True) if self.shared_memory is None else (self.shared_memory,)}
+            "--load-balance": self.load_balance_modes, "--async": self.asynchronous,
+            "--shared-memory": self.shared_memory}
         return {option: _format_choice(option, *valid_choices[option])
                 for option, choice in _choices(config).items() if choice not in valid_choices[option]}
 
@@ -55,19 +54,19 @@ COMBINATIONS = (
                 load_balance_modes=_SYNCHRONOUS_LOAD_BALANCE),
     Combination(_GOSSIP, _RANDOMIZED, TRIGGER_NAMES, _WHOLE_MODEL,
                 {"--compression": "random partners keep no estimates of each other; only whole models can be sent"},
-                shared_memory=None),
+                shared_memory=_OPTIONAL),
     Combination(_GOSSIP, ("one-peer-exponential",), ("period",), COMPRESSION_NAMES,
                 {"--trigger": "a rank that sends to one rank and receives from another cannot agree on an exchange "
-                              "with both"}, shared_memory=None),
-    Combination(_GOSSIP, _PAIRWISE, TRIGGER_NAMES, COMPRESSION_NAMES, shared_memory=None),
+                              "with both"}, shared_memory=_OPTIONAL),
+    Combination(_GOSSIP, _PAIRWISE, TRIGGER_NAMES, COMPRESSION_NAMES, shared_memory=_OPTIONAL),
     Combination(_GOSSIP, tuple(GRAPHS), TRIGGER_NAMES, _WHOLE_MODEL,
                 {"--compression": "push-sum sends whole models, since no rank keeps an estimate of another"},
-                asynchronous=True, shared_memory=None),
+                asynchronous=(True,), shared_memory=_OPTIONAL),
     Combination(("local-sgd",), ("ring",), TRIGGER_NAMES, COMPRESSION_NAMES),
     Combination(("local-sgd",), ("hierarchical",), TRIGGER_NAMES, ("none",),
                 {"--compression": "sums within and between zones would have to be compressed again at each step"}),
     Combination(("ps",), ("shards",), ("period",), ("none",), load_balance_modes=_SYNCHRONOUS_LOAD_BALANCE),
-    Combination(("ps",), ("shards",), ("period",), ("none",), asynchronous=True),
+    Combination(("ps",), ("shards",), ("period",), ("none",), asynchronous=(True,)),
 )
 
 #: option -> why a strategy lacks a choice, if the row gives no reason of its own
@@ -98,7 +97,7 @@ def check_compatibility(config: StrategyConfig) -> None:
     In `config`, `strategy` and `comm_pattern` are set.
     """
     drift_only = config.trigger_name == "drift", "trigger drift"
-    for given, option, is_valid, valid in (
+    for given, option, is_valid, expected in (
             (config.max_staleness, "--max-staleness", config.strategy == "ps", "strategy ps"),
             (config.period, "--period",
              config.trigger_name == "period" and config.strategy not in ("allreduce", "ps"),
@@ -108,7 +107,7 @@ def check_compatibility(config: StrategyConfig) -> None:
         if given and not is_valid:
             raise InvalidOptionsError(
                 f"{option}: not valid with strategy {config.strategy}, trigger {config.trigger_name}"
-                f"{', --async' * config.asynchronous}; valid with {valid}")
+                f"{', --async' * config.asynchronous}; expected {expected}")
     if config.load_balance == "local-steps" and config.strategy in _GOSSIP and not config.asynchronous:
         # ranks may end a round with different numbers of steps, but pairs that exchange after each step may not
         if config.shared_memory:

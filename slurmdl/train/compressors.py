@@ -63,9 +63,11 @@ def to_fp16(values: FloatArray) -> npt.NDArray[np.float16]:
     return np.clip(values, -FP16_MAX, FP16_MAX).astype(np.float16)
 
 
-def _apply_scale(packed_scale: ByteArray, vector: FloatArray) -> None:
-    """Multiply each block by its float16 scale."""
-    vector *= np.repeat(packed_scale.view(np.float16).astype(np.float32), SCALE_BLOCK)[:vector.size]
+def _unpack_scales(packed: ByteArray, length: int) -> tuple[FloatArray, ByteArray]:
+    """Scale of each of `length` elements, and the bytes after the float16 scales of the blocks."""
+    scale_bytes = 2 * num_blocks(length)
+    block_scales = packed[:scale_bytes].view(np.float16).astype(np.float32)
+    return np.repeat(block_scales, SCALE_BLOCK)[:length], packed[scale_bytes:]
 
 
 class NoCompression(Compressor):
@@ -119,9 +121,8 @@ class StochasticQuantizer(Compressor):
         return np.concatenate([scale.view(np.uint8), self._pack_levels(levels)])
 
     def decompress(self, packed: ByteArray, out: FloatArray) -> None:
-        scale_bytes = 2 * num_blocks(out.size)
-        out[:] = self._unpack_levels(packed[scale_bytes:], out.size)
-        _apply_scale(packed[:scale_bytes], out)
+        scales, levels = _unpack_scales(packed, out.size)
+        np.multiply(self._unpack_levels(levels, out.size), scales, out=out)
 
     def _pack_levels(self, levels: npt.NDArray[np.int8]) -> ByteArray:
         return levels.view(np.uint8)
@@ -173,11 +174,8 @@ class Sign(Compressor):
         return np.concatenate([scale.view(np.uint8), np.packbits(vector >= 0)])
 
     def decompress(self, packed: ByteArray, out: FloatArray) -> None:
-        scale_bytes = 2 * num_blocks(out.size)
-        out[:] = np.unpackbits(packed[scale_bytes:], count=out.size)
-        out *= 2
-        out -= 1
-        _apply_scale(packed[:scale_bytes], out)
+        scales, signs = _unpack_scales(packed, out.size)
+        out[:] = np.where(np.unpackbits(signs, count=out.size), scales, -scales)
 
 
 class TopK(Compressor):

@@ -101,6 +101,10 @@ class World:
             return "intra_zone" if self.zones[peer] == self.zones[self.rank] else "inter_zone"
         return tuple(level(peer) for peer in range(len(self.nodes)))
 
+    def format_rank(self, rank: int) -> str:
+        """E.g. `rank 3 on node7`."""
+        return f"rank {rank} on {self.nodes[rank]}"
+
     def __str__(self) -> str:
         """Nodes, zones and roles; of many ranks, consecutive ranks of one zone and role are grouped."""
         places = [(f"{zone} {role}".strip(), node)
@@ -121,10 +125,7 @@ def is_rank_zero(environ: Mapping[str, str] = os.environ) -> bool:
     names = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]
     if torchrun_world_size(environ) > 1:
         names.insert(0 if _is_torchrun(environ) else 3, "RANK")
-    for name in names:
-        if name in environ:
-            return environ[name] == "0"
-    return True
+    return next((environ[name] == "0" for name in names if name in environ), True)
 
 
 def torchrun_world_size(environ: Mapping[str, str] = os.environ) -> int:
@@ -151,10 +152,8 @@ def zone_path(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 def slurm_task_count(environ: Mapping[str, str] = os.environ) -> int:
     """Number of tasks of this step; 1 outside of Slurm."""
-    for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    return 1
+    counts = (environ.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
+    return next((int(count) for count in counts if count.isdigit()), 1)
 
 
 def init_mpi(environ: Mapping[str, str] = os.environ) -> Transport:
@@ -259,10 +258,7 @@ def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[
                                           f"{first[name]}: all ranks need the same options")
     nodes = tuple(node for node, _, _ in tasks)
     plan = transport.broadcast(_usable_plan(nodes, environ) if transport.rank == 0 else None)
-    if plan:
-        zones = tuple(plan.leaf_zone(rank) for rank in range(len(nodes)))
-    else:
-        zones = tuple(path[-1] if path else "" for _, path, _ in tasks)
+    zones = tuple(plan.leaf_zone(rank) if plan else "".join(path[-1:]) for rank, (_, path, _) in enumerate(tasks))
     strategy = config.strategy or (plan.strategy if plan else "allreduce")
     roles = _assign_roles(strategy, config.ps, plan, len(nodes))
     config = replace(config, strategy=strategy)

@@ -125,7 +125,7 @@ class CheckpointCoordinator:
         self._polling = True
         if self._signals_handled < _signals_received:
             self._signals_handled = _signals_received
-            self._send(self._workers[0], _STOP_REQUEST, 0)
+            self._send(self._workers[0], _STOP_REQUEST)
         while (peer := self._transport.iprobe(Tag.CHECKPOINT)) is not None:
             message = np.empty(3, np.int64)
             self._transport.waitall([self._transport.irecv(peer, message, Tag.CHECKPOINT)])
@@ -135,9 +135,9 @@ class CheckpointCoordinator:
             self._start_query(in_step)
         self._polling = False
 
-    def _send(self, peer: int, kind: int, number: int) -> None:
+    def _send(self, peer: int, kind: int, number: int = 0, in_step: int = 1) -> None:
         if peer == self._transport.rank:
-            self._on_message(peer, kind, number, self._stops_after)
+            self._on_message(peer, kind, number, self._stops_after, in_step)
         else:
             self._pending_sends.append(self._transport.isend(
                 peer, np.array([kind, number, self._stops_after], np.int64), Tag.CHECKPOINT))
@@ -156,22 +156,18 @@ class CheckpointCoordinator:
                 self._decide()
 
     def _start_query(self, in_step: int = 1) -> None:
-        if self._query_open:
-            return
-        self._query_open = True
-        self._replies = {self._transport.rank: self._promise(in_step)}
-        for worker in self._workers[1:]:
-            self._send(worker, _STEP_QUERY, 0)
-        if len(self._workers) == 1:
-            self._decide()
+        if not self._query_open:
+            self._query_open = True
+            self._replies = {}
+            for worker in self._workers:
+                self._send(worker, _STEP_QUERY, in_step=in_step)
 
     def _decide(self) -> None:
         # a later request is not part of this decision and waits for the next query
         self._stops_after, self._stop_requested = self._stop_requested, False
         agreed_step = max(self._replies.values())
-        for worker in self._workers[1:]:
+        for worker in self._workers:
             self._send(worker, _STOP_STEP, agreed_step)
-        self._agreed_step = agreed_step
 
     def _promise(self, in_step: int) -> int:
         with self._lock:

@@ -95,11 +95,10 @@ class CheckpointRestorer:
             self._restore_model(self.loaded)
 
     def _check_shared_dir(self) -> None:
-        transport, directory, nodes = self._world.transport, self._checkpoint_dir, self._world.nodes
+        world, transport, directory = self._world, self._world.transport, self._checkpoint_dir
         probe, fault = transport.broadcast(directory.create_probe() if transport.rank == 0 else None)
         if not fault and not directory.sees_probe(probe):
-            fault = f"rank {transport.rank} on {nodes[transport.rank]} cannot see or write files of rank 0 on " \
-                    f"{nodes[0]}"
+            fault = f"{world.format_rank(world.rank)} cannot see or write files of {world.format_rank(0)}"
         faults = list(filter(None, transport.allgather(fault)))
         if transport.rank == 0 and probe:
             os.unlink(probe)

@@ -131,7 +131,7 @@ class Checkpointer:
             if not exists:
                 rank_file = name, directory.write_rank_file(number, name, self._rank_state())
         except OSError as error:
-            fault = f"rank {world.rank} on {world.nodes[world.rank]}: {error.filename}: {error.strerror}"
+            fault = f"{world.format_rank(world.rank)}: {error.filename}: {error.strerror}"
         results = ctx.all_gather_object((rank_file, fault, stops))
         faults = [fault for _, fault, _ in results if fault]
         if world.rank == 0 and not exists and not faults:

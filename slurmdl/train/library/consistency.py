@@ -17,7 +17,6 @@ from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.tags import Tag
 from slurmdl.train.world import World
 
-FloatArray = npt.NDArray[np.float32]
 T = TypeVar("T")
 
 
@@ -38,7 +37,7 @@ def call_on_all(world: World, function: Callable[[], T]) -> T:
     outcomes = world.transport.allgather((message, error_type))
     for rank, (message, error_type) in enumerate(outcomes):
         if message:
-            prefix = "" if len(set(outcomes)) == 1 else f"rank {rank} on {world.nodes[rank]}: "
+            prefix = "" if len(set(outcomes)) == 1 else f"{world.format_rank(rank)}: "
             raise error_type(f"{prefix}{message}")
     return results[0]
 
@@ -55,7 +54,7 @@ def check_same_on_ranks(world: World, items: Sequence[tuple[str, str]]) -> None:
     for rank, own in enumerate(lists):
         for first, other in zip_longest(lists[0], own, fillvalue=("nothing",)):
             if first != other:
-                raise InvalidRunError(f"rank {rank} on {world.nodes[rank]} has {' '.join(other)} where rank 0 has "
+                raise InvalidRunError(f"{world.format_rank(rank)} has {' '.join(other)} where rank 0 has "
                                       f"{' '.join(first)}: all ranks need the same model, optimizer and data")
 
 
@@ -66,8 +65,7 @@ def check_same_data(world: World, p2p: MeteredP2P, fingerprint: tuple[int, ...])
     first = own.copy()
     pipelined_broadcast(p2p, workers, first)
     if not np.array_equal(own, first):
-        raise TrainError(f"the data differs from that of rank {workers[0]} on {world.nodes[workers[0]]}: all workers "
-                         "need the same")
+        raise TrainError(f"the data differs from that of {world.format_rank(workers[0])}: all workers need the same")
 
 
 def fail_if_others_continue(world: World, message: Callable[[int], str]) -> None:
@@ -96,7 +94,8 @@ def broadcast_if_different(world: World, p2p: MeteredP2P, vector: npt.NDArray[An
         pipelined_broadcast(p2p, range(len(world.nodes)), vector)
 
 
-def average_models(p2p: MeteredP2P, workers: Sequence[int], parameters: FloatArray, weight: float) -> float:
+def average_models(p2p: MeteredP2P, workers: Sequence[int], parameters: npt.NDArray[np.float32],
+                   weight: float) -> float:
     """Replace the workers' models by their weighted mean. Collective over the workers.
 
     `weight` is that of this rank's model; all weights add up to 1. Returns the distance of this rank's model from
@@ -119,12 +118,10 @@ def broadcast_untrained(world: World, p2p: MeteredP2P, model: Any, trained_ids: 
         return
     packed = torch.cat([tensor_bytes(tensor) for tensor in tensors])
     broadcast_if_different(world, p2p, packed.numpy())
-    start = 0
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     with torch.no_grad():
-        for tensor in tensors:
-            end = start + tensor.numel() * tensor.element_size()
-            tensor.copy_(packed[start:end].clone().view(tensor.dtype).view(tensor.shape))
-            start = end
+        for tensor, data in zip(tensors, packed.split(sizes), strict=True):
+            tensor.copy_(data.clone().view(tensor.dtype).view(tensor.shape))
 
 
 def tensor_bytes(tensor: Any) -> Any:

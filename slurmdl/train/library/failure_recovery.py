@@ -146,4 +146,4 @@ class FailureRecovery:
         return RankFailedError(ranks, message, self._has_checkpoints)
 
     def _format_ranks(self, ranks: Sequence[int]) -> str:
-        return ", ".join(f"rank {rank} on {self._world.nodes[rank]}" for rank in ranks) or "a rank"
+        return ", ".join(map(self._world.format_rank, ranks)) or "a rank"
