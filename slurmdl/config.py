@@ -54,9 +54,11 @@ _TEXT_SETTINGS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "link_scores.cost_model": (COST_MODELS.__contains__, ", ".join(COST_MODELS)),
     "link_scores.prometheus.url": (lambda url: url.startswith(("http://", "https://")), "http://HOST[:PORT]"),
     "link_scores.prometheus.node_label": (str.isidentifier, "a label name"),
+    **{f"link_scores.prometheus.queries.{metric}": (str.strip, "a PromQL query") for metric in METRICS},
 }
 #: keys of numbers that may be 0
-_ZERO_SETTINGS = ("link_scores.half_life", "link_scores.tolerance")
+_ZERO_SETTINGS = ("link_scores.half_life", "link_scores.tolerance",
+                  *(f"link_scores.weights.{metric}" for metric in METRICS))
 
 
 @dataclass(frozen=True)
@@ -124,18 +126,18 @@ def _read_config_file(path: str) -> dict[str, Any]:
 
 
 def _merge_config(base: Config, data: dict[str, Any], path: str) -> Config:
-    links = yaml_input.check_keys(data.get("link_defaults") or {}, ("node_bandwidth", "zone_bandwidth", "latency"),
-                                  path, "link_defaults.")
-    numbers: dict[str, Any] = {key: _checked_number(links[key], f"link_defaults.{key}", path)
-                               for key in ("node_bandwidth", "latency") if key in links}
-    if "zone_bandwidth" in links:
-        levels = links["zone_bandwidth"]
-        numbers["zone_bandwidth"] = tuple(_checked_number(level, "link_defaults.zone_bandwidth", path)
-                                          for level in (levels if isinstance(levels, list) else [levels]))
+    links = _parse_section(data.get("link_defaults") or {}, "link_defaults.",
+                           ("node_bandwidth", "zone_bandwidth", "latency"), path)
     texts = {key: _checked_setting(data[key], key, path) for key in ("plan_dir", "cluster_backend")
              if key in data and not (key == "plan_dir" and data[key] is None)}
-    return replace(base, **numbers, **texts, options=_parse_options(base.options, data.get("options") or {}, path),
+    return replace(base, **links, **texts, options=_parse_options(base.options, data.get("options") or {}, path),
                    link_scores=_parse_link_scores(base.link_scores, data.get("link_scores") or {}, path))
+
+
+def _parse_section(data: Any, prefix: str, keys: Sequence[str], path: str) -> dict[str, Any]:
+    """Checked values of a mapping; `prefix` is its key and a dot."""
+    return {key: _checked_setting(value, f"{prefix}{key}", path)
+            for key, value in yaml_input.check_keys(data, keys, path, prefix).items()}
 
 
 def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScoresConfig:
@@ -147,27 +149,17 @@ def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScor
     changes: dict[str, Any] = {key: _checked_setting(data[key], f"{prefix}{key}", path)
                                for key in keys if key in data}
     if "weights" in data:
-        weights = yaml_input.check_keys(data["weights"], METRICS, path, f"{prefix}weights.")
-        changes["weights"] = {**base.weights, **{
-            key: _checked_number(value, f"{prefix}weights.{key}", path, allow_zero=True)
-            for key, value in weights.items()}}
+        changes["weights"] = {**base.weights, **_parse_section(data["weights"], f"{prefix}weights.", METRICS, path)}
         if not any(changes["weights"].get(key, 1.0) for key in METRICS):
             raise InputError(f"{prefix}weights: all are 0; expected at least one greater than 0", path)
-    return replace(base, **changes, **_parse_prometheus(base, data.get("prometheus") or {}, path))
-
-
-def _parse_prometheus(base: LinkScoresConfig, data: Any, path: str) -> dict[str, Any]:
-    """Fields of LinkScoresConfig that `link_scores.prometheus` sets."""
     prefix = "link_scores.prometheus."
-    data = yaml_input.check_keys(data, ("url", "node_label", "queries"), path, prefix)
-    changes: dict[str, Any] = {f"prometheus_{key}": _checked_setting(data[key], f"{prefix}{key}", path)
-                               for key in ("url", "node_label") if key in data}
+    data = yaml_input.check_keys(data.get("prometheus") or {}, ("url", "node_label", "queries"), path, prefix)
+    changes |= {f"prometheus_{key}": _checked_setting(data[key], f"{prefix}{key}", path)
+                for key in ("url", "node_label") if key in data}
     if "queries" in data:
-        queries = yaml_input.check_keys(data["queries"], METRICS, path, f"{prefix}queries.")
-        changes["prometheus_queries"] = {**base.prometheus_queries, **{
-            key: _checked_text(value, f"{prefix}queries.{key}", path, str.strip, "a PromQL query")
-            for key, value in queries.items()}}
-    return changes
+        queries = _parse_section(data["queries"], f"{prefix}queries.", METRICS, path)
+        changes["prometheus_queries"] = {**base.prometheus_queries, **queries}
+    return replace(base, **changes)
 
 
 def _parse_options(base: Mapping[str, str], data: Any, path: str) -> dict[str, str]:
@@ -197,20 +189,20 @@ def _parse_options(base: Mapping[str, str], data: Any, path: str) -> dict[str, s
         raise InputError(f"options: {error}", path) from error
 
 
-def _checked_text(value: Any, name: str, path: str, is_valid: Callable[[str], object], expected: str) -> str:
-    if not isinstance(value, str) or "\0" in value or not is_valid(value):
-        raise _invalid_value(name, value, expected, path)
-    return value
-
-
 def _checked_setting(value: Any, name: str, path: str) -> Any:
-    """The value of a key: a text of _TEXT_SETTINGS, or a number."""
+    """The value of a key: a text of _TEXT_SETTINGS, numbers by level, or a number."""
     if name in _TEXT_SETTINGS:
-        return _checked_text(value, name, path, *_TEXT_SETTINGS[name])
-    return _checked_number(value, name, path, allow_zero=name in _ZERO_SETTINGS)
+        is_valid, expected = _TEXT_SETTINGS[name]
+        if not isinstance(value, str) or "\0" in value or not is_valid(value):
+            raise _invalid_value(name, value, expected, path)
+        return value
+    if name == "link_defaults.zone_bandwidth":
+        return tuple(_checked_number(level, name, path) for level in (value if isinstance(value, list) else [value]))
+    return _checked_number(value, name, path)
 
 
-def _checked_number(value: Any, name: str, path: str, allow_zero: bool = False) -> float:
+def _checked_number(value: Any, name: str, path: str) -> float:
+    allow_zero = name in _ZERO_SETTINGS
     try:
         number = float(value)  # YAML 1.1 reads 1e9, which has no point, as text
     except (TypeError, ValueError, OverflowError):

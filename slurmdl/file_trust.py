@@ -77,16 +77,15 @@ def untrusted_reason(real_path: str, status: os.stat_result, trusted_uids: Colle
         return f"user {status.st_uid} owns it"
     if _is_writable_by_others(status):
         return f"others may write it (mode {stat.S_IMODE(status.st_mode):o})"
-    directory = os.path.dirname(real_path)
-    while True:
+    directory = real_path
+    while directory != "/":
+        directory = os.path.dirname(directory)
         status = os.stat(directory)
         if status.st_uid not in trusted_uids:
             return f"user {status.st_uid} owns {directory}"
         if _is_writable_by_others(status) and not status.st_mode & stat.S_ISVTX:
             return f"others may write {directory} (mode {stat.S_IMODE(status.st_mode):o})"
-        if directory == os.path.dirname(directory):
-            return ""
-        directory = os.path.dirname(directory)
+    return ""
 
 
 def _is_writable_by_others(status: os.stat_result) -> bool:

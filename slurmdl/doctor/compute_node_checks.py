@@ -17,11 +17,9 @@ from slurmdl.slurm.pmi import detect_pmi
 def check_nodes(site: Site) -> Finding:
     reachable = site.reachable_nodes
     unreachable = [site.cluster.node_by_name[node] for node in site.nodes if node not in reachable]
-    silent = [node for node in reachable if node not in site.facts.value] if reachable else []
-    if silent:
+    if silent := [node for node in reachable if node not in site.facts.value]:
         return failure(f"{fold_hostlist(silent)}: no task completed there", "see the log of slurmd on these nodes")
-    not_in_service = [node for node in unreachable if not is_in_service(node)]
-    if not_in_service:
+    if not_in_service := [node for node in unreachable if not is_in_service(node)]:
         states = sorted({"+".join(node.state) for node in not_in_service})
         result = warning if reachable else failure
         return result(f"{_fold_names(not_in_service)}: not in service ({', '.join(states)}), skipped",
@@ -50,8 +48,7 @@ def check_node_release(site: Site) -> Finding:
 
 def check_node_slurmdl(site: Site) -> Finding:
     expected = f"slurmdl {slurmdl.__version__}"
-    others = {node: text for node, text in site.fact("slurmdl").items() if text != expected}
-    if others:
+    if others := {node: text for node, text in site.fact("slurmdl").items() if text != expected}:
         text = next(iter(others.values()))
         return failure(f"{fold_hostlist(others)}: no {expected} in PATH ({text or 'no output'})",
                        f"install slurmdl {slurmdl.__version__} there: slurmdl srun runs on the first node of a job")
@@ -62,8 +59,7 @@ def check_node_plugin(site: Site) -> Finding:
     line, checksums = site.plugstack_line, site.fact("plugin_checksum")
     loaded = {node: options not in ("", "0") for node, options in site.fact("spank_options").items()}
     if line is None:
-        extra = [node for node, is_loaded in loaded.items() if is_loaded]
-        if extra:
+        if extra := [node for node, is_loaded in loaded.items() if is_loaded]:
             return failure(f"{fold_hostlist(extra)}: the plugin is installed, but not on this host",
                            "install slurmdl-spank and its line of plugstack.conf on this host, too")
         return ok("not installed")
@@ -88,8 +84,7 @@ def check_node_mpi(site: Site) -> Finding:
     pmi = detect_pmi(site.environ)
     if not pmi:
         return ok("nothing to compare")
-    without = fold_hostlist(node for node, rank in site.fact("pmi").items() if not rank)
-    if without:
+    if without := fold_hostlist(node for node, rank in site.fact("pmi").items() if not rank):
         return failure(f"{without}: tasks get no rank from --mpi={pmi}",
                        f"install Slurm with {pmi} on {without}; see the log of slurmd")
     return ok(f"tasks get their ranks from {pmi}")

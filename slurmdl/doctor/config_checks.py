@@ -22,8 +22,7 @@ def check_configuration(site: Site) -> Finding:
     site.config  # noqa: B018 - raises its errors
     if os.path.exists(config.SITE_CONFIG_FILE):
         path = os.path.realpath(config.SITE_CONFIG_FILE)
-        reason = file_trust.untrusted_reason(path, os.stat(path), {0})
-        if reason:
+        if reason := file_trust.untrusted_reason(path, os.stat(path), {0}):
             return failure(f"{config.SITE_CONFIG_FILE}: {reason}, and it applies to all users",
                            f"chown root: {config.SITE_CONFIG_FILE}; chmod 644 {config.SITE_CONFIG_FILE}")
     return ok(f"{' and '.join(paths)}: valid" if paths else f"no {config.SITE_CONFIG_FILE}: defaults apply")

@@ -74,8 +74,7 @@ def run_checks(site: Site, timeout_s: float, check_timeout_s: float = CHECK_TIME
     for check in checks:
         if check.on_nodes and not site.nodes:
             continue
-        blockers = [name for name in check.requires if name in blocking]
-        if blockers:
+        if blockers := [name for name in check.requires if name in blocking]:
             blocking.add(check.name)
             yield check, f"requires {blockers[0]}"
             continue

@@ -102,8 +102,7 @@ class Site:
     @cached_property
     def reachable_nodes(self) -> tuple[str, ...]:
         """The nodes that a task can start on now; UsageError for an unknown node."""
-        unknown = [node for node in self.nodes if node not in self.cluster.node_by_name]
-        if unknown:
+        if unknown := [node for node in self.nodes if node not in self.cluster.node_by_name]:
             raise UsageError(f"{unknown[0]}: the cluster has no such node")
         nodes = [self.cluster.node_by_name[name] for name in self.nodes]
         return tuple(node.name for node in nodes if is_in_service(node) and node.cpus_unallocated)

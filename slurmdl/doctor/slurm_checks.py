@@ -125,8 +125,7 @@ def check_controller_topology(site: Site) -> Finding:
         plugin = site.slurm_config_values.get("TopologyPlugin")
         return warning(f"{file}: not read by the controller, which has TopologyPlugin={plugin}",
                        "set TopologyPlugin=topology/tree (or /block) in slurm.conf")
-    lines = diff.diff_sets(site.topologies, load.query_topologies(), (file, "the controller"))
-    if lines:
+    if lines := diff.diff_sets(site.topologies, load.query_topologies(), (file, "the controller")):
         further = len(lines) - _MAX_SHOWN_DIFFERENCES
         suffix = f"; and {pluralize(further, 'more difference')}" if further > 0 else ""
         return failure("; ".join(lines[:_MAX_SHOWN_DIFFERENCES]) + suffix,
@@ -139,8 +138,7 @@ def check_node_zones(site: Site) -> Finding:
     """Compare each node's own zone path, by which its slurmd forwards messages, with the topology."""
     topology = site.topologies.get(site.cluster.topology_of())
     paths = {node: address.split(".")[:-1] for node, address in site.fact("topology_addr").items() if "." in address}
-    wrong = [node for node, path in paths.items() if list(topology.path_of(node)) != path]
-    if wrong:
+    if wrong := [node for node, path in paths.items() if list(topology.path_of(node)) != path]:
         node, expected = wrong[0], ".".join(topology.path_of(wrong[0])) or "no zone"
         return failure(f"{', '.join(wrong)}: {node} reports zone {'.'.join(paths[node])}; expected {expected}",
                        "give all nodes the same topology.conf, then scontrol reconfigure")
@@ -169,13 +167,11 @@ def check_plugin(site: Site) -> Finding:
         return failure(f"{line.location}: the plugin is `required`: a node on which it fails is drained",
                        "use `optional`")
     path = os.path.realpath(line.path)
-    reason = file_trust.untrusted_reason(path, os.stat(path), {0})
-    if reason:
+    if reason := file_trust.untrusted_reason(path, os.stat(path), {0}):
         return failure(f"{line.path}: {reason}, and slurmstepd loads it as root",
                        f"chown root: {line.path}; chmod 755 {line.path}; find out who changed it")
     options = set(re.findall(r"--(dl-[a-z0-9-]+)", site.sbatch_help.stdout)) - {"dl-rank-map"}
-    different = options ^ dl_options.SPANK_OPTIONS.keys()
-    if different:
+    if different := options ^ dl_options.SPANK_OPTIONS.keys():
         return failure(f"{line.path}: of another slurmdl release: different options "
                        f"{', '.join('--' + name for name in sorted(different))}",
                        "install slurmdl and slurmdl-spank of one release")

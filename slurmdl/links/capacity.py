@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.links.link_scores import FloatArray, LinkScores, MetricWeights, ScoreArrays
+from slurmdl.links.link_scores import FloatArray, LinkScores, MetricWeights
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -43,7 +43,7 @@ MAX_LOSS = 0.9
 
 def node_links(nodes: Sequence[str], scores: LinkScores) -> tuple[FloatArray, FloatArray]:
     """Capacity (bytes/s) and one-way latency (s) of each node's link to its leaf zone, both of shape (nodes,)."""
-    return _apply_scores(nodes, np.full(len(nodes), float(scores.default_node_bandwidth)), scores.node_table, scores)
+    return _apply_scores("node", nodes, np.full(len(nodes), float(scores.default_node_bandwidth)), scores)
 
 
 def zone_uplinks(zones: Sequence[str], level: npt.NDArray[np.integer[Any]], node_count: npt.NDArray[np.integer[Any]],
@@ -61,7 +61,7 @@ def zone_uplinks(zones: Sequence[str], level: npt.NDArray[np.integer[Any]], node
     else:
         defaults = scores.default_node_bandwidth * np.maximum(node_count / OVERSUBSCRIPTION, 1.0)
     prior = np.where(np.isnan(declared_bandwidth), defaults, declared_bandwidth)
-    return _apply_scores(zones, prior, scores.zone_table, scores)
+    return _apply_scores("zone", zones, prior, scores)
 
 
 def inter_leaf_paths(names: Sequence[str], default_capacity: FloatArray,
@@ -70,13 +70,13 @@ def inter_leaf_paths(names: Sequence[str], default_capacity: FloatArray,
 
     Names are from link_scores.inter_leaf_name; `default_capacity` (bytes/s) holds for paths that were not measured.
     """
-    return _apply_scores(names, default_capacity.copy(), scores.inter_leaf_table, scores)
+    return _apply_scores("inter_leaf", names, default_capacity.copy(), scores)
 
 
-def _apply_scores(names: Sequence[str], capacity: FloatArray, table: ScoreArrays,
+def _apply_scores(kind: str, names: Sequence[str], capacity: FloatArray,
                   scores: LinkScores) -> tuple[FloatArray, FloatArray]:
     """Replace the default capacities (in place) and latencies of the measured links."""
-    latency = np.full(len(names), float(scores.default_latency))
+    table, latency = scores.arrays_by_kind[kind], np.full(len(names), float(scores.default_latency))
     if not table.index:
         return capacity, latency
     row = np.fromiter(map(table.index.get, names, repeat(-1)), np.int64, len(names))
@@ -91,7 +91,7 @@ def _apply_scores(names: Sequence[str], capacity: FloatArray, table: ScoreArrays
         measured = usable_throughput(throughput, loss, path_rtt, rdma)
         wait = link_rtt / 2 + expected_rto_stall(loss, path_rtt, rdma)  # one way, and the whole stall
     else:
-        good_rtt = np.full(len(known), max(4 * scores.default_latency, _MIN_TIME_S))  # over two default links
+        good_rtt = max(4 * scores.default_latency, _MIN_TIME_S)  # over two default links
         measured = prior * weighted_score(throughput, loss, path_rtt, prior, good_rtt, scores.weights)
         wait = default
     if scores.half_life is not None:
@@ -140,11 +140,9 @@ def expected_rto_stall(loss: FloatArray, rtt: FloatArray, rdma: BoolArray) -> Fl
 
 
 def weighted_score(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, good_throughput: FloatArray,
-                   good_rtt: FloatArray, weights: MetricWeights) -> FloatArray:
-    """Score of a link in (0, 1]: weighted mean of its metrics (see `usable_throughput`) relative to a good link.
-
-    A good link has `good_throughput` (bytes/s) and `good_rtt` (s).
-    """
+                   good_rtt: FloatArray | float, weights: MetricWeights) -> FloatArray:
+    """Score of a link in (0, 1]: weighted mean of its metrics relative to `good_throughput` (bytes/s), `good_rtt` (s)
+    and no loss."""
     total = weights.throughput + weights.rtt + weights.loss
     score = (weights.throughput * np.minimum(throughput / good_throughput, 1.0)
              + weights.rtt * np.minimum(good_rtt / rtt, 1.0) + weights.loss * (1 - loss))

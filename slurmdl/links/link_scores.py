@@ -150,16 +150,9 @@ class LinkScores:
     weights: MetricWeights | None = None
 
     @cached_property
-    def node_table(self) -> ScoreArrays:
-        return ScoreArrays.from_scores(self.nodes)
-
-    @cached_property
-    def zone_table(self) -> ScoreArrays:
-        return ScoreArrays.from_scores(self.zones)
-
-    @cached_property
-    def inter_leaf_table(self) -> ScoreArrays:
-        return ScoreArrays.from_scores(self.inter_leaf)
+    def arrays_by_kind(self) -> dict[str, ScoreArrays]:
+        """`by_kind` as arrays."""
+        return {kind: ScoreArrays.from_scores(links) for kind, links in self.by_kind.items()}
 
     @property
     def link_count(self) -> int:

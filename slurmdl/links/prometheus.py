@@ -118,8 +118,7 @@ def _run_query(url: str, query: str, deadline: float) -> bytes:
 
 
 def _error_reason(error: Exception) -> str:
-    status = getattr(error, "code", None)
-    if status:
+    if status := getattr(error, "code", None):
         return f"HTTP status {status}"
     if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):
         return "no response in time"
@@ -134,14 +133,10 @@ def exposition_text(scores: LinkScores) -> str:
         lines += [f"# HELP {metric} {help_text}", f"# TYPE {metric} gauge"]
         for kind, links in scores.by_kind.items():
             for name, score in sorted(links.items()):
-                value = value_of(score, scores.time)
-                if value is not None:
-                    lines.append(f'{metric}{{kind="{kind}",link="{_escape_label(name)}"}} {value!r}')
+                if (value := value_of(score, scores.time)) is not None:
+                    label = name.replace("\\", r"\\").replace('"', r'\"').replace("\n", r"\n")
+                    lines.append(f'{metric}{{kind="{kind}",link="{label}"}} {value!r}')
     metric = "slurmdl_scores_timestamp_seconds"
     lines += [f"# HELP {metric} Time at which the scores were made, since the epoch.", f"# TYPE {metric} gauge",
               f"{metric} {scores.time!r}"]
     return "\n".join(lines) + "\n"
-
-
-def _escape_label(label: str) -> str:
-    return re.sub(r'[\\"\n]', lambda match: {"\n": r"\n"}.get(match[0], "\\" + match[0]), label)

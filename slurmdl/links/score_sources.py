@@ -22,7 +22,7 @@ from slurmdl.config import Config
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.links.aggregate import DEFAULT_RULES, MAX_CLOCK_SKEW_S, AggregationRules, aggregate_scores
 from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights, raise_rejection
-from slurmdl.links.samples import LINK_KINDS, check_link_name, parse_sample_lines, reject_duplicate_keys
+from slurmdl.links.samples import KIND_OF_KEY, LINK_KINDS, check_link_name, parse_sample_lines, reject_duplicate_keys
 
 #: for all sources together
 SOURCES_TIMEOUT_S = 0.9
@@ -160,9 +160,8 @@ def _merge_sources(defaults: LinkScores, loaded: Sequence[LinkScores]) -> LinkSc
     """
     declared = {name: value for each in reversed(loaded) for name, value in _declared_defaults(each).items()}
     tolerance = max((each.tolerance for each in loaded if each.link_count), default=0.0)
-    return replace(defaults, **declared, tolerance=tolerance, nodes=_merge_links([each.nodes for each in loaded]),
-                   zones=_merge_links([each.zones for each in loaded]),
-                   inter_leaf=_merge_links([each.inter_leaf for each in loaded]))
+    links: dict[str, Any] = {key: _merge_links([getattr(each, key) for each in loaded]) for key in KIND_OF_KEY}
+    return replace(defaults, **declared, **links, tolerance=tolerance)
 
 
 def _declared_defaults(scores: LinkScores) -> dict[str, Any]:

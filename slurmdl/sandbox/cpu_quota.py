@@ -29,6 +29,9 @@ def set_cpu_quota(sandbox: str, host: str, pid: int, fraction: float) -> None:
     Raises SandboxError without a control group for the CPU, as in most containers, or below the kernel's minimum.
     """
     root = _cgroup_root()
+    if root is None:
+        raise SandboxError("no control group for the CPU is mounted; expected cgroup v1 with cpu, or v2 with cpu in "
+                           "cgroup.controllers")
     group = root / f"{_GROUP_PREFIX}{sandbox}.{host}"
     quota = round(fraction * _PERIOD_US)
     if fraction and quota < _MIN_QUOTA_US:
@@ -51,8 +54,8 @@ def set_cpu_quota(sandbox: str, host: str, pid: int, fraction: float) -> None:
 
 def add_processes(sandbox: str, host: str, pid: int) -> None:
     """Apply a host's quota, if any, to all processes of the PID namespace of `pid`, its first process."""
-    with contextlib.suppress(SandboxError):
-        group = _cgroup_root() / f"{_GROUP_PREFIX}{sandbox}.{host}"
+    if root := _cgroup_root():
+        group = root / f"{_GROUP_PREFIX}{sandbox}.{host}"
         # repeat: a process that forks meanwhile leaves its child outside
         while group.exists() and (outside := _host_pids(pid) - set((group / "cgroup.procs").read_text().split())):
             for process in outside:
@@ -73,9 +76,8 @@ def cpu_quotas(sandbox: str) -> dict[str, float]:
 
 def remove_quotas(sandbox: str) -> None:
     """Remove the quotas of a sandbox, after its processes ended."""
-    try:
-        root = _cgroup_root()
-    except SandboxError:
+    root = _cgroup_root()
+    if root is None:
         return
     with _group_lock(root):
         for group in _groups(sandbox):
@@ -87,22 +89,19 @@ def remove_quotas(sandbox: str) -> None:
 
 
 def _groups(sandbox: str) -> list[Path]:
-    try:
-        return sorted(_cgroup_root().glob(f"{_GROUP_PREFIX}{sandbox}.*"))
-    except SandboxError:
-        return []
+    root = _cgroup_root()
+    return sorted(root.glob(f"{_GROUP_PREFIX}{sandbox}.*")) if root else []
 
 
-def _cgroup_root() -> Path:
-    """Return the cgroup v1 or v2 directory with the cpu controller."""
+def _cgroup_root() -> Path | None:
+    """Return the cgroup v1 or v2 directory with the cpu controller, if any."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, mount_point, kind, options, *_ = line.split()
         root = Path(mount_point)
         if (kind == "cgroup" and _CONTROLLER in options.split(",")) or (
                 kind == "cgroup2" and _CONTROLLER in (root / "cgroup.controllers").read_text().split()):
             return root
-    raise SandboxError("no control group for the CPU is mounted; expected cgroup v1 with cpu, or v2 with cpu in "
-                       "cgroup.controllers")
+    return None
 
 
 @contextlib.contextmanager

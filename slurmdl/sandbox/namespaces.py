@@ -73,8 +73,7 @@ def start_hosts(sandbox: str, mounts: Mapping[str, str], timeout: float = 20.0) 
     while True:
         up = running_hosts(sandbox)
         missing = [name for name in mounts if name not in up]
-        dead = [name for name in missing if starters[name].poll() is not None]
-        if dead:
+        if dead := [name for name in missing if starters[name].poll() is not None]:
             text = starters[dead[0]].communicate()[1].decode(errors="replace")
             raise SandboxError(f"host {dead[0]} did not start: {' '.join(text.split()) or 'no message'}")
         if not missing:

@@ -89,11 +89,9 @@ class SandboxSpec:
         for host in (*self.topology.nodes, *self.topology.zones):
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}", host) or host == LOGIN:
                 raise UsageError(f"{host!r}: invalid host name; expected letters, digits, . _ -, not {LOGIN!r}")
-        duplicates = set(self.topology.nodes) & set(self.topology.zones)
-        if duplicates:
+        if duplicates := set(self.topology.nodes) & set(self.topology.zones):
             raise UsageError(f"{min(duplicates)}: name of a node and of a zone; expected different names")
-        unknown = set(self.features) - {"", *self.topology.nodes}
-        if unknown:
+        if unknown := set(self.features) - {"", *self.topology.nodes}:
             raise UsageError(f"--features: no node {min(unknown)!r}; expected one of "
                              f"{sample_names(self.topology.nodes)}")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,20 +71,20 @@ def host_addresses(spec: SandboxSpec) -> dict[str, str]:
     addresses = {LOGIN: "10.0.0.1"}
     if spec.cloud_nodes:
         return addresses
-    count: dict[int, int] = {}
-    for name, leaf in zip(spec.topology.nodes, spec.topology.leaf, strict=True):
-        count[int(leaf)] = count.get(int(leaf), 0) + 1
-        addresses[name] = f"10.{leaf_subnet(spec, int(leaf))}.0.{count[int(leaf)]}"
+    count: Counter[int] = Counter()
+    for name, leaf in zip(spec.topology.nodes, spec.topology.leaf.tolist(), strict=True):
+        count[leaf] += 1
+        addresses[name] = f"10.{leaf_subnet(spec, leaf)}.0.{count[leaf]}"
     return addresses
 
 
 def all_links(spec: SandboxSpec) -> list[VethLink]:
     """Return all links, node links first. The upper interfaces of a host are named d0, d1, ... in this order."""
     topology, links = spec.topology, list[VethLink]()
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
 
     def add(lower: str, interface: str, upper: str, rate: float) -> None:
-        links.append(VethLink(lower, interface, upper, f"d{counts.setdefault(upper, 0)}", rate))
+        links.append(VethLink(lower, interface, upper, f"d{counts[upper]}", rate))
         counts[upper] += 1
 
     for name, leaf in zip(topology.nodes, topology.leaf, strict=True):

@@ -21,8 +21,7 @@ MAX_BARS = 40
 def draw(folder: Path, lines: Sequence[ReportRow]) -> Iterator[Path]:
     """Write the plots that have data; yield their files."""
     lines = [line for line in lines if line.jobs]
-    scaling = [line for line in lines if line.efficiency is not None]
-    if scaling:
+    if scaling := [line for line in lines if line.efficiency is not None]:
         yield _plot_scaling(folder / "scaling.svg", scaling)
     yield from _plot_bars(folder / "phases.svg", lines, PHASES, lambda job, phase: job.phases[phase],
                           "seconds per step")

@@ -149,8 +149,7 @@ def prepare(spec: Spec, folder: Path) -> None:
     except OSError as error:
         raise UnavailableError(f"{folder}: cannot be written ({error.strerror})") from error
     existing = read_spec(folder).to_json()
-    different = [key for key, value in spec.to_json().items() if existing.get(key) != value]
-    if different:
+    if different := [key for key, value in spec.to_json().items() if existing.get(key) != value]:
         raise InputError(f"results of another spec (different {', '.join(different)}); use another directory, or "
                          "the original spec", str(folder))
 

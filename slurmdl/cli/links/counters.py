@@ -40,7 +40,7 @@ def _parse_fast(argv: Sequence[str]) -> dict[str, str]:
 
     Importing argparse takes longer than reading the counters.
     """
-    options, args = {"strict": ""}, iter(argv)
+    options, args = dict.fromkeys([*OPTIONS, "strict"], ""), iter(argv)
     for arg in args:
         name, equals, value = arg.removeprefix("--").partition("=")
         if arg != "--strict" and (not arg.startswith("--") or name not in OPTIONS):
@@ -65,14 +65,17 @@ def _parse_with_argparse(argv: Sequence[str]) -> dict[str, str]:
 def _collect_sample(options: Mapping[str, str]) -> None:
     from slurmdl.links import counters, samples
 
-    options = {**dict.fromkeys(OPTIONS, ""), **options}
     directory = options["state-dir"] or state_dir()
     path = os.path.join(directory, "counters.json")
     current, previous = counters.read_counters(interface=options["interface"]), counters.load_reading(path)
     node = options["node-name"] or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     sample = counters.sample_from_counters(previous, current, node, time.time())
     if counters.should_replace(previous, current):
-        _write_state(path, json.dumps(current.to_json()))
+        try:
+            os.makedirs(directory, mode=0o755, exist_ok=True)
+            files.write_atomic(path, json.dumps(current.to_json()))
+        except OSError as error:
+            raise UnavailableError(f"{path}: cannot be written ({error.strerror})") from error
     if sample is not None:
         samples.spool_samples(options["spool-dir"] or os.path.join(directory, "spool"), [sample])
 
@@ -83,11 +86,3 @@ def state_dir() -> str:
         return "/var/lib/slurmdl"
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(base, "slurmdl")
-
-
-def _write_state(path: str, text: str) -> None:
-    try:
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        files.write_atomic(path, text)
-    except OSError as error:
-        raise UnavailableError(f"{path}: cannot be written ({error.strerror})") from error

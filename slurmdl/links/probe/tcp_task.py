@@ -30,6 +30,7 @@ from slurmdl.links.probe.channel import HANDSHAKE_S, AuthenticatedChannel, Deadl
 from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig, measure_pair
 from slurmdl.links.probe.reflector import Reflector
 from slurmdl.slurm import hostlist
+from slurmdl.text import pluralize
 
 #: environment variable with the secret of the probe, in hexadecimal
 SECRET_VARIABLE = "SLURMDL_PROBE_SECRET"
@@ -41,9 +42,8 @@ _START_TIMEOUT_S, _GRACE_S = 15.0, 0.5
 _MAX_FAILURES = 2
 #: unauthenticated connections, in addition to one per node
 _MAX_EXTRA_CONNECTIONS = 64
-#: range of the leader's ports, below those of outgoing connections (ip_local_port_range in ip(7)), and number of ports
-#: that it may try
-_PORT_COUNT, _FIRST_PORT, _PORT_CANDIDATES = 20_000, 12_000, 4
+#: the leader's ports: range, below the ports of outgoing connections (ip_local_port_range in ip(7)), and candidates
+_FIRST_PORT, _PORT_COUNT, _PORT_CANDIDATES = 12_000, 20_000, 4
 
 
 @dataclass(frozen=True)
@@ -120,16 +120,13 @@ class _Leader:
                 if follower is None:
                     self._accept()
                 elif not self._handle_join(follower, schedule):
-                    if follower is self._followers.get(follower.name):
-                        self._remove_follower(follower)
-                    else:
-                        rejected += self._reject(follower)
+                    rejected += self._drop(follower)
             while (oldest := next(iter(self._unauthenticated.values()), None)) is not None and (
                     oldest.join_deadline < time.monotonic() or len(self._unauthenticated) > max_unauthenticated):
-                rejected += self._reject(oldest)
+                rejected += self._drop(oldest)
         for key in list(self._selector.get_map().values()):
             if key.data is not None and self._followers.get(key.data.name) is not key.data:
-                rejected += self._reject(key.data)
+                rejected += self._drop(key.data)
         self._selector.unregister(self._server)
         self._server.close()
         # the follower on this host connects over loopback: peers reach it at the leader's address
@@ -138,11 +135,10 @@ class _Leader:
         for local in self._followers.values():
             if local.address.startswith("127.") and own_address:
                 local.address = own_address
-        missing = [node for node in schedule.nodes if node not in self._joined]
-        if missing:
+        if missing := [node for node in schedule.nodes if node not in self._joined]:
             send_note(f"no task started on {hostlist.fold_hostlist(missing)}; its links are not measured")
         if rejected:
-            send_note(f"{rejected} unauthenticated connection{'s' * (rejected > 1)} to this probe rejected")
+            send_note(f"{pluralize(rejected, 'unauthenticated connection')} to this probe rejected")
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -171,8 +167,11 @@ class _Leader:
             return False
         return True
 
-    def _reject(self, follower: _Follower) -> bool:
-        """Close a connection; return whether it was unauthenticated."""
+    def _drop(self, follower: _Follower) -> bool:
+        """Close the connection of a follower that may have joined; return whether it was unauthenticated."""
+        if self._followers.get(follower.name) is follower:
+            send_note(f"{follower.name}: connection lost")
+            del self._followers[follower.name]
         self._selector.unregister(follower.channel.socket)
         follower.channel.socket.close()
         return self._unauthenticated.pop(follower.channel.socket, None) is not None
@@ -218,7 +217,7 @@ class _Leader:
         try:
             follower.channel.write_message(probe=probe_id, peer=peer.name, address=(peer.address, peer.port))
         except OSError:
-            self._remove_follower(follower)
+            self._drop(follower)
             return False
         follower.pending_probe = probe_id
         return True
@@ -233,13 +232,7 @@ class _Leader:
                         follower.pending_probe = None
                     yield follower.name, answer
             except OSError:
-                self._remove_follower(follower)
-
-    def _remove_follower(self, follower: _Follower) -> None:
-        send_note(f"{follower.name}: connection lost")
-        self._selector.unregister(follower.channel.socket)
-        follower.channel.socket.close()
-        self._followers.pop(follower.name, None)
+                self._drop(follower)
 
 
 def interface_address(interface: str) -> str:
