@@ -152,7 +152,7 @@ def nodes_in_zones(topology: Topology, zones: Sequence[str]) -> BoolArray:
         if zone not in topology.zone_index:
             valid = sample_names(topology.zones, MAX_NAMED_ZONES)
             raise UsageError(f"--dl-zone={zone}: no such zone; expected one of {valid}")
-        inside |= topology.mask_below(topology.zone_index[zone])
+        inside[topology.indices_below(topology.zone_index[zone])] = True
     return inside
 
 

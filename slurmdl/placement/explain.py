@@ -56,10 +56,10 @@ def explain_placement(placement: Placement, topology: Topology, cluster: Cluster
 
 
 def _zone_lines(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> Iterator[str]:
-    total = _count_below_zones(topology, [node.name for node in cluster.nodes])
+    total = _count_below_zones(topology, cluster.names)
     idle = _count_below_zones(topology, [node.name for node in cluster.nodes if is_idle(node)])
     chosen = _count_below_zones(topology, placement.nodes)
-    zones = list(text_tree.walk_zones(topology))
+    zones = list(text_tree.walk_forest(text_tree.children_by_zone(topology)))
     listed = set(sorted(zones, key=lambda entry: -int(chosen[entry[0]]))[:MAX_LIST_LINES])
     width = max((len(topology.zones[zone]) + 2 * depth for zone, depth in listed), default=0)
     nodes = text_tree.nodes_by_leaf(topology)

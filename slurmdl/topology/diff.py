@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
 
 from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.text import truncate
 from slurmdl.topology.topology import Topology, TopologySet
 
 _MAX_NAMES_WIDTH = 60
+Value = TypeVar("Value")
 
 
 def diff_sets(left: TopologySet, right: TopologySet, labels: tuple[str, str], name: str | None = None) -> list[str]:
@@ -51,31 +55,30 @@ def _diff_kinds(left: Topology, right: Topology, labels: tuple[str, str]) -> Ite
 def _diff_zones(left: Topology, right: Topology, labels: tuple[str, str]) -> Iterator[str]:
     yield from _only_on_one_side(left.zones, right.zones, "zone", labels)
     common = [(i, right.zone_index[zone]) for i, zone in enumerate(left.zones) if zone in right.zone_index]
-    moved: dict[tuple[str, str], list[str]] = {}
-    for i, j in common:
-        parents = _zone_name(left, left.parent[i]), _zone_name(right, right.parent[j])
-        if parents[0] != parents[1]:
-            moved.setdefault(parents, []).append(left.zones[i])
-    for (above_left, above_right), zones in moved.items():
-        yield f"{_format_names(zones, 'zone')}: below {above_left} in {labels[0]}, below {above_right} in {labels[1]}"
-    speeds: dict[tuple[float, float], list[str]] = {}
-    for i, j in common:
-        if abs(left.uplink_bandwidth[i] - right.uplink_bandwidth[j]) > 0:  # False if either is NaN
-            speeds.setdefault((left.uplink_bandwidth[i], right.uplink_bandwidth[j]), []).append(left.zones[i])
-    for (left_speed, right_speed), zones in speeds.items():
-        yield (f"{_format_names(zones, 'zone')}: {left_speed * 8e-9:g} Gbit/s in {labels[0]}, "
-               f"{right_speed * 8e-9:g} Gbit/s in {labels[1]}")
+    yield from _format_changes("zone", "below {}".format, labels, (
+        (left.zones[i], _zone_name(left, left.parent[i]), _zone_name(right, right.parent[j])) for i, j in common))
+    yield from _format_changes("zone", lambda speed: f"{speed * 8e-9:g} Gbit/s", labels, (
+        (left.zones[i], left.uplink_bandwidth[i], right.uplink_bandwidth[j]) for i, j in common
+        if not np.isnan(left.uplink_bandwidth[i] + right.uplink_bandwidth[j])))
 
 
 def _diff_nodes(left: Topology, right: Topology, labels: tuple[str, str]) -> Iterator[str]:
     yield from _only_on_one_side(left.nodes, right.nodes, "node", labels)
-    moved: dict[tuple[str, str], list[str]] = {}
-    for node, leaf in zip(left.nodes, left.leaf.tolist(), strict=True):
-        j = right.node_index.get(node)
-        if j is not None and (zones := (_zone_name(left, leaf), _zone_name(right, right.leaf[j])))[0] != zones[1]:
-            moved.setdefault(zones, []).append(node)
-    for (left_zone, right_zone), nodes in moved.items():
-        yield f"{_format_names(nodes, 'node')}: in {left_zone} in {labels[0]}, in {right_zone} in {labels[1]}"
+    yield from _format_changes("node", "in {}".format, labels, (
+        (node, _zone_name(left, leaf), _zone_name(right, right.leaf[right.node_index[node]]))
+        for node, leaf in zip(left.nodes, left.leaf.tolist(), strict=True) if node in right.node_index))
+
+
+def _format_changes(noun: str, format_value: Callable[[Value], str], labels: tuple[str, str],
+                    values: Iterable[tuple[str, Value, Value]]) -> Iterator[str]:
+    """Yield a line for each distinct change among the entries (name, left value, right value)."""
+    changes: dict[tuple[Value, Value], list[str]] = {}
+    for name, left, right in values:
+        if left != right:
+            changes.setdefault((left, right), []).append(name)
+    for (left, right), names in changes.items():
+        yield (f"{_format_names(names, noun)}: {format_value(left)} in {labels[0]}, "
+               f"{format_value(right)} in {labels[1]}")
 
 
 def _only_on_one_side(left: Sequence[str], right: Sequence[str], noun: str, labels: tuple[str, str]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -161,27 +162,18 @@ def build_topology(declared: Sequence[ZoneDecl], *, kind: str, source: str, name
 
 def _zone_levels(declared: Sequence[ZoneDecl], index: dict[str, int]) -> np.typing.NDArray[np.int32]:
     """Return the height of each zone; InputError at a cycle."""
-    level = np.zeros(len(declared), np.int32)
-    unresolved = [len(set(zone.children)) for zone in declared]
-    parents: list[list[int]] = [[] for _ in declared]
-    for i, zone in enumerate(declared):
-        for child in set(zone.children):
-            parents[index[child]].append(i)
-    ready = [i for i, count in enumerate(unresolved) if not count]
-    while ready:
-        i = ready.pop()
-        for parent in parents[i]:
-            level[parent] = max(level[parent], level[i] + 1)
-            if level[parent] >= MAX_LEVELS:
-                raise declared[parent].error(f"zone {declared[parent].name!r} is above more than {MAX_LEVELS - 1} "
-                                             "levels of zones")
-            unresolved[parent] -= 1
-            if not unresolved[parent]:
-                ready.append(parent)
-    for i, count in enumerate(unresolved):
-        if count:
-            raise declared[i].error(f"zone {declared[i].name!r} is above itself; expected a forest of zones")
-    return level
+    level = [0] * len(declared)
+    children = {i: [index[child] for child in zone.children] for i, zone in enumerate(declared)}
+    try:
+        for i in graphlib.TopologicalSorter(children).static_order():
+            level[i] = 1 + max((level[child] for child in children[i]), default=-1)
+            if level[i] >= MAX_LEVELS:
+                raise declared[i].error(f"zone {declared[i].name!r} is above more than {MAX_LEVELS - 1} levels of "
+                                        "zones")
+    except graphlib.CycleError as error:
+        zone = declared[min(error.args[1])]
+        raise zone.error(f"zone {zone.name!r} is above itself; expected a forest of zones") from error
+    return np.array(level, np.int32)
 
 
 def parse_block_sizes(text: str) -> tuple[int, ...]:

@@ -16,11 +16,6 @@ _MAX_FOLD_LEVELS = 16
 _MAX_NAME_WIDTH = 36
 
 
-def walk_zones(topology: Topology) -> Iterator[tuple[int, int]]:
-    """Yield (zone index, depth), each zone before its child zones, in source order."""
-    return walk_forest(children_by_zone(topology))
-
-
 def walk_forest(children: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:
     """Yield (zone, depth), each zone before its child zones; `children` as from `children_by_zone`."""
     stack = [(zone, 0) for zone in reversed(children.get(-1, []))]

@@ -107,12 +107,6 @@ class Topology:
         begin = int(self.node_begin[zone])
         return self.node_order[begin:begin + int(self.node_count[zone])]
 
-    def mask_below(self, zone: int) -> npt.NDArray[np.bool_]:
-        """Return a mask of the nodes below a zone, at any depth; shape (nodes,)."""
-        inside = np.zeros(len(self.nodes), bool)
-        inside[self.indices_below(zone)] = True
-        return inside
-
     def sum_below(self, values: Indices) -> Indices:
         """Sum a per-node value, shape (nodes,), over the nodes below each zone; return shape (zones,)."""
         total = np.concatenate([[0], np.cumsum(values[self.node_order])])

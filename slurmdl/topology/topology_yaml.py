@@ -79,7 +79,10 @@ def declare_topology_yaml(text: str, source: str,
     A faulty zone or topology is skipped if `on_error` returns. Raises InputError from `on_error`, or if the text is
     not YAML or declares no topology.
     """
-    root = _parse_yaml_nodes(text, source)
+    try:
+        root = _build_tree(text, source)
+    except yaml.YAMLError as error:
+        raise yaml_syntax_error(error, source) from error
     entries = root.as_list() if isinstance(root.value, list) else [root]
     if not entries:
         raise InputError("declares no topology; expected an entry `topology: NAME` with one of "
@@ -116,7 +119,7 @@ class _Reader:
                               f"expected exactly one of {', '.join(_KINDS)}")
         kind, body = used[0], fields[used[0]]
         if kind in ("ring", "torus3d"):
-            self.notes.append(TREE_APPROXIMATION_NOTE.format("ring" if kind == "ring" else "torus"))
+            self.notes.append(TREE_APPROXIMATION_NOTE.format(kind.removesuffix("3d")))
         zones = self.read_zones(body, kind) if kind != "flat" else ()
         sizes = _parse_block_sizes(body.as_map().get("block_sizes")) if kind == "block" else ()
         if name in self.sources:
@@ -215,19 +218,12 @@ def _to_zone_decl(item: YamlNode, fields: dict[str, YamlNode], key: str, nodes: 
     return ZoneDecl(name, tuple(children), tuple(nodes), None, item.file, item.line, f"{key}: {name}")
 
 
-def _parse_yaml_nodes(text: str, source: str) -> YamlNode:
+def _build_tree(text: str, source: str) -> YamlNode:
     """Parse a text of one document; an empty text is an empty list.
 
-    Raises InputError with `source` and line for invalid YAML, an alias, a second document, a key that is not a
-    string, or too many values or levels.
+    Raises YAMLError for invalid YAML, and InputError with `source` and line for an alias, a second document, a key
+    that is not a string, or too many values or levels.
     """
-    try:
-        return _build_tree(text, source)
-    except yaml.YAMLError as error:
-        raise yaml_syntax_error(error, source) from error
-
-
-def _build_tree(text: str, source: str) -> YamlNode:
     documents: list[YamlNode] = []
     # open lists and maps, each with the pending key of a map
     stack: list[tuple[YamlNode, list[str]]] = []
