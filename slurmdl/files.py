@@ -87,7 +87,7 @@ def read_limited(file: BinaryIO, name: str, max_bytes: int) -> bytes:
     """Content of an open file, which may grow or report no size; InputError if it is larger than `max_bytes`."""
     data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise InputError(f"is larger than {max_bytes} bytes", file=name)
+        raise InputError(f"is too large; expected at most {max_bytes} bytes", file=name)
     return data
 
 

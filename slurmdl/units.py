@@ -23,10 +23,10 @@ def format_bit_rate(bytes_per_s: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """Seconds: "25.6 s", "65.2 ms", "20 us"."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
-        if not seconds or float(f"{seconds * factor:.3g}") >= 1 or unit == "us":
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if not seconds or float(f"{seconds * factor:.3g}") >= 1:
             return f"{_format_digits(seconds * factor)} {unit}"
-    raise AssertionError
+    return f"{_format_digits(seconds * 1e6)} us"
 
 
 def format_coarse_duration(seconds: float) -> str:
@@ -41,12 +41,8 @@ def format_coarse_duration(seconds: float) -> str:
 
 def parse_bytes(text: str, source: str) -> float:
     """Bytes of `400M`, `1.5Gi` or `1e8`; UsageError names `source`, e.g. the option."""
-    match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([kKMGT]i?)?B?", text)
-    try:
-        number = float(match[1]) if match else 0.0
-    except ValueError:
-        number = 0.0
-    if not match or not 0 < number < float("inf"):
+    match = re.fullmatch(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)([kKMGT]i?)?B?", text)
+    if not match or not 0 < (number := float(match[1])) < float("inf"):
         raise UsageError(f"{source}: invalid value {text!r}; expected bytes greater than 0, e.g. 1e8, 400M, 1.5Gi")
     prefix = match[2] or ""
     return float(number * (1024 if prefix.endswith("i") else 1000) ** " KMGT".index((prefix[:1] or " ").upper()))

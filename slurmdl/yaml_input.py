@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurmdl.errors import InputError, SlurmdlError, sort_by_similarity
+from slurmdl.files import read_limited
 
 if TYPE_CHECKING:
     import yaml
@@ -23,10 +24,8 @@ def load_yaml_file(path: str, parse: Callable[[str], Any] | None = None) -> Any:
 
     try:
         with open(path, "rb") as file:
-            content = file.read(MAX_YAML_BYTES + 1)
-        if len(content) > MAX_YAML_BYTES:
-            raise InputError(f"is too large; expected at most {MAX_YAML_BYTES} bytes", path)
-        return (parse or _load_yaml)(content.decode("utf-8"))
+            text = read_limited(file, path, MAX_YAML_BYTES).decode()
+        return (parse or _load_yaml)(text)
     except SlurmdlError:
         raise
     except OSError as error:

@@ -20,7 +20,6 @@ from slurmdl.train.p2p import LOCALITY_LEVELS
 CPU_BOUND_IDLE = 0.2
 #: offset of tcpi_bytes_acked in tcp_info (linux/tcp.h): bytes that the peer has acknowledged, 64 bits
 _ACKED = 120
-#: loopback addresses
 _LOCAL = ("127.0.0.1", "::1")
 
 
@@ -44,10 +43,7 @@ def _read_ticks() -> tuple[float, float]:
 
 
 class TcpBytesSent:
-    """Counts the bytes that this process sends over TCP from now on, by address of the peer.
-
-    `local_addresses` are those of the connections.
-    """
+    """Counts the bytes that this process sends over TCP from now on, by peer; `local_addresses` are its own."""
 
     def __init__(self) -> None:
         self.local_addresses: set[str] = set()

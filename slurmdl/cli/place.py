@@ -47,7 +47,6 @@ _OWN_OPTIONS = (*_FLAGS, *_FILE_OPTIONS, "seed")
 
 
 def run(argv: list[str]) -> int:
-    """Run `slurmdl place`; see HELP."""
     from slurmdl import config
     from slurmdl.launch import submission
 
@@ -99,10 +98,7 @@ def _split_own_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _similar_option(arg: str, names: Sequence[str]) -> str:
-    """Option that an argument equals or resembles, or "".
-
-    Other arguments can be options of a newer sbatch, or arguments of the script.
-    """
+    """Option that an argument equals or resembles; "" for others, e.g. options of a newer sbatch or of the script."""
     from difflib import get_close_matches
 
     if not arg.startswith("--"):

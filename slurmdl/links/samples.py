@@ -153,10 +153,7 @@ def parse_sample_lines(lines: Iterable[str]) -> Iterator[LinkSample | InputError
 
 
 def spool_samples(spool_dir: str, samples: Sequence[LinkSample]) -> None:
-    """Write samples to a new file, which appears complete, in a spool directory that hosts may share.
-
-    Raises UnavailableError if that fails.
-    """
+    """Write samples to a new file, which appears complete, in a spool; UnavailableError if that fails."""
     if not samples:
         return
     host = os.uname().nodename

@@ -109,10 +109,10 @@ def load_from_sources(config: Config, source: str, environ: Mapping[str, str]) -
 
 def _defaults(config: Config) -> LinkScores:
     """Configured defaults of links without a score, and the cost model."""
-    default, settings = LinkScores(), config.link_scores
-    return LinkScores(default_node_bandwidth=config.node_bandwidth or default.default_node_bandwidth,
-                      default_zone_bandwidth=config.zone_bandwidth or default.default_zone_bandwidth,
-                      default_latency=config.latency or default.default_latency,
+    settings = config.link_scores
+    return LinkScores(default_node_bandwidth=config.node_bandwidth or LinkScores.default_node_bandwidth,
+                      default_zone_bandwidth=config.zone_bandwidth,
+                      default_latency=config.latency or LinkScores.default_latency,
                       half_life=settings.half_life or None,
                       weights=MetricWeights(**settings.weights) if settings.cost_model == "weighted" else None)
 
@@ -166,10 +166,8 @@ def _merge_sources(defaults: LinkScores, loaded: Sequence[LinkScores]) -> LinkSc
 
 def _declared_defaults(scores: LinkScores) -> dict[str, Any]:
     """Defaults that a source declares itself."""
-    default = LinkScores()
-    return {name: getattr(scores, name)
-            for name in ("default_node_bandwidth", "default_zone_bandwidth", "default_latency")
-            if getattr(scores, name) != getattr(default, name)}
+    return {name: value for name in ("default_node_bandwidth", "default_zone_bandwidth", "default_latency")
+            if (value := getattr(scores, name)) != getattr(LinkScores, name)}
 
 
 def _merge_links(links: Sequence[Mapping[str, LinkScore]]) -> dict[str, LinkScore]:

@@ -123,11 +123,9 @@ def sandbox_up(spec: SandboxSpec) -> Sandbox:
     bind_mounts = _bind_mounts(spec, user)
     try:
         _create_root(root)
-        stages = ["copied", *map(str, range(len(bind_mounts)))]
-        for directory in ("spool/ctld", "log", "shared/home", *(f"stage/{stage}" for stage in stages)):
+        for directory in ("spool/ctld", *(f"spool/{node}" for node in spec.node_hosts), "log", "shared/home",
+                          "stage/copied", *(f"stage/{i}" for i in range(len(bind_mounts)))):
             (root / directory).mkdir(parents=True)
-        for node in spec.node_hosts:
-            (root / "spool" / node).mkdir()
         (root / "shared").chmod(0o1777)
         if user.home.startswith(str(root)):
             os.mkdir(user.home, 0o755)

@@ -12,8 +12,6 @@ from slurmdl.errors import UsageError
 from slurmdl.text import sample_names
 from slurmdl.topology.topology import Topology
 
-_NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,20}")
-
 #: host of the controller and of logins, and the router above the root zones
 LOGIN = "login"
 MAX_LEAVES = 250  # leaf i has the subnet 10.(i + 1).0.0/16
@@ -119,5 +117,5 @@ class SandboxSpec:
 
 def check_name(name: str) -> None:
     """Raise UsageError if `name` is no valid name of a sandbox."""
-    if not _NAME_PATTERN.fullmatch(name):
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,20}", name):
         raise UsageError(f"--name={name}: expected a lower-case letter, then up to 20 of a-z, 0-9 and -")

@@ -254,7 +254,9 @@ def set_inter_leaf_shape(spec: SandboxSpec, pids: Mapping[str, int], ends: tuple
     """
     mechanisms = ""
     for zone, other_zone in (ends, ends[::-1]):
-        link, number = _detour_link(spec, zone, other_zone)
+        # for packets to the other zone; the number is that of its subnet
+        number = leaf_subnet(spec, spec.topology.zone_index[other_zone])
+        link = VethLink(zone, f"to{number}", zone, f"from{number}", 0.0)
         address = f"02:00:00:00:00:{number:02x}"
         if old == UNSHAPED:
             _create_detour(pids[zone], link, number, address)
@@ -263,12 +265,6 @@ def set_inter_leaf_shape(spec: SandboxSpec, pids: Mapping[str, int], ends: tuple
         if new == UNSHAPED:
             _remove_detour(pids[zone], link, number)
     return mechanisms
-
-
-def _detour_link(spec: SandboxSpec, zone: str, other_zone: str) -> tuple[VethLink, int]:
-    """Return the veth pair in a zone for packets to another one, and its number: that of the other zone's subnet."""
-    number = leaf_subnet(spec, spec.topology.zone_index[other_zone])
-    return VethLink(zone, f"to{number}", zone, f"from{number}", 0.0), number
 
 
 def _create_detour(pid: int, link: VethLink, number: int, address: str) -> None:

@@ -61,10 +61,7 @@ class Framework(Protocol):
 
 
 def load(name: str) -> Framework:
-    """Return the framework with this name, or the adapter in this Python file.
-
-    Raises UsageError if the name is unknown, or the file is no adapter.
-    """
+    """Return the framework with this name, or the adapter in this Python file; UsageError if there is none."""
     if name in FRAMEWORKS:
         return cast(Framework, import_module(FRAMEWORKS[name]))
     if not name.endswith(".py"):

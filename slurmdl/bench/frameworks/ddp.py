@@ -30,10 +30,7 @@ def wrap_in_ddp(module: Any, optimizer: Any, close: Any) -> TrainingSession:
 
 
 def init_process_group(transport: Transport, backend: str = "") -> Any:
-    """Create the process group of all ranks, and return a function that destroys it.
-
-    The default of `backend` is NCCL if every rank has a GPU, else gloo.
-    """
+    """Create the process group (default: NCCL if all ranks have a GPU, else gloo), and return its destructor."""
     import torch
     import torch.distributed as dist
 

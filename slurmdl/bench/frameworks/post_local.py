@@ -12,7 +12,6 @@ from slurmdl.bench.frameworks import TrainingSession, ddp
 from slurmdl.train.transports.transport import Transport
 
 STRATEGIES = ("local-sgd",)
-#: steps between two averages
 PERIOD = 4
 
 unavailable_reason = ddp.unavailable_reason

@@ -14,7 +14,6 @@ from slurmdl.bench.matrix.report import JobFigures, ReportRow
 from slurmdl.train.p2p import LOCALITY_LEVELS
 from slurmdl.train.report.meters import PHASES
 
-#: largest number of bars in a plot
 MAX_BARS = 40
 
 

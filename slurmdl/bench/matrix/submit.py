@@ -24,9 +24,7 @@ from slurmdl.plan import STRATEGIES
 from slurmdl.slurm import jobs, pmi, process
 from slurmdl.units import format_coarse_duration
 
-#: polling interval of jobs in seconds
 POLL_S = 1.0
-#: timeout of Slurm's commands in seconds
 COMMAND_TIMEOUT_S = 60.0
 #: seconds between two progress lines about the same job
 REPORT_EVERY_S = 30.0
@@ -106,7 +104,6 @@ class Progress:
         report_progress(f"{to_run} of {cells} cells to run, {self._estimate(0.0)}")
 
     def start(self, number: int) -> None:
-        """Start timing cell `number`, counted from 1."""
         self._number, self._start_s = number, self._now()
         self._reported_s = self._start_s
 

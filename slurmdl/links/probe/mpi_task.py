@@ -20,7 +20,6 @@ from slurmdl.mpi_library import wait_until_ready
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: bytes of one message of a stream
 _CHUNK_BYTES = 2**20
 _ECHO_TAG, _STREAM_TAG = 1, 2
 

@@ -12,9 +12,7 @@ from typing import Any
 from slurmdl.links.probe.channel import HANDSHAKE_S, Deadline, PeerError
 from slurmdl.links.probe.protocol import CHUNK_BYTES, ControlChannel, Pacer, PacketTrainReceiver, ProbeSocket
 
-#: datagrams of a packet train
 PACKET_TRAIN_LENGTH = 256
-#: bytes of an echoed datagram
 ECHO_BYTES = 64
 _MAX_STREAM_BYTES = 2**30
 #: time limits of one answer, of the wait for the next request, and of a session
@@ -25,10 +23,7 @@ _ACCEPT_BACKLOG = 1024
 
 
 class Reflector:
-    """Answers the probes of peers with the secret in background threads until the process ends.
-
-    It listens on `address`, "" for all addresses.
-    """
+    """Answers the probes of peers with the secret, in threads, at `address` ("" for all), until the process ends."""
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._server, self._secret = _create_listener(address), secret
