@@ -118,7 +118,7 @@ class ComposeCluster(Cluster):
         return self
 
     @property
-    def box(self) -> NoReturn:
+    def sandbox(self) -> NoReturn:
         pytest.skip("on compose, there is no sandbox")
 
     def _write(self, spec: SandboxSpec) -> None:

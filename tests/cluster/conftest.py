@@ -119,7 +119,7 @@ class Cluster(ABC):
         return record
 
     def _describe(self, record: dict[str, str]) -> str:
-        """A job that is late, and the nodes."""
+        """Describe a job that missed its deadline, and the states of the nodes."""
         fields = ("JobId", "JobState", "Reason", "NodeList", "ReqNodeList", "ExcNodeList")
         nodes = self.run(["sinfo", "-h", "-o", "%T=%N"]).stdout.split()
         return " ".join([*(f"{name}={record.get(name)}" for name in fields), *nodes])
@@ -145,50 +145,51 @@ class Cluster(ABC):
 
 
 class SandboxCluster(Cluster):
-    def __init__(self, box: lifecycle.Sandbox) -> None:
-        self.box, self.topology, self.shared, self.user = box, box.spec.topology, box.shared, box.user.name
-        self.etc = box.root / "slurm"
+    def __init__(self, sandbox: lifecycle.Sandbox) -> None:
+        self.sandbox, self.topology = sandbox, sandbox.spec.topology
+        self.shared, self.user = sandbox.shared, sandbox.user.name
+        self.etc = sandbox.root / "slurm"
         self._start = self.shared
         self._start = self.directory("start")  # the home directory may be the user's real one
 
     def run(self, argv: Sequence[str], *, host: str = LOGIN, as_root: bool = False, stdin: str = "",
             directory: Path | None = None, env: dict[str, str] | None = None,
             timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        line = self.box.command(argv, host, as_root=as_root, directory=str(directory or self._start))
+        line = self.sandbox.command(argv, host, as_root=as_root, directory=str(directory or self._start))
         return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=timeout,
                               env={**os.environ, **(env or {})}, check=False)
 
     def stop_daemon(self, host: str) -> None:
-        pid = sandbox_faults.daemon_pid(self.box, host)
+        pid = sandbox_faults.daemon_pid(self.sandbox, host)
         os.kill(pid, signal.SIGKILL)
         while Path(f"/proc/{pid}").exists():
             time.sleep(0.01)
 
     def start_daemon(self, host: str) -> None:
-        sandbox_faults.start_daemon(self.box, host)
+        sandbox_faults.start_daemon(self.sandbox, host)
         deadline = time.monotonic() + 30
         while True:
-            states = self.box.node_states()
+            states = self.sandbox.node_states()
             if states and (host == LOGIN or states.get(host) in ("idle", "mixed", "allocated")):
                 return
             assert time.monotonic() < deadline, f"{host} does not come back"
             time.sleep(0.1)
 
     def freeze_daemon(self, host: str, frozen: bool) -> None:
-        os.kill(sandbox_faults.daemon_pid(self.box, host), signal.SIGSTOP if frozen else signal.SIGCONT)
+        os.kill(sandbox_faults.daemon_pid(self.sandbox, host), signal.SIGSTOP if frozen else signal.SIGCONT)
 
     def power_off(self, node: str) -> None:
-        sandbox_faults.power_off(self.box, node)
+        sandbox_faults.power_off(self.sandbox, node)
 
     def shape_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                     loss: float | None = None) -> None:
-        self.box.shape_link(name, rate=rate, delay=delay, loss=loss)
+        self.sandbox.shape_link(name, rate=rate, delay=delay, loss=loss)
 
     def inter_zone_bytes(self) -> int:
-        return self.box.inter_zone_bytes()
+        return self.sandbox.inter_zone_bytes()
 
     def controller_log(self) -> str:
-        return (self.box.root / "log/slurmctld.log").read_text()
+        return (self.sandbox.root / "log/slurmctld.log").read_text()
 
 
 def _up(slurm_conf_lines: tuple[str, ...] = (), **options: object) -> SandboxCluster:
@@ -215,7 +216,7 @@ def _shared_cluster() -> Iterator[SandboxCluster]:
     try:
         yield cluster
     finally:
-        lifecycle.sandbox_down(cluster.box.spec.name)
+        lifecycle.sandbox_down(cluster.sandbox.spec.name)
 
 
 @pytest.fixture(scope="session")
@@ -244,7 +245,7 @@ def _cluster_factory() -> Iterator[Callable[..., SandboxCluster]]:
 
     yield make
     for cluster in clusters:
-        lifecycle.sandbox_down(cluster.box.spec.name)
+        lifecycle.sandbox_down(cluster.sandbox.spec.name)
 
 
 @pytest.fixture
@@ -258,7 +259,7 @@ def new_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluste
 
 @pytest.fixture(scope="module")
 def new_sandbox() -> Iterator[Callable[..., SandboxCluster]]:
-    """A function that starts a sandbox for all tests of a module, which can break it from outside (`box.pids`)."""
+    """A function that starts a sandbox for the tests of a module; they can change it (`sandbox.pids`)."""
     yield from _cluster_factory()
 
 

@@ -86,7 +86,7 @@ class RootCluster(Cluster):
                  cgroup: str = "CgroupPlugin=disabled", lines: str = _NODES,
                  files: Mapping[str, str] = MappingProxyType({})) -> None:
         self.topology, self.shared, self.user = round_robin_topology(nodes, 2), base / "shared", USER
-        self._root, self._base, self.box, self.etc = root, base, self, base / "slurm"
+        self._root, self._base, self.sandbox, self.etc = root, base, self, base / "slurm"
         for name in ("slurm", "spool/ctld", "shared", *(f"spool/n{i + 1}" for i in range(nodes))):
             (base / name).mkdir(parents=True)
         base.chmod(0o755)

@@ -9,8 +9,7 @@ import pytest
 from benchmarks import cloud_nodes
 from slurmdl.cluster import scontrol_parser
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import lifecycle as sandbox
-from slurmdl.sandbox import namespaces
+from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.topology import example
 
@@ -19,23 +18,23 @@ def test_cloud_nodes_are_allocated_and_released():
     spec = SandboxSpec(f"cloud-{os.getpid()}", example.tree_topology((1, 30, 600)),
                        cpus=4, cloud_nodes=True, slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES)
     try:
-        box = sandbox.sandbox_up(spec)
+        sandbox = lifecycle.sandbox_up(spec)
     except SandboxError as error:
         if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
             raise
         pytest.skip(f"no real Slurm cluster: {error}")
     try:
-        first, second = (cloud_nodes.submit_job(box, ["-N", "20", "--exclusive"]) for _ in range(2))
-        nodes = cloud_nodes.wait_for_nodes(box, first)
+        first, second = (cloud_nodes.submit_job(sandbox, ["-N", "20", "--exclusive"]) for _ in range(2))
+        nodes = cloud_nodes.wait_for_nodes(sandbox, first)
         # topology/tree allocates one leaf to a job that fits in it
         assert len({spec.topology.leaf_of(node) for node in nodes}) == 1
-        assert not set(nodes) & set(cloud_nodes.wait_for_nodes(box, second))
-        text = namespaces.run_on_host(box.pids[LOGIN], ["scontrol", "-o", "-d", "show", "nodes"])
+        assert not set(nodes) & set(cloud_nodes.wait_for_nodes(sandbox, second))
+        text = namespaces.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d", "show", "nodes"])
         snapshot = scontrol_parser.parse_snapshot(text)
         assert len(snapshot.nodes) == 600
         assert all(snapshot.node_by_name[node].cpus_unallocated == 0 for node in nodes)
-        cloud_nodes.power_down_job(box, first, nodes)
-        cloud_nodes.wait_for_idle_nodes(box, nodes)
-        assert cloud_nodes.job_state(box, first) == ("", "")
+        cloud_nodes.power_down_job(sandbox, first, nodes)
+        cloud_nodes.wait_for_idle_nodes(sandbox, nodes)
+        assert cloud_nodes.job_state(sandbox, first) == ("", "")
     finally:
-        sandbox.sandbox_down(spec.name)
+        lifecycle.sandbox_down(spec.name)

@@ -45,7 +45,7 @@ class Site:
     @property
     def slurm(self) -> Path:
         """Directory that is /etc/slurm on all hosts."""
-        return self.cluster.box.root / "slurm"
+        return self.cluster.sandbox.root / "slurm"
 
     @property
     def plans(self) -> Path:
@@ -68,8 +68,8 @@ class Site:
     def wait_until_idle(self) -> None:
         """Wait until every node is idle again after the previous case."""
         deadline = time.monotonic() + 60
-        while set(self.cluster.box.node_states().values()) != {"idle"}:
-            assert time.monotonic() < deadline, self.cluster.box.node_states()
+        while set(self.cluster.sandbox.node_states().values()) != {"idle"}:
+            assert time.monotonic() < deadline, self.cluster.sandbox.node_states()
             time.sleep(0.1)
 
     def doctor(self, nodes: str = NODES, *words: str, env: dict[str, str] | None = None,
@@ -82,12 +82,12 @@ class Site:
     def mounted(self, path: str, source: Path, *names: str) -> Iterator[None]:
         """Mount another file or directory over `path` on the named hosts (default: the login host)."""
         for host in names or (LOGIN,):
-            namespaces.run_on_host(self.cluster.box.pids[host], ["mount", "--bind", str(source), path])
+            namespaces.run_on_host(self.cluster.sandbox.pids[host], ["mount", "--bind", str(source), path])
         try:
             yield
         finally:
             for host in names or (LOGIN,):
-                namespaces.run_on_host(self.cluster.box.pids[host], ["umount", "-l", path])
+                namespaces.run_on_host(self.cluster.sandbox.pids[host], ["umount", "-l", path])
 
     @contextmanager
     def with_text(self, file: Path, text: str) -> Iterator[None]:
@@ -123,7 +123,7 @@ def site(new_sandbox: Callable[..., Any]) -> Site:
     cluster = new_sandbox(nodes=4, plugstack="optional /etc/slurm/slurmdl.so\n",
                           slurm_conf_lines=("CliFilterPlugins=lua",),
                           config_files={"cli_filter.lua": (SPANK.parent / "etc/cli_filter.lua").read_text()})
-    site = Site(cluster, cluster.box.root / "site")
+    site = Site(cluster, cluster.sandbox.root / "site")
     site.directory.mkdir()
     site.plans.mkdir()
     site.plans.chmod(0o1777)
@@ -131,7 +131,7 @@ def site(new_sandbox: Callable[..., Any]) -> Site:
     site.write_scores()
     shutil.copy(build_plugin(SPANK.parent / "build/spank"), site.slurm)
     for host in (LOGIN, *cluster.topology.nodes):
-        namespaces.run_on_host(cluster.box.pids[host], ["mount", "--bind", str(site.directory), "/etc/slurmdl"])
+        namespaces.run_on_host(cluster.sandbox.pids[host], ["mount", "--bind", str(site.directory), "/etc/slurmdl"])
     return site
 
 

@@ -51,10 +51,10 @@ int gettimeofday(struct timeval *now, void *zone) {
     if (!failed) now->tv_sec += ahead();
     return failed;
 }
-time_t time(time_t *where) {
+time_t time(time_t *result) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    if (where) *where = now.tv_sec;
+    if (result) *result = now.tv_sec;
     return now.tv_sec;
 }
 """

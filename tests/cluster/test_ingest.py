@@ -68,8 +68,8 @@ def test_spool_files_of_trusted_users_only_are_stored(site, spool):
 
 def test_service_reads_the_spool_of_all_nodes_until_it_is_terminated(site, spool):
     directory = site.directory("collector")
-    command = site.box.command(["sh", "-c", f'echo $$ >{directory}/pid; exec "$@"', "sh",
-                                *ingest_command(spool, directory, "--interval=0.2")], as_root=True, directory="/")
+    command = site.sandbox.command(["sh", "-c", f'echo $$ >{directory}/pid; exec "$@"', "sh",
+                                    *ingest_command(spool, directory, "--interval=0.2")], as_root=True, directory="/")
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         for node in ("n1", "n2"):

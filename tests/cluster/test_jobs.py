@@ -332,5 +332,5 @@ def test_directives_beyond_the_read_limit_are_ignored(cluster):
     done = cluster.run(["slurmdl", "sbatch", "--parsable", str(script)], directory=script.parent)
     assert done.returncode == 0, done.stderr
     [line] = slurmdl_messages(done.stderr)
-    assert "go on beyond" in line
+    assert "beyond 1048576 bytes" in line
     assert len(rank_nodes(cluster.output(int(done.stdout)))) == 2

@@ -121,11 +121,11 @@ def test_step_over_components_of_a_heterogeneous_job_ends(mpi):
 @pytest.mark.parametrize(("end", "status"), [("exit 3", "3"), ("kill -9 $$", "137")])
 def test_tasks_continue_when_one_fails(cluster, end, status):
     """The output is that of plain srun, with any MPI in PATH."""
-    task = f"[ $SLURM_PROCID = 1 ] && {end}; sleep 2; echo task $SLURM_PROCID goes on"
+    task = f"[ $SLURM_PROCID = 1 ] && {end}; sleep 2; echo task $SLURM_PROCID continues"
     outputs = []
     for command in ("srun", "slurmdl srun"):
         script = cluster.script(f"{command} -n 4 sh -c '{task}' 2> /dev/null; echo status $?")
         text = cluster.output(cluster.submit(["sbatch", "-N", "4", str(script)]))
         outputs.append(sorted(text.splitlines()))
     assert outputs[0] == outputs[1]
-    assert outputs[0] == [f"status {status}", *(f"task {rank} goes on" for rank in (0, 2, 3))]
+    assert outputs[0] == [f"status {status}", *(f"task {rank} continues" for rank in (0, 2, 3))]

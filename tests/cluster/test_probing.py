@@ -98,14 +98,14 @@ def test_attacker_on_the_leader_node_changes_no_result(cluster):
     job = next(line.split("=")[1].strip() for line in config.splitlines() if line.startswith("NEXT_JOB_ID"))
     user = cluster.run(["id", "-u"]).stdout.strip()
     line = ["setpriv", "--reuid=20002", "--regid=20002", "--clear-groups", "python3", str(attack), job, user]
-    attacker = subprocess.Popen(cluster.box.command(line, "n1", as_root=True), stdin=subprocess.PIPE,
+    attacker = subprocess.Popen(cluster.sandbox.command(line, "n1", as_root=True), stdin=subprocess.PIPE,
                                 stdout=subprocess.PIPE, text=True)
     try:
         assert attacker.stdout.readline() == "ready\n"
         cluster.shape_link("n8", delay=0.3)
         probe = subprocess.Popen(  # without the nodes that `shaped` may still shape
-            cluster.box.command(["slurmdl", "links", "probe", "--nodes=n1,n2,n4,n7,n8", "--budget=10s",
-                                 "--output", "-"], directory=str(attack.parent)),
+            cluster.sandbox.command(["slurmdl", "links", "probe", "--nodes=n1,n2,n4,n7,n8", "--budget=10s",
+                                     "--output", "-"], directory=str(attack.parent)),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert attacker.stdout.readline() == "connected\n"
         cluster.shape_link("n8", delay=0.0)
@@ -139,8 +139,8 @@ def test_unresponsive_nodes_do_not_affect_pairs_of_other_nodes(new_cluster):
     """During a probe, one task hangs and one node loses power."""
     cluster = new_cluster(nodes=6, zones=1)
     probe = subprocess.Popen(
-        cluster.box.command(["slurmdl", "links", "probe", "--nodes=n[1-6]", "--budget=12s", "--output", "-"],
-                            directory=str(cluster.directory())),
+        cluster.sandbox.command(["slurmdl", "links", "probe", "--nodes=n[1-6]", "--budget=12s", "--output", "-"],
+                                directory=str(cluster.directory())),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     os.kill(task_on(cluster, "n6"), signal.SIGSTOP)
     time.sleep(2)
@@ -155,7 +155,7 @@ def test_unresponsive_nodes_do_not_affect_pairs_of_other_nodes(new_cluster):
 
 def task_on(cluster, node: str) -> int:
     """Wait for the probe's task on a node; return its process ID."""
-    namespace = os.stat(f"/proc/{cluster.box.pids[node]}/ns/pid").st_ino
+    namespace = os.stat(f"/proc/{cluster.sandbox.pids[node]}/ns/pid").st_ino
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         for entry in Path("/proc").iterdir():
@@ -181,7 +181,7 @@ def test_all_nodes_of_a_busy_cluster_get_scores(new_cluster):
     spool = cluster.shared / "spool"
 
     def start(node: str, *argv: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(cluster.box.command(list(argv), node, as_root=True, directory="/"),
+        return subprocess.Popen(cluster.sandbox.command(list(argv), node, as_root=True, directory="/"),
                                 stdout=subprocess.DEVNULL)
 
     receivers = [start(node, "python3", "-c", RECEIVE_ALL) for node in target]
@@ -218,7 +218,7 @@ def test_counters_are_silent_and_report_retransmissions(shaped):
     for _ in range(2):
         done = shaped.run(collect, host="n6", as_root=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        receiver = subprocess.Popen(shaped.box.command(["python3", "-c", RECEIVE], "n2"), stdout=subprocess.PIPE)
+        receiver = subprocess.Popen(shaped.sandbox.command(["python3", "-c", RECEIVE], "n2"), stdout=subprocess.PIPE)
         assert receiver.stdout.readline()
         shaped.run(["python3", "-c", SEND, "10.2.0.1"], host="n6").check_returncode()
         receiver.wait(30)

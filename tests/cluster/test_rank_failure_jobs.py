@@ -48,19 +48,19 @@ STEPS = 400
 class Training:
     """A running training job."""
 
-    def __init__(self, box, script: Path) -> None:
-        self.box, self.folder = box, script.parent
-        self.job = box.submit(["slurmdl", "sbatch", str(script)], directory=self.folder)
+    def __init__(self, cluster, script: Path) -> None:
+        self.cluster, self.folder = cluster, script.parent
+        self.job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=self.folder)
         self.output = self.folder / f"slurm-{self.job}.out"
         self.wait_for("step 10 of")
         #: node of each rank
         self.nodes = trainer_nodes(self.text())
 
     @classmethod
-    def start(cls, box, launcher_name: str, strategy: str) -> Training:
+    def start(cls, cluster, launcher_name: str, strategy: str) -> Training:
         launcher, variables = LAUNCHERS[launcher_name]
         text = JOB.format(launcher=launcher, variables=variables, strategy=strategy, steps=STEPS)
-        return cls(box, box.script(text))
+        return cls(cluster, cluster.script(text))
 
     def text(self) -> str:
         return read_log(self.output)
@@ -73,7 +73,7 @@ class Training:
         for entry in Path("/proc").iterdir():
             try:
                 argv = (entry / "cmdline").read_bytes().split(b"\0")
-                is_on_node = os.stat(entry / "ns/pid") == os.stat(f"/proc/{self.box.box.pids[node]}/ns/pid")
+                is_on_node = os.stat(entry / "ns/pid") == os.stat(f"/proc/{self.cluster.sandbox.pids[node]}/ns/pid")
             except (OSError, NotADirectoryError):
                 continue
             if is_on_node and b"slurmdl.train" in argv and b"python" in argv[0]:
@@ -91,7 +91,7 @@ def test_gossip_continues_without_killed_rank(new_sandbox):
     assert "if a rank fails: the others continue (ULFM)" in training.text()
     os.kill(training.process(training.nodes[3]), signal.SIGKILL)
     training.wait_for(f"slurmdl: train: ULFM: continues without rank 3 on {training.nodes[3]}, from step ", 20)
-    training.box.wait(training.job)
+    training.cluster.wait(training.job)
     assert "status 0" in training.text()
     summary = training.summary()
     assert summary["steps"] == STEPS
@@ -106,7 +106,7 @@ def test_rank_stopped_for_20_s_is_not_failed(new_sandbox):
     os.kill(process, signal.SIGSTOP)
     time.sleep(20)
     os.kill(process, signal.SIGCONT)
-    training.box.wait(training.job)
+    training.cluster.wait(training.job)
     assert "continues without" not in training.text()
     assert "status 0" in training.text()
     assert training.summary()["failed_ranks"] == []
@@ -137,15 +137,16 @@ def test_killed_rank_without_ulfm_ends_all(new_sandbox, launcher_name):
                                            pytest.param("mpirun 5", marks=needs_ulfm)])
 def test_job_with_checkpoints_restarts_after_killed_rank(new_sandbox, launcher_name):
     """A surviving rank requeues the job; if Slurm kills all ranks, the script does."""
-    box = new_sandbox(nodes=3, slurm_conf_lines=("AuthInfo=cred_expire=5",))
+    cluster = new_sandbox(nodes=3, slurm_conf_lines=("AuthInfo=cred_expire=5",))
     launcher, variables = LAUNCHERS[launcher_name]
     after = '[ "$status" = 0 ] || scontrol requeue "$SLURM_JOB_ID"' if launcher_name == "srun" else ""
-    training = Training(box, box.script(CHECKPOINT_JOB.format(launcher=launcher, variables=variables, after=after)))
+    script = cluster.script(CHECKPOINT_JOB.format(launcher=launcher, variables=variables, after=after))
+    training = Training(cluster, script)
     training.wait_for("step 40 of")
     os.kill(training.process(training.nodes[1]), signal.SIGKILL)
     training.wait_for("resumed after step ", 60)
     training.wait_for("status 0", 60)
-    training.box.wait(training.job)
+    training.cluster.wait(training.job)
     text = training.text()
     # the rank is killed during the checkpoint of step 40 or just after it
     assert int(text.partition("resumed after step ")[2].split()[0]) in (20, 40)
@@ -159,8 +160,8 @@ def test_failed_node_ends_all_ranks(new_sandbox, launcher_name):
     """Up to Open MPI 5.0 all daemons end if one fails, and mpirun exits with 0; srun ends its step."""
     training = Training.start(new_sandbox(nodes=4), launcher_name, "gossip")
     # not the node of the batch script
-    host = training.box.job(training.job)["BatchHost"]
-    training.box.power_off(next(node for node in training.nodes if node != host))
+    host = training.cluster.job(training.job)["BatchHost"]
+    training.cluster.power_off(next(node for node in training.nodes if node != host))
     training.wait_for("status ", 60)
     assert ("status 76" in training.text()) == (launcher_name == "mpirun 5")
     assert "status 0" not in training.text()
@@ -170,14 +171,15 @@ def test_failed_node_ends_all_ranks(new_sandbox, launcher_name):
 @pytest.mark.nightly
 def test_plain_srun_ends_all_ranks_only_with_kill_on_bad_exit(new_sandbox):
     """Slurm 22.05 does not end a step with --mpi=pmix after a killed rank; `slurmdl srun` sets --kill-on-bad-exit."""
-    box = new_sandbox(nodes=2)
+    cluster = new_sandbox(nodes=2)
     program = "python -m slurmdl.train --strategy gossip --emulate-compute 0.02:20000 --steps 400 --log-every 10"
     for option, ends in (("", False), ("-K", True)):
-        script = box.script(f"#SBATCH -N2 --ntasks-per-node=1\nsrun --mpi=pmix {option} {program}\necho status $?\n")
-        training = Training(box, script)
+        script = cluster.script(
+            f"#SBATCH -N2 --ntasks-per-node=1\nsrun --mpi=pmix {option} {program}\necho status $?\n")
+        training = Training(cluster, script)
         assert "srun ends them only with --kill-on-bad-exit" in training.text()
         os.kill(training.process(training.nodes[1]), signal.SIGKILL)
         training.wait_for("task 1: Killed", 20)
         time.sleep(8)
         assert ("status " in training.text()) == ends
-        box.cancel_all()
+        cluster.cancel_all()

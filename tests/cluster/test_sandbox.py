@@ -39,8 +39,9 @@ def leftovers(name: str) -> list[str]:
 
 def test_hosts_are_isolated_and_share_one_directory(cluster):
     # a checkout below /tmp is mounted there on every host
-    box = cluster.box
-    mounts = {Path(path).parts[2] for path in lifecycle._bind_mounts(box.spec, box.user) if path.startswith("/tmp/")}
+    sandbox = cluster.sandbox
+    mounts = {Path(path).parts[2] for path in lifecycle._bind_mounts(sandbox.spec, sandbox.user)
+              if path.startswith("/tmp/")}
     for host in ("n1", "n2", "login"):
         output = cluster.run(["sh", "-c", "hostname; id -un; touch /dev/shm/private /run/private 2>/dev/null; "
                             "echo $$ > /tmp/only-here; ls /dev/shm /tmp"], host=host).stdout.split()
@@ -91,7 +92,7 @@ def transfer(cluster, source: str, target: str, count: int) -> float:
     """Return the throughput of one TCP stream in bytes/s."""
     program = cluster.directory() / "transfer.py"
     program.write_text(TRANSFER)
-    receiver = subprocess.Popen(cluster.box.command(["python3", str(program), "receive"], target),
+    receiver = subprocess.Popen(cluster.sandbox.command(["python3", str(program), "receive"], target),
                                 stdout=subprocess.PIPE, text=True)
     assert receiver.stdout.readline() == "ready\n"
     cluster.run(["python3", str(program), target, str(count)], host=source).check_returncode()
@@ -136,9 +137,9 @@ print(statistics.median(rtts), 1 - len(rtts) / 60)
 def test_reshape_path_between_two_zones(new_cluster):
     """Delay and loss between zoneA and zoneB do not affect the paths to zoneC over the same uplinks."""
     cluster = new_cluster(nodes=3, zones=3, zone_rate=2e8)
-    box, program = cluster.box, cluster.directory() / "echo.py"
+    sandbox, program = cluster.sandbox, cluster.directory() / "echo.py"
     program.write_text(ECHO)
-    servers = [subprocess.Popen(box.command(["python3", str(program)], node), stdout=subprocess.PIPE, text=True)
+    servers = [subprocess.Popen(sandbox.command(["python3", str(program)], node), stdout=subprocess.PIPE, text=True)
                for node in ("n2", "n3")]
     assert [server.stdout.readline() for server in servers] == ["ready\n"] * 2
 
@@ -148,11 +149,11 @@ def test_reshape_path_between_two_zones(new_cluster):
         return float(seconds), float(lost)
 
     def status() -> str:
-        return slurmdl("sandbox", "status", "--name", box.spec.name).stdout
+        return slurmdl("sandbox", "status", "--name", sandbox.spec.name).stdout
 
     try:
         assert "path" not in status()
-        result = slurmdl("sandbox", "link", "--name", box.spec.name, "zoneB:zoneA", "--delay=20ms", "--loss=10%")
+        result = slurmdl("sandbox", "link", "--name", sandbox.spec.name, "zoneB:zoneA", "--delay=20ms", "--loss=10%")
         assert result.returncode == 0 and "20 ms each way" in result.stdout, result.stderr
         assert "path zoneA|zoneB, each way: no rate limit, delay 20 ms, loss 0.1" in status()
         rtt, lost = measure("n1", "n2")
@@ -160,13 +161,13 @@ def test_reshape_path_between_two_zones(new_cluster):
         for source in ("n1", "n2"):
             rtt, lost = measure(source, "n3")
             assert rtt < 0.02 and lost < 0.03
-        box.shape_link("zoneA|zoneB", rate=1e7, delay=0.0, loss=0.0)
+        sandbox.shape_link("zoneA|zoneB", rate=1e7, delay=0.0, loss=0.0)
         limited, unlimited = (transfer(cluster, "n2", target, 1_000_000) for target in ("n1", "n3"))
         assert limited < 1.3 * 1e7 / 8 < unlimited / 3
-        box.shape_link("zoneA|zoneB", rate=0.0)
+        sandbox.shape_link("zoneA|zoneB", rate=0.0)
         assert "path" not in status()
         assert transfer(cluster, "n1", "n2", 1_000_000) > 3 * limited
-        assert box.link_shapes() == {}
+        assert sandbox.link_shapes() == {}
     finally:
         for server in servers:
             server.kill()
@@ -175,12 +176,12 @@ def test_reshape_path_between_two_zones(new_cluster):
 def test_down_leaves_nothing_behind():
     first, second = (SandboxSpec(f"trace-{os.getpid()}-{i}", round_robin_topology(4, 2)) for i in (1, 2))
     try:
-        boxes = [lifecycle.sandbox_up(first), lifecycle.sandbox_up(second)]  # concurrently
-        for box in boxes:
-            line = box.command(["srun", "-N4", "hostname"])
+        sandboxes = [lifecycle.sandbox_up(first), lifecycle.sandbox_up(second)]  # concurrently
+        for sandbox in sandboxes:
+            line = sandbox.command(["srun", "-N4", "hostname"])
             done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
             assert sorted(done.stdout.split()) == ["n1", "n2", "n3", "n4"], done.stderr
-        subprocess.run(boxes[0].command(["sbatch", "-N2", "--wrap", "sleep 300"]), check=True,
+        subprocess.run(sandboxes[0].command(["sbatch", "-N2", "--wrap", "sleep 300"]), check=True,
                        stdout=subprocess.DEVNULL)  # a running job ends with its cluster
         assert all(any(kind in item for item in leftovers(first.name))
                    for kind in ("slurmd", "slurmctld", "munged", "sleep", "file"))
@@ -202,10 +203,10 @@ def test_cpu_limit_of_a_node():
     def run_job(node: str) -> str:
         """Run a job that uses half a second of CPU time; return its control groups."""
         code = "import time\nwhile time.process_time() < 0.5: pass\nprint(open('/proc/self/cgroup').read())"
-        line = box.command(["srun", "-w", node, "python3", "-c", code])
+        line = sandbox.command(["srun", "-w", node, "python3", "-c", code])
         return subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
 
-    box = lifecycle.sandbox_up(SandboxSpec(name, round_robin_topology(2, 1)))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(name, round_robin_topology(2, 1)))
     try:
         done = slurmdl("sandbox", "cpu-limit", "--name", name, "n1", "25%")
         assert (done.returncode, done.stdout) == (0, "n1: 25% of a core\n"), done.stderr
@@ -213,8 +214,8 @@ def test_cpu_limit_of_a_node():
         assert f"slurmdl-sandbox.{name}.n1" in run_job("n1")
         assert throttled() > 0
         assert f"slurmdl-sandbox.{name}" not in run_job("n2")
-        os.kill(sandbox_faults.daemon_pid(box, "n1"), signal.SIGKILL)
-        sandbox_faults.start_daemon(box, "n1")
+        os.kill(sandbox_faults.daemon_pid(sandbox, "n1"), signal.SIGKILL)
+        sandbox_faults.start_daemon(sandbox, "n1")
         assert f"slurmdl-sandbox.{name}.n1" in run_job("n1")
         assert slurmdl("sandbox", "cpu-limit", "--name", name, "n1", "0").stdout == "n1: no CPU limit\n"
         before = throttled()
@@ -314,8 +315,8 @@ def test_down_and_up_remove_leftovers_of_an_interrupted_start(seconds):
         assert leftovers(name) == []
         interrupt_start()
         (lifecycle._STATE_ROOT / name / "ready").unlink(missing_ok=True)
-        box = lifecycle.sandbox_up(SandboxSpec(name, round_robin_topology(8, 2)))
-        assert set(box.node_states().values()) == {"idle"}
+        sandbox = lifecycle.sandbox_up(SandboxSpec(name, round_robin_topology(8, 2)))
+        assert set(sandbox.node_states().values()) == {"idle"}
     finally:
         lifecycle.sandbox_down(name)
     assert leftovers(name) == []

@@ -67,7 +67,7 @@ def slurmdl_lines(text: str) -> list[str]:
 
 
 def assert_nodes_are_up(cluster) -> None:
-    assert set(cluster.box.node_states().values()) <= {"idle", "mixed", "allocated", "completing"}
+    assert set(cluster.sandbox.node_states().values()) <= {"idle", "mixed", "allocated", "completing"}
 
 
 def roles(text: str) -> list[str]:

@@ -137,8 +137,8 @@ def test_placement_uses_free_nodes_and_is_deterministic(data: st.DataObject) -> 
     idle = [name for name in snapshot.names if snapshot.node_by_name[name].state == ("IDLE",)]
     for zone in topology.zones[:-1]:
         for names in itertools.combinations([name for name in idle if topology.leaf_of(name) == zone], node_count):
-            alone = best_rank_map([(name, 2) for name in names], topology, scores, Traffic("allreduce"))
-            assert placement.rank_map.cost.seconds < alone.cost.seconds
+            one_leaf = best_rank_map([(name, 2) for name in names], topology, scores, Traffic("allreduce"))
+            assert placement.rank_map.cost.seconds < one_leaf.cost.seconds
 
 
 @bounded

@@ -180,7 +180,7 @@ def test_ring_detours_around_a_slow_inter_leaf_path() -> None:
     ranks = place_job(JobRequest(nodes=(4, 4)), cluster(*map(node, topology.nodes)), topology, scores).rank_map
     assert ranks is not None and ranks.order == "detour"
     order = [topology.leaf_of(name) for name in ranks.nodes]
-    assert {"z0", "z1"} not in [{one, other} for one, other in zip(order, order[1:] + order[:1], strict=True)]
+    assert {"z0", "z1"} not in [{left, right} for left, right in zip(order, order[1:] + order[:1], strict=True)]
     assert ranks.cost.seconds < ranks.order_costs["depth-first"].seconds / 5
     assert ranks.order_costs["depth-first"].bottleneck_link == "z0|z1"
 

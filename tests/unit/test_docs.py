@@ -146,5 +146,5 @@ def test_picture_in_readme_is_drawn_by_place(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     command = "place --topology topology/topology.conf --cluster examples/cluster.json"
     assert command in README
-    assert main([*command.split(), "--dl-link-scores=off", f"--svg={tmp_path}/picture.svg", "examples/ps.sh"]) == 0
-    assert (tmp_path / "picture.svg").read_text() == (ROOT / "docs/placement.svg").read_text()
+    assert main([*command.split(), "--dl-link-scores=off", f"--svg={tmp_path}/placement.svg", "examples/ps.sh"]) == 0
+    assert (tmp_path / "placement.svg").read_text() == (ROOT / "docs/placement.svg").read_text()

@@ -15,12 +15,12 @@ from slurmdl.train.library import checkpoint
 def test_write_atomic_does_not_follow_links_of_others(tmp_path: Path, link) -> None:
     """A hard link would keep the other user's file under the new name."""
     other = tmp_path / "other"
-    other.write_text("theirs")
+    other.write_text("text of the other user")
     link(other, tmp_path / f".scores.json.{os.getpid()}")
     link(other, tmp_path / "part.tmp")
     files.write_atomic(str(tmp_path / "scores.json"), "mine")
     checkpoint._write_atomic(str(tmp_path / "part"), lambda file: file.write(b"mine"))
-    assert other.read_text() == "theirs"
+    assert other.read_text() == "text of the other user"
     for name in ("scores.json", "part"):
         written = tmp_path / name
         assert written.read_text() == "mine"

@@ -269,7 +269,7 @@ def test_large_hierarchical_job_uses_more_zones_if_rounds_cost_more_than_bytes()
     scores = LinkScores(default_node_bandwidth=1e10, default_zone_bandwidth=(1e10,), default_latency=1e-3)
     requests = [JobRequest(nodes=(256, 256), ntasks_per_node=16, dl=DlOptions(comm_pattern="hierarchical", zone=zone))
                 for zone in ((), ("z0",))]
-    placement, alone = (place_job(request, idle, topology, scores) for request in requests)
-    assert placement.rank_map is not None and alone.rank_map is not None
+    placement, one_zone = (place_job(request, idle, topology, scores) for request in requests)
+    assert placement.rank_map is not None and one_zone.rank_map is not None
     assert len(placement.nodes_per_zone) > 1
-    assert placement.rank_map.cost.seconds < alone.rank_map.cost.seconds
+    assert placement.rank_map.cost.seconds < one_zone.rank_map.cost.seconds

@@ -153,17 +153,17 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def test_datagrams_without_the_tag_are_dropped():
-    one, other = ProbeSocket("127.0.0.1"), ProbeSocket("127.0.0.1")
+    left, right = ProbeSocket("127.0.0.1"), ProbeSocket("127.0.0.1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outsider:
         for junk in (b"", b"x", bytes(64), b"\xff" * 64):
-            outsider.sendto(junk, ("127.0.0.1", one.port))  # before the socket is connected
-    one.connect(("127.0.0.1", other.port), b"theirtag")
-    other.connect(("127.0.0.1", one.port), b"theirtag")
-    other.send(b"data".ljust(64))
-    assert one.receive(5)[0] == b"data".ljust(56) + b"theirtag"
-    assert one.receive(0.0) is None
-    one.close()
-    other.close()
+            outsider.sendto(junk, ("127.0.0.1", left.port))  # before the socket is connected
+    left.connect(("127.0.0.1", right.port), b"test_tag")
+    right.connect(("127.0.0.1", left.port), b"test_tag")
+    right.send(b"data".ljust(64))
+    assert left.receive(5)[0] == b"data".ljust(56) + b"test_tag"
+    assert left.receive(0.0) is None
+    left.close()
+    right.close()
 
 
 def assert_answers(served: Reflector) -> None:

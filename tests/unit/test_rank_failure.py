@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from mpi import mpirun, mpirun_ulfm, needs_mpi, needs_ulfm
 
-SCRIPT = str(Path(__file__).with_name("lost_ranks.py"))
-#: name -> method, ranks, rank -> step in which it is lost
+SCRIPT = str(Path(__file__).with_name("rank_failure_script.py"))
+#: name -> method, ranks, rank -> step in which it is killed
 CASES: dict[str, tuple[dict[str, Any], int, dict[int, int]]] = {
     "gossip": ({"strategy": "gossip"}, 4, {3: 40}),
     "first rank, then another": ({"strategy": "gossip", "comm_pattern": "base-2", "compression": "int8"}, 4,
@@ -34,8 +34,8 @@ STEPS = 200
 FEW = ("first rank, then another", "asynchronous", "worker", "server")
 
 
-def start(folder: Path, method: dict[str, Any], ranks: int, lost: dict[int, int]) -> Any:
-    case = json.dumps({"method": method, "steps": STEPS, "lost": lost})
+def start(folder: Path, method: dict[str, Any], ranks: int, kill_steps: dict[int, int]) -> Any:
+    case = json.dumps({"method": method, "steps": STEPS, "kill_steps": kill_steps})
     return mpirun_ulfm(ranks, SCRIPT, str(folder), case)
 
 
@@ -43,48 +43,49 @@ def start(folder: Path, method: dict[str, Any], ranks: int, lost: dict[int, int]
 @pytest.mark.parametrize("case", [pytest.param(name, marks=() if name in FEW else pytest.mark.nightly)
                                   for name in CASES])
 def test_surviving_ranks_continue(tmp_path: Path, case: str) -> None:
-    method, ranks, lost = CASES[case]
-    proc = start(tmp_path, method, ranks, lost)
+    method, ranks, kill_steps = CASES[case]
+    proc = start(tmp_path, method, ranks, kill_steps)
     assert proc.returncode == 0, proc.stderr
-    workers = [rank for rank in range(method.get("ps", 0), ranks) if rank not in lost]
+    workers = [rank for rank in range(method.get("ps", 0), ranks) if rank not in kill_steps]
     models = [np.load(tmp_path / f"model-{rank}.npy") for rank in workers]
     assert all((model == models[0]).all() for model in models)
     summary = json.loads((tmp_path / "summary.json").read_text())
     if not method.get("ps"):  # 1 at the start; asynchronous ranks receive models of slow ranks
         assert summary["distance"] < (1 if method.get("asynchronous") else 0.2)
     assert summary["steps"] == STEPS
-    assert summary["by"] == min(rank for rank in range(ranks) if rank not in lost)
-    assert sorted(entry["rank"] for entry in summary["failed_ranks"]) == sorted(lost)
+    assert summary["by"] == min(rank for rank in range(ranks) if rank not in kill_steps)
+    assert sorted(entry["rank"] for entry in summary["failed_ranks"]) == sorted(kill_steps)
     for entry in [] if method.get("asynchronous") else summary["failed_ranks"]:
         # another rank may be some steps ahead of the killing rank, or behind it
-        assert abs(entry["step"] - lost[entry["rank"]]) <= STEPS // 4
+        assert abs(entry["step"] - kill_steps[entry["rank"]]) <= STEPS // 4
     messages = [line for line in proc.stderr.splitlines() if line.startswith("slurmdl:")]
     assert all("train: ULFM: continues without rank" in line for line in messages)
-    assert 1 <= len(messages) <= len(lost)
+    assert 1 <= len(messages) <= len(kill_steps)
 
 
 @needs_ulfm
-@pytest.mark.parametrize(("method", "lost", "reason"), [
+@pytest.mark.parametrize(("method", "killed_rank", "reason"), [
     ({"strategy": "allreduce"}, 1, "allreduce needs all ranks"),
     pytest.param({"strategy": "local-sgd", "period": 4}, 0, "local-sgd needs all ranks", marks=pytest.mark.nightly),
     pytest.param({"strategy": "ps", "ps": 1}, 0, "no ps is left", marks=pytest.mark.nightly),
     pytest.param({"strategy": "ps", "ps": 2}, 0, "no backup of the shard of failed rank 0",
                  marks=pytest.mark.nightly),
 ], ids=["allreduce", "local-sgd", "the only server", "a server before its first copy"])
-def test_unrecoverable_failure_ends_all_ranks(tmp_path: Path, method: dict[str, Any], lost: int, reason: str) -> None:
-    proc = start(tmp_path, method, 4, {lost: 40})
+def test_unrecoverable_failure_ends_all_ranks(tmp_path: Path, method: dict[str, Any], killed_rank: int,
+                                              reason: str) -> None:
+    proc = start(tmp_path, method, 4, {killed_rank: 40})
     assert proc.returncode == 76
     messages = [line for line in proc.stderr.splitlines() if line.startswith("slurmdl:")]
     assert len(messages) == 1
     assert reason in messages[0]
-    assert f"rank {lost} on " in messages[0]
+    assert f"rank {killed_rank} on " in messages[0]
     assert "Traceback" not in proc.stderr
     assert not (tmp_path / "summary.json").exists()
 
 
 @needs_mpi
 def test_failure_without_ulfm_ends_all_ranks(tmp_path: Path) -> None:
-    case = json.dumps({"method": {"strategy": "gossip"}, "steps": STEPS, "lost": {1: 40}})
+    case = json.dumps({"method": {"strategy": "gossip"}, "steps": STEPS, "kill_steps": {1: 40}})
     proc = mpirun(3, SCRIPT, str(tmp_path), case)
     assert proc.returncode != 0
     assert not (tmp_path / "summary.json").exists()

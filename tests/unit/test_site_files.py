@@ -100,13 +100,13 @@ def test_example_shows_the_defaults(tmp_path):
     assert config.load_config([str(EXAMPLE)]) == config.Config()
     file = tmp_path / "slurmdl.yaml"
     file.write_text(uncommented())
-    found = config.load_config([str(file)])
+    loaded = config.load_config([str(file)])
     #: fields without a default value
     examples = {"trusted_owner", "prometheus_url", "prometheus_queries", "weights"}
     for each in fields(config.LinkScoresConfig):
         if each.name not in examples:
-            assert getattr(found.link_scores, each.name) == getattr(config.LinkScoresConfig(), each.name), each.name
-    options = {name: value for name, value in found.options.items() if name not in ("zone", "comm_pattern")}
+            assert getattr(loaded.link_scores, each.name) == getattr(config.LinkScoresConfig(), each.name), each.name
+    options = {name: value for name, value in loaded.options.items() if name not in ("zone", "comm_pattern")}
     assert dl_options.merge_layers(options) == dl_options.DlOptions()
 
 
@@ -115,8 +115,8 @@ def test_bash_completion(written):
         pytest.skip("bash is missing")
 
     def complete(*words: str, program: str = "slurmdl") -> list[str]:
-        given = " ".join(f"'{word}'" for word in words)
-        script = (f". {written}/slurmdl.bash; compopt() {{ :; }}; COMP_WORDS=({program} {given}); "
+        quoted = " ".join(f"'{word}'" for word in words)
+        script = (f". {written}/slurmdl.bash; compopt() {{ :; }}; COMP_WORDS=({program} {quoted}); "
                   f'COMP_CWORD={len(words)}; _slurmdl {program}; printf "%s\\n" "${{COMPREPLY[@]}}"')
         return run("bash", "-c", script).stdout.split()
 
@@ -140,16 +140,16 @@ def test_units_start_existing_commands(unit):
 
 def test_uninstall_removes_all_installed_files(tmp_path):
     root = tmp_path / "root"
-    kept = root / "etc/passwd"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("")
+    unrelated = root / "etc/passwd"
+    unrelated.parent.mkdir(parents=True)
+    unrelated.write_text("")
     make = ["make", "-s", "-C", ROOT / "packaging", f"DESTDIR={tmp_path / 'root'}", "prefix=/opt/site",
             f"build={tmp_path / 'build'}", f"PYTHON={sys.executable}"]
     for _ in range(2):
         done = run(*make, "install")
         assert done.returncode == 0, done.stderr
-    found = {f"/{path.relative_to(root)}" for path in root.rglob("*") if not path.is_dir()} - {"/etc/passwd"}
-    assert found == set(run(*make, "list").stdout.split())
+    installed = {f"/{path.relative_to(root)}" for path in root.rglob("*") if not path.is_dir()} - {"/etc/passwd"}
+    assert installed == set(run(*make, "list").stdout.split())
     text = "".join(path.read_text() for path in (root / "etc/systemd/system").iterdir())
     assert "ExecStart=/opt/site/bin/slurmdl links ingest" in text and "@bin" not in text
     assert (root / "etc/slurmdl/slurmdl.yaml").read_text() == EXAMPLE.read_text()
@@ -161,32 +161,32 @@ def test_uninstall_removes_all_installed_files(tmp_path):
         done = run("systemd-analyze", "verify", "--man=no", *units.iterdir())
         shutil.rmtree(units)
         assert not [line for line in done.stderr.splitlines() if "slurmdl" in line], done.stderr
-    own = root / "etc/slurmdl/slurmdl.yaml"
-    own.write_text("plan_dir: /shared\n")
+    site_config = root / "etc/slurmdl/slurmdl.yaml"
+    site_config.write_text("plan_dir: /shared\n")
     assert run(*make, "install").returncode == 0
     assert run(*make, "uninstall").returncode == 0
-    assert own.read_text() == "plan_dir: /shared\n"  # the site's changes stay
+    assert site_config.read_text() == "plan_dir: /shared\n"  # the site's changes stay
     assert run(*make, "purge").returncode == 0
-    assert [path for path in root.rglob("*") if not path.is_dir()] == [kept]
+    assert [path for path in root.rglob("*") if not path.is_dir()] == [unrelated]
     assert not (root / "etc/slurmdl").exists() and not list(root.rglob("slurmdl/*"))
 
 
 @pytest.mark.parametrize("prefix", ["/usr", "/usr/local", "/opt/slurmdl", "/home/site/slurmdl"])
 def test_units_are_installed_in_the_unit_path(prefix):
-    looked = ["/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"]
+    search_path = ["/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"]
     if shutil.which("systemd-analyze"):
-        looked = run("systemd-analyze", "--system", "unit-paths").stdout.split()
+        search_path = run("systemd-analyze", "--system", "unit-paths").stdout.split()
     listed = run("make", "-s", "-C", ROOT / "packaging", f"prefix={prefix}", "list").stdout.split()
     units = [Path(path) for path in listed if Path(path).name in {unit.name for unit in UNITS}]
     assert len(units) == len(UNITS)
-    assert {str(unit.parent) for unit in units} <= set(looked)
+    assert {str(unit.parent) for unit in units} <= set(search_path)
 
 
 def test_purge_removes_only_files_of_the_package(tmp_path):
     """dpkg's postrm script on a temporary tree; files of sandboxes and of the site stay."""
-    made = ["slurmdl/samples.db", "slurmdl-counters/spool/x"]
-    others = ["slurmdl-sandbox/demo/log", "slurmdl-site/notes"]
-    for name in (*made, *others):
+    package_files = ["slurmdl/samples.db", "slurmdl-counters/spool/x"]
+    other_files = ["slurmdl-sandbox/demo/log", "slurmdl-site/notes"]
+    for name in (*package_files, *other_files):
         file = tmp_path / "var/lib" / name
         file.parent.mkdir(parents=True)
         file.touch()
@@ -195,8 +195,8 @@ def test_purge_removes_only_files_of_the_package(tmp_path):
         script = script.replace(f"getent {user} slurmdl", "false")
     done = subprocess.run(["sh", "-s", "purge"], input=script, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    left = {str(path.relative_to(tmp_path / "var/lib")) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == set(others)
+    remaining = {str(path.relative_to(tmp_path / "var/lib")) for path in tmp_path.rglob("*") if path.is_file()}
+    assert remaining == set(other_files)
     spec = (ROOT / "packaging/rpm/slurmdl.spec").read_text()
     removal = re.search(r"^ *rm -rf .*$", script, re.MULTILINE)[0]
     assert removal.replace(f"{tmp_path}/var/lib", "/var/lib") in spec  # rpm removes the same

@@ -55,9 +55,9 @@ def image_folder(tmp_path: Path) -> Path:
     for label, name in enumerate(["cat", "dog"]):
         (tmp_path / name).mkdir()
         for count, kind in enumerate(("png", "jpg", "ppm", "pgm", "png")):
-            picture = image.new("L" if kind == "pgm" else "RGB", (20, 10 + count))
-            picture.paste(200 * label, (0, 0, 20, 10))
-            picture.save(tmp_path / name / f"{count}.{kind}")
+            sample = image.new("L" if kind == "pgm" else "RGB", (20, 10 + count))
+            sample.paste(200 * label, (0, 0, 20, 10))
+            sample.save(tmp_path / name / f"{count}.{kind}")
         (tmp_path / name / "notes.txt").write_text("no image")
     return tmp_path
 

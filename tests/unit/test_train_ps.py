@@ -242,17 +242,17 @@ def test_server_with_two_shards_equals_two_servers(config: StrategyConfig) -> No
         return run_rank
 
     parts = [slice(0, 15), slice(15, SIZE)]
-    two = virtual.run_virtual_ranks(3, program([ShardAssignment(0, parts[0]), ShardAssignment(1, parts[1])]))
-    one = virtual.run_virtual_ranks(2, program([ShardAssignment(0, parts[0]), ShardAssignment(0, parts[1])]))
-    assert (two[-1] == one[-1]).all()
-    assert not (two[-1] == 1).all()
-    assert (one[0] == one[1]).all()
+    two_servers = virtual.run_virtual_ranks(3, program([ShardAssignment(0, parts[0]), ShardAssignment(1, parts[1])]))
+    one_server = virtual.run_virtual_ranks(2, program([ShardAssignment(0, parts[0]), ShardAssignment(0, parts[1])]))
+    assert (two_servers[-1] == one_server[-1]).all()
+    assert not (two_servers[-1] == 1).all()
+    assert (one_server[0] == one_server[1]).all()
 
 
 def test_shard_backups_count_as_bytes_sent() -> None:
     """Two servers, each with half of the model and of the optimizer state; one backup per 100 steps."""
     results = run_ps(StrategyConfig("ps", "shards"), 2, [[1.0] * 100], lambda worker, model: model)
-    pulled, header = 100 * SIZE // 2 * 4, shard_backup._HEADER_DTYPE.itemsize
+    pulled, header = 100 * SIZE // 2 * 4, 8 * shard_backup._NUM_HEADER_FIELDS
     for _, strategy, _ in results[:2]:
         assert sum(strategy._ctx.p2p.bytes_sent.values()) == pulled + header + 2 * (SIZE // 2) * 4
 

@@ -107,9 +107,10 @@ def test_replica_reports_each_completed_gradient(old: bool, monkeypatch: pytest.
 
 
 def test_models_are_determined_by_seed() -> None:
-    one, same, other = (Replica(models.build_model("mlp:8", (64,), 10, seed)).parameters for seed in (1, 1, 2))
-    assert np.array_equal(one, same)
-    assert not np.array_equal(one, other)
+    first, repeated, other_seed = (Replica(models.build_model("mlp:8", (64,), 10, seed)).parameters
+                                   for seed in (1, 1, 2))
+    assert np.array_equal(first, repeated)
+    assert not np.array_equal(first, other_seed)
 
 
 @pytest.mark.parametrize("spec", ["cnn", "mlp:a", "mlp:0", "mlp:16,-2"])

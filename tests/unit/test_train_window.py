@@ -83,13 +83,13 @@ def test_wait_flag_never_set_is_a_named_deadlock() -> None:
 @pytest.mark.parametrize("size", [0, 1, _MIX_BLOCK - 1, _MIX_BLOCK, 2 * _MIX_BLOCK + 3])
 def test_mix_into_and_mix_pair(size: int) -> None:
     random = np.random.default_rng(size)
-    own, other = random.standard_normal((2, size)).astype(np.float32)
-    expected = 0.75 * own + 0.25 * other
-    out = np.empty_like(own)
-    mix_into(own, other, 0.25, out)
+    local, remote = random.standard_normal((2, size)).astype(np.float32)
+    expected = 0.75 * local + 0.25 * remote
+    out = np.empty_like(local)
+    mix_into(local, remote, 0.25, out)
     assert out == pytest.approx(expected, abs=1e-6)
-    mix_into(own, other, 0.25, own)
-    assert (own == out).all()
+    mix_into(local, remote, 0.25, local)
+    assert (local == out).all()
     left, right = random.standard_normal((2, size)).astype(np.float32)
     expected_left, expected_right = 0.75 * left + 0.25 * right, 0.25 * left + 0.75 * right
     mix_pair(left, right, (0.25, 0.25))

@@ -1,7 +1,7 @@
 """Training script for test_rank_failure.py: some ranks are killed while it runs.
 
 Arguments: a directory for the results, and a JSON object with the fields of `method` (StrategyConfig), the number of
-`steps`, and `lost`: rank -> step in which another rank kills it.
+`steps`, and `kill_steps`: rank -> step in which another rank kills it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from slurmdl.train.strategy_config import StrategyConfig
 
 torch.set_num_threads(1)
 folder, case = Path(sys.argv[1]), json.loads(sys.argv[2])
-lost = {int(rank): step for rank, step in case["lost"].items()}
+kill_steps = {int(rank): step for rank, step in case["kill_steps"].items()}
 run = init(StrategyConfig(**case["method"]))
 (folder / f"pid-{run.rank}").write_text(str(os.getpid()))
 run.world.transport.barrier()
-# survives
-killer = max(set(run.world.ranks_with_role("worker")) - set(lost))
+# the surviving rank that kills the others
+killer = max(set(run.world.ranks_with_role("worker")) - set(kill_steps))
 torch.manual_seed(1)
 module = torch.nn.Linear(50, 20)
 opt = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5)
@@ -35,7 +35,7 @@ random = torch.Generator().manual_seed(run.rank)
 if run.is_server:
     run.serve()
 for step in range(0 if run.is_server else case["steps"]):
-    for rank in [rank for rank, lost_step in lost.items() if run.rank == killer and lost_step == step]:
+    for rank in [rank for rank, kill_step in kill_steps.items() if run.rank == killer and kill_step == step]:
         os.kill(int((folder / f"pid-{rank}").read_text()), signal.SIGKILL)
     samples = torch.randn(16, 50, generator=random)
     opt.zero_grad()
