@@ -12,7 +12,6 @@ allocated counts and, for repeated kinds, no totals.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
 from dataclasses import replace
 from itertools import compress
 
@@ -65,21 +64,15 @@ def _merge_snapshots(pyslurm_snapshot: ClusterSnapshot, scontrol_snapshot: Clust
     profile_index = [
         index_of_pair.setdefault((profile, gres_profiles.get(name, -1)), len(index_of_pair))
         for name, profile in zip(names, pyslurm_snapshot.profile_index[visible].tolist(), strict=True)]
-    profiles = tuple(_merge_profiles(pyslurm_snapshot.profiles[left],
-                                     scontrol_snapshot.profiles[right] if right >= 0 else None, topologies)
-                     for left, right in index_of_pair)
+    scontrol_profiles = (*scontrol_snapshot.profiles, NodeProfile(()))  # index -1: no generic resources
+    profiles = tuple(
+        replace(pyslurm_snapshot.profiles[left], gres=scontrol_profiles[right].gres,
+                gres_used=scontrol_profiles[right].gres_used,
+                partitions=tuple(name for name in pyslurm_snapshot.profiles[left].partitions if name in topologies))
+        for left, right in index_of_pair)
     return ClusterSnapshot(
         names, np.array(profile_index, np.int32), profiles,
         **{name: getattr(pyslurm_snapshot, name)[visible] for name in NODE_ARRAYS},
         partitions=tuple(replace(partition, topology=topologies[partition.name])
                          for partition in pyslurm_snapshot.partitions if partition.name in topologies),
         reservations=pyslurm_snapshot.reservations)
-
-
-def _merge_profiles(pyslurm_profile: NodeProfile, scontrol_profile: NodeProfile | None,
-                    visible_partitions: Collection[str]) -> NodeProfile:
-    return replace(
-        pyslurm_profile,
-        partitions=tuple(name for name in pyslurm_profile.partitions if name in visible_partitions),
-        gres=scontrol_profile.gres if scontrol_profile else (),
-        gres_used=scontrol_profile.gres_used if scontrol_profile else ())

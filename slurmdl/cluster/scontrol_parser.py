@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurmdl.cluster.snapshot import ClusterSnapshot, IntArray, NodeProfile, Partition, Reservation
+from slurmdl.cluster.snapshot import MAX_NUMBER, ClusterSnapshot, IntArray, NodeProfile, Partition, Reservation
 from slurmdl.errors import InputError
 from slurmdl.slurm import hostlist
 
@@ -17,7 +17,6 @@ _KEY_VALUE = re.compile(r"(?:^| )(\w+)=([^ ]*)")
 _STATE_SUFFIXES = "*~#!%$@+^-"
 _NULL_VALUES = frozenset(("(null)", "N/A", "n/a"))
 _CONTINUATION = "\n   "  # between the parts of a record; a blank with -o
-_MAX_NUMBER = 2 ** 40  # sums stay below 2**63
 
 
 def topology_text(output: str) -> str:
@@ -47,9 +46,12 @@ def parse_snapshot(text: str) -> ClusterSnapshot:
             records[key].append(line)
         elif key.startswith("DefMemPer"):
             config[key.strip()] = value.strip()
+    reservations = [Reservation(fields["ReservationName"], tuple(hostlist.expand_hostlist(fields.get("Nodes", ""))),
+                                fields.get("State") == "ACTIVE")
+                    for fields in map(_parse_fields, records["ReservationName"])]
     return _build_snapshot(records["NodeName"],
                            [_parse_partition(_parse_fields(line), config) for line in records["PartitionName"]],
-                           [_parse_reservation(_parse_fields(line)) for line in records["ReservationName"]])
+                           reservations)
 
 
 def _build_snapshot(lines: Sequence[str], partitions: Sequence[Partition],
@@ -95,11 +97,6 @@ def _parse_profile(state: str, features: str, gres: str, gres_used: str, partiti
                        tuple(_parse_gres(gres).items()), tuple(_parse_gres(gres_used).items()))
 
 
-def _parse_reservation(fields: dict[str, str]) -> Reservation:
-    return Reservation(fields["ReservationName"], tuple(hostlist.expand_hostlist(fields.get("Nodes", ""))),
-                       fields.get("State") == "ACTIVE")
-
-
 def _parse_partition(fields: dict[str, str], config: dict[str, str]) -> Partition:
     # UNLIMITED: the cluster's default applies
     limits = {key: value for key, value in fields.items() if key.startswith("DefMemPer") and value.isdigit()}
@@ -124,7 +121,7 @@ def _parse_gres(text: str) -> dict[str, int]:
         match = re.fullmatch(r"(.+?)(?::([0-9]{1,15})([KMGTP]?))?", part.strip())
         if match:
             count = int(match[2] or 1) * 1024 ** " KMGTP".index(match[3] or " ")
-            counts[match[1]] = min(_MAX_NUMBER, counts.get(match[1], 0) + count)
+            counts[match[1]] = min(MAX_NUMBER, counts.get(match[1], 0) + count)
     return counts
 
 
@@ -139,4 +136,4 @@ def _parse_numbers(texts: Sequence[str]) -> IntArray:
 
 def _parse_number(text: str) -> int:
     match = re.match(r"[0-9]{1,15}", text)
-    return min(_MAX_NUMBER, int(match[0])) if match else 0
+    return min(MAX_NUMBER, int(match[0])) if match else 0

@@ -18,7 +18,7 @@ Record = TypeVar("Record")
 
 #: numeric fields of Node, which are arrays of ClusterSnapshot
 NODE_ARRAYS = ("cpus", "cpus_unallocated", "memory", "memory_unallocated", "weight")
-_MAX_NUMBER = 2 ** 40  # sums stay below 2**63
+MAX_NUMBER = 2 ** 40  # sums stay below 2**63
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,9 @@ class ClusterSnapshot:
                    reservations: Sequence[Reservation] = ()) -> ClusterSnapshot:
         nodes = tuple(nodes)
         profiles: dict[NodeProfile, int] = {}
-        profile_index = [profiles.setdefault(_node_profile(node), len(profiles)) for node in nodes]
+        profile_index = [profiles.setdefault(
+            NodeProfile(node.state, node.responding, node.features, node.partitions, tuple(node.gres.items()),
+                        tuple(node.gres_used.items())), len(profiles)) for node in nodes]
         arrays = {name: np.array([getattr(node, name) for node in nodes], np.int64) for name in NODE_ARRAYS}
         return cls(tuple(node.name for node in nodes), np.array(profile_index, np.int32), tuple(profiles), **arrays,
                    partitions=tuple(partitions), reservations=tuple(reservations))
@@ -161,11 +163,6 @@ class ClusterSnapshot:
                               parse_records(Reservation, data, "reservations"))
 
 
-def _node_profile(node: Node) -> NodeProfile:
-    return NodeProfile(node.state, node.responding, node.features, node.partitions, tuple(node.gres.items()),
-                       tuple(node.gres_used.items()))
-
-
 def parse_records(record_type: type[Record], data: dict[str, Any], key: str) -> list[Record]:
     """Build `record_type(**entry)` from each entry of the list under a key; an absent key is an empty list.
 
@@ -200,7 +197,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MAX_NUMBER
+    return type(value) is int and 0 <= value <= MAX_NUMBER
 
 
 #: annotation of a field -> predicate of valid JSON values, and a name for messages

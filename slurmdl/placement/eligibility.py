@@ -53,9 +53,7 @@ def is_in_service(node: Node) -> bool:
 
 
 def candidate_partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple[str, ...]:
-    """Partitions that the job may start in, in the order in which Slurm tries them.
-
-    Without partitions in the snapshot, the requested ones are returned.
+    """Partitions that the job may start in, in the order in which Slurm tries them; as requested if none is known.
 
     Raises PlacementError if a partition is unknown or not up, or if there is no default.
     """
@@ -74,9 +72,7 @@ def candidate_partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple
 
 
 def eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: str | None) -> EligibleTasks:
-    """Tasks of the job that each node can take.
-
-    If the constraint has alternatives, the one with most tasks now counts.
+    """Tasks of the job that each node can take; of alternative constraints the one with most tasks now counts.
 
     Raises PlacementError for an unsupported constraint, or a reservation that is unknown or has no nodes now.
     """

@@ -33,10 +33,7 @@ _ORDER_LABELS = {"roles": "by role", "depth-first": "depth-first", "leaf": "leaf
 
 def explain_placement(placement: Placement, topology: Topology, cluster: ClusterSnapshot, scores: LinkScores,
                       dl: DlOptions) -> str:
-    """Zones, candidates, nodes, ranks with their roles, costs of the rank orders, and link scores.
-
-    Long lists of ranks, zones and candidates are folded.
-    """
+    """Zones, candidates, nodes, ranks, costs of the rank orders and link scores; long lists are folded."""
     lines = ["zones", *_zone_lines(placement, topology, cluster),
              *(f"note       {note}" for note in topology.notes[:MAX_NOTES])]
     rank_map = placement.rank_map

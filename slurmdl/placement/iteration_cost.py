@@ -219,7 +219,12 @@ def _phase_load(phase: Phase, links: NetworkLinks, node_of_rank: IntArray) -> _L
     if phase.all_pairs:
         counts = (np.bincount(node, minlength=len(links.nodes)) for node in (source, target))
         return _all_pairs_load(phase, links, links.level_group, *counts)
-    return _pairwise_load(phase, links, source, target)
+    is_remote = source != target
+    size = np.broadcast_to(phase.bytes_per_pair, is_remote.shape)[is_remote].astype(float)
+    source, target = source[is_remote], target[is_remote]
+    inter_group = [size.sum(where=group[source] != group[target]) for group in links.level_group.T]
+    return _LinkLoad(_outbound_bytes(links, source, target, size), _outbound_bytes(links, target, source, size),
+                     _inter_leaf_load(links, source, target, size), np.array(inter_group))
 
 
 def _all_pairs_load(phase: Phase, links: NetworkLinks, groups: IntArray, source_counts: IntArray,
@@ -252,10 +257,7 @@ def _all_pairs_load(phase: Phase, links: NetworkLinks, groups: IntArray, source_
 
 
 def _sum_by_group(groups: IntArray, counts: IntArray, length: int) -> FloatArray:
-    """Sum of the nodes' counts in each of `length` groups: (..., nodes) -> (..., length).
-
-    `groups`, of shape (nodes, groups of a node), is padded with -1.
-    """
+    """Sum over the groups of each node, shape (nodes, groups), -1 for none: (..., nodes) -> (..., length)."""
     rows = counts.reshape(-1, counts.shape[-1])
     offset = length * np.arange(len(rows))[:, None]
     total = np.zeros(length * len(rows))
@@ -263,15 +265,6 @@ def _sum_by_group(groups: IntArray, counts: IntArray, length: int) -> FloatArray
         inside = group >= 0
         total += np.bincount((offset + group[inside]).ravel(), rows[:, inside].ravel(), len(total))
     return total.reshape(*counts.shape[:-1], length)
-
-
-def _pairwise_load(phase: Phase, links: NetworkLinks, source: IntArray, target: IntArray) -> _LinkLoad:
-    is_remote = source != target
-    size = np.broadcast_to(phase.bytes_per_pair, is_remote.shape)[is_remote].astype(float)
-    source, target = source[is_remote], target[is_remote]
-    inter_group = [size.sum(where=group[source] != group[target]) for group in links.level_group.T]
-    return _LinkLoad(_outbound_bytes(links, source, target, size), _outbound_bytes(links, target, source, size),
-                     _inter_leaf_load(links, source, target, size), np.array(inter_group))
 
 
 def _inter_leaf_load(links: NetworkLinks, source: IntArray, target: IntArray, size: FloatArray) -> FloatArray:

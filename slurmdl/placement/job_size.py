@@ -25,10 +25,7 @@ class JobSize:
 
 
 def resolve_job_size(request: JobRequest) -> JobSize:
-    """Size of the job, if the request determines it.
-
-    Raises PlacementError if Slurm would choose the node count, or if the counts contradict each other.
-    """
+    """Size of the job; PlacementError if Slurm would choose the node count, or if the counts are contradictory."""
     per_node, tasks = request.ntasks_per_node, request.ntasks
     if request.nodes is not None:
         min_nodes, max_nodes = request.nodes

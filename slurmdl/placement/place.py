@@ -58,10 +58,7 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
 
 
 def check_feasible(job: JobSize, cluster: ClusterSnapshot, topology: Topology) -> None:
-    """Check whether any choice of nodes is possible.
-
-    Raises PlacementError for a topology without zones or of another cluster, and for too many nodes or tasks.
-    """
+    """Raise PlacementError if no choice is possible: no zones, another cluster, or too many nodes or tasks."""
     if not topology.zones:
         raise PlacementError("the topology has no zones")
     if cluster.names != topology.nodes and topology.node_index.keys().isdisjoint(cluster.names):

@@ -10,12 +10,10 @@ from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.placement.eligibility import is_idle
 from slurmdl.placement.result import Placement
 from slurmdl.text import truncate
-from slurmdl.topology.svg import Box, Grid, Size, layout_boxes, svg_document, svg_text
+from slurmdl.topology.svg import MAX_NAMED_NODES, MAX_ROW_WIDTH, Box, Grid, Size, layout_boxes, svg_document, svg_text
 from slurmdl.topology.text_tree import nodes_by_leaf
 from slurmdl.topology.topology import Topology
 
-MAX_NAMED_NODES = 64  # nodes drawn with their names; more are drawn as dots
-MAX_ROW_WIDTH = 1280  # pixels of a row of zones
 MARGIN = 24  # pixels
 MIN_WIDTH = 760.0  # pixels, for the legend
 

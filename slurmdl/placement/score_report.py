@@ -42,18 +42,14 @@ class DecisiveScore:
 def decisive_scores(placement: Placement, topology: Topology, cluster: ClusterSnapshot,
                     scores: LinkScores) -> list[DecisiveScore]:
     """Slow links among those available to the job now, and the busiest link of the choice; the worst first."""
-    return _slow_links(placement.nodes, [node.name for node in cluster.nodes if is_idle(node)],
-                       placement.rank_map.cost.bottleneck_link if placement.rank_map else "", topology, scores)
+    return decisive_step_scores(placement.rank_map, [node.name for node in cluster.nodes if is_idle(node)], topology,
+                                scores)
 
 
-def decisive_step_scores(ranks: RankMap, allocated: Sequence[str], topology: Topology,
+def decisive_step_scores(ranks: RankMap | None, available: Sequence[str], topology: Topology,
                          scores: LinkScores) -> list[DecisiveScore]:
-    """Decisive scores of a step, which can use only the nodes of its job."""
-    return _slow_links(ranks.nodes, allocated, ranks.cost.bottleneck_link, topology, scores)
-
-
-def _slow_links(nodes: Sequence[str], available: Sequence[str], bottleneck_link: str, topology: Topology,
-                scores: LinkScores) -> list[DecisiveScore]:
+    """Like `decisive_scores`, for ranks that can use only the available nodes."""
+    nodes, bottleneck_link = (set(ranks.nodes), ranks.cost.bottleneck_link) if ranks else (set[str](), "")
     leaves = sorted({leaf for node in nodes if (leaf := topology.leaf_of(node))})
     used = {*nodes, *(zone for node in nodes for zone in topology.path_of(node)),
             *("|".join(pair) for pair in combinations(leaves, 2))}

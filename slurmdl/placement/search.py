@@ -90,10 +90,9 @@ class PlacementSearch:
         return self.problem.job
 
     def best_placement(self, max_tasks: IntArray, free_now: bool) -> Placement:
-        """Best placement on the nodes that can take their tasks.
+        """Best placement on the nodes that can take their tasks; PlacementError if no zone has enough nodes.
 
         `max_tasks` gives the tasks that each node of the snapshot can take.
-        Raises PlacementError if no zone has enough nodes.
         """
         even_pool = pool = self.build_pool(np.where(max_tasks >= self.job.max_tasks_per_node, max_tasks, 0))
         evaluated: list[EvaluatedChoice] = []

@@ -17,8 +17,8 @@ import numpy as np
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.gossip_graphs import GRAPHS
-from slurmdl.placement.arrays import FloatArray, IntArray, new_indices, sorted_unique
-from slurmdl.plan import COMM_PATTERNS
+from slurmdl.placement.arrays import FloatArray, IntArray, sorted_unique
+from slurmdl.plan import COMM_PATTERNS, group_ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,12 +148,10 @@ def _hierarchical_phases(zone_of_rank: IntArray, model_bytes: float) -> Iterator
     sizes: a rank exchanges with all ranks of the next zone whose shards overlap its own. Each uplink carries
     2 N (Z - 1) / Z bytes per direction in any case.
     """
-    _, first_rank, zone, sizes = np.unique(zone_of_rank, return_index=True, return_inverse=True, return_counts=True)
-    # number the zones by their lowest rank
-    order = np.argsort(first_rank, kind="stable")
-    zone, sizes = new_indices(order, len(order))[zone], sizes[order]
-    by_zone = np.argsort(zone, kind="stable")
-    zone = zone[by_zone]
+    ranks_by_zone = group_ranks(range(len(zone_of_rank)), zone_of_rank.tolist())
+    sizes = np.array([len(ranks) for ranks in ranks_by_zone])
+    by_zone = np.array([rank for ranks in ranks_by_zone for rank in ranks])
+    zone = np.repeat(np.arange(len(sizes)), sizes)
     begin = np.cumsum(sizes) - sizes
     position = np.arange(len(zone)) - begin[zone]
     next_in_zone = by_zone[begin[zone] + (position + 1) % sizes[zone]]

@@ -60,10 +60,7 @@ class SimulatedJob:
         return predictions
 
     def _free_nodes(self) -> npt.NDArray[np.bool_]:
-        """Nodes that are available to the job; shape (nodes of the topology,).
-
-        Raises UsageError if too few nodes are free, or a fixed node is not in the topology.
-        """
+        """Mask of the topology's nodes that the job can use; UsageError if too few are free, or one is unknown."""
         topology = self.topology
         unknown = [name for name in self.fixed_nodes if name not in topology.node_index]
         if unknown:

@@ -46,7 +46,7 @@ class TopologyFinding:
 def check_source(source: TopologySource, cluster_nodes: Sequence[str] | None = None) -> list[TopologyFinding]:
     """Return all findings on one topology; `cluster_nodes` are the cluster's node names, None if unknown."""
     zones, known = source.zones, {zone.name: zone for zone in reversed(source.zones)}
-    findings = [*_bad_names(zones), *_undeclared_children(zones, known), *_cycles(zones, known),
+    findings = [*_bad_names(zones, known), *_undeclared_children(zones, known), *_cycles(zones, known),
                 *_level_passes(zones, known), *_node_findings(source), *_duplicate_nodes(zones),
                 *_multiple_parents(zones, known), *_multiple_roots(source, known),
                 *(TopologyFinding("note" if note in _APPROXIMATION_NOTES else "warning", note)
@@ -58,7 +58,7 @@ def check_source(source: TopologySource, cluster_nodes: Sequence[str] | None = N
         except InputError as error:
             findings.append(finding_from_error(error))
         else:
-            findings += _irregular_shape(zones, known)
+            findings += _irregular_shape(zones)
     return findings
 
 
@@ -75,13 +75,12 @@ def _finding(severity: Severity, zone: ZoneDecl, message: str) -> TopologyFindin
     return TopologyFinding(severity, str(zone.error(message)) if zone.file else message, zone.line or 0)
 
 
-def _bad_names(zones: Sequence[ZoneDecl]) -> Iterator[TopologyFinding]:
-    first: dict[str, ZoneDecl] = {}
+def _bad_names(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> Iterator[TopologyFinding]:
     for zone in zones:
-        if zone.name in first:
-            location = f" (first in line {first[zone.name].line})" if first[zone.name].line else ""
+        first = known[zone.name]
+        if first is not zone:
+            location = f" (first in line {first.line})" if first.line else ""
             yield _finding("error", zone, f"zone {zone.name!r} is declared twice{location}; expected unique names")
-        first.setdefault(zone.name, zone)
         if len(zone.name) > _MAX_NAME_LENGTH:
             yield _finding("error", zone, f"name of {len(zone.name)} characters; expected at most "
                                           f"{_MAX_NAME_LENGTH} (Slurm 24.11 and newer)")
@@ -197,7 +196,7 @@ def _compare_with_cluster(zones: Sequence[ZoneDecl],
                                          f"{_format_names(zoneless)}")
 
 
-def _irregular_shape(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> Iterator[TopologyFinding]:
+def _irregular_shape(zones: Sequence[ZoneDecl]) -> Iterator[TopologyFinding]:
     leaves = [zone for zone in zones if zone.nodes]
     single = [zone.name for zone in leaves if len(set(zone.nodes)) == 1]
     if single:
@@ -212,7 +211,7 @@ def _irregular_shape(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> I
     leaves_by_depth: dict[int, list[str]] = {}
     for zone in leaves:
         depth, name = 0, zone.name
-        while name in parent and depth < len(known):
+        while name in parent:
             depth, name = depth + 1, parent[name]
         leaves_by_depth.setdefault(depth, []).append(zone.name)
     if len(leaves_by_depth) > 1:
@@ -228,7 +227,7 @@ def _link_speed_findings(zones: Sequence[ZoneDecl]) -> Iterator[TopologyFinding]
     if used:
         yield _finding("note", used[0], f"LinkSpeed of {pluralize(len(used), 'zone')}: ignored by Slurm, used by "
                                         "slurmdl as Mbit/s of the uplink")
-    unused = [zone for zone in zones if zone.has_link_speed and math.isnan(zone.uplink_bandwidth)]
+    unused = [zone for zone in zones if zone.has_unused_link_speed]
     if unused:
         yield _finding("warning", unused[0], unused_link_speeds_note(unused))
 

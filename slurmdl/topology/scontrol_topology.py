@@ -21,10 +21,7 @@ _YAML_END = re.compile(r"scontrol:|\w+\s*=|\.\.\.|[a-zA-Z ]+\.?$")
 
 
 def parse_scontrol_topologies(text: str) -> TopologySet:
-    """Return the topologies in the output of `show topoconf`, `show topology`, or both.
-
-    Raises InputError if the text has no zone, or is malformed.
-    """
+    """Parse the output of `show topoconf`, `show topology` or both; InputError if it is malformed or has no zone."""
     lines = text.split("\n")
     begin = next((i for i, line in enumerate(lines) if _YAML_BEGIN.match(line)), len(lines))
     end = next((i for i in range(begin, len(lines)) if _YAML_END.match(lines[i])), len(lines))

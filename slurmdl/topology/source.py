@@ -53,15 +53,15 @@ class ZoneDecl:
         return InputError(message, self.file, self.line, self.text)
 
     @property
-    def has_link_speed(self) -> bool:
-        """Whether LinkSpeed is set; 1 is Slurm's default."""
-        return (self.link_speed or 0) > 1
-
-    @property
     def uplink_bandwidth(self) -> float:
         """Uplink bandwidth in bytes/s, NaN if not given or not plausible."""
         speed = self.link_speed or 0
         return speed * LINK_SPEED_UNIT if speed in PLAUSIBLE_LINK_SPEEDS else math.nan
+
+    @property
+    def has_unused_link_speed(self) -> bool:
+        """Whether LinkSpeed is set, but not plausible; 1 is Slurm's default."""
+        return (self.link_speed or 0) > 1 and math.isnan(self.uplink_bandwidth)
 
 
 def to_link_speed(bandwidth: float) -> int | None:
@@ -72,7 +72,7 @@ def to_link_speed(bandwidth: float) -> int | None:
 
 def unused_link_speeds_note(zones: Iterable[ZoneDecl]) -> str:
     """Describe the zones whose LinkSpeed is not plausible and therefore not used, or return ""."""
-    speeds = [zone.link_speed or 0 for zone in zones if zone.has_link_speed and math.isnan(zone.uplink_bandwidth)]
+    speeds = [zone.link_speed or 0 for zone in zones if zone.has_unused_link_speed]
     if not speeds:
         return ""
     values = " to ".join(f"{speed:,}" for speed in dict.fromkeys((min(speeds), max(speeds))))

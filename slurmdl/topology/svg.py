@@ -119,10 +119,7 @@ def svg_text(x: float, y: float, content: str, *, fill: str = "#0f172a", size: i
 
 
 def svg_document(heading: str, width: float, height: float, elements: Sequence[str]) -> str:
-    """Return the SVG document: a heading above the elements, on white.
-
-    A heading of several lines moves the elements down.
-    """
+    """Return the SVG document: a heading and, moved down by its further lines, the elements, on white."""
     lines = textwrap.wrap(heading, int((width - 36) / _HEADING_CHAR_WIDTH))
     offset = _HEADING_LINE_HEIGHT * (len(lines) - 1)
     moved = [f'<g transform="translate(0 {offset})">', *elements, "</g>"] if offset > 0 else elements

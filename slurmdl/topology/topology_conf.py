@@ -67,7 +67,7 @@ def parse_topology_conf(path: str) -> Topology:
 def declare_topology_conf(path: str, on_error: OnError = raise_error) -> TopologySource:
     """Return the declarations of a topology.conf; skip a faulty line if `on_error` returns.
 
-    Raises InputError from `on_error`, or if the file cannot be read or declares no zone.
+    Raises InputError if the file cannot be read or declares no zone.
     """
     declared: dict[str, list[ZoneDecl]] = {key: [] for key in _KINDS}
     notes: list[str] = []

@@ -103,10 +103,7 @@ def format_topology_graphml(topology: Topology) -> str:
 
 
 def conversion_losses(topologies: TopologySet, name: str | None, format_name: str) -> list[str]:
-    """Return the information that the format cannot represent or the source did not give, one sentence each.
-
-    The parameters are those of `format_topology`.
-    """
+    """List information that the format cannot hold or the source did not give; parameters as of `format_topology`."""
     if format_name == "json":
         return []
     is_single = format_name in _SINGLE_FORMATS

@@ -39,10 +39,7 @@ def all_to_all_choices(pool: CandidateNodes, problem: SearchProblem,
 
 @dataclass(frozen=True, eq=False)
 class AllToAllEstimate:
-    """Estimate for one zone and latency cap if all ranks were peers.
-
-    `low` and `high` are bounds on the least transfer time. All times are in seconds.
-    """
+    """Bounds in s on the least transfer time in one zone if all ranks were peers, and the latency of its cap."""
 
     model: AllToAllModel
     low: float
@@ -189,10 +186,7 @@ class AllToAllModel:
         return np.asarray(counts.in_children + counts.majority_gain >= self.job.nodes)
 
     def bracket_times(self, low: float, high: float) -> tuple[FloatArray, FloatArray]:
-        """For each zone a time that is too short for the job, and the next evaluated time, which suffices.
-
-        The second one is infinite if `high` is too short.
-        """
+        """For each zone a time too short for the job, and the next evaluated one; infinite if `high` is too short."""
         times = np.geomspace(low, high, TIME_STEPS)
         fits = self.can_hold_job(times)
         first = np.where(fits.any(axis=0), fits.argmax(axis=0), TIME_STEPS)

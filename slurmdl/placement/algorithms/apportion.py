@@ -72,10 +72,7 @@ def zone_quotas(available: IntArray, tie_break: IntArray, wanted: int, place: st
 
 
 def take_nodes(pool: CandidateNodes, nodes: IntArray, quotas: IntArray) -> IntArray:
-    """The first nodes of each leaf, up to its quota.
-
-    `nodes` are ascending pool indices; `quotas` has shape (zones,).
-    """
+    """The first of the nodes (ascending pool indices) of each leaf, up to its quota; `quotas` has shape (zones,)."""
     leaf = pool.leaf[nodes]
     begin = run_starts(leaf)
     position = np.arange(len(nodes)) - np.repeat(begin, np.diff(np.append(begin, len(nodes))))

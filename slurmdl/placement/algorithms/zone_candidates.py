@@ -25,10 +25,7 @@ MIN_LATENCY_FRACTION = 1e-4  # smaller fractions of the time are ignored
 
 @dataclass(frozen=True)
 class LatencyCap:
-    """Upper bounds on the latency of links.
-
-    `node_s` applies to node links, `uplinks_s` to the zone uplinks of each level.
-    """
+    """Upper bounds on the latency of node links, and of the zone uplinks of each level."""
 
     node_s: float
     uplinks_s: tuple[float, ...]
@@ -79,10 +76,7 @@ def relevant_latency_caps(pool: CandidateNodes, seconds: float, rounds: float) -
 
 
 def path_widths(pool: CandidateNodes, top: int, cap: LatencyCap) -> FloatArray:
-    """Bytes/s of the narrowest link between each node below zone `top` and that zone; shape (nodes below it,).
-
-    The width is 0 if a link exceeds the cap.
-    """
+    """Bytes/s of the narrowest link from each node below `top` up to it, 0 if one exceeds the cap; shape (nodes,)."""
     nodes = pool.nodes_below(top)
     width, zone_capacity = cap.node_capacity(pool)[nodes], cap.zone_capacity(pool)
     for zones in pool.ancestors[nodes].T:

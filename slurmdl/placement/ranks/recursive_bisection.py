@@ -24,10 +24,9 @@ MAX_SWAP_CANDIDATES = 6  # ranks of each half among which a swap is chosen
 
 
 def bisection_map(flow: FloatArray, links: NetworkLinks, slots: IntArray) -> IntArray:
-    """Node of each rank.
+    """Node of each rank, for the node of each slot in depth-first order, both of shape (ranks,).
 
-    `flow` is the symmetric matrix of bytes between ranks, with a zero diagonal; `slots` gives the node of each slot
-    in depth-first order, shape (ranks,).
+    `flow` is the symmetric matrix of bytes between ranks, with a zero diagonal.
     """
     current, following = slots[:-1], slots[1:]
     # zone levels that end between each slot and the next; -1 inside a node
