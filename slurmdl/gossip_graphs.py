@@ -101,7 +101,8 @@ class RandomMatching(Graph):
     static_neighbors = False
 
     def __init__(self, zones: Sequence[str], seed: int = 0) -> None:
-        self._rounds, self._count, self._seed = (), len(zones), seed
+        self._rounds = ()
+        self._count, self._seed = len(zones), seed
 
     def round(self, step: int) -> MixingRound:
         order = np.random.default_rng((self._seed, step)).permutation(self._count)

@@ -15,7 +15,6 @@ from slurmdl.train.triggers import CommCost
 
 
 def make_gossip(ctx: StrategyContext) -> Strategy:
-    """Make synchronous or asynchronous gossip, by messages only or with shared memory."""
     gossip = PushSum if ctx.config.asynchronous else Gossip
     return SharedMemoryGossip(ctx, gossip) if ctx.config.shared_memory else gossip(ctx)
 

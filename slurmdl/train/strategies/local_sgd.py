@@ -26,16 +26,16 @@ class RingMean(Stateful):
     """
 
     def __init__(self, ctx: StrategyContext) -> None:
-        self.contribution = self.mean = np.empty_like(ctx.parameters)
-        self._worker_count, self._worker_rank = len(ctx.workers), ctx.worker_rank
-        self._allreduce_op = AllreduceOp(ctx.p2p, ctx.allreduce_groups, self.mean)
+        self._ctx = ctx
         self.message_bytes = ctx.allreduce_bytes
+        self.contribution = self.mean = np.empty_like(ctx.parameters)
+        self._allreduce_op = AllreduceOp(ctx.p2p, ctx.allreduce_groups, self.mean)
 
     def reduce(self, vector: FloatArray, step: int, weights: Sequence[float]) -> None:
         """Compute the mean, weighted by weights with mean 1; an op on all workers."""
         self.contribution = vector
-        np.multiply(vector, np.float32(weights[self._worker_rank]), out=self.mean)
-        self._allreduce_op.run(self._worker_count)
+        np.multiply(vector, np.float32(weights[self._ctx.worker_rank]), out=self.mean)
+        self._allreduce_op.run(len(self._ctx.workers))
 
 
 class CompressedMean(RingMean):
@@ -48,29 +48,28 @@ class CompressedMean(RingMean):
     state_fields = ("_residual",)
 
     def __init__(self, ctx: StrategyContext) -> None:
-        self._p2p = ctx.p2p
-        self._workers, self._worker_rank, self._seed = ctx.workers, ctx.worker_rank, ctx.seed
+        self._ctx = ctx
         self._compressor = COMPRESSORS[ctx.config.compression]
         self.contribution, self.mean = np.empty_like(ctx.parameters), np.empty_like(ctx.parameters)
-        count, own = len(ctx.workers), self._worker_rank
+        count, own = len(ctx.workers), ctx.worker_rank
         self._shards = [slice(*bounds) for bounds in pairwise(split_offsets(ctx.parameters.size, count))]
         self._residual = np.zeros(self._shards[own].stop - self._shards[own].start, np.float32)
         sizes = [self._compressor.packed_bytes(shard.stop - shard.start) for shard in self._shards]
-        self._received_parts = [np.empty(sizes[own], np.uint8) for _ in self._workers]
+        self._received_parts = [np.empty(sizes[own], np.uint8) for _ in ctx.workers]
         self._compressed_means = [np.empty(size, np.uint8) for size in sizes]
         # the shards of the others, and around the ring all but the next rank's
         self.message_bytes = float(2 * sum(sizes) - sizes[own] - sizes[(own + 1) % count])
 
     def reduce(self, vector: FloatArray, step: int, weights: Sequence[float]) -> None:
-        random = np.random.default_rng((self._seed, self._worker_rank, step))
-        compressor, own, workers = self._compressor, self._worker_rank, self._workers
+        p2p, workers, own, compressor = self._ctx.p2p, self._ctx.workers, self._ctx.worker_rank, self._compressor
+        random = np.random.default_rng((self._ctx.seed, own, step))
         count, own_shard = len(workers), self._shards[own]
         packed = [compressor.compress(vector[shard], random) for shard in self._shards]
         for part, shard in zip(packed, self._shards, strict=True):
             compressor.decompress(part, self.contribution[shard])
         others = [other for other in range(count) if other != own]
-        self._p2p.exchange_chunked([(workers[other], packed[other]) for other in others],
-                                   [(workers[other], self._received_parts[other]) for other in others])
+        p2p.exchange_chunked([(workers[other], packed[other]) for other in others],
+                             [(workers[other], self._received_parts[other]) for other in others])
         mean = np.float32(weights[own]) * self.contribution[own_shard]
         decompressed = np.empty_like(self._residual)
         for other in others:
@@ -83,8 +82,7 @@ class CompressedMean(RingMean):
         means[own] = compressor.compress(mean, random)
         right, left = workers[(own + 1) % count], workers[own - 1]
         for turn in range(1, count):
-            self._p2p.exchange_chunked([(right, means[(own - turn + 1) % count])],
-                                       [(left, means[(own - turn) % count])])
+            p2p.exchange_chunked([(right, means[(own - turn + 1) % count])], [(left, means[(own - turn) % count])])
         for part, shard in zip(means, self._shards, strict=True):
             compressor.decompress(part, self.mean[shard])
         np.subtract(mean, self.mean[own_shard], out=self._residual)

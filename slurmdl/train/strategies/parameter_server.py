@@ -10,15 +10,9 @@ import numpy as np
 
 from slurmdl.comm_layout import split_by_speed
 from slurmdl.errors import TrainError
-from slurmdl.train.strategies.shard_backup import (
-    BACKUP_EVERY,
-    OwnedShard,
-    ShardAssignment,
-    ShardBackups,
-    assemble_shard,
-    next_alive,
-    promote_backup,
-)
+from slurmdl.train.p2p import Arrays
+from slurmdl.train.strategies import shard_backup
+from slurmdl.train.strategies.shard_backup import BACKUP_EVERY, OwnedShard, ShardAssignment, ShardBackups
 from slurmdl.train.strategies.strategy import FloatArray, ShardState, Strategy, StrategyContext
 from slurmdl.train.tags import Tag
 
@@ -62,7 +56,7 @@ def reassign(assignments: Sequence[ShardAssignment], old_servers: Sequence[int],
              alive_servers: Sequence[int]) -> list[ShardAssignment]:
     """Assign the shards of failed servers to the next alive ones in the ring."""
     return [shard if shard.server in alive_servers
-            else ShardAssignment(next_alive(shard.server, old_servers, alive_servers), shard.part)
+            else ShardAssignment(shard_backup.next_alive(shard.server, old_servers, alive_servers), shard.part)
             for shard in assignments]
 
 
@@ -115,22 +109,23 @@ class PSWorker(Strategy):
         return type(self)(ctx, reassign(self._assignments, self._ctx.servers, ctx.servers))
 
     def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
-        self._header[0], self._header[1:] = SKIP_UPDATE if skip_update else 1, self._ctx.hyperparameters()
+        self._header[1:] = self._ctx.hyperparameters()
         if not skip_update:
             self._ctx.device_copies.copy_gradients_to_host(slice(None))()
-        self._exchange(self._header_sends + self._gradient_sends, self._parameter_receives)
+        self._exchange(SKIP_UPDATE if skip_update else 1, self._gradient_sends, self._parameter_receives)
         self.exchanges += 1
 
     def quiesce(self, checkpoint_number: int) -> None:
-        self._header[0] = CHECKPOINT_REQUEST + checkpoint_number
-        self._exchange(self._header_sends, [])
+        self._exchange(CHECKPOINT_REQUEST + checkpoint_number)
 
     def finish(self) -> None:
-        self._header[0] = 0
-        self._exchange(self._header_sends, [])
+        self._exchange(0)
 
-    def _exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
-        self._ctx.comm_thread.call(lambda: self._ctx.p2p.exchange(sends, receives, self.tag))
+    def _exchange(self, code: int, sends: Arrays = (), receives: Arrays = ()) -> None:
+        """Send all servers a header with this first value, and exchange the arrays."""
+        self._header[0] = code
+        self._ctx.comm_thread.call(
+            lambda: self._ctx.p2p.exchange([*self._header_sends, *sends], receives, self.tag))
 
 
 class PSServerBase(Strategy):
@@ -176,15 +171,13 @@ class PSServerBase(Strategy):
             failed = next(shard.server for shard in self._assignments if shard.part == assignment.part)
             raise TrainError(f"no backup of the shard of failed rank {failed} on {ctx.nodes[failed]}; servers make "
                              f"backups every {BACKUP_EVERY} steps")
-        return OwnedShard(assignment.part, promote_backup(backup, ctx))
+        return OwnedShard(assignment.part, shard_backup.promote_backup(backup, ctx))
 
     @property
     def owned_slices(self) -> list[slice]:
-        """The slices of the parameters of this server."""
         return [shard.part for shard in self._owned]
 
     def shard_states(self) -> dict[str, list[ShardState]]:
-        """States of the shards and of their optimizers."""
         import torch
 
         return {"shard": [(part.start, part.stop, {"parameters": torch.from_numpy(self._ctx.parameters[part])})
@@ -194,7 +187,8 @@ class PSServerBase(Strategy):
     def load_shard_states(self, shards: Sequence[ShardState], optimizer_states: Sequence[ShardState]) -> None:
         """Restore the shards from states of possibly other servers."""
         for shard in self._owned:
-            self._ctx.parameters[shard.part] = assemble_shard(shards, shard.part)["parameters"].numpy()
+            state = shard_backup.assemble_shard(shards, shard.part)
+            self._ctx.parameters[shard.part] = state["parameters"].numpy()
             shard.optimizer.load_shard_states(optimizer_states)
 
 
@@ -236,12 +230,10 @@ class AsyncPSWorker(PSWorker):
     """As PSWorker, but the reply comes as soon as the worker may continue; at the end it is the final model."""
 
     averages_gradients = lockstep = False
-    identical_at_end = True
     tag = Tag.ASYNC_PS
 
     def finish(self) -> None:
-        self._header[0] = 0
-        self._exchange(self._header_sends, self._parameter_receives)
+        self._exchange(0, receives=self._parameter_receives)
 
 
 class AsyncPSServer(PSServerBase):
@@ -287,16 +279,16 @@ class AsyncPSServer(PSServerBase):
     def serve_step(self, step: int) -> bool:
         comm_thread = self._ctx.comm_thread
         worker = comm_thread.call(self._next_gradient)
-        if worker is None and self._worker_steps:
+        if worker is not None:
+            self._apply_gradient(worker)
+            self.backups.exchange_if_due(self._updates)
+            comm_thread.call(self._reply_allowed)
+        elif self._worker_steps:
             self.requested_checkpoint = self._checkpoint_number
             self._waiting_for_checkpoint.clear()
-            return True
-        if worker is None:
+        else:
             comm_thread.call(self._send_final)
             return False
-        self._apply_gradient(worker)
-        self.backups.exchange_if_due(self._updates)
-        comm_thread.call(self._reply_allowed)
         return True
 
     def _next_gradient(self) -> int | None:
@@ -362,7 +354,6 @@ class AsyncPSServer(PSServerBase):
         self._sends[worker] = [self._ctx.p2p.isend(worker, buffer, Tag.ASYNC_PS) for buffer in buffers]
 
     def _send_final(self) -> None:
-        """Send the final model to all workers."""
         for worker in self._ctx.workers:
             self._send_parameters(worker)
         self._ctx.p2p.transport.waitall([request for requests in self._sends.values() for request in requests])

@@ -15,7 +15,8 @@ from slurmdl.train.tags import Tag
 #: steps of a worker between two backups of a shard: with Adam a backup has three times the size of the shard, which
 #: is 1.5 % of the traffic of one worker
 BACKUP_EVERY = 100
-_HEADER_DTYPE = np.dtype([("updates", np.int64), ("start", np.int64), ("stop", np.int64), ("state", np.int64)])
+#: in the header of a backup: update count, start and end of the shard, bytes of the optimizer's state
+_NUM_HEADER_FIELDS = 4
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,7 @@ def assemble_shard(states: Sequence[ShardState], part: slice) -> dict[str, Any]:
 
 
 def promote_backup(backup: ShardBackup, ctx: StrategyContext) -> ShardOptimizer:
-    """Restore a failed server's shard on this rank, and return its optimizer.
-
-    Updates since the backup are lost.
-    """
+    """Restore a failed server's shard on this rank, and return its optimizer; later updates are lost."""
     ctx.parameters[backup.part] = backup.parameters
     optimizer = ctx.make_shard_optimizer(backup.part)
     optimizer.load_state_bytes(backup.optimizer_state)
@@ -112,20 +110,20 @@ class ShardBackups:
         self.held: dict[int, ShardBackup] = {}
 
     def exchange_if_due(self, update_count: int) -> None:
-        """Exchange backups if they are due after `update_count` updates."""
         if self._next_server == self._ctx.p2p.rank or update_count % self._every:
             return
         states = [shard.optimizer.state_bytes() for shard in self._owned]
         headers = np.array([(update_count, shard.part.start, shard.part.stop, state.size)
-                            for shard, state in zip(self._owned, states, strict=True)], _HEADER_DTYPE)
-        received_headers = np.empty(self._previous_shard_count, _HEADER_DTYPE)
-        self._exchange([headers.view(np.int64)], [received_headers.view(np.int64)])
-        buffers = [(np.empty(stop - start, np.float32), np.empty(length, np.uint8))
-                   for _, start, stop, length in received_headers.tolist()]
-        shards = [(self._ctx.parameters[shard.part], state) for shard, state in zip(self._owned, states, strict=True)]
-        self._exchange([array for pair in shards for array in pair], [buffer for pair in buffers for buffer in pair])
-        self.held = {start: ShardBackup(count, slice(start, stop), *pair)
-                     for (count, start, stop, _), pair in zip(received_headers.tolist(), buffers, strict=True)}
+                            for shard, state in zip(self._owned, states, strict=True)], np.int64)
+        received_headers = np.empty((self._previous_shard_count, _NUM_HEADER_FIELDS), np.int64)
+        self._exchange([headers], [received_headers])
+        backups = [
+            ShardBackup(count, slice(start, stop), np.empty(stop - start, np.float32), np.empty(length, np.uint8))
+            for count, start, stop, length in received_headers.tolist()]
+        self._exchange([array for shard, state in zip(self._owned, states, strict=True)
+                        for array in (self._ctx.parameters[shard.part], state)],
+                       [buffer for backup in backups for buffer in (backup.parameters, backup.optimizer_state)])
+        self.held = {backup.part.start: backup for backup in backups}
 
     def _exchange(self, arrays: Sequence[Any], buffers: Sequence[Any]) -> None:
         self._ctx.comm_thread.call(lambda: self._ctx.p2p.exchange(

@@ -58,15 +58,14 @@ class SharedMemoryGossip(Strategy):
         self._node_index = self._node_workers.index(rank)
         count = len(self._node_workers)
         self._intra_node = WeightedGraph(Base2Graph([""] * count), (1.0,) * count)
-        self._relative_weights_of = ctx.relative_weights_of
         allocate_shared, size = ctx.p2p.transport.allocate_shared, ctx.parameters.size
         self._window: ModelWindow = ctx.comm_thread.call(
             lambda: ModelWindow(allocate_shared, rank, self._node_workers, size))
-        if not ctx.config.asynchronous:
+        if self.lockstep:
             model = self._window.live_model(rank)
             ctx.relocate_parameters(model)
             ctx = self._ctx = replace(ctx, parameters=model)
-        config, leaders = ctx.config, node_leaders(ctx.workers, ctx.nodes, ctx.zones)
+        leaders = node_leaders(ctx.workers, ctx.nodes, ctx.zones)
         self._single_node = len(leaders) == 1
         # the leaders account for the cost; due steps are equal on all ranks
         self._trigger = ctx.make_trigger(CommCost(0.0))
@@ -75,15 +74,15 @@ class SharedMemoryGossip(Strategy):
         if rank in leaders and not self._single_node:
             leader_groups = [group for leader in leaders for group in groups if leader in group]
             leader_ctx = replace(ctx, workers=leaders, model_weights=lambda: tuple(
-                sum(self._relative_weights_of(group)) for group in leader_groups))
-            if not config.asynchronous:
+                sum(self._ctx.relative_weights_of(group)) for group in leader_groups))
+            if self.lockstep:
                 self._window.node_mean[:] = ctx.parameters
                 leader_ctx = replace(leader_ctx, parameters=self._window.node_mean, device_copies=DeviceCopies())
             self._inter_node = make_inter_node(leader_ctx)
 
     def after_optimizer_step(self, step: int) -> None:
         self._ctx.device_copies.copy_to_host()
-        if self._ctx.config.asynchronous:
+        if not self.lockstep:
             self._mix_async(step)
         elif self._needs_node_means(step) and not self._single_node:
             self._mix_inter_node(step)
@@ -101,7 +100,7 @@ class SharedMemoryGossip(Strategy):
         return not trigger.is_unconditional(due) and step == trigger.decision_step(due)
 
     def _mix_intra_node(self, step: int) -> None:
-        self._intra_node.set_weights(self._relative_weights_of(self._node_workers))
+        self._intra_node.set_weights(self._ctx.relative_weights_of(self._node_workers))
         mixing_round = self._intra_node.round(step)
         peer_index = mixing_round.target[self._node_index]
         rank, peer = self._ctx.p2p.rank, self._node_workers[peer_index]
@@ -150,14 +149,14 @@ class SharedMemoryGossip(Strategy):
         part = slice(size * self._node_index // count, size * (self._node_index + 1) // count)
         with self._peers_ready(self._node_workers, step):
             weighted_mean([self._window.live_model(peer)[part] for peer in self._node_workers],
-                          self._window.node_mean[part], self._relative_weights_of(self._node_workers))
+                          self._window.node_mean[part], self._ctx.relative_weights_of(self._node_workers))
 
     def _mix_async(self, step: int) -> None:
         ctx, count = self._ctx, len(self._node_workers)
         if count > 1:
             random = np.random.default_rng((ctx.seed, ctx.p2p.rank, step))
             peer = self._node_workers[self._node_index - int(random.integers(1, count))]
-            own_weight, peer_weight = self._relative_weights_of((ctx.p2p.rank, peer))
+            own_weight, peer_weight = self._ctx.relative_weights_of((ctx.p2p.rank, peer))
             mixed = ctx.comm_thread.call(lambda: self._window.mix_newest(
                 step, ctx.parameters, peer, peer_weight / (own_weight + peer_weight)))
             self.exchanges += mixed
@@ -186,12 +185,12 @@ class SharedMemoryGossip(Strategy):
         return SharedMemoryGossip(ctx, self._make_inter_node)
 
     def finish(self) -> None:
-        [self.model_weight] = self._relative_weights_of((self._ctx.p2p.rank,))
+        [self.model_weight] = self._ctx.relative_weights_of((self._ctx.p2p.rank,))
         if self._inter_node:
             self._inter_node.finish()
         self._leave_window()
         self._ctx.comm_thread.call(self._window.close)
 
     def _leave_window(self) -> None:
-        if not self._ctx.config.asynchronous:
+        if self.lockstep:
             self._ctx.relocate_parameters(np.empty_like(self._ctx.parameters))
