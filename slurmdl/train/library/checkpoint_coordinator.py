@@ -32,15 +32,15 @@ _POLL_SECONDS = 0.1
 _signals_received = 0
 
 
-def install_signal_handlers() -> None:
-    """Record PREEMPTION_SIGNALS instead of exiting; call in the main thread."""
-    for number in PREEMPTION_SIGNALS:
-        signal.signal(number, _on_signal)
-
-
 def _on_signal(number: int, frame: FrameType | None) -> None:
     global _signals_received
     _signals_received += 1
+
+
+def install_signal_handlers(handler: Callable[[int, FrameType | None], None] | int = _on_signal) -> None:
+    """Record PREEMPTION_SIGNALS instead of exiting, or handle them otherwise; call in the main thread."""
+    for number in PREEMPTION_SIGNALS:
+        signal.signal(number, handler)
 
 
 class CheckpointCoordinator:

@@ -13,12 +13,7 @@ from slurmdl.errors import TrainError, warn
 from slurmdl.train.library import checkpoint, consistency
 from slurmdl.train.library.checkpoint import CheckpointDir, Manifest
 from slurmdl.train.library.checkpoint_coordinator import CheckpointCoordinator
-from slurmdl.train.library.checkpoint_restore import (
-    CheckpointRestorer,
-    DeferredState,
-    models_differ,
-    rank_layout,
-)
+from slurmdl.train.library.checkpoint_restore import CheckpointRestorer, DeferredState, models_differ, rank_layout
 from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.strategies.parameter_server import PSServerBase

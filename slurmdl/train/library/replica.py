@@ -99,9 +99,8 @@ class Replica(DeviceCopies):
             self._copy(self._flat, self._host_flat)
 
     def copy_gradients_to_host(self, part: slice) -> Callable[[], None]:
-        if not self.staged:
-            return super().copy_gradients_to_host(part)
-        self._copy(self._host_grad[part], self._flat_grad[part])
+        if self.staged:
+            self._copy(self._host_grad[part], self._flat_grad[part])
         return self._copy_waiter()
 
     def copy_gradients_to_device(self) -> None:

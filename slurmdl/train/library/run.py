@@ -174,7 +174,7 @@ class Run:
             fingerprint = (source.num_samples, batch_size, source.fingerprint,
                            source.prefetch * self.world.is_load_balanced)
             check = partial(consistency.check_same_data, self.world, self.p2p, fingerprint)
-            if self._ctx and not self.state.finished:
+            if self._ctx:
                 self._ctx.comm_thread.call(check)
             else:
                 check()
@@ -204,7 +204,7 @@ class Run:
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         """Gather an object from all ranks, in rank order, between two steps. Collective."""
-        if self._ctx and not self.state.finished:
+        if self._ctx:
             return self._ctx.all_gather_object(obj)
         self.world.transport.barrier()
         return self.world.transport.allgather(obj)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import fsum
 from typing import Protocol
 
@@ -224,20 +225,17 @@ class LockstepSampler(SliceSampler):
         count = len(shares)
         if len(set(shares)) == 1:
             return split_offsets(total, count)
-        return _offsets(apportion(total, shares, 1, -(-MAX_SHARE_FACTOR * total // count)))
+        counts = apportion(total, shares, 1, -(-MAX_SHARE_FACTOR * total // count))
+        return list(accumulate(counts, initial=0))
 
     def _step_slices(self, balance_round: BalanceRound, step: int, cursor: int) -> Iterator[BatchSlice]:
         worker, totals = self._worker, self._step_sizes(balance_round, cursor)
         length = len(totals)
         counts = apportion(length * len(balance_round.shares), balance_round.shares, 1, MAX_SHARE_FACTOR * length)
-        edges = _offsets(apportion(sum(totals), counts))
+        edges = list(accumulate(apportion(sum(totals), counts), initial=0))
         own_steps, own_samples = counts[worker], edges[worker + 1] - edges[worker]
         for number in range(own_steps):
             steps = range(step + length * number // own_steps, step + length * (number + 1) // own_steps)
             start, stop = (cursor + edges[worker] + own_samples * each // own_steps for each in (number, number + 1))
             yield BatchSlice(start, stop, cursor + sum(totals[:steps.stop - step]), steps,
                              publishes_speed=balance_round.publishes_speed and number == own_steps - 1)
-
-
-def _offsets(counts: Sequence[int]) -> list[int]:
-    return [0, *np.cumsum(counts).tolist()]

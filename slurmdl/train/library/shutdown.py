@@ -39,8 +39,7 @@ def report_failure(error: BaseException) -> int:
     if isinstance(error, Preempted):
         if _initialized_mpi():
             # if srun terminates the other ranks early, they exit with the same status nevertheless
-            for number in checkpoint_coordinator.PREEMPTION_SIGNALS:
-                signal.signal(number, signal.SIG_IGN)
+            checkpoint_coordinator.install_signal_handlers(signal.SIG_IGN)
         if is_rank_zero():
             report_error(error)
         if error.job_ending:
@@ -124,8 +123,7 @@ def requeue_job() -> tuple[bool, str]:
 
 def _wait_for_job_end() -> None:
     """Wait until Slurm terminates this job, so that its script does not continue."""
-    for number in checkpoint_coordinator.PREEMPTION_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
+    checkpoint_coordinator.install_signal_handlers(signal.SIG_DFL)
     time.sleep(_REQUEUE_WAIT_SECONDS)
 
 

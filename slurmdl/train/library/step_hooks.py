@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import wraps
 from types import MethodType
-from typing import Any, NoReturn
+from typing import Any
 
 from slurmdl.errors import TrainError
 from slurmdl.train.library import consistency
@@ -44,15 +44,12 @@ class StepHooks:
 
     def install(self) -> None:
         """Install the hooks of model and optimizer."""
-        model = self._ctx.model
-        self._hook_optimizer(self._ctx.optimizer)
+        model, optimizer = self._ctx.model, self._ctx.optimizer
         try:
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         except TypeError:  # PyTorch before 2.0
             model.register_forward_pre_hook(self._before_forward)
         model.register_forward_hook(self._after_forward)
-
-    def _hook_optimizer(self, optimizer: Any) -> None:
         if hasattr(optimizer, "register_step_pre_hook"):
             optimizer.register_step_pre_hook(self._before_optimizer_step)
             optimizer.register_step_post_hook(self._after_optimizer_step)
@@ -106,7 +103,7 @@ class StepHooks:
         self.timer.enter("communication")
         self._gradient_tracker.collect_missing()
         if not (self._recovery.strategy.overlaps_backward or self._skips_update):
-            self._reject_nonfinite(replica.nonfinite_parameter())
+            self._check_finite(replica.nonfinite_parameter())
         with self._recovery.recovering(step):
             self._recovery.strategy.before_optimizer_step(step, self._skips_update)
         if self._recovery.strategy.overlaps_backward:
@@ -125,35 +122,24 @@ class StepHooks:
             self._ctx.replica.unscale_gradients(optimizer.grad_scale)
         optimizer.grad_scale = optimizer.found_inf = None
 
-    def _reject_nonfinite(self, name: str) -> None:
-        """Reject an update with a non-finite gradient of parameter `name`, unless it is ""."""
-        if not name:
-            return
-        ctx, step = self._ctx, self._state.step
-
-        def reject(gradient: str) -> NoReturn:
-            raise TrainError(f"step {step + 1}: {gradient} has infinite or NaN entries; expected finite ones (a "
-                             "smaller learning rate, or torch.amp.GradScaler with float16)")
-
-        def reject_own() -> None:
-            culprit = ctx.replica.recorded_nonfinite_parameter()
-            if culprit:
-                reject(f"the gradient of {culprit}")
-
-        if self._recovery.strategy.overlaps_backward:  # name the ranks that caused it
-            ctx.comm_thread.call(lambda: consistency.call_on_all(ctx.world, reject_own))
-            reject(f"the mean of the ranks' gradients of {name}")
-        reject(f"the gradient of {name}")
+    def _check_finite(self, nonfinite_parameter: str, gradient: str = "the gradient") -> None:
+        """Reject an update with a non-finite gradient of a parameter, unless its name is ""."""
+        if nonfinite_parameter:
+            raise TrainError(f"step {self._state.step + 1}: {gradient} of {nonfinite_parameter} has infinite or NaN "
+                             "entries; expected finite ones (a smaller learning rate, or torch.amp.GradScaler with "
+                             "float16)")
 
     def _before_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        replica, strategy = self._ctx.replica, self._recovery.strategy
+        ctx, replica, strategy = self._ctx, self._ctx.replica, self._recovery.strategy
         self._check_step(optimizer, args, kwargs)
         replica.mark_changed()
         self._apply_grad_scaler(optimizer)
         if not self._gradient_tracker.done:
             self._complete_gradients()
-        if not self._skips_update:
-            self._reject_nonfinite(self._nonfinite_parameter)
+        if self._nonfinite_parameter and not self._skips_update:
+            ctx.comm_thread.call(lambda: consistency.call_on_all(  # name the rank that caused it
+                ctx.world, lambda: self._check_finite(replica.recorded_nonfinite_parameter())))
+            self._check_finite(self._nonfinite_parameter, "the mean of the ranks' gradients")
         self.timer.enter("optimizer")
         if not strategy.updates_locally:
             replica.copy_to_device()
