@@ -101,10 +101,7 @@ def config_paths(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def load_config(paths: Sequence[str] | None = None) -> Config:
-    """Read the files that exist; a later file overrides an earlier one.
-
-    Raises InputError if a file is unreadable or not YAML, or has an unknown key or an invalid value.
-    """
+    """Read the files that exist; later ones override earlier ones. InputError if one is unreadable or not valid."""
     config = Config()
     for path in config_paths(os.environ) if paths is None else paths:
         if os.path.exists(path):

@@ -14,8 +14,7 @@ from typing import BinaryIO
 from slurmdl.errors import InputError
 from slurmdl.files import read_limited, read_regular_file
 
-#: scores of 100,000 nodes have 15 MB
-MAX_FILE_BYTES = 64 * 2**20
+MAX_FILE_BYTES = 64 * 2**20  # scores of 100,000 nodes have 15 MB
 
 
 def read_trusted_text(path: str, trusted_users: str = "") -> str:

@@ -65,10 +65,7 @@ def fsync_dir(directory: str) -> None:
 
 
 def read_regular_file(path: str, max_bytes: int, check: Callable[[BinaryIO], None] | None = None) -> bytes:
-    """Content of a regular file, after `check` of the open file.
-
-    Raises InputError if the file is unreadable, not a regular file, or larger than `max_bytes`.
-    """
+    """Content of a regular file, after `check` of the open file; InputError if it is unreadable or too large."""
     try:
         # without O_NONBLOCK, opening a pipe without a writer blocks
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:

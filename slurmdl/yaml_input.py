@@ -11,15 +11,11 @@ from slurmdl.files import read_limited
 if TYPE_CHECKING:
     import yaml
 
-#: PyYAML needs about a second for a file of this size
-MAX_YAML_BYTES = 65536
+MAX_YAML_BYTES = 65536  # PyYAML needs about a second for a file of this size
 
 
 def load_yaml_file(path: str, parse: Callable[[str], Any] | None = None) -> Any:
-    """Data of a YAML file; `parse` converts its text (None: plain YAML data).
-
-    Raises InputError if the file is unreadable, too large, not YAML, or rejected by `parse`.
-    """
+    """Data of a YAML file, by `parse` of its text if given; InputError if it is unreadable or not valid."""
     import yaml
 
     try:

@@ -16,8 +16,7 @@ from typing import Any
 
 from slurmdl.train.p2p import LOCALITY_LEVELS
 
-#: idle share of the CPUs below which a measurement counts as CPU-bound
-CPU_BOUND_IDLE = 0.2
+CPU_BOUND_IDLE = 0.2  # idle share of the CPUs below which a measurement counts as CPU-bound
 #: offset of tcpi_bytes_acked in tcp_info (linux/tcp.h): bytes that the peer has acknowledged, 64 bits
 _ACKED = 120
 _LOCAL = ("127.0.0.1", "::1")

@@ -9,15 +9,13 @@ from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import UsageError
 from slurmdl.text import print_escaped
 
-TIMEOUT_S = 60.0
-
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CliParser(prog="slurmdl doctor", description=__doc__,
                        epilog="A status of 64 and above is an error of slurmdl itself: no check ran.")
     parser.add_argument("--nodes", metavar="LIST", default="",
                         help="also check these compute nodes, by a step with one task on each; e.g. n[1-4]")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="SECONDS",
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS",
                         help="timeout for all checks together (default: %(default)g)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

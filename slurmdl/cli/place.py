@@ -70,10 +70,7 @@ def run(argv: list[str]) -> int:
 
 
 def _split_own_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split the arguments into this command's own options and sbatch's arguments.
-
-    Raises UsageError for an option without its file, a misspelled one, or one after the script.
-    """
+    """Split into own options and sbatch's arguments; UsageError for a typo, no file, or a place after the script."""
     from slurmdl import dl_options
     from slurmdl.slurm import getopt, sbatch_options
 

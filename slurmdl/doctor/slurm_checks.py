@@ -25,8 +25,7 @@ from slurmdl.topology import check, diff, load
 
 SLURM_CLIENTS = ("sbatch", "srun", "scontrol", "squeue")
 TESTED_RELEASES = ("22.05", "24.11", "26.05")
-#: link scores from more than MAX_CLOCK_SKEW_S in the future are rejected
-MAX_CLOCK_OFFSET_S = 2.0
+MAX_CLOCK_OFFSET_S = 2.0  # link scores from more than MAX_CLOCK_SKEW_S in the future are rejected
 _MAX_SHOWN_DIFFERENCES = 2
 
 

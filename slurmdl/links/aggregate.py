@@ -17,16 +17,12 @@ from slurmdl.links.capacity import SLOW_PATH_FRACTION
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.samples import LINK_KINDS, LinkSample
 
-#: seconds by which the clock of a node may be ahead of the collector's
-MAX_CLOCK_SKEW_S = 60.0
-#: bytes/s of a link that carries nothing
-MIN_THROUGHPUT = 1.0
+MAX_CLOCK_SKEW_S = 60.0  # seconds by which the clock of a node may be ahead of the collector's
+MIN_THROUGHPUT = 1.0  # bytes/s of a link that carries nothing
 #: weight of samples of counters relative to others; retransmissions concern all links that a node's traffic crosses
 COUNTERS_WEIGHT = 0.25
-#: measured nodes from which on their median replaces the default of unmeasured nodes
-MIN_NODES = 3
-#: loss difference below which losses count as equal
-LOSS_TOLERANCE = 2e-3
+MIN_NODES = 3  # measured nodes from which on their median replaces the default of unmeasured nodes
+LOSS_TOLERANCE = 2e-3  # loss difference below which losses count as equal
 #: standard errors that count as noise, and the bound of the resulting tolerance: a link below half of the baseline
 #: counts as degraded however noisy the probes are
 NOISE_SIGMAS, MAX_TOLERANCE = 4.5, 1.0

@@ -26,19 +26,15 @@ OVERSUBSCRIPTION = 2.0
 SLOW_PATH_FRACTION = 0.25
 #: one-way seconds below which latency differences are measurement error, through the kernel and with RDMA
 TCP_LATENCY_RESOLUTION_S, RDMA_LATENCY_RESOLUTION_S = 25e-6, 1e-6
-#: lower bound of RTTs and latencies in s, shorter than any message takes
-_MIN_TIME_S = 1e-6
+_MIN_TIME_S = 1e-6  # of RTTs and latencies, shorter than any message takes
 
-#: payload bytes of a segment on Ethernet with an MTU of 1500
-MSS_BYTES = 1448.0
-#: segments per delayed acknowledgement
-SEGMENTS_PER_ACK = 2.0
+MSS_BYTES = 1448.0  # payload bytes of a segment on Ethernet with an MTU of 1500
+SEGMENTS_PER_ACK = 2.0  # of delayed acknowledgements
 #: minimum retransmission timeout in s, Linux's TCP_RTO_MIN (RFC 6298 recommends 1 s)
 MIN_RTO_S = 0.2
 #: seconds after two RTTs at which a tail loss probe is sent, two ticks of Linux's timer
 TLP_SLACK_S = 4e-3
-#: loss above which the formulas do not hold
-MAX_LOSS = 0.9
+MAX_LOSS = 0.9  # loss above which the formulas do not hold
 
 
 def node_links(nodes: Sequence[str], scores: LinkScores) -> tuple[FloatArray, FloatArray]:
@@ -150,10 +146,7 @@ def weighted_score(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, go
 
 
 def quantize(value: FloatArray, baseline: FloatArray, tolerance: float) -> FloatArray:
-    """Round value / baseline, both above 0, in log space; values within the tolerance become the baseline.
-
-    The tolerance is a relative difference, 0 for no rounding.
-    """
+    """Round value / baseline (above 0) in log space; values within the relative tolerance become the baseline."""
     if tolerance <= 0:
         return value
     step = 2 * np.log1p(tolerance)

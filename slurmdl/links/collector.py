@@ -19,8 +19,7 @@ from slurmdl.links.score_sources import parse_scores
 
 #: suffix of spool files that were rejected as a whole or in part, and how many of them are kept
 REJECTED_SUFFIX, MAX_REJECTED_FILES = ".rejected", 100
-#: distinct reasons of rejections that are counted separately
-MAX_REJECTION_REASONS = 100
+MAX_REJECTION_REASONS = 100  # distinct reasons of rejections that are counted separately
 
 
 @dataclass

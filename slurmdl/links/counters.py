@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from slurmdl.errors import InputError
 from slurmdl.links.samples import LinkSample
 
-#: segments (packets of RDMA ports) below which a loss fraction is meaningless
-MIN_SEGMENTS = 1000
+MIN_SEGMENTS = 1000  # segments (packets of RDMA ports) below which a loss fraction is meaningless
 #: seconds after which a reading is replaced even if fewer segments were sent
 MAX_INTERVAL_S = 3600.0
 _BYTES_PER_MEGABIT, _BYTES_PER_GIGABIT = 125_000.0, 125_000_000.0
@@ -67,10 +66,7 @@ class CounterReading(NamedTuple):
 
 
 def read_counters(root: str = "/", interface: str = "") -> CounterReading:
-    """Read the current counters below `root`, and the speed of the interface, "" for the fastest.
-
-    Raises InputError if the kernel reports no TCP segments.
-    """
+    """Read the current counters and the speed of `interface` ("": the fastest); InputError without TCP counters."""
     tcp = _read_proc_table(os.path.join(root, "proc/net/snmp")).get("Tcp", {})
     extended = _read_proc_table(os.path.join(root, "proc/net/netstat")).get("TcpExt", {})
     if "OutSegs" not in tcp or "RetransSegs" not in tcp:

@@ -31,13 +31,9 @@ class LinkScore:
     """State of one link.
 
     Attributes:
-        throughput: bytes/s; None if not measured.
-        rtt: median round-trip time in s; 0 if not measured.
-        loss: fraction of packets lost, 0 to 1.
+        throughput, rtt, loss, rtt_p99, rdma: as in samples.LinkSample; None or 0 if not measured.
         age: seconds since the newest sample.
         samples: number of samples.
-        rtt_p99: 99th percentile of the round-trip time in s; 0 if not measured.
-        rdma: whether the link belongs to an RDMA fabric, whose losses TCP does not repair.
         source: of the newest sample, one of samples.SOURCES ("counters" only if no other source exists); "" if
             unknown.
     """

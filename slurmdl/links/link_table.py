@@ -13,8 +13,7 @@ from slurmdl.links import capacity
 from slurmdl.links.link_scores import FloatArray, LinkScore, LinkScores
 from slurmdl.topology.topology import Topology
 
-#: size of the message whose transfer time compares links
-MESSAGE_BYTES = 1e6
+MESSAGE_BYTES = 1e6  # size of the message whose transfer time compares links
 
 
 @dataclass(frozen=True)

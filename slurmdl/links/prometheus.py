@@ -31,8 +31,7 @@ DEFAULT_QUERIES: Mapping[str, str] = {
                   '(instance, device) node_network_up == 1)',
     "loss": "rate(node_netstat_Tcp_RetransSegs[5m]) / (rate(node_netstat_Tcp_OutSegs[5m]) > 100)",
 }
-#: size limit of a response; 100,000 nodes take 12 MB
-MAX_ANSWER_BYTES = 32 * 2**20
+MAX_ANSWER_BYTES = 32 * 2**20  # size limit of a response; 100,000 nodes take 12 MB
 _CHUNK_BYTES = 65536
 
 #: metric -> (help, value of a score made at a time, or None if it was not measured)

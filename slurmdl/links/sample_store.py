@@ -14,13 +14,11 @@ from slurmdl import files
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.links.samples import LinkSample
 
-#: seconds that a writer waits for the lock of another one
-LOCK_TIMEOUT_S = 5.0
+LOCK_TIMEOUT_S = 5.0  # seconds that a writer waits for the lock of another one
 #: retention in seconds and in samples, and the largest size of the file in bytes
 RETENTION_S, MAX_ROWS, MAX_BYTES = 7 * 86400.0, 20_000_000, 4 * 2**30
 _PAGE_BYTES = 4096
-#: version of the schema, in `PRAGMA user_version`
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 2  # version of the schema, in `PRAGMA user_version`
 
 _COLUMNS = LinkSample._fields
 _SCHEMA = f"CREATE TABLE samples ({', '.join(_COLUMNS)}, PRIMARY KEY (time, kind, name, source)) WITHOUT ROWID"
@@ -87,15 +85,15 @@ class SampleStore:
 
         Ages count from the newest sample if that is before `now`, so a clock that jumps ahead deletes nothing.
         """
-        with _translate_sqlite_errors(self._path), self._transaction():
-            deleted = self._connection.execute(
-                "DELETE FROM samples WHERE time < min(?, (SELECT max(time) FROM samples)) - ?",
-                (now, retention_s)).rowcount
-            deleted += self._connection.execute(
-                "DELETE FROM samples WHERE time <= (SELECT time FROM samples ORDER BY time DESC LIMIT 1 OFFSET ?)",
-                (max_rows,)).rowcount
-        if deleted:
-            with _translate_sqlite_errors(self._path):
+        with _translate_sqlite_errors(self._path):
+            with self._transaction():
+                deleted = self._connection.execute(
+                    "DELETE FROM samples WHERE time < min(?, (SELECT max(time) FROM samples)) - ?",
+                    (now, retention_s)).rowcount
+                deleted += self._connection.execute(
+                    "DELETE FROM samples WHERE time <= "
+                    "(SELECT time FROM samples ORDER BY time DESC LIMIT 1 OFFSET ?)", (max_rows,)).rowcount
+            if deleted:
                 # executescript steps the pragma to its end; execute would free a single page
                 self._connection.executescript("PRAGMA incremental_vacuum")
         return deleted

@@ -20,10 +20,8 @@ KIND_OF_KEY = {"nodes": "node", "zones": "zone", "inter_leaf": "inter_leaf"}
 LINK_KINDS = tuple(KIND_OF_KEY.values())
 #: upper bounds of valid values: bytes/s, seconds since the epoch, seconds
 MAX_BANDWIDTH, MAX_TIMESTAMP, MAX_RTT_S = 1e15, 1e12, 60.0
-#: characters of a link's name; Slurm allows 255 for a node
-MAX_NAME_CHARS = 600
-#: relative standard error above which a throughput is meaningless
-MAX_RSE = 100.0
+MAX_NAME_CHARS = 600  # characters of a link's name; Slurm allows 255 for a node
+MAX_RSE = 100.0  # relative standard error above which a throughput is meaningless
 #: suffix of complete spool files, and number of files of one host in a spool; older ones are deleted
 SPOOL_SUFFIX, MAX_SPOOL_FILES = ".jsonl", 100
 SOURCES = ("probe", "job", "counters", "prometheus", "file")

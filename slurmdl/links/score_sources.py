@@ -24,10 +24,8 @@ from slurmdl.links.aggregate import DEFAULT_RULES, MAX_CLOCK_SKEW_S, Aggregation
 from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights, raise_rejection
 from slurmdl.links.samples import KIND_OF_KEY, LINK_KINDS, check_link_name, parse_sample_lines, reject_duplicate_keys
 
-#: for all sources together
-SOURCES_TIMEOUT_S = 0.9
-#: values of --dl-link-scores that are neither a file nor a URL
-KEYWORDS = ("auto", "off")
+SOURCES_TIMEOUT_S = 0.9  # for all sources together
+KEYWORDS = ("auto", "off")  # values of --dl-link-scores that are neither a file nor a URL
 #: metric column of a CSV file -> type of its values
 _CSV_COLUMNS = {"throughput": float, "rtt": float, "rtt_p99": float, "loss": float, "age": float, "samples": int}
 

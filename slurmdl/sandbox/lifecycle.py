@@ -20,8 +20,6 @@ from slurmdl.sandbox.spec import LOGIN, SandboxSpec, check_name
 from slurmdl.text import sample_names
 
 _STATE_ROOT = Path("/var/lib/slurmdl-sandbox")
-#: account on the sandbox's hosts only, if root does not run under sudo
-_DEFAULT_USER = ("researcher", 20001)
 
 
 class Sandbox:
@@ -204,8 +202,7 @@ def _job_user(root: Path) -> slurm_daemons.JobUser:
     if uid := int(os.environ.get("SUDO_UID") or 0):
         entry = pwd.getpwuid(uid)
         return slurm_daemons.JobUser(entry.pw_name, uid, entry.pw_gid, entry.pw_dir)
-    name, number = _DEFAULT_USER
-    return slurm_daemons.JobUser(name, number, number, f"{root}/shared/home/{name}")
+    return slurm_daemons.JobUser("researcher", 20001, 20001, f"{root}/shared/home/researcher")
 
 
 def _bind_mounts(spec: SandboxSpec, user: slurm_daemons.JobUser) -> list[str]:

@@ -22,8 +22,7 @@ _HOST_VARIABLE = "SLURMDL_SANDBOX_HOST"
 _SLEEP_COMMAND = "sleep"
 #: private directories of every host, with their modes
 _PRIVATE_DIRS = {"/tmp": "1777", "/var/tmp": "1777", "/run": "755", "/dev/shm": "1777"}
-#: directory with the machine's content and private changes of every host
-_OVERLAY_DIR = "/var/lib"
+_OVERLAY_DIR = "/var/lib"  # directory with the machine's content and private changes of every host
 
 
 def running_hosts(sandbox: str) -> dict[str, int]:

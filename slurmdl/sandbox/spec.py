@@ -12,8 +12,7 @@ from slurmdl.errors import UsageError
 from slurmdl.text import sample_names
 from slurmdl.topology.topology import Topology
 
-#: host of the controller and of logins, and the router above the root zones
-LOGIN = "login"
+LOGIN = "login"  # host of the controller and of logins, and the router above the root zones
 MAX_LEAVES = 250  # leaf i has the subnet 10.(i + 1).0.0/16
 MAX_NODES = 256
 

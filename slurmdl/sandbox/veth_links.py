@@ -134,10 +134,8 @@ def _address_commands(spec: SandboxSpec, links: list[VethLink]) -> dict[str, lis
                                        f"address add 10.{leaf_subnet(spec, leaf)}.255.254/16 dev br0"]
     leaves_below: dict[str, list[int]] = {}
     for leaf in spec.leaf_indices():
-        zone = leaf
-        while zone >= 0:
-            leaves_below.setdefault(topology.zones[zone], []).append(leaf)
-            zone = int(topology.parent[zone])
+        for zone in topology.zone_path(leaf):
+            leaves_below.setdefault(zone, []).append(leaf)
     for number, link in enumerate(links):
         lower, upper = batch.setdefault(link.lower_host, []), batch.setdefault(link.upper_host, [])
         lower.append(f"link set {link.lower_interface} up")

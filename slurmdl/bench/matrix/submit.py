@@ -26,8 +26,7 @@ from slurmdl.units import format_coarse_duration
 
 POLL_S = 1.0
 COMMAND_TIMEOUT_S = 60.0
-#: seconds between two progress lines about the same job
-REPORT_EVERY_S = 30.0
+REPORT_EVERY_S = 30.0  # seconds between two progress lines about the same job
 #: state of a job -> status of its cell
 ENDED = {"OUT_OF_MEMORY": "out of memory", "TIMEOUT": "time limit", "DEADLINE": "time limit",
          "CANCELLED": "cancelled", "PREEMPTED": "cancelled", "REFUSED": "refused"}

@@ -26,8 +26,7 @@ from slurmdl.train import world
 from slurmdl.train.library import shutdown
 from slurmdl.train.report.meters import PHASES
 
-#: steps under PyTorch's profiler, after the timed ones
-PROFILED_STEPS = 3
+PROFILED_STEPS = 3  # steps under PyTorch's profiler, after the timed ones
 #: prefixes of communication events of PyTorch's process groups
 _COMM_PREFIXES = ("gloo:", "nccl:", "mpi:")
 

@@ -16,8 +16,7 @@ from slurmdl.text import print_escaped
 if TYPE_CHECKING:
     from slurmdl.links.samples import LinkSample
 
-#: age at which samples of earlier probes are removed from the file
-SAMPLE_RETENTION_S = 3600.0
+SAMPLE_RETENTION_S = 3600.0  # age at which samples of earlier probes are removed from the file
 
 
 def run(argv: list[str]) -> int:

@@ -15,10 +15,8 @@ import time
 from typing import Any
 
 _MAX_LINE_BYTES = 4096
-#: seconds in which a peer must authenticate
-HANDSHAKE_S = 4.0
-#: bytes of the tag in each datagram of a session
-TAG_BYTES = 8
+HANDSHAKE_S = 4.0  # seconds in which a peer must authenticate
+TAG_BYTES = 8  # bytes of the tag in each datagram of a session
 _NONCE_BYTES = 16
 
 

@@ -15,14 +15,11 @@ from slurmdl.links.probe.protocol import ControlChannel, PacketTrainReceiver, Pr
 from slurmdl.links.probe.reflector import ECHO_BYTES, send_packet_train
 from slurmdl.links.samples import MAX_BANDWIDTH
 
-#: enough to measure a loss of 3 % to 0.1 points over three peers
-MAX_LOSS_PROBES = 10_000
-#: loss above which the throughput of TCP is below that of the link
-_MAX_CLEAN_LOSS = 0.0005
+MAX_LOSS_PROBES = 10_000  # enough to measure a loss of 3 % to 0.1 points over three peers
+_MAX_CLEAN_LOSS = 0.0005  # loss above which the throughput of TCP is below that of the link
 #: id of the first loss probe; RTT probes, whose echoes may be late, have smaller ones
 _FIRST_LOSS_PROBE_ID = 1_000_000_000
-#: loss probes sent back to back
-_BURST_DATAGRAMS = 8
+_BURST_DATAGRAMS = 8  # loss probes sent back to back
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,8 @@ from slurmdl.links.samples import LinkSample
 ROUNDS_IN_ZONE, PAIRS_PER_ZONE_PAIR = 4, 2
 #: fraction of an end's throughput that a peer must carry to count in its estimate; allows for noise
 _MIN_PEER_FRACTION = 0.75
-#: passes over all ends; each corrects the estimates by those of the peers
-_ITERATIONS = 4
-#: -log(1 - loss) of a path that loses everything
-_LOG_ALL_LOST = 20.0
+_ITERATIONS = 4  # passes over all ends; each corrects the estimates by those of the peers
+_LOG_ALL_LOST = 20.0  # -log(1 - loss) of a path that loses everything
 #: standard error of a median relative to that of a mean, for normal noise
 MEDIAN_SE_FACTOR = math.sqrt(math.pi / 2)
 #: measured paths: one end, the other end, value

@@ -11,8 +11,7 @@ import time
 
 from slurmdl.links.probe.channel import TAG_BYTES, AuthenticatedChannel, Deadline, PeerError
 
-#: a stream consists of chunks; the first byte of the last one is 0
-CHUNK_BYTES = 16_384
+CHUNK_BYTES = 16_384  # a stream consists of chunks; the first byte of the last one is 0
 _TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
 _IP_MTU, _IPV6_MTU = 14, 24  # linux/in.h, linux/in6.h
 _SO_TIMESTAMPNS, _SO_RXQ_OVFL = 35, 40  # asm-generic/socket.h

@@ -34,14 +34,11 @@ from slurmdl.text import pluralize
 
 #: environment variable with the secret of the probe, in hexadecimal
 SECRET_VARIABLE = "SLURMDL_PROBE_SECRET"
-#: last line of the leader's output
-END_MESSAGE = {"end": True}
+END_MESSAGE = {"end": True}  # last line of the leader's output
 #: seconds in which tasks must start, and grace period of a pair after its own timeout
 _START_TIMEOUT_S, _GRACE_S = 15.0, 0.5
-#: failed probes after which a node is skipped
-_MAX_FAILURES = 2
-#: unauthenticated connections, in addition to one per node
-_MAX_EXTRA_CONNECTIONS = 64
+_MAX_FAILURES = 2  # failed probes after which a node is skipped
+_MAX_EXTRA_CONNECTIONS = 64  # unauthenticated connections, in addition to one per node
 #: the leader's ports: range, below the ports of outgoing connections (ip_local_port_range in ip(7)), and candidates
 _FIRST_PORT, _PORT_COUNT, _PORT_CANDIDATES = 12_000, 20_000, 4
 
