@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from slurmdl.train.trainer.options import Options
 
 #: number of parallel processes
-SIDE_BY_SIDE = 2
+MAX_PROCESSES = 2
 #: seconds between progress messages
-PROGRESS = 30
+PROGRESS_INTERVAL_S = 30
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,24 @@ class Outcome:
     """
 
     accuracy: float
-    own: float
-    sent: int
-    share: float
-    course: tuple[tuple[float, float, float], ...] = ()
+    local_accuracy: float
+    bytes_sent: int
+    comm_share: float
+    accuracy_curve: tuple[tuple[float, float, float], ...] = ()
 
 
-def outcomes(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
+def run_trainings(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
     """Run `slurmdl train` with each list of options; yield the results in order. Progress goes to stderr."""
-    queue = list(runs)
-    began = last_report = time.monotonic()
+    runs_to_do = list(runs)
+    start = last_report = time.monotonic()
     # spawn, because torch's threads do not survive a fork
-    with ProcessPoolExecutor(SIDE_BY_SIDE, multiprocessing.get_context("spawn"), _hush) as pool:
+    with ProcessPoolExecutor(MAX_PROCESSES, multiprocessing.get_context("spawn"), _discard_output) as pool:
         try:
-            for done, result in enumerate(pool.map(outcome, queue, chunksize=4), 1):
-                if time.monotonic() > last_report + PROGRESS or done == len(queue):
+            for done, result in enumerate(pool.map(run_training, runs_to_do, chunksize=4), 1):
+                if time.monotonic() > last_report + PROGRESS_INTERVAL_S or done == len(runs_to_do):
                     last_report = time.monotonic()
-                    print(f"{done} of {len(queue)} runs in {last_report - began:.0f} s", file=sys.stderr, flush=True)
+                    print(f"{done} of {len(runs_to_do)} runs in {last_report - start:.0f} s", file=sys.stderr,
+                          flush=True)
                 yield result
         except BaseException:  # cancel the remaining runs
             for worker in multiprocessing.active_children():
@@ -68,12 +69,12 @@ def parse_options(options: Iterable[str]) -> Options:
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--trigger-warmup", type=int)
-    given, train_options = parser.parse_known_args([*options])
+    known, train_options = parser.parse_known_args([*options])
     parsed = parse_train_options(train_options, {})
-    return replace(parsed, strategy_config=replace(parsed.strategy_config, trigger_warmup=given.trigger_warmup))
+    return replace(parsed, strategy_config=replace(parsed.strategy_config, trigger_warmup=known.trigger_warmup))
 
 
-def outcome(options: tuple[str, ...]) -> Outcome:
+def run_training(options: tuple[str, ...]) -> Outcome:
     """Run `slurmdl train` with these options; see `parse_options`."""
     from slurmdl.train.trainer.trainer import train
 
@@ -83,19 +84,19 @@ def outcome(options: tuple[str, ...]) -> Outcome:
         assert summary is not None, "a simulation returns its summary"
         with open(metrics, encoding="utf-8") as file:
             steps = [json.loads(line) for line in file]
-    clock, course = 0.0, []
+    clock, accuracy_curve = 0.0, []
     for step in steps:
         clock += step["seconds"]
         if "test_accuracy" in step:
-            course.append((clock, 100 * step["test_accuracy_averaged_model"], 100 * step["test_accuracy"]))
-    own = summary["test_accuracy_local_mean"]
-    own = summary["test_accuracy"] if own is None else own
+            accuracy_curve.append((clock, 100 * step["test_accuracy_averaged_model"], 100 * step["test_accuracy"]))
+    local_accuracy = summary["test_accuracy_local_mean"]
+    local_accuracy = summary["test_accuracy"] if local_accuracy is None else local_accuracy
     total = summary["compute_seconds"] + summary["exposed_comm_seconds"]
-    return Outcome(100 * summary["test_accuracy"], 100 * own, sum(summary["bytes_sent"].values()),
-                   summary["exposed_comm_seconds"] / total if total else 0.0, tuple(course))
+    return Outcome(100 * summary["test_accuracy"], 100 * local_accuracy, sum(summary["bytes_sent"].values()),
+                   summary["exposed_comm_seconds"] / total if total else 0.0, tuple(accuracy_curve))
 
 
-def _hush() -> None:
+def _discard_output() -> None:
     """Discard the output of a worker process; errors are raised."""
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

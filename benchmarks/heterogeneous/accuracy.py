@@ -13,7 +13,7 @@ from itertools import product
 from benchmarks.heterogeneous.throughput import BALANCED, GOSSIP, SPEEDS, VARIANTS
 from benchmarks.results import Row, make_row
 from benchmarks.strategies.accuracy_vs_bytes import FOLDS, LOSS, SAME, difference, lower_bound_95
-from benchmarks.virtual_runs import Outcome, outcomes
+from benchmarks.virtual_runs import Outcome, run_trainings
 
 COMMON = ("--virtual-ranks", "8", "--model", "mlp:64", "--batch-size", "16", "--lr", "0.05", "--steps", "500")
 EQUAL = "equal speeds"
@@ -28,27 +28,28 @@ def rows(seed: int) -> Iterator[Row]:
     speeds = {EQUAL: "", **SPEEDS}
     cases = {(variant, name): (*VARIANTS[variant].split(), *(("--straggler", slow) if slow else ()))
              for variant, (name, slow) in product((GOSSIP, BALANCED), speeds.items())}
-    alone = ("--strategy", "gossip", "--period", "1000000", *SAME)
-    yield from evaluate(run({**cases, (NO_EXCHANGE, EQUAL): alone}, range(seed, seed + SEEDS)))
+    no_exchange = ("--strategy", "gossip", "--period", "1000000", *SAME)
+    yield from evaluate(run({**cases, (NO_EXCHANGE, EQUAL): no_exchange}, range(seed, seed + SEEDS)))
 
 
 def run(cases: Mapping[Case, Sequence[str]], seeds: Sequence[int]) -> dict[Case, list[list[Outcome]]]:
     """Run all cases; return their outcomes by seed and fold."""
-    todo = list(product(cases, seeds, range(1, FOLDS + 1)))
-    completed = outcomes((*COMMON, *cases[case], "--seed", str(seed), "--fold", f"{fold}/{FOLDS}")
-                    for case, seed, fold in todo)
+    runs = list(product(cases, seeds, range(1, FOLDS + 1)))
+    completed = run_trainings((*COMMON, *cases[case], "--seed", str(seed), "--fold", f"{fold}/{FOLDS}")
+                              for case, seed, fold in runs)
     by_case: dict[Case, list[list[Outcome]]] = {case: [[] for _ in seeds] for case in cases}
-    for (case, seed, _), outcome in zip(todo, completed, strict=True):
+    for (case, seed, _), outcome in zip(runs, completed, strict=True):
         by_case[case][seed - seeds[0]].append(outcome)
     return by_case
 
 
 def evaluate(by_case: Mapping[Case, Sequence[Sequence[Outcome]]]) -> Iterator[Row]:
     """Yield the rows: accuracy lost by different speeds, and the negative control."""
-    alone = [statistics.fmean(isolated.own - reference.accuracy for isolated, reference in zip(*folds, strict=True))
-             for folds in zip(by_case[NO_EXCHANGE, EQUAL], by_case[GOSSIP, EQUAL], strict=True)]
-    yield make_row(f"control: {NO_EXCHANGE}, vs. {GOSSIP}", alone, "points",
-                   target=f"at least {LOSS:g} worse", met=-lower_bound_95([-points for points in alone]) < -LOSS)
+    control = [statistics.fmean(isolated.local_accuracy - reference.accuracy
+                                for isolated, reference in zip(*folds, strict=True))
+               for folds in zip(by_case[NO_EXCHANGE, EQUAL], by_case[GOSSIP, EQUAL], strict=True)]
+    yield make_row(f"control: {NO_EXCHANGE}, vs. {GOSSIP}", control, "points",
+                   target=f"at least {LOSS:g} worse", met=-lower_bound_95([-points for points in control]) < -LOSS)
     for (variant, speeds), outcomes_by_seed in by_case.items():
         if speeds != EQUAL:
             equal = by_case[variant, EQUAL]

@@ -70,26 +70,27 @@ def rows(seed: int) -> Iterator[Row]:
                                                slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
-        off = 0.0
+        rate_without_comm = 0.0
         for variant in (Variant(OFF, RANKS, 1, VARIANTS[OFF], judged=False), *COMBINATIONS, *ALLREDUCE):
             options = f"{common(STEPS, seed)} --straggler {SPEEDS[MIXED]} {variant.options}"
             results = [jobs.train(variant.nodes, variant.tasks_per_node, options) for _ in range(REPEATS)]
             print(f"gossip: {variant.name}", file=sys.stderr, flush=True)
             rates = [rate(result, variant.options) for result in results]
-            off = off or statistics.median(rates)
-            yield throughput(variant, cpu_bound_note(results), rates, off)
+            rate_without_comm = rate_without_comm or statistics.median(rates)
+            yield throughput(variant, cpu_bound_note(results), rates, rate_without_comm)
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
     yield from accuracies(seed)
 
 
-def throughput(variant: Variant, cpu_bound_note: str, rates: Sequence[float], off: float) -> Row:
+def throughput(variant: Variant, cpu_bound_note: str, rates: Sequence[float], rate_without_comm: float) -> Row:
     """Compare samples per second with communication off; variants without balance are negative controls."""
-    good = statistics.median(rates) >= TARGET * off
+    is_met = statistics.median(rates) >= TARGET * rate_without_comm
     target = f"{'at least' if variant.balanced else 'below'} {TARGET:g} of the baseline"
     target += "" if variant.balanced else " (control)"
-    return make_row(f"{MIXED}: {variant.name}{cpu_bound_note}", rates, "1/s", baseline=off,
-                    target=target if variant.judged else "", met=good == variant.balanced if variant.judged else None)
+    return make_row(f"{MIXED}: {variant.name}{cpu_bound_note}", rates, "1/s", baseline=rate_without_comm,
+                    target=target if variant.judged else "",
+                    met=is_met == variant.balanced if variant.judged else None)
 
 
 def accuracies(seed: int) -> Iterator[Row]:

@@ -26,7 +26,7 @@ STEPS, REPEATS = 40, 5
 #: bits/s of the links of nodes and of zones, 0 for unshaped
 UNSHAPED, SHAPED = (0.0, 0.0), (1e8, 5e7)
 #: maximum ratio of a tie, and maximum ratio of the bounds of a conclusive tie
-TIED, NOISE = 1.05, 1.25
+MAX_TIE_RATIO, MAX_BOUNDS_RATIO = 1.05, 1.25
 
 
 def rows(seed: int) -> Iterator[Row]:
@@ -36,7 +36,7 @@ def rows(seed: int) -> Iterator[Row]:
                                                slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
-        jobs.hold(BUSY)
+        jobs.occupy(BUSY)
         for node_rate, zone_rate in (UNSHAPED, SHAPED):
             for link in (*topology.nodes, *topology.zones):
                 if link != "core":
@@ -45,7 +45,7 @@ def rows(seed: int) -> Iterator[Row]:
                 runs = [{variant: run(jobs, job, variant, (), STEPS)
                          for variant in (PLACED, DEFAULT)[::-1 if repeat % 2 else 1]}
                         for repeat in range(REPEATS)]
-                print(f"tie: {job.kind}, {node_rate:g} bit/s", file=sys.stderr, flush=True)
+                print(f"no-bottleneck control: {job.kind}, {node_rate:g} bit/s", file=sys.stderr, flush=True)
                 yield evaluate(job.kind, runs, shaped=zone_rate > 0)
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
@@ -56,13 +56,13 @@ def evaluate(kind: str, runs: Sequence[dict[str, Run]], shaped: bool) -> Row:
     ratios = [by_variant[PLACED].seconds / by_variant[DEFAULT].seconds for by_variant in runs]
     logs = [math.log(ratio) for ratio in ratios]
     low, high = math.exp(lower_bound_95(logs)), math.exp(-lower_bound_95([-log for log in logs]))
-    busy = cpu_bound_note([by_variant[variant].result for by_variant in runs for variant in by_variant])
+    note = cpu_bound_note([by_variant[variant].result for by_variant in runs for variant in by_variant])
     seconds = f"{kind}: seconds per step, placed, over those of {DEFAULT}"
     bounds = f"(95 % bounds {low:.3f} and {high:.3f})"
     if shaped:
-        return make_row(f"{seconds}, thin uplinks (control){busy}", ratios, "times", baseline=1.0,
-                        target=f"below {1 / TIED:.2f} {bounds}", met=high < 1 / TIED)
-    return make_row(f"{seconds}, unshaped links{busy}", ratios, "times", baseline=1.0,
-                    target=f"a tie: 95 % bounds overlap {1 / TIED:.2f} to {TIED:g}, and their ratio is at most "
-                    f"{NOISE:g} (here {low:.3f} and {high:.3f})",
-                    met=low <= TIED and high >= 1 / TIED and high <= NOISE * low)
+        return make_row(f"{seconds}, thin uplinks (control){note}", ratios, "times", baseline=1.0,
+                        target=f"below {1 / MAX_TIE_RATIO:.2f} {bounds}", met=high < 1 / MAX_TIE_RATIO)
+    return make_row(f"{seconds}, unshaped links{note}", ratios, "times", baseline=1.0,
+                    target=f"a tie: 95 % bounds overlap {1 / MAX_TIE_RATIO:.2f} to {MAX_TIE_RATIO:g}, and their "
+                    f"ratio is at most {MAX_BOUNDS_RATIO:g} (here {low:.3f} and {high:.3f})",
+                    met=low <= MAX_TIE_RATIO and high >= 1 / MAX_TIE_RATIO and high <= MAX_BOUNDS_RATIO * low)

@@ -63,9 +63,9 @@ LEAST = "least bytes"
 LEVELS: Mapping[str, Callable[[Cost | Run], float]] = {
     "nodes": lambda cost: cost.inter_node_bytes, "zones": lambda cost: cost.inter_zone_bytes}
 #: minimum share of the largest possible saving, and maximum ratio of a tie
-OF_LEAST, TIED = 0.98, 1.05
+MIN_SAVING_SHARE, MAX_TIE_RATIO = 0.98, 1.05
 #: steps of a run, and time limit of the exact solver in seconds
-STEPS, LIMIT = 12, 20.0
+STEPS, SOLVER_TIMEOUT_S = 12, 20.0
 #: saving of bytes between nodes that DLTAP reports, in %
 DLTAP = 12.0
 #: replaces a ratio to zero: JSON has no infinity
@@ -104,11 +104,11 @@ def rows(seed: int) -> Iterator[Row]:
         jobs = Jobs(sandbox)
         outcomes: list[JobOutcome] = []
         for number, case in enumerate(draw(topology, seed), 1):
-            trains = (case.job.nodes * case.job.tasks_per_node <= RANKS
-                      and sum(bool(outcome.runs) for outcome in outcomes) < RUN)
-            outcomes.append(measure(jobs, case, topology, np.random.default_rng([seed, number]), trains))
-            if trains or number % PROGRESS == 0:
-                print(f"aggregation: {number} of {OCCUPANCIES} jobs", file=sys.stderr, flush=True)
+            train = (case.job.nodes * case.job.tasks_per_node <= RANKS
+                     and sum(bool(outcome.runs) for outcome in outcomes) < RUN)
+            outcomes.append(measure(jobs, case, topology, np.random.default_rng([seed, number]), train))
+            if train or number % PROGRESS == 0:
+                print(f"placement savings: {number} of {OCCUPANCIES} jobs", file=sys.stderr, flush=True)
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
     yield from evaluate(outcomes)
@@ -132,22 +132,22 @@ def draw(topology: Topology, seed: int) -> list[Case]:
     return cases
 
 
-def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Generator, trains: bool) -> JobOutcome:
-    """Measure a job while another job occupies the busy nodes; train if `trains`."""
-    blocker = jobs.hold(case.busy)
+def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Generator, train: bool) -> JobOutcome:
+    """Measure a job while another job occupies the busy nodes; train if `train`."""
+    blocker = jobs.occupy(case.busy)
     try:
-        slurm = jobs.granted(case.job.nodes, case.job.tasks_per_node)
+        slurm = jobs.assigned_nodes(case.job.nodes, case.job.tasks_per_node)
         text = namespaces.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                                       stdin="show nodes\nshow partitions\nshow config\n")
         variants = orders(case, topology, scontrol_parser.parse_snapshot(text), slurm, random)
         runs = {variant: run(jobs, case.job, variant, variants[variant], STEPS)
-                 for variant in (*VARIANTS, NEGATIVE_CONTROL)} if trains else {}
+                 for variant in (*VARIANTS, NEGATIVE_CONTROL)} if train else {}
         return JobOutcome(case.job.kind,
                      {variant: predicted(case.job, order, topology) for variant, order in variants.items()},
                      {variant: (measured, predicted(case.job, measured.order, topology))
                       for variant, measured in runs.items()})
     finally:
-        jobs.end(blocker)
+        jobs.cancel(blocker)
 
 
 def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Sequence[str],
@@ -163,12 +163,12 @@ def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Seq
     placed = place_job(job.request, snapshot, topology, scores)
     assert placed.rank_map is not None
     free = sorted(set(topology.nodes) - set(case.busy))
-    drawn = repeat_nodes([free[i] for i in random.choice(len(free), job.nodes, replace=False)])
+    random_nodes = repeat_nodes([free[i] for i in random.choice(len(free), job.nodes, replace=False)])
     variants = {PLACED: placed.rank_map.nodes, DEFAULT: repeat_nodes(sorted(slurm)),
              LEAF: repeat_nodes(sorted(slurm, key=lambda node: (topology.leaf_of(node), node))),
-             NEGATIVE_CONTROL: tuple(drawn[i] for i in random.permutation(len(drawn)))}
+             NEGATIVE_CONTROL: tuple(random_nodes[i] for i in random.permutation(len(random_nodes)))}
     with contextlib.suppress(PlacementError):
-        placement = solve_exactly(job.request, snapshot, topology, scores, LIMIT, "bytes")
+        placement = solve_exactly(job.request, snapshot, topology, scores, SOLVER_TIMEOUT_S, "bytes")
         variants[LEAST] = placement.node_of_rank
     return variants
 
@@ -186,16 +186,16 @@ def evaluate(outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
         of_kind = [outcome for outcome in outcomes if outcome.kind == kind]
         for level in LEVELS:
             for base in (LEAF, DEFAULT):
-                yield from saved(kind, level, base, of_kind)
-            yield from scattered(kind, level, of_kind)
-        yield from ran(kind, [outcome.runs for outcome in of_kind if outcome.runs])
+                yield from saving_rows(kind, level, base, of_kind)
+            yield from control_rows(kind, level, of_kind)
+        yield from run_rows(kind, [outcome.runs for outcome in of_kind if outcome.runs])
 
 
-def saved(kind: str, level: str, base: str, outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
+def saving_rows(kind: str, level: str, base: str, outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
     """Yield the bytes at one level that placement saves relative to `base`, next to the largest possible saving."""
-    of = LEVELS[level]
-    before, placed = ([of(outcome.costs[variant]) for outcome in outcomes] for variant in (base, PLACED))
-    least = [of(outcome.costs[LEAST]) if LEAST in outcome.costs else None for outcome in outcomes]
+    get_bytes = LEVELS[level]
+    before, placed = ([get_bytes(outcome.costs[variant]) for outcome in outcomes] for variant in (base, PLACED))
+    least = [get_bytes(outcome.costs[LEAST]) if LEAST in outcome.costs else None for outcome in outcomes]
     metric = f"{kind}: bytes across {level} saved relative to {base}"
     if not sum(before):
         return
@@ -207,14 +207,14 @@ def saved(kind: str, level: str, base: str, outcomes: Sequence[JobOutcome]) -> I
               if best is not None and base > best * (1 + 1e-9)]
     if shares:
         yield make_row(f"{metric}, as a share of the largest possible saving, per job", shares, "share",
-                       baseline=1.0, target=f"median at least {OF_LEAST:g}",
-                       met=statistics.median(shares) >= OF_LEAST)
+                       baseline=1.0, target=f"median at least {MIN_SAVING_SHARE:g}",
+                       met=statistics.median(shares) >= MIN_SAVING_SHARE)
 
 
-def scattered(kind: str, level: str, outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
+def control_rows(kind: str, level: str, outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
     """Yield the negative control, random nodes and ranks, unless placement saves nothing."""
-    of = LEVELS[level]
-    total = {variant: sum(of(outcome.costs[variant]) for outcome in outcomes)
+    get_bytes = LEVELS[level]
+    total = {variant: sum(get_bytes(outcome.costs[variant]) for outcome in outcomes)
              for variant in (*VARIANTS, NEGATIVE_CONTROL)}
     if max(total[LEAF], total[DEFAULT]) > total[PLACED] * (1 + 1e-9):
         ratio = total[NEGATIVE_CONTROL] / total[PLACED] if total[PLACED] else INFINITE
@@ -222,13 +222,14 @@ def scattered(kind: str, level: str, outcomes: Sequence[JobOutcome]) -> Iterator
                        [ratio], "times", baseline=1.0, target="above 1", met=ratio > 1 + 1e-9)
 
 
-def ran(kind: str, runs: Sequence[Mapping[str, tuple[Run, Cost]]]) -> Iterator[Row]:
+def run_rows(kind: str, runs: Sequence[Mapping[str, tuple[Run, Cost]]]) -> Iterator[Row]:
     """Yield the rows of the jobs that ran."""
     if not runs:
         return
     busy = cpu_bound_note([by_variant[variant][0].result for by_variant in runs for variant in by_variant])
-    for level, of in LEVELS.items():
-        metered = [of(run) / of(model) for by_variant in runs for run, model in by_variant.values() if of(model)]
+    for level, get_bytes in LEVELS.items():
+        metered = [get_bytes(run) / get_bytes(model)
+                   for by_variant in runs for run, model in by_variant.values() if get_bytes(model)]
         if metered:
             yield make_row(f"{kind}, run: metered bytes across {level} over modeled ones",
                            metered, "times", baseline=1.0)
@@ -237,13 +238,13 @@ def ran(kind: str, runs: Sequence[Mapping[str, tuple[Run, Cost]]]) -> Iterator[R
         model = [by_variant[PLACED][1].seconds / by_variant[base][1].seconds
                  for by_variant in runs if by_variant[base][1].seconds]
         yield make_row(f"{kind}, run: seconds per step, placed, over those of {base}{busy}", ratios, "times",
-                       baseline=statistics.median(model), target=f"median at most {TIED:g}",
-                       met=statistics.median(ratios) <= TIED)
-    lost = [by_variant[NEGATIVE_CONTROL][0].seconds / by_variant[PLACED][0].seconds for by_variant in runs]
+                       baseline=statistics.median(model), target=f"median at most {MAX_TIE_RATIO:g}",
+                       met=statistics.median(ratios) <= MAX_TIE_RATIO)
+    control_ratios = [by_variant[NEGATIVE_CONTROL][0].seconds / by_variant[PLACED][0].seconds for by_variant in runs]
     judged = kind in ORDERED
     yield make_row(f"{kind}, run: seconds per step of {NEGATIVE_CONTROL} over those of placement (control){busy}",
-                   lost, "times", baseline=1.0, target=f"above {TIED:g}" if judged else "",
-                   met=statistics.median(lost) > TIED if judged else None)
+                   control_ratios, "times", baseline=1.0, target=f"above {MAX_TIE_RATIO:g}" if judged else "",
+                   met=statistics.median(control_ratios) > MAX_TIE_RATIO if judged else None)
     yield make_row(f"{kind}, run: seconds per step, placed",
                    [by_variant[PLACED][0].seconds for by_variant in runs], "s",
                    baseline=statistics.median(by_variant[LEAF][0].seconds for by_variant in runs))

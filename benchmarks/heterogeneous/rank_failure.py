@@ -37,12 +37,12 @@ from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 #: ranks, parameters, emulated computation of a step in seconds, steps, and the step before the kill
-RANKS, SIZE, SECONDS, STEPS, AT = 6, 1_000_000, 0.02, 160, 120
-REPEATS, GOAL = 5, 1.0
+RANKS, PARAMETERS, COMPUTE_S, STEPS, KILL_STEP = 6, 1_000_000, 0.02, 160, 120
+REPEATS, MAX_GAP_S = 5, 1.0
 #: requeued jobs, steps between checkpoints, Slurm's delay of a requeued job and the time limit of a job in seconds
-REQUEUES, CHECKPOINT_EVERY, REQUEUE_DELAY_S, LIMIT = 3, 20, 5, 120.0
+REQUEUES, CHECKPOINT_EVERY, REQUEUE_DELAY_S, JOB_TIMEOUT_S = 3, 20, 5, 120.0
 #: seconds for which the control's rank is stopped
-PAUSE = 2.0
+PAUSE_S = 2.0
 #: case -> configuration, and the killed rank; servers are the first ranks
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "gossip": ({"strategy": "gossip", "comm_pattern": "one-peer-exponential"}, 1),
@@ -56,16 +56,17 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 def rows(seed: int) -> Iterator[Row]:
     """Yield the seconds without a good step after a rank is killed, for each case, and after it is stopped."""
     for name, (method, rank) in CASES.items():
-        measured = [strike(method, rank, seed + repeat, kill=True) for repeat in range(REPEATS)]
+        measured = [measure_gap(method, rank, seed + repeat, kill=True) for repeat in range(REPEATS)]
         gaps = [gap for gap, _, _ in measured]
         yield make_row(f"{name}: longest time between good steps after a rank is killed", gaps, "s",
                        baseline=statistics.median(before for _, before, _ in measured),
-                       target=f"below {GOAL:g}", met=max(gaps) < GOAL)
+                       target=f"below {MAX_GAP_S:g}", met=max(gaps) < MAX_GAP_S)
         yield make_row(f"{name}: lost exchanges of a rank", [float(lost) for _, _, lost in measured], "")
     yield from requeues(seed)
-    stopped = [strike(CASES["gossip"][0], 1, seed + repeat, kill=False)[0] for repeat in range(REPEATS)]
-    yield make_row(f"gossip: the same when the rank is stopped for {PAUSE:g} s (control)", stopped, "s",
-                   target=f"at least {PAUSE:g}, because a stopped rank has not failed", met=min(stopped) >= PAUSE)
+    control_gaps = [measure_gap(CASES["gossip"][0], 1, seed + repeat, kill=False)[0] for repeat in range(REPEATS)]
+    yield make_row(f"gossip: the same when the rank is stopped for {PAUSE_S:g} s (control)", control_gaps, "s",
+                   target=f"at least {PAUSE_S:g}, because a stopped rank has not failed",
+                   met=min(control_gaps) >= PAUSE_S)
 
 
 def requeues(seed: int) -> Iterator[Row]:
@@ -99,7 +100,7 @@ def measure_restart(jobs: Jobs, seed: int) -> tuple[float, int, int]:
     script, log = folder / "job.sh", folder / "log"
     script.write_text(
         f"#!/bin/sh\n#SBATCH -N 3 --ntasks-per-node=1 --requeue --open-mode=append -t 5 -o {log}\n"
-        f"srun --mpi=pmix -K python -m slurmdl.train --strategy allreduce --emulate-compute {SECONDS}:{SIZE} "
+        f"srun --mpi=pmix -K python -m slurmdl.train --strategy allreduce --emulate-compute {COMPUTE_S}:{PARAMETERS} "
         f"--steps {STEPS} --log-every 1 --checkpoint-dir {folder}/kept --checkpoint-every {CHECKPOINT_EVERY} "
         f"--seed {seed} || scontrol requeue $SLURM_JOB_ID\n")
     number = int(jobs.call(["sbatch", "--parsable", str(script)]))
@@ -110,22 +111,23 @@ def measure_restart(jobs: Jobs, seed: int) -> tuple[float, int, int]:
         return [[int(step) for step in re.findall(r"^step (\d+) of ", part, re.M)]
                 for part in text.split("if a rank fails:")[1:]]
 
-    target = AT + 7 * seed % CHECKPOINT_EVERY  # between two checkpoints
+    target = KILL_STEP + 7 * seed % CHECKPOINT_EVERY  # between two checkpoints
     wait(lambda: any(completed and completed[-1] >= target for completed in steps()),
-         f"job {number}: step {target}", LIMIT, 0.01)
+         f"job {number}: step {target}", JOB_TIMEOUT_S, 0.01)
     node = cloud_nodes.wait_for_nodes(jobs.sandbox, number)[1]
     subprocess.run(jobs.sandbox.command(["pkill", "-KILL", "-f", "slurmdl.train"], node), check=True)
-    struck, before = time.monotonic(), steps()[0][-1]
-    wait(lambda: len(steps()) > 1 and bool(steps()[1]), f"job {number}: a step of its second start", LIMIT, 0.01)
-    seconds, first = time.monotonic() - struck, steps()[1][0]
-    wait(lambda: not cloud_nodes.job_state(jobs.sandbox, number)[0], f"the end of job {number}", LIMIT)
+    failure_time, before = time.monotonic(), steps()[0][-1]
+    wait(lambda: len(steps()) > 1 and bool(steps()[1]), f"job {number}: a step of its second start",
+         JOB_TIMEOUT_S, 0.01)
+    seconds, first = time.monotonic() - failure_time, steps()[1][0]
+    wait(lambda: not cloud_nodes.job_state(jobs.sandbox, number)[0], f"the end of job {number}", JOB_TIMEOUT_S)
     completed = steps()
     if completed[-1][-1] != STEPS:
         raise SandboxError(f"job {number}: ended after step {completed[-1][-1]} of {STEPS}")
     return seconds, before - first + 1, len(completed)
 
 
-def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[float, float, int]:
+def measure_gap(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[float, float, int]:
     """Return the longest time without a good step after the failure, the median before it, and the lost exchanges.
 
     Lost exchanges of a rank are the cancelled one and those before the step from which all ranks continue; the
@@ -142,17 +144,17 @@ def strike(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tuple[fl
             env={**os.environ, **_environ(), "PYTHONPATH": str(ROOT)}, capture_output=True,
             text=True, timeout=400, check=False)
         reports = [json.loads(file.read_text()) for file in Path(folder).glob("report-*")]
-    struck = next((report["struck"] for report in reports if report["struck"]), None)
-    living = RANKS - method.get("ps", 0) - (kill and rank >= method.get("ps", 0))
-    if (done.returncode or struck is None or len(reports) != living
+    failure_time = next((report["struck"] for report in reports if report["struck"]), None)
+    num_survivors = RANKS - method.get("ps", 0) - (kill and rank >= method.get("ps", 0))
+    if (done.returncode or failure_time is None or len(reports) != num_survivors
             or any(len(report["lost"]) != kill for report in reports)):
-        raise SlurmdlError(f"{method}, rank {rank}: exit status {done.returncode}, {len(reports)} of {living} "
+        raise SlurmdlError(f"{method}, rank {rank}: exit status {done.returncode}, {len(reports)} of {num_survivors} "
                            f"workers ended: {' '.join(done.stderr.split())[-300:]}")
     after, before = [], []
     for report in reports:
-        good = [end for end, exchanged in report["ends"] if exchanged]
-        after += [second - first for first, second in pairwise(good) if second > struck]
-        before += [second - first for first, second in pairwise(good) if second <= struck]
+        good_ends = [end for end, exchanged in report["ends"] if exchanged]
+        after += [second - first for first, second in pairwise(good_ends) if second > failure_time]
+        before += [second - first for first, second in pairwise(good_ends) if second <= failure_time]
     return max(after), statistics.median(before), max(report["missed"] for report in reports)
 
 
@@ -170,7 +172,7 @@ def _environ() -> dict[str, str]:
 
 
 def main() -> None:
-    """Train as one rank; the last worker kills or stops another rank. See `strike`."""
+    """Train as one rank; the last worker kills or stops another rank. See `measure_gap`."""
     import torch
 
     from slurmdl.train import init
@@ -181,13 +183,13 @@ def main() -> None:
     run = init(StrategyConfig(**work["method"]), seed=work["seed"])
     (folder / f"pid-{run.rank}").write_text(str(os.getpid()))
     run.world.transport.barrier()
-    task = SyntheticWorkload(SIZE, lambda samples: SECONDS, time.sleep, work["seed"])
+    task = SyntheticWorkload(PARAMETERS, lambda samples: COMPUTE_S, time.sleep, work["seed"])
     # the gradients are constant; a low learning rate keeps the parameters small
     model, opt = run.wrap(task.module, torch.optim.SGD(task.module.parameters(), lr=1e-4))
-    struck, ends, missed = None, [], 0
+    failure_time, ends, missed = None, [], 0
     for step in range(STEPS):
-        if step == AT and run.rank == RANKS - 1:
-            struck = _strike(int((folder / f"pid-{work['rank']}").read_text()), work["kill"])
+        if step == KILL_STEP and run.rank == RANKS - 1:
+            failure_time = _kill_or_stop(int((folder / f"pid-{work['rank']}").read_text()), work["kill"])
         exchanges = run.recovery.exchange_counts[0]
         opt.zero_grad()
         model().backward()
@@ -198,14 +200,14 @@ def main() -> None:
             missed = max(1, run.recovery.failed_ranks[0]["step"] - step)
     run.finish()
     (folder / f"report-{run.rank}").write_text(json.dumps(
-        {"struck": struck, "ends": ends, "lost": run.recovery.failed_ranks, "missed": missed}))
+        {"struck": failure_time, "ends": ends, "lost": run.recovery.failed_ranks, "missed": missed}))
 
 
-def _strike(process: int, kill: bool) -> float:
+def _kill_or_stop(pid: int, kill: bool) -> float:
     """Kill or stop a process; return the time."""
-    os.kill(process, signal.SIGKILL if kill else signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL if kill else signal.SIGSTOP)
     if not kill:
-        threading.Timer(PAUSE, os.kill, (process, signal.SIGCONT)).start()
+        threading.Timer(PAUSE_S, os.kill, (pid, signal.SIGCONT)).start()
     return time.monotonic()
 
 

@@ -47,9 +47,9 @@ def rows(seed: int) -> Iterator[Row]:
                                                slurm_conf_lines=SETTINGS))
     try:
         jobs = Jobs(sandbox)
-        for speeds, slow in SPEEDS.items():
-            yield from evaluate(speeds,
-                                _alternate(jobs, RANKS, f"{common(STEPS, seed)} --straggler {slow}", speeds, REPEATS))
+        for speeds, straggler in SPEEDS.items():
+            options = f"{common(STEPS, seed)} --straggler {straggler}"
+            yield from evaluate(speeds, _alternate(jobs, RANKS, options, speeds, REPEATS))
         for node, speed in zip(sandbox.spec.topology.nodes, QUOTAS, strict=False):
             sandbox.limit_cpu(node, CORES * (os.cpu_count() or 1) * speed / sum(QUOTAS))
         speeds = f"real computation, CPU quotas of {':'.join(map(str, QUOTAS))}"
@@ -64,7 +64,7 @@ def _alternate(jobs: Jobs, ranks: int, options: str, label: str, repeats: int) -
     for repeat in range(repeats):
         for variant, variant_options in VARIANTS.items():
             results[variant].append(jobs.train(ranks, 1, f"{options} {variant_options}"))
-        print(f"speed: {label}: {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+        print(f"throughput: {label}: {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
     return results
 
 
@@ -87,12 +87,13 @@ def evaluate(speeds: str, results: Mapping[str, Sequence[Result]]) -> Iterator[R
     """Yield the rows of one mixture of speeds."""
     rates = {variant: [rate(result, VARIANTS[variant]) for result in variant_results]
              for variant, variant_results in results.items()}
-    off = statistics.median(rates[OFF])
+    rate_without_comm = statistics.median(rates[OFF])
     yield make_row(f"{speeds}: {OFF}{cpu_bound_note(results[OFF])}", rates[OFF], "1/s", target="sum over all ranks")
     for variant in (GOSSIP, BALANCED, NEGATIVE_CONTROL):
         shares = [value / reference for value, reference in zip(rates[variant], rates[OFF], strict=True)]
-        good = statistics.median(shares) >= TARGET
-        yield make_row(f"{speeds}: {variant}{cpu_bound_note(results[variant])}", rates[variant], "1/s", baseline=off)
+        is_met = statistics.median(shares) >= TARGET
+        yield make_row(f"{speeds}: {variant}{cpu_bound_note(results[variant])}", rates[variant], "1/s",
+                       baseline=rate_without_comm)
         yield make_row(f"{speeds}: {variant}, as a share of {OFF}", shares, "share", baseline=1.0,
                        target=f"{'below' if variant == NEGATIVE_CONTROL else 'at least'} {TARGET:g}",
-                       met=good != (variant == NEGATIVE_CONTROL))
+                       met=is_met != (variant == NEGATIVE_CONTROL))

@@ -21,7 +21,7 @@ from slurmdl.slurm import hostlist
 #: the controller considers a new job at once, without a delay to collect more
 SETTINGS = cloud_nodes.SLURM_CONF_LINES[:1]
 #: time limit of a job in seconds
-_LIMIT = 600.0
+_JOB_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Jobs:
         """See sandbox_mpi.call."""
         return sandbox_mpi.call(self.sandbox, argv)
 
-    def hold(self, nodes: Sequence[str]) -> int:
+    def occupy(self, nodes: Sequence[str]) -> int:
         """Start another job on these nodes; return its number once it runs."""
         return self._sleep(["-N", str(len(nodes)), "--exclusive", "-w", hostlist.fold_hostlist(sorted(nodes))])[0]
 
-    def granted(self, nodes: int, tasks_per_node: int) -> tuple[str, ...]:
+    def assigned_nodes(self, nodes: int, tasks_per_node: int) -> tuple[str, ...]:
         """Return the nodes that Slurm assigns to a job of `nodes` nodes, in its order."""
         number, names = self._sleep(["-N", str(nodes), f"--ntasks-per-node={tasks_per_node}"])
-        self.end(number)
+        self.cancel(number)
         return names
 
     def _sleep(self, options: Sequence[str]) -> tuple[int, tuple[str, ...]]:
@@ -66,12 +66,12 @@ class Jobs:
                                 "--wrap", "sleep 3600"]))
         return number, cloud_nodes.wait_for_nodes(self.sandbox, number)
 
-    def end(self, number: int) -> None:
+    def cancel(self, number: int) -> None:
         """Cancel a job and wait until its nodes are free."""
         _, nodes = cloud_nodes.job_state(self.sandbox, number)
         self.call(["scancel", str(number)])
         wait(lambda: all(self.sandbox.node_states()[node] == "idle" for node in hostlist.expand_hostlist(nodes)),
-             f"the end of job {number}", _LIMIT)
+             f"the end of job {number}", _JOB_TIMEOUT_S)
 
     def train(self, nodes: int, tasks_per_node: int, options: str, *, lines: str = "",
               start: str = "exec srun --mpi=pmix -K", submit: Sequence[str] = ("sbatch",)) -> Result:
@@ -86,7 +86,7 @@ class Jobs:
         Raises:
             SandboxError: all attempts fail.
         """
-        script, log, summary, steps = (self.folder / f"train.{kind}" for kind in ("sh", "log", "json", "steps"))
+        script, log, summary, steps = (self.folder / f"train.{suffix}" for suffix in ("sh", "log", "json", "steps"))
         script.write_text(
             f"#!/bin/sh\n#SBATCH -N {nodes} --ntasks-per-node={tasks_per_node} --no-requeue -t 10 -o {log}\n{lines}"
             f"{start} python -m slurmdl.train {options} --summary {summary} --metrics {steps}\n")
@@ -94,7 +94,7 @@ class Jobs:
         for _ in range(sandbox_mpi.STARTS):
             for file in (log, summary, steps):
                 file.unlink(missing_ok=True)
-            idle = self._idle(int(self.call([*submit, "--parsable", str(script)])), log)
+            idle = self._wait_and_measure_idle(int(self.call([*submit, "--parsable", str(script)])), log)
             if summary.exists():
                 return Result(json.loads(summary.read_text()),
                               tuple(json.loads(line)["seconds"] for line in steps.read_text().splitlines()), idle)
@@ -102,29 +102,30 @@ class Jobs:
             print(f"retry: {log_tail}", file=sys.stderr, flush=True)
         raise SandboxError(f"slurmdl train {options}: no summary: {log_tail}")
 
-    def _idle(self, number: int, log: Path) -> float:
+    def _wait_and_measure_idle(self, number: int, log: Path) -> float:
         """Wait until a job ends; return `Result.idle`."""
         def ended() -> bool:
             return not cloud_nodes.job_state(self.sandbox, number)[0]
 
         # the first line of the log shows the nodes of the ranks
-        wait(lambda: ended() or (log.exists() and os.path.getsize(log) > 0), f"the start of job {number}", _LIMIT)
-        processors = CpuIdleMeter()
-        wait(ended, f"the end of job {number}", _LIMIT)
-        return processors.idle_share()
+        wait(lambda: ended() or (log.exists() and os.path.getsize(log) > 0), f"the start of job {number}",
+             _JOB_TIMEOUT_S)
+        cpu_idle = CpuIdleMeter()
+        wait(ended, f"the end of job {number}", _JOB_TIMEOUT_S)
+        return cpu_idle.idle_share()
 
 
-def wait(is_done: Callable[[], bool], condition: str, limit: float, pause: float = 0.1) -> None:
-    """Poll every `pause` seconds until is_done() is true.
+def wait(is_done: Callable[[], bool], condition: str, timeout_s: float, interval_s: float = 0.1) -> None:
+    """Poll every `interval_s` seconds until is_done() is true.
 
     Raises:
-        SandboxError: is_done() is not true within `limit` seconds.
+        SandboxError: is_done() is not true within `timeout_s` seconds.
     """
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + timeout_s
     while not is_done():
         if time.monotonic() > deadline:
-            raise SandboxError(f"{condition}: not reached within {limit:g} s")
-        time.sleep(pause)
+            raise SandboxError(f"{condition}: not reached within {timeout_s:g} s")
+        time.sleep(interval_s)
 
 
 def cpu_bound_note(results: Sequence[Result]) -> str:

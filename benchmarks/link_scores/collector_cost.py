@@ -31,24 +31,24 @@ def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
     """Yield CPU time beyond that of an idle interpreter, and peak memory; `seed` has no effect."""
     with tempfile.TemporaryDirectory(prefix="slurmdl-counters-") as folder:
         arguments = ["-c", _PROGRAM.format(root=str(Path(slurmdl.__file__).parents[1]), state=folder)]
-        bare, collector = [], []
-        for number in range(-1, repeats):
+        interpreter_runs, collector_runs = [], []
+        for repeat in range(-1, repeats):
             before = counters.read_counters()
             Path(folder, "counters.json").write_text(
                 json.dumps(before._replace(segments_sent=max(0, before.segments_sent - _SENT)).to_json()))
             first, second = _start(["-c", "pass"], folder), _start(arguments, folder)
-            if number >= 0:  # the first run compiles
-                bare.append(first)
-                collector.append(second)
+            if repeat >= 0:  # the first run compiles
+                interpreter_runs.append(first)
+                collector_runs.append(second)
         samples = len(list(Path(folder, "spool").glob("*")))
-    interpreter_ms = median(1e3 * seconds for seconds, _ in bare)
-    extra = [1e3 * (seconds - base) for (seconds, _), (base, _) in zip(collector, bare, strict=True)]
-    memory = [size / 1e6 for _, size in collector]
+    interpreter_ms = median(1e3 * seconds for seconds, _ in interpreter_runs)
+    extra = [1e3 * (seconds - base) for (seconds, _), (base, _) in zip(collector_runs, interpreter_runs, strict=True)]
+    memory = [size / 1e6 for _, size in collector_runs]
     yield make_row("CPU time of links counters beyond the interpreter's start", extra, "ms",
                    baseline=interpreter_ms, target=f"median at most {MILLISECONDS:g} ms",
                    met=median(extra) <= MILLISECONDS)
     yield make_row("peak memory of links counters", memory, "MB",
-                   baseline=median(size / 1e6 for _, size in bare), target=f"at most {BYTES / 1e6:g} MB",
+                   baseline=median(size / 1e6 for _, size in interpreter_runs), target=f"at most {BYTES / 1e6:g} MB",
                    met=max(memory) <= BYTES / 1e6)
     yield make_row("samples in the spool after all runs", [samples], "", target="at least one", met=samples > 0)
 

@@ -49,7 +49,7 @@ class Setting:
 
 
 #: metric -> unit, expected value of a setting given the unshaped link, measured value, tolerance, and its description
-FIGURES: dict[str, tuple[str, Callable[[Setting, LinkSample], float], Callable[[LinkSample], float | None],
+METRICS: dict[str, tuple[str, Callable[[Setting, LinkSample], float], Callable[[LinkSample], float | None],
                          Callable[[float], float], str]] = {
     "throughput": ("Mbit/s", lambda s, _: s.rate * PAYLOAD / 1e6,
                    lambda m: None if m.throughput is None else m.throughput * 8e-6, lambda e: 0.1 * e, "within 10 %"),
@@ -102,7 +102,7 @@ def _rows(seed: int, count: int) -> Iterator[Row]:
         for setting in settings:
             sandbox.shape_link(NODE, rate=setting.rate, delay=setting.delay, loss=setting.loss)
             measured.append([probe(sandbox) for _ in range(PROBES)])
-            yield from _of(setting, base, measured[-1])
+            yield from _setting_rows(setting, base, measured[-1])
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
     yield from summary(settings, base, measured)
@@ -122,24 +122,24 @@ def probe(sandbox: lifecycle.Sandbox) -> LinkSample:
     return samples[0]
 
 
-def _of(setting: Setting, base: LinkSample, measured: Sequence[LinkSample]) -> Iterator[Row]:
-    for name, (unit, expect, get, slack, target) in FIGURES.items():
+def _setting_rows(setting: Setting, base: LinkSample, measured: Sequence[LinkSample]) -> Iterator[Row]:
+    for name, (unit, expect, get, tolerance, target) in METRICS.items():
         values = [float("nan") if value is None else value for value in map(get, measured)]
         expected, value = expect(setting, base), statistics.median(values)
         yield make_row(f"{setting}: {name}", values, unit, baseline=expected, target=target,
-                       met=not any(map(math.isnan, values)) and abs(value - expected) <= slack(expected))
+                       met=not any(map(math.isnan, values)) and abs(value - expected) <= tolerance(expected))
 
 
 def summary(settings: Sequence[Setting], base: LinkSample,
             measured: Sequence[Sequence[LinkSample]]) -> Iterator[Row]:
     """Yield the share of recovered settings for each metric, and the same with other settings (control)."""
-    for name in FIGURES:
+    for name in METRICS:
         def share(of: Sequence[Setting], name: str = name) -> float:
             hits = [row.met for setting, samples in zip(of, measured, strict=True)
-                    for row in _of(setting, base, samples) if row.metric.endswith(f": {name}")]
+                    for row in _setting_rows(setting, base, samples) if row.metric.endswith(f": {name}")]
             return sum(map(bool, hits)) / len(hits)
 
-        right, wrong = share(settings), share([*settings[1:], settings[0]])
-        yield make_row(f"settings whose {name} was recovered", [right], "", target="all", met=right == 1)
-        yield make_row(f"settings whose {name} matches that of the next setting (control)", [wrong], "",
-                       baseline=right, target="at most half of the baseline", met=wrong <= right / 2)
+        recovered, control = share(settings), share([*settings[1:], settings[0]])
+        yield make_row(f"settings whose {name} was recovered", [recovered], "", target="all", met=recovered == 1)
+        yield make_row(f"settings whose {name} matches that of the next setting (control)", [control], "",
+                       baseline=recovered, target="at most half of the baseline", met=control <= recovered / 2)

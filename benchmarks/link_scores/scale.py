@@ -30,7 +30,7 @@ NOISIER = 0.20
 SECONDS, SHARE = 180.0, 0.001
 RECALL, PRECISION = 0.99, 0.95
 #: a good link: bytes/s, and round-trip time in seconds
-SPEED, TRIP = 1.25e9, 2e-5
+THROUGHPUT, RTT = 1.25e9, 2e-5
 #: share of pairs disturbed by other traffic, and their remaining share of the throughput
 BUSY, LEFT = 0.01, 1 / 3
 #: defect of a link -> factor of its throughput, seconds added to its round-trip time, loss
@@ -59,8 +59,8 @@ class Fabric:
     names: tuple[str, ...]
     leaf: tuple[int, ...]
     kind: npt.NDArray[np.int64]
-    speed: FloatArray
-    trip: FloatArray
+    throughput: FloatArray
+    rtt: FloatArray
     loss: FloatArray
     uplink: FloatArray
 
@@ -69,28 +69,29 @@ class Fabric:
         kind = np.full(nodes, -1)
         bad = draw.choice(nodes, round(nodes * DEGRADED), replace=False)
         kind[bad] = np.arange(len(bad)) % len(KINDS)
-        factor, late, loss = np.array([*KINDS.values(), (1.0, 0.0, 0.0)])[kind].T
+        factor, added_rtt, loss = np.array([*KINDS.values(), (1.0, 0.0, 0.0)])[kind].T
         uplink = np.full(-(-nodes // PER_ZONE), UPLINK)
         uplink[draw.choice(len(uplink), max(1, round(len(uplink) * DEGRADED)), replace=False)] = BAD_UPLINK
         return cls(tuple(f"n{i:05d}" for i in range(nodes)), tuple(i // PER_ZONE for i in range(nodes)), kind,
-                   SPEED * factor, TRIP + late, loss, uplink)
+                   THROUGHPUT * factor, RTT + added_rtt, loss, uplink)
 
-    def measured(self, pairs: list[tuple[int, int]], effort: ProbeConfig, noise: float,
+    def measured(self, pairs: list[tuple[int, int]], config: ProbeConfig, noise: float,
                  draw: np.random.Generator) -> list[PairMeasurement]:
         """Measure the pairs of one round."""
         a, b = np.array(pairs, np.int64).reshape(-1, 2).T
 
-        def off() -> FloatArray:
+        def noise_factors() -> FloatArray:
             return np.maximum(0.1, 1 + noise * draw.standard_normal(len(a)))
 
         busy = np.where(draw.random(len(a)) < BUSY, LEFT, 1.0)
         zone_a, zone_b = (np.array(self.leaf)[i] for i in (a, b))
         uplink = np.where(zone_a == zone_b, np.inf, np.minimum(self.uplink[zone_a], self.uplink[zone_b]))
-        carried = np.minimum(np.minimum(self.speed[a], self.speed[b]), uplink) * busy
-        trip = (self.trip[a] + self.trip[b]) * off()
-        lost = draw.binomial(effort.loss_probes, 1 - (1 - self.loss[a]) * (1 - self.loss[b])) / effort.loss_probes
-        columns = (carried * off(), carried * off(), trip, trip * 1.5, lost)
-        return [PairMeasurement(self.names[i], self.names[j], *figures) for (i, j), *figures in zip(
+        throughput = np.minimum(np.minimum(self.throughput[a], self.throughput[b]), uplink) * busy
+        rtt = (self.rtt[a] + self.rtt[b]) * noise_factors()
+        loss = 1 - (1 - self.loss[a]) * (1 - self.loss[b])
+        measured_loss = draw.binomial(config.loss_probes, loss) / config.loss_probes
+        columns = (throughput * noise_factors(), throughput * noise_factors(), rtt, rtt * 1.5, measured_loss)
+        return [PairMeasurement(self.names[i], self.names[j], *metrics) for (i, j), *metrics in zip(
             pairs, *(column.tolist() for column in columns), strict=True)]
 
 
@@ -111,28 +112,28 @@ class ProbeResult:
 
 def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS) -> ProbeResult:
     """Probe inside the zones and between some of them, in `sweeps` sweeps with different pairs."""
-    draw, effort = np.random.default_rng((seed, 1)), ProbeConfig()
+    draw, config = np.random.default_rng((seed, 1)), ProbeConfig()
     leaf = {name: f"z{zone}" for name, zone in zip(fabric.names, fabric.leaf, strict=True)}
     samples: list[LinkSample] = []
-    played, count = 0, 0
+    num_rounds, count = 0, 0
     for sweep in range(sweeps):
         rounds = [*round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=INSIDE, pairs_per_zone_pair=0),
                  *islice(round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=0, pairs_per_zone_pair=1),
                         BETWEEN)]
-        pairs = [pair for round_pairs in rounds for pair in fabric.measured(round_pairs, effort, noise, draw)]
-        played, count = played + len(rounds), count + len(pairs)
-        samples += estimate_links(pairs, leaf, 1e9 + played * effort.expected_s)
-    scores = aggregate.aggregate_scores(samples, 1e9 + played * effort.expected_s)
-    per_pair = 2 * min(effort.stream_bytes, SPEED * effort.stream_seconds) + 2 * effort.loss_probes * _DATAGRAM
-    return ProbeResult(replace(scores, half_life=aggregate.DEFAULT_RULES.half_life), played * effort.expected_s,
-                 count * per_pair / (len(fabric.names) * SPEED * SECONDS))
+        pairs = [pair for round_pairs in rounds for pair in fabric.measured(round_pairs, config, noise, draw)]
+        num_rounds, count = num_rounds + len(rounds), count + len(pairs)
+        samples += estimate_links(pairs, leaf, 1e9 + num_rounds * config.expected_s)
+    scores = aggregate.aggregate_scores(samples, 1e9 + num_rounds * config.expected_s)
+    per_pair = 2 * min(config.stream_bytes, THROUGHPUT * config.stream_seconds) + 2 * config.loss_probes * _DATAGRAM
+    return ProbeResult(replace(scores, half_life=aggregate.DEFAULT_RULES.half_life), num_rounds * config.expected_s,
+                       count * per_pair / (len(fabric.names) * THROUGHPUT * SECONDS))
 
 
 def flagged(names: tuple[str, ...], scores: LinkScores) -> npt.NDArray[np.bool_]:
     """Return the nodes that placement rates lower than unmeasured nodes; shape (nodes,)."""
-    usual = replace(scores, nodes={}, zones={}, inter_leaf={})
-    (speed, delay), (best, least) = capacity.node_links(names, scores), capacity.node_links(names, usual)
-    return np.asarray((speed < best * (1 - 1e-9)) | (delay > least * (1 + 1e-9)))
+    unmeasured = replace(scores, nodes={}, zones={}, inter_leaf={})
+    (throughput, delay), (best, least) = capacity.node_links(names, scores), capacity.node_links(names, unmeasured)
+    return np.asarray((throughput < best * (1 - 1e-9)) | (delay > least * (1 + 1e-9)))
 
 
 @dataclass(frozen=True)
@@ -197,10 +198,10 @@ def rows(seed: int = 0, nodes: int = NODES, repeats: int = REPEATS) -> Iterator[
         rates = Rates.of(fabric, probe(fabric, seed, noise, sweeps).scores)
         yield make_row(f"{label}, {variant}: recall", [rates.recall], "")
         yield make_row(f"{label}, {variant}: precision", [rates.precision], "")
-    lost = [Rates.of(fabric, shuffled(result.scores, np.random.default_rng((seed, 2)))).recall
-            for fabric, result in probed]
-    yield make_row("control, shuffled scores: recall", lost, "", baseline=float(np.median(recall)),
-                   target="below 0.1", met=max(lost) < 0.1)
+    control_recalls = [Rates.of(fabric, shuffled(result.scores, np.random.default_rng((seed, 2)))).recall
+                       for fabric, result in probed]
+    yield make_row("control, shuffled scores: recall", control_recalls, "", baseline=float(np.median(recall)),
+                   target="below 0.1", met=max(control_recalls) < 0.1)
 
 
 def _evaluate(metric: str, samples: list[float], least: float) -> Row:

@@ -5,9 +5,10 @@ A probe measures all links. Then the same training runs on the nodes and in the 
 
 - Slurm: its own choice, ranks in order of node names.
 - leaf order: the same nodes, ranks ordered by leaf.
-- zone: slurmdl without scores.
-- score: slurmdl with scores and without zones.
-- zone + score: slurmdl with both; and with only throughput, delay or loss of each link.
+- zone: slurmdl without link scores.
+- link scores: slurmdl with link scores and without zones.
+- zone + link scores: slurmdl with both.
+- zone + throughput only, delay only, loss only: slurmdl with zones and one metric of each link.
 - shuffled: slurmdl with zones and the scores of other nodes (negative control); the gain must vanish.
 
 In addition, 20 jobs of random sizes are submitted while some nodes are busy: a degraded node may be chosen only if
@@ -44,7 +45,7 @@ MODEL = "mlp:256,128"
 STEPS, WARM_UP, REPEATS, TRIALS = 12, 2, 3, 20
 PLAIN, LEAF, ZONE, SCORE, BOTH = "Slurm", "leaf order", "zone", "link scores", "zone + link scores"
 SHUFFLED = "shuffled (control)"
-FIGURES = ("throughput", "delay", "loss")
+METRICS = ("throughput", "delay", "loss")
 #: attempts to start a step: Open MPI 4.1.4 sometimes crashes in MPI_Init if a message arrives too early, and
 #: `srun -K` then ends the other ranks
 _STARTS = 8
@@ -59,8 +60,8 @@ def rows(seed: int = 0) -> Iterator[Row]:
     try:
         benchmark = _TrainingBenchmark(sandbox, random.Random(seed))
         benchmark.degrade()
-        yield from benchmark.avoided()
-        yield from benchmark.trained()
+        yield from benchmark.measure_choices()
+        yield from benchmark.measure_step_times()
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
 
@@ -82,25 +83,25 @@ class _TrainingBenchmark:
         samples = [sample for sample in parse_sample_lines(text.splitlines()) if isinstance(sample, LinkSample)]
         self.scores = aggregate.aggregate_scores(samples, time.time())
 
-    def avoided(self) -> Iterator[Row]:
+    def measure_choices(self) -> Iterator[Row]:
         """Run trials with random busy nodes, with enough free clean nodes or one too few."""
-        for spare, condition, expected in ((0, "enough healthy nodes free", "no degraded node is chosen"),
+        for spare, condition, expectation in ((0, "enough healthy nodes free", "no degraded node is chosen"),
                                    (-1, "one healthy node too few free",
                                             "exactly one degraded node is chosen")):
-            right = []
+            as_expected = []
             for _ in range(TRIALS):
                 clean = [node for node in self.sandbox.spec.topology.nodes if node not in (SLOW, LOSSY)]
                 size = self.random.randint(2, 6)
                 extra = 0 if spare else self.random.randint(0, 2)
                 busy = self.random.sample(clean, len(clean) - size - spare - extra)
-                bad = {SLOW, LOSSY} & set(self._submitted(size, busy))
-                right.append(len(bad) == -spare)
-            yield make_row(f"trials with {condition}: {expected}", [sum(right)], "", target=str(TRIALS),
-                           met=sum(right) == TRIALS)
+                bad = {SLOW, LOSSY} & set(self._nodes_of_new_job(size, busy))
+                as_expected.append(len(bad) == -spare)
+            yield make_row(f"trials with {condition}: {expectation}", [sum(as_expected)], "", target=str(TRIALS),
+                           met=sum(as_expected) == TRIALS)
 
-    def _submitted(self, size: int, busy: Sequence[str]) -> list[str]:
+    def _nodes_of_new_job(self, size: int, busy: Sequence[str]) -> list[str]:
         """Return the nodes of a job that is submitted while other nodes are busy."""
-        path = self._written(self.scores, "scores")
+        path = self._write_scores(self.scores, "scores")
         blocker = self._call(["sbatch", "--parsable", "-o/dev/null", f"-N{len(busy)}",
                             f"-w{hostlist.fold_hostlist(busy)}", "--exclusive",
                             "--wrap", "sleep 60"]).strip() if busy else ""
@@ -126,24 +127,26 @@ class _TrainingBenchmark:
             time.sleep(0.1)
         raise SandboxError(f"job {job} does not start")
 
-    def trained(self) -> Iterator[Row]:
+    def measure_step_times(self) -> Iterator[Row]:
         """Measure step times by rule."""
         names = list(self.scores.nodes)
         shuffled = names[1:] + names[:1]
         # assign the scores of the degraded links to healthy nodes
-        wrong = replace(self.scores, nodes={a: self.scores.nodes[b] for a, b in zip(names, shuffled, strict=True)})
+        wrong_nodes = {a: self.scores.nodes[b] for a, b in zip(names, shuffled, strict=True)}
+        wrong_scores = replace(self.scores, nodes=wrong_nodes)
         flat = self.folder / "flat.conf"
         flat.write_text(_FLAT)
-        orders = {ZONE: self._placed("off"), SCORE: self._placed(self._written(self.scores, "all"), str(flat)),
-                  BOTH: self._placed(self._written(self.scores, "all"))}
-        for figure in FIGURES:
-            known = replace(self.scores, nodes={k: _only(v, figure) for k, v in self.scores.nodes.items()},
-                            zones={}, inter_leaf={})
-            orders[f"zone + {figure} only"] = self._placed(self._written(known, figure))
-        orders[SHUFFLED] = self._placed(self._written(wrong, "wrong"))
-        slurms = sorted(self._granted())
-        orders = {PLAIN: slurms, LEAF: sorted(slurms, key=lambda n: (self.sandbox.spec.topology.leaf_of(n), n)),
-                  **orders}
+        all_scores = self._write_scores(self.scores, "all")
+        orders = {ZONE: self._choose_nodes("off"), SCORE: self._choose_nodes(all_scores, str(flat)),
+                  BOTH: self._choose_nodes(all_scores)}
+        for metric in METRICS:
+            nodes_of_metric = {name: _only(score, metric) for name, score in self.scores.nodes.items()}
+            one_metric = replace(self.scores, nodes=nodes_of_metric, zones={}, inter_leaf={})
+            orders[f"zone + {metric} only"] = self._choose_nodes(self._write_scores(one_metric, metric))
+        orders[SHUFFLED] = self._choose_nodes(self._write_scores(wrong_scores, "wrong"))
+        slurm_nodes = sorted(self._slurm_nodes())
+        by_leaf = sorted(slurm_nodes, key=lambda node: (self.sandbox.spec.topology.leaf_of(node), node))
+        orders = {PLAIN: slurm_nodes, LEAF: by_leaf, **orders}
         seconds: dict[str, list[list[float]]] = {variant: [] for variant in orders}
         for _ in range(REPEATS):
             for variant, nodes in orders.items():
@@ -152,7 +155,7 @@ class _TrainingBenchmark:
                       file=sys.stderr)
         yield from evaluate(seconds, orders)
 
-    def _granted(self) -> list[str]:
+    def _slurm_nodes(self) -> list[str]:
         """Return the nodes that Slurm assigns to a job."""
         job = self._call(["sbatch", "--parsable", f"-N{RANKS}", "-o/dev/null", "--wrap", "sleep 30"]).strip()
         try:
@@ -160,17 +163,17 @@ class _TrainingBenchmark:
         finally:
             self._call(["scancel", job])
 
-    def _placed(self, scores: str, topology: str = "") -> list[str]:
+    def _choose_nodes(self, scores: str, topology: str = "") -> list[str]:
         """Return the node of each rank that `slurmdl place` chooses."""
-        given = [f"--topology={topology}"] if topology else []
-        text = self._call(["slurmdl", "place", "--json", f"--dl-link-scores={scores}", *given, f"-N{RANKS}",
+        topology_option = [f"--topology={topology}"] if topology else []
+        text = self._call(["slurmdl", "place", "--json", f"--dl-link-scores={scores}", *topology_option, f"-N{RANKS}",
                            "--ntasks-per-node=1", "--dl-strategy=allreduce"])
         placement = json.loads(text)["placement"]
         if placement is None:
             raise SandboxError(f"slurmdl place --dl-link-scores={scores}: nothing chosen: {text[:200]}")
         return list(placement["rank_map"]["nodes"])
 
-    def _written(self, scores: LinkScores, name: str) -> str:
+    def _write_scores(self, scores: LinkScores, name: str) -> str:
         path = self.folder / f"{name}.json"
         path.write_text(scores.to_text())
         return str(path)
@@ -209,24 +212,25 @@ def evaluate(seconds: Mapping[str, Sequence[Sequence[float]]], orders: Mapping[s
     def tail(steps: Sequence[float]) -> float:
         return sorted(steps)[min(len(steps) - 1, len(steps) * 99 // 100)]
 
-    for name, figure in (("median", statistics.median), ("99th percentile", tail)):
-        of = {variant: [float(figure(steps)) for steps in runs] for variant, runs in seconds.items()}
-        middle = {variant: statistics.median(values) for variant, values in of.items()}
-        for variant, values in of.items():
-            target, met = "", None
+    for name, metric in (("median", statistics.median), ("99th percentile", tail)):
+        values_by_variant = {variant: [float(metric(steps)) for steps in runs] for variant, runs in seconds.items()}
+        medians = {variant: statistics.median(values) for variant, values in values_by_variant.items()}
+        for variant, values in values_by_variant.items():
+            target: str = ""
+            met: bool | None = None
             if variant == BOTH:
-                target, met = "below Slurm, leaf order and zone", middle[variant] < min(middle[PLAIN], middle[LEAF],
-                                                                                        middle[ZONE])
+                target = "below Slurm, leaf order and zone"
+                met = medians[variant] < min(medians[PLAIN], medians[LEAF], medians[ZONE])
             elif variant == SHUFFLED:
-                target, met = "more than half of the gain is lost", middle[ZONE] - middle[variant] < 0.5 * (
-                    middle[ZONE] - middle[BOTH])
+                target = "more than half of the gain is lost"
+                met = medians[ZONE] - medians[variant] < 0.5 * (medians[ZONE] - medians[BOTH])
             yield make_row(f"{name} seconds per step, {variant} ({hostlist.fold_hostlist(sorted(orders[variant]))})",
-                           values, "s", baseline=middle[PLAIN], target=target, met=met)
+                           values, "s", baseline=medians[PLAIN], target=target, met=met)
 
 
-def _only(score: LinkScore, figure: str) -> LinkScore:
+def _only(score: LinkScore, metric: str) -> LinkScore:
     """Return a score with only one known metric."""
-    of = {"throughput": LinkScore(score.throughput),
-          "delay": LinkScore(None, score.rtt, rtt_p99=score.rtt_p99),
-          "loss": LinkScore(None, loss=score.loss)}
-    return replace(of[figure], age=score.age, samples=score.samples, source=score.source)
+    by_metric = {"throughput": LinkScore(score.throughput),
+                 "delay": LinkScore(None, score.rtt, rtt_p99=score.rtt_p99),
+                 "loss": LinkScore(None, loss=score.loss)}
+    return replace(by_metric[metric], age=score.age, samples=score.samples, source=score.source)

@@ -68,13 +68,13 @@ def rows(seed: int) -> Iterator[Row]:
 def compare(jobs: Jobs, case: Case, topology: Topology,
             random: np.random.Generator) -> dict[str, Mapping[str, float]]:
     """Return network -> variant -> bytes between nodes per step, while another job occupies the busy nodes."""
-    blocker = jobs.hold(case.busy)
+    blocker = jobs.occupy(case.busy)
     try:
-        slurm = jobs.granted(case.job.nodes, case.job.tasks_per_node)
+        slurm = jobs.assigned_nodes(case.job.nodes, case.job.tasks_per_node)
         text = namespaces.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                                       stdin="show nodes\nshow partitions\nshow config\n")
     finally:
-        jobs.end(blocker)
+        jobs.cancel(blocker)
     snapshot, free = scontrol_parser.parse_snapshot(text), sorted(set(topology.nodes) - set(case.busy))
     by_network: dict[str, Mapping[str, float]] = {}
     for name, size in NETWORKS.items():
@@ -132,7 +132,7 @@ def burst(jobs: Jobs, topology: Topology, variant: str) -> float:
     total_bytes = sum(predicted(SHAPE, _places(folder, number, deadline), topology).inter_node_bytes
                 for number in numbers)
     for number in numbers:
-        jobs.end(int(number))
+        jobs.cancel(int(number))
     return total_bytes
 
 

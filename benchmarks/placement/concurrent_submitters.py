@@ -47,13 +47,13 @@ CPUS = 4
 LEAVES, NODES = 10, 200
 SUBMITTERS, BURST_SIZES, BURST_BUSY = 20, (1, 8), 0.5
 #: seconds after which a waiting job of a burst counts as never started
-PATIENCE = 15.0
+MAX_BURST_WAIT_S = 15.0
 JOBS, SIZES, DURATIONS, ARRIVALS = 200, (1, 40), (1.0, 10.0), 70.0
 #: time limit of a trace in seconds
-LIMIT = 240.0
+TRACE_TIMEOUT_S = 240.0
 #: tolerance factor of comparisons with sbatch, and extra seconds for the wait of one job: the scheduler runs once a
 #: second
-SLACK, PASS = 1.05, 1.0
+SLACK, SCHEDULER_PASS_S = 1.05, 1.0
 #: number of snapshots, bursts and traces, each with its own seed
 SNAPSHOTS, BURSTS, TRACES = 10, 2, 2
 VARIANTS = ("sbatch", "slurmdl", "control")
@@ -115,21 +115,21 @@ class Run:
     lost: int
 
 
-def run_trace(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: float = LIMIT) -> Run:
+def run_trace(sandbox: Sandbox, jobs: Sequence[Job], variant: str, max_wait_s: float = TRACE_TIMEOUT_S) -> Run:
     """Submit the jobs on arrival, end each after its duration, and wait for all.
 
-    A job that has not started within `patience` seconds after its submission is cancelled.
+    A job that has not started within `max_wait_s` seconds after its submission is cancelled.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     queued: dict[int, float] = {}
     starts: dict[int, float] = {}
-    held: dict[int, tuple[str, ...]] = {}
+    nodes_by_job: dict[int, tuple[str, ...]] = {}
     children: list[subprocess.Popen[bytes]] = []
     done: set[int] = set()
     lost: set[int] = set()
     try:
         while len(done) < len(jobs):
-            now = time.monotonic() - began
+            now = time.monotonic() - start
             while len(children) < len(jobs) and jobs[len(children)].arrival <= now:
                 line = sandbox.command(jobs[len(children)].argv(variant, str(len(children))),
                                        directory=str(sandbox.shared))
@@ -141,29 +141,30 @@ def run_trace(sandbox: Sandbox, jobs: Sequence[Job], variant: str, patience: flo
                     sandbox.pids[LOGIN], ["squeue", "-h", "-o", "%j %A %t %N"]).splitlines()):
                 if not name.isdigit() or int(name) in done:
                     continue
-                job, now = int(name), time.monotonic() - began
+                job, now = int(name), time.monotonic() - start
                 listed.add(job)
                 queued.setdefault(job, now)
                 if state == "CF" and job not in starts:
-                    starts[job], held[job] = now, tuple(hostlist.expand_hostlist(nodes[0]))
-                late = now - queued[job] > patience and job not in starts
-                if late or (job in starts and now - starts[job] >= jobs[job].duration):
-                    cloud_nodes.power_down_job(sandbox, int(number), held.get(job, ()))
+                    starts[job], nodes_by_job[job] = now, tuple(hostlist.expand_hostlist(nodes[0]))
+                is_late = now - queued[job] > max_wait_s and job not in starts
+                if is_late or (job in starts and now - starts[job] >= jobs[job].duration):
+                    cloud_nodes.power_down_job(sandbox, int(number), nodes_by_job.get(job, ()))
                     done.add(job)
             lost |= set(starts) - listed - done
             done |= lost
-            if time.monotonic() - began > LIMIT:
-                raise SandboxError(f"trace: {len(jobs) - len(done)} jobs did not complete within {LIMIT:g} s")
+            if time.monotonic() - start > TRACE_TIMEOUT_S:
+                raise SandboxError(
+                    f"trace: {len(jobs) - len(done)} jobs did not complete within {TRACE_TIMEOUT_S:g} s")
             time.sleep(0.1)
-        completion = time.monotonic() - began
+        completion = time.monotonic() - start
     finally:
         for child in children:
             if child.wait(timeout=60):
                 raise SandboxError("trace: sbatch rejected a job")
-    cloud_nodes.wait_for_idle_nodes(sandbox, sorted(set(itertools.chain.from_iterable(held.values()))))
+    cloud_nodes.wait_for_idle_nodes(sandbox, sorted(set(itertools.chain.from_iterable(nodes_by_job.values()))))
     return Run(tuple(starts.get(i, np.inf) - queued[i] for i in range(len(jobs))),
                tuple(queued[i] - job.arrival for i, job in enumerate(jobs)),
-               tuple(held.get(i, ()) for i in range(len(jobs))), completion, len(lost))
+               tuple(nodes_by_job.get(i, ()) for i in range(len(jobs))), completion, len(lost))
 
 
 def rows(seed: int = 0) -> Iterator[Row]:
@@ -192,11 +193,11 @@ def rows(seed: int = 0) -> Iterator[Row]:
 class Collisions:
     """Collisions of each burst on one snapshot.
 
-    `pairs` counts pairs of choices that share a node, `late` choices that share a node with an earlier one.
+    `pairs` counts pairs of choices that share a node, `colliding` choices that share a node with an earlier one.
     """
 
     pairs: list[float] = field(default_factory=list)
-    late: list[float] = field(default_factory=list)
+    colliding: list[float] = field(default_factory=list)
 
 
 def collisions(bursts: Sequence[Sequence[Job]], cluster: ClusterSnapshot,
@@ -205,15 +206,16 @@ def collisions(bursts: Sequence[Sequence[Job]], cluster: ClusterSnapshot,
     counts = Collisions(), Collisions()
     for number, jobs in enumerate(bursts):
         seeds = np.random.default_rng(number).integers(1, 2**32, len(jobs)).tolist()
-        for into, drawn in zip(counts, (seeds, [0] * len(jobs)), strict=True):
-            chosen = [_chosen(job, seed, cluster, topology) for job, seed in zip(jobs, drawn, strict=True)]
-            met = [[bool(nodes & earlier) for earlier in chosen[:i]] for i, nodes in enumerate(chosen)]
-            into.pairs.append(float(sum(map(sum, met))))
-            into.late.append(float(sum(map(any, met))))
+        for counter, submission_seeds in zip(counts, (seeds, [0] * len(jobs)), strict=True):
+            chosen = [_choose_nodes(job, job_seed, cluster, topology)
+                      for job, job_seed in zip(jobs, submission_seeds, strict=True)]
+            shares_node = [[bool(nodes & earlier) for earlier in chosen[:i]] for i, nodes in enumerate(chosen)]
+            counter.pairs.append(float(sum(map(sum, shares_node))))
+            counter.colliding.append(float(sum(map(any, shares_node))))
     return counts
 
 
-def _chosen(job: Job, seed: int, cluster: ClusterSnapshot, topology: Topology) -> set[str]:
+def _choose_nodes(job: Job, seed: int, cluster: ClusterSnapshot, topology: Topology) -> set[str]:
     request = JobRequest(DlOptions(strategy=job.strategy, ps=int(job.strategy == "ps")), (job.nodes, job.nodes),
                          exclusive=True, seed=seed)
     try:
@@ -235,7 +237,7 @@ def _snapshots(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Ro
                    met=float(np.median(plain.pairs)) > float(np.median(seeded.pairs)))
     # not a control: if jobs request most of the free nodes, almost every choice shares a node with an earlier one
     yield make_row(f"one snapshot: of {count} choices, number that share a node with an earlier one (baseline: "
-                   "without seeds)", seeded.late, "jobs", baseline=float(np.median(plain.late)))
+                   "without seeds)", seeded.colliding, "jobs", baseline=float(np.median(plain.colliding)))
 
 
 def _bursts(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
@@ -244,14 +246,14 @@ def _bursts(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
         for variant in VARIANTS:
             print(f"concurrent submitters: burst {number + 1} of {len(bursts)}, {variant}", file=sys.stderr,
                   flush=True)
-            runs_by_variant[variant].append(run_trace(sandbox, jobs, variant, PATIENCE))
-    waits = {variant: [[min(wait, PATIENCE) for wait in run.waits] for run in runs] for variant,
+            runs_by_variant[variant].append(run_trace(sandbox, jobs, variant, MAX_BURST_WAIT_S))
+    waits = {variant: [[min(wait, MAX_BURST_WAIT_S) for wait in run.waits] for run in runs] for variant,
              runs in runs_by_variant.items()}
     not_started = sum(wait == np.inf for run in runs_by_variant["slurmdl"] for wait in run.waits)
     yield make_row("burst: jobs that never start, slurmdl", [not_started], "jobs", target="none", met=not not_started)
-    for name, figure in (("median", np.median), ("longest", np.max)):
-        plain, placed, control = ([float(figure(run)) for run in waits[variant]] for variant in VARIANTS)
-        max_wait = SLACK * float(np.median(plain)) + PASS
+    for name, metric_of in (("median", np.median), ("longest", np.max)):
+        plain, placed, control = ([float(metric_of(run)) for run in waits[variant]] for variant in VARIANTS)
+        max_wait = SLACK * float(np.median(plain)) + SCHEDULER_PASS_S
         yield make_row(f"burst: {name} wait, slurmdl", placed, "s", baseline=float(np.median(plain)),
                        target=f"at most {max_wait:.3g} s: sbatch's wait plus {SLACK - 1:.0%} and one pass of the "
                        "scheduler",
@@ -273,51 +275,52 @@ class _TraceRuns:
 
 
 def _traces(sandbox: Sandbox, traces: Sequence[Sequence[Job]]) -> Iterator[Row]:
-    played = []
+    runs_by_trace = []
     for number, jobs in enumerate(traces):
         runs = []
         for variant in TRACE_VARIANTS:
             print(f"concurrent submitters: trace {number + 1} of {len(traces)}, {variant}", file=sys.stderr,
                   flush=True)
             runs.append(run_trace(sandbox, jobs, variant))
-        played.append(_TraceRuns(jobs, *runs))
-    yield from _compared(f"trace of {len(traces[0])} jobs: completion of the queue", played,
-                         lambda run, _: run.completion, "s", 0.0)
+        runs_by_trace.append(_TraceRuns(jobs, *runs))
+    yield from _comparison_rows(f"trace of {len(traces[0])} jobs: completion of the queue", runs_by_trace,
+                                lambda run, _: run.completion, "s", 0.0)
     yield make_row("trace: jobs that the controller ended early",
-                   [sum(run.lost for trace in played
+                   [sum(run.lost for trace in runs_by_trace
                         for run in (trace.plain, trace.before, trace.placed, trace.after))], "jobs")
     for owner, placed in (("placed jobs", True), ("other users' jobs", False)):
-        yield from _of_users(sandbox.spec.topology, owner, placed, played)
+        yield from _user_rows(sandbox.spec.topology, owner, placed, runs_by_trace)
 
 
-def _of_users(topology: Topology, owner: str, placed: bool, played: Sequence[_TraceRuns]) -> Iterator[Row]:
+def _user_rows(topology: Topology, owner: str, placed: bool, runs_by_trace: Sequence[_TraceRuns]) -> Iterator[Row]:
     def select(values: Sequence[float], jobs: Sequence[Job]) -> list[float]:
         return [value for value, job in zip(values, jobs, strict=True) if job.placed is placed]
 
     def leaves(run: Run, jobs: Sequence[Job]) -> float:
         return float(np.mean(select([_leaves(topology, nodes) for nodes in run.nodes], jobs)))
 
-    yield from _compared(f"trace: median seconds to submit {owner}", played,
-                         lambda run, jobs: float(np.median(select(run.submissions, jobs))), "s")
-    yield from _compared(f"trace: mean wait of {owner}", played,
-                         lambda run, jobs: float(np.mean(select(run.waits, jobs))), "s", 0.0)
-    yield from _compared(f"trace: median wait of {owner}", played,
-                         lambda run, jobs: float(np.median(select(run.waits, jobs))), "s", PASS)
-    yield from _compared(f"trace: longest wait of {owner}", played,
-                         lambda run, jobs: max(select(run.waits, jobs)), "s", PASS)
-    yield from _compared(f"trace: mean leaves of {owner}", played, leaves, "leaves")
+    yield from _comparison_rows(f"trace: median seconds to submit {owner}", runs_by_trace,
+                                lambda run, jobs: float(np.median(select(run.submissions, jobs))), "s")
+    yield from _comparison_rows(f"trace: mean wait of {owner}", runs_by_trace,
+                                lambda run, jobs: float(np.mean(select(run.waits, jobs))), "s", 0.0)
+    yield from _comparison_rows(f"trace: median wait of {owner}", runs_by_trace,
+                                lambda run, jobs: float(np.median(select(run.waits, jobs))), "s", SCHEDULER_PASS_S)
+    yield from _comparison_rows(f"trace: longest wait of {owner}", runs_by_trace,
+                                lambda run, jobs: max(select(run.waits, jobs)), "s", SCHEDULER_PASS_S)
+    yield from _comparison_rows(f"trace: mean leaves of {owner}", runs_by_trace, leaves, "leaves")
 
 
-def _compared(metric: str, played: Sequence[_TraceRuns], figure: Callable[[Run, Sequence[Job]], float], unit: str,
-              allowance: float | None = None) -> Iterator[Row]:
+def _comparison_rows(metric: str, runs_by_trace: Sequence[_TraceRuns],
+                     metric_of: Callable[[Run, Sequence[Job]], float], unit: str,
+                     allowance: float | None = None) -> Iterator[Row]:
     """Yield a metric with slurmdl, relative to sbatch under the same load, and with sbatch alone.
 
     The target is SLACK times the baseline plus `allowance`; no target if `allowance` is None.
     """
-    placed = [figure(trace.placed, trace.jobs) for trace in played]
-    pairs = [(figure(trace.before, trace.jobs), figure(trace.after, trace.jobs)) for trace in played]
+    placed = [metric_of(trace.placed, trace.jobs) for trace in runs_by_trace]
+    pairs = [(metric_of(trace.before, trace.jobs), metric_of(trace.after, trace.jobs)) for trace in runs_by_trace]
     loaded = float(np.median(pairs))
-    yield make_row(f"{metric}, sbatch alone", [figure(trace.plain, trace.jobs) for trace in played], unit,
+    yield make_row(f"{metric}, sbatch alone", [metric_of(trace.plain, trace.jobs) for trace in runs_by_trace], unit,
                    baseline=loaded)
     if allowance is None:
         yield make_row(f"{metric}, slurmdl", placed, unit, baseline=loaded)

@@ -29,9 +29,9 @@ IntArray = npt.NDArray[np.int64]
 #: Debian's name of gmap
 GMAP = "scotch_gmap"
 #: time limit of gmap in seconds
-LIMIT = 120
+TIMEOUT_S = 120
 #: maximum weight of an edge or distance; the mappers require integers
-STEPS = 1000
+MAX_WEIGHT = 1000
 
 
 def missing() -> dict[str, str]:
@@ -62,15 +62,15 @@ def distances(network: NetworkLinks, slots: IntArray) -> FloatArray:
     Args:
         slots: shape (slots,), node of each slot.
     """
-    own = 1 / network.node_capacity
+    node_seconds = 1 / network.node_capacity
     zone = np.append(1 / network.zone_capacity, 0.0)
     # both paths to the root, minus twice their common part
-    climb = own + zone[network.ancestors].sum(axis=1)
-    shared = np.zeros((len(own), len(own)))
+    to_root = node_seconds + zone[network.ancestors].sum(axis=1)
+    shared = np.zeros((len(node_seconds), len(node_seconds)))
     for column in network.ancestors.T:
         both = (column[:, None, None] == network.ancestors[None]).any(axis=2) & (column >= 0)[:, None]
         shared += both * zone[column][:, None]
-    between = climb[:, None] + climb[None] - 2 * shared
+    between = to_root[:, None] + to_root[None] - 2 * shared
     np.fill_diagonal(between, 0.0)
     return np.asarray(between[np.ix_(slots, slots)])
 
@@ -78,12 +78,12 @@ def distances(network: NetworkLinks, slots: IntArray) -> FloatArray:
 def paths(network: NetworkLinks) -> IntArray:
     """Return the zones above each node from the root, -1 below its leaf, and the node last; (nodes, levels)."""
     depth = (network.ancestors >= 0).sum(axis=1)
-    turned = depth[:, None] - 1 - np.arange(network.ancestors.shape[1])
-    zones = np.where(turned >= 0, np.take_along_axis(network.ancestors, np.maximum(turned, 0), axis=1), -1)
+    position = depth[:, None] - 1 - np.arange(network.ancestors.shape[1])
+    zones = np.where(position >= 0, np.take_along_axis(network.ancestors, np.maximum(position, 0), axis=1), -1)
     return np.column_stack([zones, np.arange(len(depth))])
 
 
-def gmap(traffic: FloatArray, far: FloatArray) -> tuple[IntArray, float]:
+def gmap(traffic: FloatArray, distance: FloatArray) -> tuple[IntArray, float]:
     """Map ranks to slots with Scotch; return the slot of each rank, and the seconds.
 
     Args:
@@ -92,21 +92,21 @@ def gmap(traffic: FloatArray, far: FloatArray) -> tuple[IntArray, float]:
     with tempfile.TemporaryDirectory() as folder:
         source, target, out = (Path(folder) / name for name in ("source.grf", "target.tgt", "out.map"))
         source.write_text(_graph(traffic))
-        target.write_text(_architecture(far))
+        target.write_text(_architecture(distance))
         began = time.perf_counter()
-        subprocess.run([GMAP, str(source), str(target), str(out)], check=True, timeout=LIMIT, capture_output=True)
+        subprocess.run([GMAP, str(source), str(target), str(out)], check=True, timeout=TIMEOUT_S, capture_output=True)
         seconds = time.perf_counter() - began
         _, *lines = out.read_text().splitlines()
     slot = np.zeros(len(traffic), np.int64)
     for line in lines:
         rank, assigned = map(int, line.split())
         slot[rank] = assigned
-    return _one_each(slot), seconds
+    return _make_one_to_one(slot), seconds
 
 
 def _graph(traffic: FloatArray) -> str:
     """Format a graph for Scotch: edge weights, no labels, no vertex weights."""
-    weight = _whole(traffic)
+    weight = _to_integers(traffic)
     rows = []
     for row in weight:
         neighbors = np.flatnonzero(row)
@@ -115,9 +115,9 @@ def _graph(traffic: FloatArray) -> str:
     return f"0\n{len(weight)} {np.count_nonzero(weight)}\n0 010\n" + "\n".join(rows) + "\n"
 
 
-def _architecture(far: FloatArray) -> str:
+def _architecture(distance: FloatArray) -> str:
     """Format Scotch's `deco 0`: the slots as leaves of a binary tree, and the distance of each pair."""
-    number = np.zeros(len(far), np.int64)
+    number = np.zeros(len(distance), np.int64)
 
     def halve(begin: int, end: int, label: int) -> None:
         if end - begin == 1:
@@ -127,11 +127,11 @@ def _architecture(far: FloatArray) -> str:
             halve(begin, middle, 2 * label)
             halve(middle, end, 2 * label + 1)
 
-    halve(0, len(far), 1)
-    weight = np.maximum(_whole(far), 1)
+    halve(0, len(distance), 1)
+    weight = np.maximum(_to_integers(distance), 1)
     lines = [f"{i} 1 {label}" for i, label in enumerate(number.tolist())]
-    lines += [" ".join(map(str, weight[i, :i].tolist())) for i in range(1, len(far))]
-    return f"deco 0\n{len(far)} {number.max()}\n" + "\n".join(lines) + "\n"
+    lines += [" ".join(map(str, weight[i, :i].tolist())) for i in range(1, len(distance))]
+    return f"deco 0\n{len(distance)} {number.max()}\n" + "\n".join(lines) + "\n"
 
 
 def kahip(traffic: FloatArray, zones: IntArray) -> tuple[IntArray, float]:
@@ -144,7 +144,7 @@ def kahip(traffic: FloatArray, zones: IntArray) -> tuple[IntArray, float]:
         traffic: result of `volumes`.
         zones: shape (slots, levels), zones of each slot from the root down to its node; slots of a zone are adjacent.
     """
-    weight = _whole(traffic)
+    weight = _to_integers(traffic)
     slot = np.zeros(len(weight), np.int64)
     began = time.perf_counter()
     _split(weight, np.arange(len(weight)), 0, zones, slot)
@@ -182,16 +182,16 @@ def _half(weight: IntArray, size: int) -> npt.NDArray[np.bool_]:
     # the filler is in the block of the smaller half
     inside = block == (block[0] if not filler_weight else blocks[ranks] if 2 * size < ranks else 1 - blocks[ranks])
     # repair an unbalanced split: move ranks with the least traffic out of the half, or with the most into it
-    over = int(inside.sum()) - size
-    if over:
+    surplus = int(inside.sum()) - size
+    if surplus:
         pull = weight @ inside
-        candidates = np.flatnonzero(inside if over > 0 else ~inside)
-        order = np.argsort(pull[candidates] if over > 0 else -pull[candidates], kind="stable")
-        inside[candidates[order[:abs(over)]]] = over < 0
+        candidates = np.flatnonzero(inside if surplus > 0 else ~inside)
+        order = np.argsort(pull[candidates] if surplus > 0 else -pull[candidates], kind="stable")
+        inside[candidates[order[:abs(surplus)]]] = surplus < 0
     return np.asarray(inside)
 
 
-def _one_each(slot: IntArray) -> IntArray:
+def _make_one_to_one(slot: IntArray) -> IntArray:
     """Make the map one-to-one: of ranks in the same slot, all but the first move to free slots."""
     order = np.argsort(slot, kind="stable")
     repeated = order[1:][slot[order[1:]] == slot[order[:-1]]]
@@ -200,7 +200,7 @@ def _one_each(slot: IntArray) -> IntArray:
     return fixed
 
 
-def _whole(values: FloatArray) -> IntArray:
+def _to_integers(values: FloatArray) -> IntArray:
     """Scale to integers up to STEPS; positive values stay positive."""
     top = float(values.max(initial=0.0)) or 1.0
-    return np.ceil(values / top * STEPS).astype(np.int64)
+    return np.ceil(values / top * MAX_WEIGHT).astype(np.int64)

@@ -31,11 +31,11 @@ from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 
 #: time limit of the exact solver for one cluster in seconds
-LIMIT = 20.0
+SOLVER_TIMEOUT_S = 20.0
 #: cases per batch for the worker processes
 BATCH = 100
 #: ratio to the optimum above which leaf order is far from it
-OFF = 1.1
+MAX_LEAF_RATIO = 1.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +64,18 @@ class Outcome:
     optimum: float
     placed: float
     leaf: float
-    chance: float
+    random_choice: float
     proven: bool = True
 
     @property
     def counts(self) -> bool:
         """Whether the optimum is proven and the result depends on more than the choice of a leaf."""
+        times = (self.placed, self.leaf, self.random_choice)
         return self.proven and not self.fits and self.optimum > 0 and \
-            max(self.placed, self.leaf, self.chance) > min(self.placed, self.leaf, self.chance) * (1 + 1e-6)
+            max(times) > min(times) * (1 + 1e-6)
 
 
-def case(seed: int) -> Case:
+def draw_case(seed: int) -> Case:
     """Draw 8 to 24 nodes, some busy, in 3 to 6 leaf zones of a tree with two or three levels and random links."""
     generator = np.random.default_rng(seed)
     leaves, nodes = int(generator.integers(3, 7)), int(generator.integers(8, 25))
@@ -104,59 +105,61 @@ def case(seed: int) -> Case:
                   sorted(names), free, strict=True)), (Partition("main", True, memory_per_cpu=1000),))
     per_node = int(generator.choice([1, 1, 2, 4]))
     fitting = int((free >= per_node).sum())
-    wanted = int(generator.integers(2, max(3, fitting + 1)))
+    num_nodes = int(generator.integers(2, max(3, fitting + 1)))
     kind = str(generator.choice(["allreduce", "gossip", "ps", "ps"]))
-    ps = int(generator.integers(1, min(4, wanted * per_node - 1) + 1)) if kind == "ps" else 0
+    ps = int(generator.integers(1, min(4, num_nodes * per_node - 1) + 1)) if kind == "ps" else 0
     dl = DlOptions(strategy=kind, ps=ps, rank0="any")
-    return Case(seed, JobRequest(nodes=(wanted, wanted), ntasks_per_node=per_node, dl=dl), cluster, topology, scores)
+    request = JobRequest(nodes=(num_nodes, num_nodes), ntasks_per_node=per_node, dl=dl)
+    return Case(seed, request, cluster, topology, scores)
 
 
-def outcome(given: Case) -> Outcome | None:
+def solve_case(instance: Case) -> Outcome | None:
     """Return the predicted time of the case with each method; None if the job does not fit the cluster."""
     try:
-        placement = place_job(given.request, given.cluster, given.topology, given.scores)
+        placement = place_job(instance.request, instance.cluster, instance.topology, instance.scores)
     except SlurmdlError:
         return None
     if not placement.free_now or placement.rank_map is None:
         return None
-    best = exact_solver.solve_exactly(given.request, given.cluster, given.topology, given.scores, LIMIT)
-    tasks_now = eligible_tasks(given.request, given.cluster, "main").tasks_now
-    nodes = [name for name, tasks in zip(given.cluster.names, tasks_now.tolist(), strict=True)
-             if tasks >= resolve_job_size(given.request).max_tasks_per_node]
-    generator = np.random.default_rng(given.seed)
-    wanted = resolve_job_size(given.request).nodes
-    chance = generator.permutation(nodes)[:wanted].tolist()
-    largest = max(sum(given.topology.leaf_of(name) == zone for name in nodes) for zone in given.topology.zones)
-    return Outcome(given.seed, given.request.dl.strategy, largest >= wanted, best.cost.seconds,
-                   placement.rank_map.cost.seconds, predicted(given, leaf_order(given, nodes)),
-                   predicted(given, np.repeat(chance, resolve_job_size(given.request).tasks // wanted).tolist()),
-                   best.proven)
+    best = exact_solver.solve_exactly(instance.request, instance.cluster, instance.topology, instance.scores,
+                                      SOLVER_TIMEOUT_S)
+    tasks_now = eligible_tasks(instance.request, instance.cluster, "main").tasks_now
+    nodes = [name for name, tasks in zip(instance.cluster.names, tasks_now.tolist(), strict=True)
+             if tasks >= resolve_job_size(instance.request).max_tasks_per_node]
+    generator = np.random.default_rng(instance.seed)
+    num_nodes = resolve_job_size(instance.request).nodes
+    random_nodes = generator.permutation(nodes)[:num_nodes].tolist()
+    random_order = np.repeat(random_nodes, resolve_job_size(instance.request).tasks // num_nodes).tolist()
+    largest = max(sum(instance.topology.leaf_of(name) == zone for name in nodes) for zone in instance.topology.zones)
+    return Outcome(instance.seed, instance.request.dl.strategy, largest >= num_nodes, best.cost.seconds,
+                   placement.rank_map.cost.seconds, predicted(instance, leaf_order(instance, nodes)),
+                   predicted(instance, random_order), best.proven)
 
 
-def leaf_order(given: Case, nodes: Sequence[str]) -> list[str]:
+def leaf_order(instance: Case, nodes: Sequence[str]) -> list[str]:
     """Choose like Slurm: the lowest zone that fits, its largest leaves, the last one best-fit; ranks leaf by leaf."""
-    topology, wanted = given.topology, resolve_job_size(given.request).nodes
+    topology, num_nodes = instance.topology, resolve_job_size(instance.request).nodes
     below = {zone: [node for node in nodes if zone in topology.path_of(node)] for zone in topology.zones}
-    zone = min((zone for zone in topology.zones if len(below[zone]) >= wanted),
+    zone = min((zone for zone in topology.zones if len(below[zone]) >= num_nodes),
                key=lambda zone: (topology.level[topology.zone_index[zone]], len(below[zone])))
     leaves = {leaf: [node for node in below[zone] if topology.leaf_of(node) == leaf] for leaf in topology.zones}
     chosen: list[str] = []
-    while len(chosen) < wanted:
-        left = wanted - len(chosen)
-        fitting = [leaf for leaf in leaves if len(leaves[leaf]) >= left]
+    while len(chosen) < num_nodes:
+        remaining = num_nodes - len(chosen)
+        fitting = [leaf for leaf in leaves if len(leaves[leaf]) >= remaining]
         leaf = min(fitting, key=lambda leaf: len(leaves[leaf])) if fitting else \
             max(leaves, key=lambda leaf: len(leaves[leaf]))
-        chosen += leaves.pop(leaf)[:left]
+        chosen += leaves.pop(leaf)[:remaining]
     ranked = sorted(chosen, key=lambda node: (topology.zone_index[topology.leaf_of(node)], node))
-    return np.repeat(ranked, resolve_job_size(given.request).tasks // wanted).tolist()
+    return np.repeat(ranked, resolve_job_size(instance.request).tasks // num_nodes).tolist()
 
 
-def predicted(given: Case, order: Sequence[str]) -> float:
+def predicted(instance: Case, order: Sequence[str]) -> float:
     """Predict the seconds of an iteration; `order` is the node of each rank."""
     names = sorted(set(order))
     ranks = np.array([names.index(name) for name in order], np.int64)
-    phases = Traffic.from_options(given.request.dl).phases(len(order))
-    return predict_cost(phases, network_links(names, given.topology, given.scores), ranks).seconds
+    phases = Traffic.from_options(instance.request.dl).phases(len(order))
+    return predict_cost(phases, network_links(names, instance.topology, instance.scores), ranks).seconds
 
 
 def outcomes(clusters: int, seed: int) -> Iterator[Outcome]:
@@ -164,7 +167,7 @@ def outcomes(clusters: int, seed: int) -> Iterator[Outcome]:
     counted = 0
     with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
         for first in itertools.count(seed * 1_000_000, BATCH):
-            for result in pool.imap(_numbered, range(first, first + BATCH)):
+            for result in pool.imap(_solve_numbered_case, range(first, first + BATCH)):
                 if result is not None:
                     counted += result.counts
                     yield result
@@ -172,8 +175,8 @@ def outcomes(clusters: int, seed: int) -> Iterator[Outcome]:
                     return
 
 
-def _numbered(number: int) -> Outcome | None:
-    return outcome(case(number))
+def _solve_numbered_case(number: int) -> Outcome | None:
+    return solve_case(draw_case(number))
 
 
 def rows(seed: int = 1, clusters: int = 2000) -> list[results.Row]:
@@ -187,27 +190,28 @@ def rows(seed: int = 1, clusters: int = 2000) -> list[results.Row]:
     counted = [entry for entry in drawn if entry.counts]
     ratios = np.array([entry.placed / entry.optimum for entry in counted])
     leaf = np.array([entry.leaf / entry.optimum for entry in counted])
-    chance = np.array([entry.chance / entry.optimum for entry in counted])
+    random_choice = np.array([entry.random_choice / entry.optimum for entry in counted])
     worst = counted[int(ratios.argmax())]
     other_ratios = [entry.placed / entry.optimum for entry in drawn
              if entry.proven and not entry.counts and entry.optimum > 0]
-    middle, high = float(np.median(ratios)), float(np.quantile(ratios, 0.99))
-    off = float((leaf > OFF).mean())
+    median, high = float(np.median(ratios)), float(np.quantile(ratios, 0.99))
+    share_above = float((leaf > MAX_LEAF_RATIO).mean())
     table = [
         make_row("exact: cases that count", [len(counted)], "cases", baseline=len(drawn),
                  target=f"at least {clusters}", met=len(counted) >= clusters),
-        make_row(f"exact: excluded cases, no optimum proven in {LIMIT:g} s",
+        make_row(f"exact: excluded cases, no optimum proven in {SOLVER_TIMEOUT_S:g} s",
                  [sum(not entry.proven for entry in drawn)], "cases", baseline=len(drawn)),
-        make_row("exact: share of counted cases with leaf order more than 10 % above the optimum", [off], "share",
-                 target="at least 0.5", met=off >= 0.5),
-        make_row("exact: median ratio to the optimum", [middle], "ratio", baseline=float(np.median(leaf)),
-                 target="1.00", met=middle <= 1.0 + 1e-6),
+        make_row("exact: share of counted cases with leaf order more than 10 % above the optimum", [share_above],
+                 "share", target="at least 0.5", met=share_above >= 0.5),
+        make_row("exact: median ratio to the optimum", [median], "ratio", baseline=float(np.median(leaf)),
+                 target="1.00", met=median <= 1.0 + 1e-6),
         make_row("exact: 99th percentile of the ratio", [high], "ratio", baseline=float(np.quantile(leaf, 0.99)),
                  target="at most 1.05", met=high <= 1.05),
         make_row(f"exact: worst ratio (cluster {worst.seed}, {worst.kind})", [float(ratios.max())], "ratio",
                  baseline=float(leaf.max())),
-        make_row("exact: control, median ratio of random choices", [float(np.median(chance))], "ratio",
-                 baseline=middle, target="above the median of place", met=float(np.median(chance)) > middle * 1.05)]
+        make_row("exact: control, median ratio of random choices", [float(np.median(random_choice))], "ratio",
+                 baseline=median, target="above the median of place",
+                 met=float(np.median(random_choice)) > median * 1.05)]
     for kind in sorted({entry.kind for entry in counted}):
         kind_ratios = [entry.placed / entry.optimum for entry in counted if entry.kind == kind]
         table.append(make_row(f"exact: 99th percentile, {kind}", [float(np.quantile(kind_ratios, 0.99))], "ratio"))

@@ -61,7 +61,7 @@ BYTES_JUDGED = "2:1 uplinks"
 SAVED_TARGET = 0.95
 #: Number of timings of a mapping, and duration in seconds above which it is timed once. The median of slurmdl is
 #: compared with the minimum of the others, so noise cannot favor slurmdl.
-TIMINGS, SLOW = 3, 1.0
+TIMINGS, SLOW_MAPPING_S = 3, 1.0
 PLACED, LEAST = "slurmdl", "least bytes"
 #: replaces a ratio to zero: JSON has no infinity
 INFINITE = 1e9
@@ -199,7 +199,7 @@ class LoadedCluster:
             "gmap": lambda: graph_mappers.gmap(volume, far), "KaHIP": lambda: graph_mappers.kahip(volume, path[slot])}
         for variant in variants.keys() - graph_mappers.missing().keys():
             mapped, seconds = variants[variant]()
-            for _ in range(TIMINGS - 1 if seconds < SLOW else 0):
+            for _ in range(TIMINGS - 1 if seconds < SLOW_MAPPING_S else 0):
                 seconds = min(seconds, variants[variant]()[1])
             result.seconds[variant] = seconds
             result.costs[variant] = self.cost(traffic, [nodes[i] for i in slot[mapped].tolist()], scores)
@@ -209,14 +209,14 @@ class LoadedCluster:
         free = self.topology.node_order[~self.busy[self.topology.node_order]]
         leaf = self.topology.leaf[free]
         free_nodes = np.bincount(leaf, minlength=len(self.topology.zones))
-        first: list[str] = []
-        last: list[str] = []
+        servers_tasks: list[str] = []
+        workers_tasks: list[str] = []
         for zone, taken, count in assign_servers(free_nodes, nodes, per_node, servers):
             # one server on each node, then a second one on each, so that servers are spread
             tasks = self.names(np.tile(free[leaf == zone][:taken], per_node))
-            first += tasks[:count]
-            last += tasks[count:]
-        return first + last
+            servers_tasks += tasks[:count]
+            workers_tasks += tasks[count:]
+        return servers_tasks + workers_tasks
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -267,7 +267,7 @@ def rows(seed: int = 0) -> Iterator[Row]:
         for network in LINKS:
             on_network = [f for f in results if f.links == network]
             yield from evaluate(f"{shape.name}, {network}", on_network)
-            yield from saved(f"{shape.name}, {network}", on_network, network == BYTES_JUDGED)
+            yield from saving_rows(f"{shape.name}, {network}", on_network, network == BYTES_JUDGED)
 
 
 def _slurm_choices(shape: Shape, loaded: LoadedCluster,
@@ -342,7 +342,7 @@ def evaluate(name: str, results: Sequence[JobResult]) -> Iterator[Row]:
                                met=float(np.median(lost)) > 1 + SLACK)
 
 
-def saved(name: str, results: Sequence[JobResult], is_judged: bool) -> Iterator[Row]:
+def saving_rows(name: str, results: Sequence[JobResult], is_judged: bool) -> Iterator[Row]:
     """Yield the achieved share of the possible byte savings of parameter servers, relative to Slurm's nodes by leaf.
 
     The share means little if time and bytes conflict; hence the last row, the predicted time of the least bytes.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from benchmarks.results import Row, make_row
-from benchmarks.virtual_runs import Outcome, outcomes
+from benchmarks.virtual_runs import Outcome, run_trainings
 
 # no emulated computation: times do not matter here, and the simulation switches ranks less often
 COMMON = ("--virtual-ranks", "8", "--model", "mlp:64", "--batch-size", "16", "--comm-pattern", "base-2",
@@ -39,7 +39,7 @@ THRESHOLDS = (0.05, 0.2)
 #: communication budget of the trigger; budget and compressor were chosen on other seeds (1 to 5)
 BUDGET = "2.8%"
 #: compressor -> shortest period that sends about as many bytes as a trigger
-SELDOM = {"fp32": 8, "int4": 8, "sign": 2}
+MIN_PERIODS = {"fp32": 8, "int4": 8, "sign": 2}
 #: maximum loss of accuracy in points, and minimum saving of bytes in %
 LOSS, SAVED = 0.5, 97.0
 #: Student's t, one-sided 95 %, by degrees of freedom
@@ -80,23 +80,24 @@ VARIANTS = (NO_EXCHANGE, *(Variant(compressor, period) for compressor in ("fp32"
               for threshold in THRESHOLDS), Variant("int4", trigger=TARGET_VARIANT.trigger), TARGET_VARIANT)
 
 
-def seldom(*compressors: str) -> tuple[Variant, ...]:
+def low_traffic_variants(*compressors: str) -> tuple[Variant, ...]:
     """Return the variants of these compressors that send few bytes, to compare with a trigger."""
     return tuple(variant for variant in VARIANTS if variant in (NO_EXCHANGE, EVERY_STEP) or (
-        variant.compressor in compressors and (variant.period == 0 or variant.period >= SELDOM[variant.compressor])))
+        variant.compressor in compressors
+        and (variant.period == 0 or variant.period >= MIN_PERIODS[variant.compressor])))
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
     """Yield the rows of each situation; if `quick`, only of SITUATIONS."""
     for situation, options in (SITUATIONS if quick else {**SITUATIONS, **CHANGING}).items():
-        variants = VARIANTS if situation in SITUATIONS else seldom("int4", "sign")
+        variants = VARIANTS if situation in SITUATIONS else low_traffic_variants("int4", "sign")
         yield from measure(situation, variants, options, seed, quick)
 
 
 def rows_async(seed: int, quick: bool = False) -> Iterator[Row]:
     """Yield the rows of asynchronous gossip with one slow rank."""
     # asynchronous pushes send whole, uncompressed models
-    yield from measure(ASYNC_SITUATION, seldom("fp32"), ASYNC_OPTIONS, seed, quick)
+    yield from measure(ASYNC_SITUATION, low_traffic_variants("fp32"), ASYNC_OPTIONS, seed, quick)
 
 
 def measure(situation: str, variants: Sequence[Variant], options: Sequence[str], seed: int,
@@ -112,8 +113,8 @@ def run(variants: Sequence[Variant], options: Sequence[str], seeds: Sequence[int
         folds: int) -> dict[Variant, list[list[Outcome]]]:
     """Run all variants; return their outcomes by seed and fold."""
     cases = list(product(variants, seeds, range(1, folds + 1)))
-    completed = outcomes((*COMMON, "--steps", str(STEPS), *options, *variant.options(), "--seed", str(seed),
-                     "--fold", f"{fold}/{FOLDS}") for variant, seed, fold in cases)
+    completed = run_trainings((*COMMON, "--steps", str(STEPS), *options, *variant.options(), "--seed", str(seed),
+                               "--fold", f"{fold}/{FOLDS}") for variant, seed, fold in cases)
     by_variant: dict[Variant, list[list[Outcome]]] = {variant: [[] for _ in seeds] for variant in variants}
     for (variant, seed, _), outcome in zip(cases, completed, strict=True):
         by_variant[variant][seed - seeds[0]].append(outcome)
@@ -128,25 +129,25 @@ def evaluate(situation: str, by_variant: dict[Variant, list[list[Outcome]]], jud
         judged: whether there are enough outcomes to decide about targets.
         published: saving of bytes that a paper reports, in %.
     """
-    every = by_variant[EVERY_STEP]
-    base = _mean([[outcome.accuracy for outcome in folds] for folds in every])
-    alone = [_mean_of(isolated) - _mean_of(reference) for isolated, reference in zip(
-        [[outcome.own for outcome in folds] for folds in by_variant[NO_EXCHANGE]],
-        [[outcome.accuracy for outcome in folds] for folds in every], strict=True)]
-    yield make_row(f"{situation}: control: ranks that never exchange vs. gossip at every step", alone, "points",
-                   target=f"at least {LOSS} worse", met=lower_bound_95(alone) < -LOSS)
+    every_step = by_variant[EVERY_STEP]
+    base = _mean([[outcome.accuracy for outcome in folds] for folds in every_step])
+    control = [_mean_of(isolated) - _mean_of(reference) for isolated, reference in zip(
+        [[outcome.local_accuracy for outcome in folds] for folds in by_variant[NO_EXCHANGE]],
+        [[outcome.accuracy for outcome in folds] for folds in every_step], strict=True)]
+    yield make_row(f"{situation}: control: ranks that never exchange vs. gossip at every step", control, "points",
+                   target=f"at least {LOSS} worse", met=lower_bound_95(control) < -LOSS)
     share = saved(by_variant)
     for variant in by_variant:
         if variant in (EVERY_STEP, NO_EXCHANGE):
             continue
-        lost = difference(by_variant[variant], every)
+        lost = difference(by_variant[variant], every_step)
         low = lower_bound_95(lost)
-        good = low >= -LOSS and share[variant] >= SAVED
+        is_met = low >= -LOSS and share[variant] >= SAVED
         target = f"{SAVED:g} % saved, and lower 95 % bound (here {low:.2f}) at least -{LOSS} points"
         summary = f"saves {share[variant]:.2f} %, lower 95 % bound {low:.2f}"
         yield make_row(f"{situation}: {variant}: accuracy vs. gossip at every step", lost, "points", baseline=base,
                        target=target if variant == TARGET_VARIANT else summary,
-                       met=good if variant == TARGET_VARIANT and judged else None)
+                       met=is_met if variant == TARGET_VARIANT and judged else None)
         if variant == TARGET_VARIANT:
             yield make_row(f"{situation}: {variant}: bytes saved", [share[variant]], "%", baseline=published,
                            target=f"at least {SAVED:g} %", met=share[variant] >= SAVED)
@@ -162,13 +163,13 @@ def saved(by_variant: Mapping[Variant, list[list[Outcome]]]) -> dict[Variant, fl
 
 def gain(situation: str, variant: Variant, by_variant: dict[Variant, list[list[Outcome]]]) -> Iterator[Row]:
     """Yield the gain of a trigger over the most accurate period of the same compressor at no more bytes, if any."""
-    rivals = [rival for rival in by_variant if rival.period and rival != NO_EXCHANGE
-              and rival.compressor == variant.compressor
-              and _bytes(by_variant[rival]) <= _bytes(by_variant[variant])]
-    if not rivals:
+    periods = [other for other in by_variant if other.period and other != NO_EXCHANGE
+               and other.compressor == variant.compressor
+               and _bytes(by_variant[other]) <= _bytes(by_variant[variant])]
+    if not periods:
         return
-    best = max(rivals, key=lambda rival: _mean([[outcome.accuracy for outcome in folds]
-                                                for folds in by_variant[rival]]))
+    best = max(periods, key=lambda period: _mean([[outcome.accuracy for outcome in folds]
+                                                 for folds in by_variant[period]]))
     gains = difference(by_variant[variant], by_variant[best])
     low, high = lower_bound_95(gains), -lower_bound_95([-value for value in gains])
     verdict = "a gain" if low > 0 else "a loss" if high < 0 else "no gain"
@@ -189,7 +190,7 @@ def lower_bound_95(differences: Sequence[float]) -> float:
 
 
 def _bytes(outcomes: Sequence[Sequence[Outcome]]) -> float:
-    return statistics.fmean(outcome.sent for folds in outcomes for outcome in folds)
+    return statistics.fmean(outcome.bytes_sent for folds in outcomes for outcome in folds)
 
 
 def _mean(values: Sequence[Sequence[float]]) -> float:

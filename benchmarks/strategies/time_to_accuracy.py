@@ -14,7 +14,7 @@ from itertools import pairwise, product
 from benchmarks.results import Row, make_row
 from benchmarks.strategies.accuracy_vs_bytes import SAME, SKEWED, Variant
 from benchmarks.strategies.accuracy_vs_bytes import TARGET_VARIANT as BYTES_VARIANT
-from benchmarks.virtual_runs import Outcome, outcomes
+from benchmarks.virtual_runs import Outcome, run_trainings
 
 #: computation of a step in seconds, and target accuracy in %
 COMPUTE, GOAL = 0.005, 93.0
@@ -35,9 +35,9 @@ VARIANTS = {"every step": EVERY_STEP, TARGET_VARIANT: BYTES_VARIANT.options(),
             **{str(variant): variant.options() for variant in (Variant("sign", 2), Variant("int4", 16))},
             "alone": NO_EXCHANGE}
 #: minimum share of communication for a target, and the target: time saved in %
-SHARE, LESS = 0.70, 60.0
+MIN_COMM_SHARE, TARGET_SAVING = 0.70, 60.0
 #: minimum loss of accuracy of the negative control in points
-SHORT = 1.0
+MIN_LOSS = 1.0
 
 
 def rows(seed: int, quick: bool = False, published: float | None = None) -> Iterator[Row]:
@@ -47,7 +47,7 @@ def rows(seed: int, quick: bool = False, published: float | None = None) -> Iter
     """
     seeds = range(seed, seed + (2 if quick else 5))
     cases = list(product(DATA, RATES, VARIANTS, seeds))
-    completed = outcomes((*COMMON, *DATA[data], *link_options(rate), *VARIANTS[variant], "--seed", str(run_seed))
+    completed = run_trainings((*COMMON, *DATA[data], *link_options(rate), *VARIANTS[variant], "--seed", str(run_seed))
                          for data, rate, variant, run_seed in cases)
     by_case: dict[tuple[str, str, str], list[Outcome]] = {}
     for (data, rate, variant, _), outcome in zip(cases, completed, strict=True):
@@ -68,37 +68,39 @@ def evaluate(label: str, by_variant: dict[str, list[Outcome]], published: float 
     Raises:
         RuntimeError: a variant other than the negative control does not reach the goal.
     """
-    every = by_variant["every step"]
-    base = [reached(outcome) for outcome in every]
-    share = statistics.median(outcome.share for outcome in every)
+    every_step = by_variant["every step"]
+    base = [seconds_to_goal(outcome) for outcome in every_step]
+    share = statistics.median(outcome.comm_share for outcome in every_step)
     yield make_row(f"{label}: gossip at every step, time to {GOAL:g} %", base, "s",
                    target=f"communication: {share:.0%} of the step time")
     for variant, outcomes_of_variant in by_variant.items():
         if variant == "every step":
             continue
         if variant == "alone":
-            short = [reference.accuracy - max(own for _, _, own in isolated.course)
-                     for isolated, reference in zip(outcomes_of_variant, every, strict=True)]
+            accuracy_lost = [reference.accuracy - max(local for _, _, local in isolated.accuracy_curve)
+                             for isolated, reference in zip(outcomes_of_variant, every_step, strict=True)]
             yield make_row(f"{label}: control: accuracy that ranks without exchange lack vs. gossip at every step",
-                           short, "points", target=f"at least {SHORT:g}", met=min(short) >= SHORT)
+                           accuracy_lost, "points", target=f"at least {MIN_LOSS:g}",
+                           met=min(accuracy_lost) >= MIN_LOSS)
             continue
-        times = [reached(outcome) for outcome in outcomes_of_variant]
+        times = [seconds_to_goal(outcome) for outcome in outcomes_of_variant]
         yield make_row(f"{label}: {variant}, time to {GOAL:g} %", times, "s", baseline=statistics.median(base))
         reductions = [100 * (1 - time / reference) for time, reference in zip(times, base, strict=True)]
-        promised = share >= SHARE and variant == TARGET_VARIANT
+        judged = share >= MIN_COMM_SHARE and variant == TARGET_VARIANT
         yield make_row(f"{label}: {variant}, time saved vs. gossip at every step", reductions, "%",
                        baseline=published if variant == TARGET_VARIANT else None,
-                       target=f"at least {LESS:g} %" if promised else "",
-                       met=statistics.median(reductions) >= LESS if promised else None)
+                       target=f"at least {TARGET_SAVING:g} %" if judged else "",
+                       met=statistics.median(reductions) >= TARGET_SAVING if judged else None)
         # the largest possible gain is the communication time: computation takes the same time
-        gained = [100 * (reference - time) / (reference * outcome.share)
-                  for time, reference, outcome in zip(times, base, every, strict=True)]
-        yield make_row(f"{label}: {variant}, time saved as a share of the communication time", gained, "%")
+        gain_shares = [100 * (reference - time) / (reference * outcome.comm_share)
+                       for time, reference, outcome in zip(times, base, every_step, strict=True)]
+        yield make_row(f"{label}: {variant}, time saved as a share of the communication time", gain_shares, "%")
 
 
-def reached(outcome: Outcome) -> float:
+def seconds_to_goal(outcome: Outcome) -> float:
     """Return the seconds until the averaged model reaches the goal in two consecutive evaluations."""
-    for (_, before, _), (clock, now, _) in pairwise(outcome.course):
-        if min(before, now) >= GOAL:
+    for (_, previous, _), (clock, current, _) in pairwise(outcome.accuracy_curve):
+        if min(previous, current) >= GOAL:
             return clock
-    raise RuntimeError(f"an accuracy of {GOAL:g} % is not reached in {outcome.course[-1][0]:.2f} virtual seconds")
+    raise RuntimeError(f"an accuracy of {GOAL:g} % is not reached in "
+                       f"{outcome.accuracy_curve[-1][0]:.2f} virtual seconds")

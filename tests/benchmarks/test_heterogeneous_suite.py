@@ -41,10 +41,10 @@ def by_metric(rows: Sequence[Row]) -> dict[str, Row]:
 
 
 def snapshot(busy: Sequence[str]) -> ClusterSnapshot:
-    free = {name: 0 if name in busy else placement_savings.CPUS for name in SIXTEEN.nodes}
+    free_cpus = {name: 0 if name in busy else placement_savings.CPUS for name in SIXTEEN.nodes}
     return ClusterSnapshot.from_nodes(
         [Node(name, ("IDLE",) if cpus else ("ALLOCATED",), cpus=4, cpus_unallocated=cpus, memory=4000,
-              memory_unallocated=1000 * cpus, partitions=("main",)) for name, cpus in free.items()],
+              memory_unallocated=1000 * cpus, partitions=("main",)) for name, cpus in free_cpus.items()],
         (Partition("main", True),))
 
 
@@ -126,10 +126,10 @@ def test_evaluate_without_possible_saving_has_no_targets() -> None:
 
 def test_ran_evaluates_step_times() -> None:
     def rows(placed: float, chance: float, idle: float = 0.5) -> dict[str, Row]:
-        took = {PLACED: placed, LEAF: 1.0, DEFAULT: 2.0, NEGATIVE_CONTROL: chance}
+        seconds_by_variant = {PLACED: placed, LEAF: 1.0, DEFAULT: 2.0, NEGATIVE_CONTROL: chance}
         runs = {variant: (Run.of(result(seconds, idle=idle)), cost(20.0, seconds)) for variant,
-                seconds in took.items()}
-        return by_metric(list(placement_savings.ran("allreduce", [runs])))
+                seconds in seconds_by_variant.items()}
+        return by_metric(list(placement_savings.run_rows("allreduce", [runs])))
 
     good = rows(0.5, 1.5)
     over = f"allreduce, run: seconds per step, placed, over those of {DEFAULT}"
@@ -155,25 +155,26 @@ def test_no_bottleneck_control_separates_tie_and_difference(ratio: float, noise:
 
 
 def test_throughput_evaluate_computes_shares_of_speed_without_communication() -> None:
-    def free(rate: float) -> Result:
+    def asynchronous(rate: float) -> Result:
         return Result({"samples_per_second": rate}, (), 0.5)
 
-    def in_step(seconds: float) -> Result:
+    def synchronous(seconds: float) -> Result:
         """Slow until the batch sizes converge, then `seconds` per step."""
         first = (9.0,) * throughput.SETTLED
         return Result({"num_workers": 8, "batch_size": 64}, (*first, seconds, seconds), 0.5)
 
     # 8 ranks with 64 samples in 0.5 s: 1,024 samples/s
-    results = {OFF: [free(1000.0)] * 3, GOSSIP: [free(940.0), free(960.0), free(970.0)], BALANCED: [in_step(0.5)] * 3,
-             throughput.NEGATIVE_CONTROL: [in_step(1.0)] * 3}
+    results = {OFF: [asynchronous(1000.0)] * 3,
+               GOSSIP: [asynchronous(940.0), asynchronous(960.0), asynchronous(970.0)],
+               BALANCED: [synchronous(0.5)] * 3, throughput.NEGATIVE_CONTROL: [synchronous(1.0)] * 3}
     rows = by_metric(list(throughput.evaluate("x", results)))
     gossip = rows[f"x: {GOSSIP}, as a share of {OFF}"]
     assert (gossip.value, gossip.met, gossip.repeats) == (0.96, True, 3)
     assert rows[f"x: {BALANCED}"].value == 1024.0
     assert rows[f"x: {BALANCED}, as a share of {OFF}"].met is True
     assert rows[f"x: {throughput.NEGATIVE_CONTROL}, as a share of {OFF}"].met is True
-    slow = by_metric(list(throughput.evaluate("x", {**results, BALANCED: [in_step(0.6)] * 3,
-                                                    throughput.NEGATIVE_CONTROL: [in_step(0.5)] * 3})))
+    slow = by_metric(list(throughput.evaluate("x", {**results, BALANCED: [synchronous(0.6)] * 3,
+                                                    throughput.NEGATIVE_CONTROL: [synchronous(0.5)] * 3})))
     assert slow[f"x: {BALANCED}, as a share of {OFF}"].met is False
     assert slow[f"x: {throughput.NEGATIVE_CONTROL}, as a share of {OFF}"].met is False
 
@@ -181,14 +182,15 @@ def test_throughput_evaluate_computes_shares_of_speed_without_communication() ->
 def test_accuracy_evaluate_pairs_seeds_and_requires_worse_control() -> None:
     noise = np.random.default_rng(1).normal(0, 0.5, (5, 2)).tolist()
 
-    def outcomes(right: float, own: float | None = None) -> list[list[Outcome]]:
-        return [[Outcome(right + offset, (right if own is None else own) + offset, 1, 0.5) for offset in folds]
-                for folds in noise]
+    def outcomes(right: float, local_accuracy: float | None = None) -> list[list[Outcome]]:
+        local = right if local_accuracy is None else local_accuracy
+        return [[Outcome(right + offset, local + offset, 1, 0.5) for offset in folds] for folds in noise]
 
     def rows(slow: float, alone: float) -> dict[str, Row]:
         cases = {(variant, speeds): outcomes(97.0 if speeds == EQUAL else slow)
                  for variant in (GOSSIP, BALANCED) for speeds in (EQUAL, *SPEEDS)}
-        return by_metric(list(accuracy.evaluate({**cases, (NO_EXCHANGE, EQUAL): outcomes(97.0, own=alone)})))
+        control = outcomes(97.0, local_accuracy=alone)
+        return by_metric(list(accuracy.evaluate({**cases, (NO_EXCHANGE, EQUAL): control})))
 
     for speeds in SPEEDS:
         metric = f"{GOSSIP}: accuracy, {speeds} vs. {EQUAL}"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.placement import exact_solver
-from benchmarks.placement.optimality_gap import Case, case, outcome, rows
+from benchmarks.placement.optimality_gap import Case, draw_case, rows, solve_case
 from slurmdl.errors import PlacementError
 from slurmdl.placement.eligibility import eligible_tasks
 from slurmdl.placement.iteration_cost import network_links, predict_cost
@@ -40,7 +40,7 @@ def brute_force(instance: Case, key: Callable[[Cost], tuple[float, ...]]) -> tup
 
 
 def is_small(seed: int) -> bool:
-    instance = case(seed)
+    instance = draw_case(seed)
     request = instance.request
     return len(instance.cluster.names) <= 11 and request.nodes is not None and request.nodes[0] <= 5 \
         and (request.ntasks_per_node or 1) * request.nodes[0] <= 10
@@ -51,7 +51,7 @@ def is_small(seed: int) -> bool:
     ("seconds", lambda cost: cost.sort_key[:1]), ("bytes", lambda cost: cost.sort_key[1:])], ids=["seconds", "bytes"])
 def test_solver_finds_the_brute_force_optimum(seed: int, objective: exact_solver.Objective,
                                               key: Callable[[Cost], tuple[float, ...]]) -> None:
-    instance = case(seed)
+    instance = draw_case(seed)
     exact = exact_solver.solve_exactly(instance.request, instance.cluster, instance.topology, instance.scores, 20.0,
                                        objective)
     assert exact.proven
@@ -59,7 +59,7 @@ def test_solver_finds_the_brute_force_optimum(seed: int, objective: exact_solver
 
 
 def test_placement_is_close_to_the_optimum() -> None:
-    outcomes = [result for result in map(outcome, map(case, range(10_000, 10_060))) if result is not None]
+    outcomes = [result for result in map(solve_case, map(draw_case, range(10_000, 10_060))) if result is not None]
     ratios = [result.placed / result.optimum for result in outcomes if result.counts]
     assert len(ratios) >= 20
     assert min(ratios) >= 1 - 1e-6
@@ -69,7 +69,7 @@ def test_placement_is_close_to_the_optimum() -> None:
 
 @pytest.mark.parametrize("seed", range(30_000, 30_040))
 def test_lower_bound_is_below_the_optimum(seed: int) -> None:
-    instance = case(seed)
+    instance = draw_case(seed)
     try:
         placement = place_job(instance.request, instance.cluster, instance.topology, instance.scores)
     except PlacementError:
@@ -85,10 +85,11 @@ def test_lower_bound_is_below_the_optimum(seed: int) -> None:
 
 
 def test_outcome_leaf_order_and_random_choice_are_slower() -> None:
-    results = [result for result in map(outcome, map(case, range(20_000, 20_012))) if result and result.counts]
+    cases = map(draw_case, range(20_000, 20_012))
+    results = [result for result in map(solve_case, cases) if result and result.counts]
     placed = sum(result.placed for result in results)
     assert sum(result.leaf for result in results) > 1.1 * placed
-    assert sum(result.chance for result in results) > 1.1 * placed
+    assert sum(result.random_choice for result in results) > 1.1 * placed
 
 
 def test_optimality_gap_rows_have_all_targets() -> None:

@@ -83,7 +83,7 @@ def test_collisions_with_seeds_are_fewer() -> None:
                                                            topology)
     assert without.pairs[0] == 15
     assert with_seeds.pairs[0] < 15
-    assert with_seeds.late[0] <= 5 == without.late[0]
+    assert with_seeds.colliding[0] <= 5 == without.colliding[0]
 
 
 def test_quality_rows_on_blocks_have_targets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,14 +114,14 @@ def test_assign_servers_matches_brute_force() -> None:
         for used_nodes in itertools.product(*(range(r + 1) for r in room)):
             if sum(used_nodes) == nodes:
                 tasks = [count * per_node for count in used_nodes]
-                for deal in itertools.product(*(range(t + 1) for t in tasks)):
-                    if sum(deal) == servers:
-                        inside = sum(p * (t - p) for p, t in zip(deal, tasks, strict=True))
+                for servers_per_leaf in itertools.product(*(range(t + 1) for t in tasks)):
+                    if sum(servers_per_leaf) == servers:
+                        inside = sum(p * (t - p) for p, t in zip(servers_per_leaf, tasks, strict=True))
                         least = min(least, 2 * 90.0 / servers * (servers * workers - inside))
-        deal = quality.assign_servers(room, nodes, per_node, servers)
-        inside = sum(count * (used_nodes * per_node - count) for _, used_nodes, count in deal)
+        servers_per_leaf = quality.assign_servers(room, nodes, per_node, servers)
+        inside = sum(count * (used_nodes * per_node - count) for _, used_nodes, count in servers_per_leaf)
         assert 2 * 90.0 / servers * (servers * workers - inside) == pytest.approx(least)
-        assert all(used_nodes <= room[leaf] for leaf, used_nodes, _ in deal)
+        assert all(used_nodes <= room[leaf] for leaf, used_nodes, _ in servers_per_leaf)
 
 
 def test_least_bytes_returns_valid_order_with_same_cost() -> None:
@@ -142,11 +142,11 @@ def test_saved_has_target_only_if_judged() -> None:
                 for variant, value in ((quality.PLACED, placed), ("Slurm, leaves", plain), (quality.LEAST, least))}
 
     results = [quality.JobResult("PS", "", 8, costs(*values)) for values in ((60.0, 100.0, 50.0), (10.0, 10.0, 10.0))]
-    share, *_ = quality.saved("x", results, True)
+    share, *_ = quality.saving_rows("x", results, True)
     assert (share.value, share.met) == (pytest.approx(0.8), False)
-    share, *_ = quality.saved("x", results, False)
+    share, *_ = quality.saving_rows("x", results, False)
     assert (share.value, share.met, share.target) == (pytest.approx(0.8), None, "")
-    assert not list(quality.saved("x", results[1:], True))
+    assert not list(quality.saving_rows("x", results[1:], True))
 
 
 def test_occupied_nodes_share_is_reached_and_scattered() -> None:

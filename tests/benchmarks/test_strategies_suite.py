@@ -26,20 +26,22 @@ from benchmarks.strategies.accuracy_vs_bytes import (
     evaluate,
     lower_bound_95,
 )
-from benchmarks.virtual_runs import Outcome, outcome
+from benchmarks.virtual_runs import Outcome, run_training
 from slurmdl.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 
 
-def outcomes(right: float, sent: int, own: float | None = None) -> list[list[Outcome]]:
+def outcomes(right: float, bytes_sent: int, local_accuracy: float | None = None) -> list[list[Outcome]]:
     """Make outcomes of 5 seeds and 2 folds, with the same noise for all variants."""
     noise = np.random.default_rng(1).normal(0, 0.5, (5, 2))
-    return [[Outcome(right + offset, (right if own is None else own) + offset, sent, 0.5) for offset in seed_offsets]
+    local = right if local_accuracy is None else local_accuracy
+    return [[Outcome(right + offset, local + offset, bytes_sent, 0.5) for offset in seed_offsets]
             for seed_offsets in noise.tolist()]
 
 
-OUTCOMES = {EVERY_STEP: outcomes(97, 1000), NO_EXCHANGE: outcomes(95, 0, own=80), TARGET_VARIANT: outcomes(97, 20),
+OUTCOMES = {EVERY_STEP: outcomes(97, 1000), NO_EXCHANGE: outcomes(95, 0, local_accuracy=80),
+            TARGET_VARIANT: outcomes(97, 20),
             Variant("sign", 8): outcomes(96, 15), Variant("sign", 4): outcomes(98, 25),
             Variant("fp32", 8): outcomes(97.5, 5)}
 
@@ -82,7 +84,7 @@ def test_terminated_benchmark_ends_workers() -> None:
 
     try:
         deadline = time.monotonic() + 60
-        while working() < 2 + virtual_runs.SIDE_BY_SIDE:  # plus the benchmark and multiprocessing's resource tracker
+        while working() < 2 + virtual_runs.MAX_PROCESSES:  # plus the benchmark and multiprocessing's resource tracker
             assert benchmark.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
         benchmark.terminate()
@@ -103,19 +105,19 @@ def test_lower_bound_95_holds_in_95_percent() -> None:
 
 
 def test_outcome_has_accuracy_bytes_and_course() -> None:
-    result = outcome(("--virtual-ranks", "2", "--steps", "40", "--model", "mlp:16", "--strategy", "gossip",
+    result = run_training(("--virtual-ranks", "2", "--steps", "40", "--model", "mlp:16", "--strategy", "gossip",
                      "--evaluate-every", "20", "--emulate-compute", "0.25"))
     # the last batch of an epoch is smaller and takes proportionally less time
-    assert [clock for clock, _, _ in result.course] == pytest.approx([5.0, 10.0], rel=0.02)
-    assert result.own == pytest.approx(result.accuracy), "two ranks that exchange at every step have the same model"
+    assert [clock for clock, _, _ in result.accuracy_curve] == pytest.approx([5.0, 10.0], rel=0.02)
+    assert result.local_accuracy == pytest.approx(result.accuracy), "two ranks with the same model"
     assert result.accuracy > 50
-    assert result.course[-1][1] == pytest.approx(result.accuracy, abs=0.01)
-    assert result.sent > 0
+    assert result.accuracy_curve[-1][1] == pytest.approx(result.accuracy, abs=0.01)
+    assert result.bytes_sent > 0
 
 
 def test_time_to_accuracy_evaluate_times_gains_and_control() -> None:
-    def accuracy_curve(*means: float, own: float = 50.0) -> tuple[tuple[float, float, float], ...]:
-        return tuple((1.0 + at, mean, own) for at, mean in enumerate(means))
+    def accuracy_curve(*means: float, local_accuracy: float = 50.0) -> tuple[tuple[float, float, float], ...]:
+        return tuple((1.0 + at, mean, local_accuracy) for at, mean in enumerate(means))
 
     slow = Outcome(97, 97, 1000, 0.75, accuracy_curve(50, 70, 80, 92, 94, 95, 95, 96))
     fast = Outcome(97, 97, 10, 0.1, accuracy_curve(93, 94))
@@ -129,13 +131,13 @@ def test_time_to_accuracy_evaluate_times_gains_and_control() -> None:
     assert rows[f"{adaptive}, time saved as a share of the communication time"].value == pytest.approx(100 * 4 / 4.5)
     assert rows["here: control: accuracy that ranks without exchange lack vs. gossip at every step"].met is True
     with pytest.raises(RuntimeError, match="not reached"):
-        time_to_accuracy.reached(Outcome(90, 90, 1, 0.5, accuracy_curve(80, 90)))
+        time_to_accuracy.seconds_to_goal(Outcome(90, 90, 1, 0.5, accuracy_curve(80, 90)))
 
 
 def test_strategies_suite_writes_command_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs are replaced by fixed outcomes."""
     scores = itertools.cycle([outcomes(97, 1000)[0][0]])
-    monkeypatch.setattr(accuracy_vs_bytes, "outcomes", lambda runs: (next(scores) for _ in runs))
+    monkeypatch.setattr(accuracy_vs_bytes, "run_trainings", lambda runs: (next(scores) for _ in runs))
     file = tmp_path / "results.json"
     strategies.SUITE.main(["--only", "accuracy-vs-bytes", "--quick", "--results", str(file)])
     written = json.loads(file.read_text())
@@ -158,7 +160,8 @@ def test_variants_are_valid_trainer_options() -> None:
     from slurmdl.train.trainer.options import parse_train_options
     situations = [*itertools.product([*accuracy_vs_bytes.SITUATIONS.values(), *accuracy_vs_bytes.CHANGING.values()],
                                      accuracy_vs_bytes.VARIANTS),
-                  *itertools.product([accuracy_vs_bytes.ASYNC_OPTIONS], accuracy_vs_bytes.seldom("fp32"))]
+                  *itertools.product([accuracy_vs_bytes.ASYNC_OPTIONS],
+                                     accuracy_vs_bytes.low_traffic_variants("fp32"))]
     for options, variant in situations:
         parsed = parse_train_options([*accuracy_vs_bytes.COMMON, *options, *variant.options()], {})
         assert parsed.virtual_ranks == 8
@@ -166,4 +169,4 @@ def test_variants_are_valid_trainer_options() -> None:
     for variant, rate in itertools.product(time_to_accuracy.VARIANTS.values(), time_to_accuracy.RATES):
         arguments = [*time_to_accuracy.COMMON, *time_to_accuracy.link_options(rate), *variant]
         assert len(virtual_runs.parse_options(arguments).virtual_links) == 2
-    assert virtual_runs.SIDE_BY_SIDE == 2
+    assert virtual_runs.MAX_PROCESSES == 2

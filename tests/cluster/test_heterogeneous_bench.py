@@ -46,7 +46,7 @@ def test_job_runs_with_each_placement_method_on_free_nodes(jobs: Jobs, monkeypat
         assert 0 <= run.result.idle <= 1
         assert model == outcome.costs[variant]
     assert outcome.runs[PLACED][0].inter_node_bytes < outcome.runs[DEFAULT][0].inter_node_bytes
-    assert jobs.granted(6, 1) == TOPOLOGY.nodes, "the other job has not ended"
+    assert jobs.assigned_nodes(6, 1) == TOPOLOGY.nodes, "the other job has not ended"
 
 
 @pytest.mark.nightly
