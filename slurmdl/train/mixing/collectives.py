@@ -172,11 +172,10 @@ class AllreduceOp:
                              for part, holders in shard_pieces(vector.size, groups) if rank in holders]
 
     def run(self, divisor: int = 1) -> None:
-        """Sum the vectors, and divide by `divisor`."""
         self._p2p.run_to_completion(self.coroutine(divisor))
 
     def coroutine(self, divisor: int = 1, tag: int = Tag.STEP) -> CommCoroutine:
-        """As `run`, as a coroutine; concurrent allreduces need different tags."""
+        """Sum the vectors and divide by `divisor`, as a coroutine; concurrent allreduces need different tags."""
         p2p, wire_dtype = self._p2p, self._wire_dtype
         yield from self._reduce_scatter_phase(p2p, self._intra_group, wire_dtype, tag)
         yield from ring_reduce_scatter(p2p, self._inter_group, wire_dtype, tag)
@@ -201,7 +200,6 @@ class CollectivePipeline:
         self._pending_waits: list[tuple[Sequence[Any], bool]] = []
 
     def add(self, coroutine: CommCoroutine) -> None:
-        """Start a coroutine."""
         self._advance(coroutine, len(self._in_flight))
 
     def progress(self, max_in_flight: int = 0, should_stop: Callable[[], bool] = lambda: False) -> None:

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from slurmdl.train.stateful import Stateful
 
-FloatArray = npt.NDArray[np.float32]
-
 #: sampled coordinates
 MAX_COORDINATES = 4096
 
@@ -26,7 +24,7 @@ class DriftEstimator(Stateful):
 
     state_fields = ("_reference",)
 
-    def __init__(self, parameters: FloatArray, sizes: Sequence[int]) -> None:
+    def __init__(self, parameters: npt.NDArray[np.float32], sizes: Sequence[int]) -> None:
         self._parameters = parameters
         self._indices, self._multiplicity = sample_coordinates(sizes)
         self.reset()

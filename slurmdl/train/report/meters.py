@@ -20,7 +20,6 @@ PHASES = ("data", "forward", "backward", "communication", "peer_wait", "optimize
 
 #: size of the sample for a median
 MAX_SAMPLES = 512
-
 #: workers that the table lists one by one, and the max/min ratio above which it shows per-worker values
 MAX_LISTED_WORKERS, UNEVEN_RATIO = 16, 1.05
 
@@ -108,7 +107,6 @@ class PhaseTimer:
 
     @property
     def is_between_steps(self) -> bool:
-        """Whether no step is in progress."""
         return not self._phase
 
     def enter(self, phase: str) -> None:

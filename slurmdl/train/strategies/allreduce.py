@@ -39,25 +39,25 @@ class Allreduce(Strategy):
     def __init__(self, ctx: StrategyContext) -> None:
         super().__init__(ctx)
         p2p, groups = ctx.p2p, ctx.allreduce_groups
-        self._bucket_starts = comm_layout.bucket_starts(ctx.gradients.size)
-        self._bucket_slices = [slice(*bounds) for bounds in pairwise([*self._bucket_starts, ctx.gradients.size])]
-        buckets = [ctx.gradients[bucket_slice] for bucket_slice in self._bucket_slices]
+        starts = comm_layout.bucket_starts(ctx.gradients.size)
+        self._bucket_slices = [slice(*bounds) for bounds in pairwise([*starts, ctx.gradients.size])]
         wire_dtype = np.float16 if ctx.config.compression == "fp16" else np.float32
         group = next(group for group in groups if p2p.rank in group)
         allows_direct = comm_layout.uses_direct_exchange([ctx.nodes[rank] for rank in group],
                                                          [ctx.zones[rank] for rank in group])
-        tags = [Tag.FIRST_BUCKET + index % NUM_BUCKET_TAGS for index in range(len(buckets) - 1)]
+        tags = [Tag.FIRST_BUCKET + index % NUM_BUCKET_TAGS for index in range(len(starts) - 1)]
         self._bucket_tags = [*tags, Tag.STEP]
         self._bucket_ops = [
-            AllreduceOp(p2p, groups, bucket, wire_dtype, allows_direct and start < comm_layout.DIRECT_ELEMENTS)
-            for bucket, start in zip(buckets, self._bucket_starts, strict=True)]
+            AllreduceOp(p2p, groups, ctx.gradients[bucket], wire_dtype,
+                        allows_direct and bucket.start < comm_layout.DIRECT_ELEMENTS)
+            for bucket in self._bucket_slices]
         self._pipeline = CollectivePipeline(p2p)
         self._futures: list[Future[Any]] = []
 
     def on_gradients_ready(self, start: int) -> None:
         while len(self._futures) < len(self._bucket_ops):
             index = len(self._bucket_ops) - 1 - len(self._futures)
-            if self._bucket_starts[index] < start:
+            if self._bucket_slices[index].start < start:
                 return
             wait_for_copy = self._ctx.device_copies.copy_gradients_to_host(self._bucket_slices[index])
             self._futures.append(self._ctx.comm_thread.submit(partial(self._start_allreduce, index, wait_for_copy)))

@@ -130,7 +130,6 @@ class StrategyContext:
         return 8.0 * self.parameters.size * (len(self.workers) - 1) / len(self.workers)
 
     def make_trigger(self, cost: CommCost) -> Trigger:
-        """Make the trigger of the configuration, with this rank's cost of an exchange."""
         return TRIGGERS[self.config.trigger_name](self.config, self.parameters, self.sizes, self.learning_rate, cost)
 
     @property
@@ -140,7 +139,6 @@ class StrategyContext:
         return tuple(weight * count / sum(weights) for weight in weights) or (1.0,) * count
 
     def relative_weights_of(self, ranks: Sequence[int]) -> tuple[float, ...]:
-        """The relative weights of some workers, by rank."""
         relative = self.relative_weights
         return tuple(relative[self.workers.index(rank)] for rank in ranks)
 

@@ -53,7 +53,6 @@ class ImageDataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one image."""
         return self.train_x.shape[1:]
 
     def label_skew(self, worker_count: int, seed: int) -> float:

@@ -178,9 +178,6 @@ class Options:
                 if name in ("batch_size", "model", "data", "lr_schedule", "dirichlet_alpha", "fold")}
 
 
-_TRUE_WORDS, _FALSE_WORDS = ("true", "yes", "on"), ("false", "no", "off")
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"train: {message} (slurmdl train --help lists the options)")
@@ -213,8 +210,8 @@ def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.env
 def _read_options_file(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Read values of a parser's options from a file; keys are the options' destinations.
 
-    A value is text as on the command line. A list is joined with commas, and a flag is `true` or `false`. Raises
-    InputError with the line if the file is unreadable or not YAML, or has an unknown key or an invalid value.
+    A value is text as on the command line, a list, or for a flag `true` or `false`. Raises InputError if the file is
+    unreadable or not YAML, or with the line if it has an unknown key or an invalid value.
     """
     import yaml
 
@@ -238,9 +235,10 @@ def _read_options_file(path: str, parser: argparse.ArgumentParser) -> dict[str, 
         if text is None:
             raise InputError("expected one value, or a list of values", path, line, name)
         if action.nargs == 0:
-            if text.lower() not in (*_TRUE_WORDS, *_FALSE_WORDS):
+            switches = yaml.SafeLoader.bool_values  # true, yes, on and their opposites
+            if text.lower() not in switches:
                 raise InputError(f"{text!r} is not one of true, false", path, line, name)
-            values[action.dest] = text.lower() in _TRUE_WORDS
+            values[action.dest] = switches[text.lower()]
             continue
         try:
             values[action.dest] = getattr(parser.parse_args([f"--{name}={text}"]), action.dest)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from slurmdl import files
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, TrainError, UnavailableError, warn
@@ -21,7 +20,7 @@ from slurmdl.train.report import meters
 from slurmdl.train.strategy_config import CHECKPOINT_DIR_VARIABLE
 from slurmdl.train.trainer import optimizers
 from slurmdl.train.trainer.data_readers import load_dataset
-from slurmdl.train.trainer.image_dataset import ImageDataset
+from slurmdl.train.trainer.image_dataset import FloatArray, ImageDataset
 from slurmdl.train.trainer.options import Options
 from slurmdl.train.trainer.progress import Progress, open_for_writing
 from slurmdl.train.trainer.workloads import ImageClassification, SyntheticWorkload
@@ -30,7 +29,6 @@ from slurmdl.train.transports.link_queues import QueueingNetwork
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.world import init_mpi
 
-FloatArray = npt.NDArray[np.float32]
 Result = TypeVar("Result")
 
 #: virtual seconds for which the first rank waits before an evaluation, so that equally fast ranks end their step
@@ -116,7 +114,6 @@ def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str
     emulated_seconds = options.emulate_compute.seconds if options.emulate_compute else default_seconds
 
     def compute_seconds(images: int) -> float:
-        """Seconds of this rank's computation of a step."""
         factor = next((straggler.factor for straggler in options.straggler if straggler.rank == run.rank
                        and straggler.begin <= run.global_step < straggler.end), 1.0)
         return emulated_seconds * factor * images / options.batch_size
@@ -231,7 +228,6 @@ def _own_batches(run: Run, batches: Iterator[Any], steps: int) -> Iterator[Any]:
 
 
 def _step_metrics(step: int, global_step: int, meter: meters.StepMeter) -> dict[str, float]:
-    """Metrics of the last step of the meter."""
     wall, comm = meter.wall.last, meter.exposed_comm.last
     return {"step": step, "global_step": global_step, "loss": meter.loss.last, "seconds": wall,
             "compute_seconds": wall - comm, "exposed_comm_seconds": comm,

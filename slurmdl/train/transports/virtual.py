@@ -83,7 +83,6 @@ class VirtualTransport:
         return self.clock
 
     def emulate_compute(self, seconds: float) -> None:
-        """Advance the clock."""
         self._idle_polls = 0
         self.clock += seconds
         self._scheduler.yield_turn(self)

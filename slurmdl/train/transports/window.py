@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
 
 #: bytes of a cache line and of a page: control words lie in lines of their own, slots start at pages
 _CACHE_LINE_BYTES, _PAGE_BYTES = 64, 4096
@@ -89,7 +88,6 @@ class ModelWindow:
         self._memory.fence()
 
     def set_flag(self, flag: str, version: int) -> None:
-        """Set a flag to a version."""
         self._memory.fence()
         self._control_words[self._rank][_FLAG_INDEX[flag]] = version + 1
         self._memory.fence()
@@ -100,7 +98,6 @@ class ModelWindow:
         return int(self._control_words[peer][_FLAG_INDEX[flag]]) - 1
 
     def wait_flag(self, peer: int, flag: str, version: int) -> None:
-        """Wait until a peer's flag has reached a version."""
         words, index = self._control_words[peer], _FLAG_INDEX[flag]
         self._memory.wait_until(lambda: bool(words[index] > version), f"rank {peer} to be {flag} in step {version}")
 
