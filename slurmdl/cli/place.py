@@ -70,7 +70,7 @@ def run(argv: list[str]) -> int:
 
 
 def _split_own_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split into own options and sbatch's arguments; UsageError for a typo, no file, or a place after the script."""
+    """Split into own options and sbatch's arguments; UsageError if an own one is misspelled or misplaced."""
     from slurmdl import dl_options
     from slurmdl.slurm import getopt, sbatch_options
 

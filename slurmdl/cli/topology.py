@@ -154,8 +154,7 @@ def _features(options: argparse.Namespace) -> int:
     from slurmdl.slurm.slurm_conf import slurm_conf_path
     from slurmdl.topology import features, load
 
-    topology = load.load_topology(options.file, options.name)
-    zones = features.zone_features(topology, options.all_levels)
+    zones = features.zone_features(load.load_topology(options.file, options.name), options.all_levels)
     conf = options.slurm_conf or slurm_conf_path()
     if not options.scontrol and (options.slurm_conf or (not options.cluster and os.path.exists(conf))):
         lines = list(features.rewrite_node_lines(conf, zones))

@@ -41,8 +41,7 @@ def check_node_configuration(site: Site) -> Finding:
 
 
 def check_cluster_backend(site: Site) -> Finding:
-    backend = site.config.cluster_backend
-    return ok(f"{backend}: {pluralize(len(site.cluster.names), 'node')}")
+    return ok(f"{site.config.cluster_backend}: {pluralize(len(site.cluster.names), 'node')}")
 
 
 def check_plan_dir(site: Site) -> Finding:

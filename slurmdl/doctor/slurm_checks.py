@@ -201,6 +201,6 @@ def check_mpi(site: Site) -> Finding:
         return failure(f"{mpirun} needs Slurm's mpi_{pmi}.so, not found in {directories}: every task would have a "
                        "world of one rank",
                        f"install Slurm with {pmi}, or put another MPI into PATH (srun --mpi=list)")
-    default = site.slurm_config.mpi_default
-    note = "" if default.startswith(pmi) else f"; plain srun needs --mpi={pmi}, slurmdl srun sets it"
+    is_default = site.slurm_config.mpi_default.startswith(pmi)
+    note = "" if is_default else f"; plain srun needs --mpi={pmi}, slurmdl srun sets it"
     return ok(f"{mpirun} uses Slurm's {pmi}{note}")

@@ -47,9 +47,8 @@ class Sandbox:
         user = slurm_daemons.JobUser("root", 0, 0, "/root") if as_root else self.user
         unset = [f"--unset={name}" for name in os.environ
                    if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUDO_"))]
-        venv = os.path.join(sys.prefix, "bin")
         environ = [f"HOME={user.home}", f"USER={user.name}", f"LOGNAME={user.name}", "SHELL=/bin/bash",
-                   f"PATH={venv}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]
+                   f"PATH={sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]
         drop = [] if as_root else ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--init-groups"]
         # a job fails if Slurm cannot write its output to the submission directory
         start = (f'cd -- "$1" 2>/dev/null || cd {self.shared} || exit 71; shift; '

@@ -199,8 +199,7 @@ def set_link_shape(pids: Mapping[str, int], link: VethLink, old: LinkShape, new:
         lines = netem_lines(interface, new.delay, bucket) if new.delay and netem else \
             [f"qdisc replace dev {interface} root {bucket or 'noqueue'}"]
         namespaces.run_batch(pids[host], "tc", lines)
-        max_segments = "1" if new.loss else "65535"
-        namespaces.run_on_host(pids[host], ["ip", "link", "set", interface, "gso_max_segs", max_segments])
+        namespaces.run_batch(pids[host], "ip", [f"link set {interface} gso_max_segs {1 if new.loss else 65535}"])
     for host, interface in _ends(link):
         namespaces.run_on_host(pids[host], ["nft", "-f", "-"], stdin=_loss_rules(interface, new.loss))
     parts = [f"{new.rate / 1e6:g} Mbit/s (tbf)" if new.rate else "no rate limit"]

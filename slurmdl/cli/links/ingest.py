@@ -35,8 +35,7 @@ def run(argv: list[str]) -> int:
         collector = Collector(store, options.snapshot or settings.file, rules, options.textfile, trusted_users,
                               _known_link_names())
         for file in options.files:
-            lines = file_trust.read_trusted_lines(file, trusted_users)
-            store.add(collector.parse_samples(lines, time()))
+            store.add(collector.parse_samples(file_trust.read_trusted_lines(file, trusted_users), time()))
         if options.interval is None:
             _ingest_and_publish(collector, options.spool_dir)
         else:
