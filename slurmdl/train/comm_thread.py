@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from slurmdl.train.trace import COMM_ROW, Trace
@@ -26,7 +27,6 @@ class CommThread:
         threaded: see Transport.supports_comm_thread.
         clock: clock of the training thread, in s.
         peer_wait_clock: see MeteredP2P.peer_wait_seconds.
-        trace: records each op.
 
     Attributes:
         blocked_seconds: time that the training thread was blocked here.
@@ -128,16 +128,14 @@ class CommThread:
 
     def _execute(self, op: Callable[[], Any], future: Future[Any]) -> None:
         start = self._clock()
-        outcome: Any = None
-        resolve: Callable[[Any], None] = future.set_result
         try:
             if self._failure:
                 raise self._failure
-            outcome = op()
+            resolve = partial(future.set_result, op())
         except BaseException as error:
-            resolve, outcome = future.set_exception, error
+            resolve = partial(future.set_exception, error)
         end = self._clock()
         self.busy_seconds += end - start
         if self._trace:
             self._trace.add("comm op", start, end, COMM_ROW)
-        resolve(outcome)  # last: the waiting thread may read the counters
+        resolve()  # last: the waiting thread may read the counters

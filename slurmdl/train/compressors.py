@@ -96,7 +96,7 @@ class Fp16(Compressor):
         out[:] = packed.view(np.float16)
 
 
-class StochasticQuantizer(Compressor):
+class Int8(Compressor):
     """Integers times a scale per block, rounded stochastically: unbiased, with errors below the scale.
 
     The scale is the block's largest magnitude over `max_level`, rounded up to float16.
@@ -105,6 +105,7 @@ class StochasticQuantizer(Compressor):
     quantization and encoding. NeurIPS 2017. arXiv:1610.02132
     """
 
+    name = "int8"
     #: levels are -max_level to max_level
     max_level = 127
 
@@ -131,16 +132,13 @@ class StochasticQuantizer(Compressor):
         return packed.view(np.int8)
 
 
-class Int8(StochasticQuantizer):
-    name = "int8"
+class Int4(Int8):
+    """As Int8, with fewer levels: level + 8 in half a byte, of pairs the first in the upper half."""
 
-
-class Int4(StochasticQuantizer):
     name = "int4"
     max_level = 7
 
     def _pack_levels(self, levels: npt.NDArray[np.int8]) -> ByteArray:
-        # levels + 8 in pairs, the first in the upper half of a byte
         shifted = np.zeros(levels.size + levels.size % 2, np.uint8)
         shifted[:levels.size] = levels + 8
         return shifted[::2] << np.uint8(4) | shifted[1::2]

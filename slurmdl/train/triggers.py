@@ -160,8 +160,8 @@ class DriftTrigger(Trigger):
     """An exchange if |x - s| / |s| exceeds a threshold; x the model, s the model after the last exchange.
 
     The norms are estimated (DriftEstimator). The threshold scales with the learning rate: theta_t = theta_0 eta_t /
-    eta_0, eta_0 the largest rate so far, so that a rate warm-up does not lower it. In the first
-    steps all exchange, and intervals between exchanges are bounded (MAX_INTERVAL, CommBudget).
+    eta_0, eta_0 the largest rate so far, so that a rate warm-up does not lower it. In the first steps all exchange,
+    and intervals between exchanges are bounded (MAX_INTERVAL, CommBudget).
 
     Reference: N. Singh, D. Data, J. George, S. Diggavi: SPARQ-SGD: event-triggered and compressed communication in
     decentralized optimization. IEEE CDC 2020. arXiv:1910.14280
@@ -208,13 +208,11 @@ class DriftTrigger(Trigger):
     def urgency(self, due_step: int) -> float:
         if self.next_due(due_step) - self._last_exchange_step > self._max_interval:
             return math.inf
-        return self._drift_estimator.relative_drift() / max(self._threshold(), 1e-12)
-
-    def _threshold(self) -> float:
         rate = self._learning_rate()
         self._max_learning_rate = max(self._max_learning_rate, rate)
         scale = rate / self._max_learning_rate if self._max_learning_rate else 1.0
-        return self._initial_threshold * scale * (self._budget.threshold_factor if self._budget else 1.0)
+        threshold = self._initial_threshold * scale * (self._budget.threshold_factor if self._budget else 1.0)
+        return self._drift_estimator.relative_drift() / max(threshold, 1e-12)
 
     def observe(self, step: int, exchanged: bool) -> None:
         if exchanged:

@@ -78,7 +78,7 @@ class Checkpointer:
         """See Run.register_for_checkpointing."""
         call = f"register_for_checkpointing({name!r})"
         if name in self._registered:
-            raise TrainError(f"{call}: the name is registered already; each name is valid once")
+            raise TrainError(f"{call}: the name is registered already; expected each name once")
         if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
             raise TrainError(f"{call}: a {type(obj).__name__} has no state_dict() and load_state_dict()")
         checkpoint.check_loadable(name, obj.state_dict())

@@ -25,10 +25,9 @@ Result = TypeVar("Result")
 class FailureRecovery:
     """Owner of the strategy, which is replaced when ranks fail.
 
-    If the run has checkpoints, all ranks end after a failure, and the job restarts.
-
     Attributes:
         strategy: this rank's current strategy; read it at each use.
+        has_checkpoints: whether the run has checkpoints; if so, all ranks end after a failure, and the job restarts.
         failed_ranks: rank, node and step of each failed rank for the summary; the step, counted from 0, is that from
             which the others continued.
     """
@@ -36,8 +35,7 @@ class FailureRecovery:
     def __init__(self, world: World, replica: Replica, context: StrategyContext, strategy: Strategy,
                  has_checkpoints: bool) -> None:
         self._world, self._replica, self._context = world, replica, context
-        self._has_checkpoints = has_checkpoints
-        self.strategy = strategy
+        self.strategy, self.has_checkpoints = strategy, has_checkpoints
         self.failed_ranks: list[dict[str, Any]] = []
         #: run step that is the strategy's step 0
         self._first_step = 0
@@ -60,7 +58,7 @@ class FailureRecovery:
     @property
     def _unrecoverable_reason(self) -> str:
         """Reason why all ranks end after a failure, "" if the others can continue."""
-        if self._has_checkpoints:
+        if self.has_checkpoints:
             return "a checkpoint needs all ranks"
         if self._world.is_load_balanced:
             return f"--load-balance {self._world.config.load_balance} needs all ranks"
@@ -143,7 +141,7 @@ class FailureRecovery:
 
     def _unrecoverable(self, ranks: Sequence[int], step: int, reason: str) -> RankFailedError:
         message = f"{self._format_ranks(ranks)} failed in step {step}; all ranks end, since {reason}"
-        return RankFailedError(ranks, message, self._has_checkpoints)
+        return RankFailedError(ranks, message, self.has_checkpoints)
 
     def _format_ranks(self, ranks: Sequence[int]) -> str:
         return ", ".join(map(self._world.format_rank, ranks)) or "a rank"

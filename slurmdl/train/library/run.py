@@ -139,7 +139,7 @@ class Run:
         replica_check = ReplicaCheck(ctx, self.state, recovery, self._check_every)
         self._work_assignment.bind(ctx.comm_thread, recovery)
         hooks = StepHooks(ctx, self.state, recovery, self._work_assignment, replica_check, self._backward_passes,
-                          self._trace, checkpointer is not None)
+                          self._trace)
         if checkpointer:
             checkpointer.restore_strategy(recovery)
         self._boundary.bind(ctx, recovery, hooks, replica_check, checkpointer)

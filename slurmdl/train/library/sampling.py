@@ -107,7 +107,7 @@ def apportion(total: int, weights: Sequence[float], minimum: int = 0, maximum: i
     """
     upper = total if maximum is None else maximum
     unbound, bound = dict(enumerate(weights)), dict[int, int]()
-    while True:
+    while unbound:
         left, weight_sum = total - sum(bound.values()), fsum(unbound.values())
         ideal = {index: left * weight / weight_sum if weight_sum else left / len(unbound)
                  for index, weight in unbound.items()}
@@ -120,9 +120,7 @@ def apportion(total: int, weights: Sequence[float], minimum: int = 0, maximum: i
             break
         bound |= violating
         unbound = {index: weight for index, weight in unbound.items() if index not in violating}
-        if not unbound:
-            break
-    counts = bound | {index: int(value) for index, value in ideal.items() if index not in bound}
+    counts = bound | {index: int(ideal[index]) for index in unbound}
     # round up those who would finish first
     order = sorted(unbound, key=lambda index: (counts[index] >= ideal[index],
                                                (counts[index] + 1) / (unbound[index] or 1.0), index))

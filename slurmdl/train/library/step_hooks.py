@@ -19,22 +19,17 @@ from slurmdl.train.trace import Trace
 
 
 class StepHooks:
-    """Steps of one rank: communication of gradients, and mixing of models.
-
-    If `has_checkpoints`, each step must be preceded by a checkpoint opportunity.
-    """
+    """Steps of one rank: communication of gradients, and mixing of models."""
 
     def __init__(self, ctx: RunContext, state: RunState, recovery: FailureRecovery, work_assignment: WorkAssignment,
-                 replica_check: ReplicaCheck, backward_passes: int, trace: Trace | None,
-                 has_checkpoints: bool) -> None:
+                 replica_check: ReplicaCheck, backward_passes: int, trace: Trace | None) -> None:
         self._ctx, self._state, self._recovery = ctx, state, recovery
         self._work_assignment, self._replica_check = work_assignment, replica_check
-        self._backward_passes, self._has_checkpoints = backward_passes, has_checkpoints
-        replica, world = ctx.replica, ctx.world
-        self.timer = PhaseTimer(ctx.meter, world.transport.now, lambda: ctx.comm_thread.peer_wait_seconds, trace)
+        self._backward_passes = backward_passes
+        self.timer = PhaseTimer(ctx.meter, ctx.world.transport.now, lambda: ctx.comm_thread.peer_wait_seconds, trace)
         self._overlapped_comm = 0.0
         self._gradient_tracker = GradientTracker(
-            replica, state, backward_passes, recovery.strategy.overlaps_backward,
+            ctx.replica, state, backward_passes, recovery.strategy.overlaps_backward,
             lambda: self.timer.enter("backward"), self._on_gradients_ready, self._on_backward_complete)
         self._group_count = len(ctx.optimizer.param_groups)
         #: whether the current step leaves the model unchanged, because gradients have overflowed
@@ -163,7 +158,7 @@ class StepHooks:
             raise TrainError(f"{prefix}parameter {unfrozen} is trained now, but was not at run.wrap(); expected "
                              "requires_grad=True before run.wrap(), and a learning rate of 0 for its parameter group "
                              "until it is to be trained")
-        if self._has_checkpoints and state.last_checkpoint_check < state.step:
+        if self._recovery.has_checkpoints and state.last_checkpoint_check < state.step:
             raise TrainError(f"{prefix}checkpoints are written when a batch is requested; expected batches of "
                              "run.loader(), or `with run.data_phase():` around the code that makes a batch")
         if self._ctx.world.is_load_balanced and not self._work_assignment.current_slice:
