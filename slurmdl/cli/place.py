@@ -56,7 +56,10 @@ def run(argv: list[str]) -> int:
         return 0
     site = config.load_config()
     job = submission.parse_submission(sbatch_args, os.environ).with_defaults(site.options)
-    job = replace(job, request=replace(job.request, seed=_parse_seed(own_options.get("seed", "0"))))
+    seed = own_options.get("seed", "0")
+    if not seed.isdecimal() or int(seed) > MAX_SEED:
+        raise UsageError(f"--seed={seed}: expected a number from 0 to {MAX_SEED}")
+    job = replace(job, request=replace(job.request, seed=int(seed)))
     state = _load_state(site, own_options, job.request)
     decision = _make_decision(job, state, query_slurm=not {"cluster", "topology"} & own_options.keys())
     if "svg" in own_options:
@@ -101,12 +104,6 @@ def _similar_option(arg: str, names: Sequence[str]) -> str:
     if not arg.startswith("--"):
         return ""
     return next(iter(get_close_matches(arg[2:].partition("=")[0][:40], names, n=1, cutoff=0.8)), "")
-
-
-def _parse_seed(text: str) -> int:
-    if not text.isdecimal() or int(text) > MAX_SEED:
-        raise UsageError(f"--seed={text}: expected a number from 0 to {MAX_SEED}")
-    return int(text)
 
 
 def _load_state(config: Config, own_options: dict[str, str], request: JobRequest) -> ClusterState:

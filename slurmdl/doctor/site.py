@@ -153,7 +153,6 @@ class Site:
         return min(common, key=[*nodes[0].partitions].index)
 
     def fact(self, key: str) -> dict[str, str]:
-        """Return one fact by node."""
         return {node: facts.get(key, "") for node, facts in self.facts.value.items()}
 
 

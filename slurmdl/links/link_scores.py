@@ -147,12 +147,10 @@ class LinkScores:
 
     @cached_property
     def arrays_by_kind(self) -> dict[str, ScoreArrays]:
-        """`by_kind` as arrays."""
         return {kind: ScoreArrays.from_scores(links) for kind, links in self.by_kind.items()}
 
     @property
     def link_count(self) -> int:
-        """Number of links with a score."""
         return sum(map(len, self.by_kind.values()))
 
     @property
@@ -161,7 +159,6 @@ class LinkScores:
         return {kind: getattr(self, key) for key, kind in KIND_OF_KEY.items()}
 
     def map_links(self, convert: Callable[[Mapping[str, LinkScore]], Mapping[str, LinkScore]]) -> LinkScores:
-        """Convert the scores of each kind of link."""
         links: dict[str, Any] = {key: convert(getattr(self, key)) for key in KIND_OF_KEY}
         return replace(self, **links)
 

@@ -75,7 +75,6 @@ def _uplink_capacity(names: Sequence[str], scores: LinkScores, topology: Topolog
 
 
 def format_link_table(rows: Sequence[LinkRow], max_rows: int) -> str:
-    """Text table of the first `max_rows` rows."""
     if not rows:
         return "no link has a score"
     header = ("link", "kind", "zone", "slowdown", "throughput", "rtt", "p99", "loss", "age", "samples", "source")

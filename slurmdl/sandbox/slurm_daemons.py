@@ -35,7 +35,7 @@ hwloc_base_binding_policy = none
 """
 
 #: Cloud nodes boot when they are allocated (ResumeProgram), and these never finish booting: nothing is sent to them,
-#: they stay allocated until the job is canceled, and are available again after power-down (`power_down_job`).
+#: they stay allocated until the job is canceled, and are available again after power-down.
 _CLOUD_SETTINGS = {"ResumeProgram": "/bin/true", "SuspendProgram": "/bin/true", "SuspendTime": 2**30,
                    "SuspendTimeout": 1, "ResumeTimeout": 65000, "ResumeRate": 0, "SuspendRate": 0, "SlurmdTimeout": 0,
                    "MaxJobCount": 100000, "PrivateData": "cloud"}

@@ -115,6 +115,5 @@ class SandboxSpec:
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError if `name` is no valid name of a sandbox."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,20}", name):
         raise UsageError(f"--name={name}: expected a lower-case letter, then up to 20 of a-z, 0-9 and -")

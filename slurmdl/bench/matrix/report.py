@@ -146,9 +146,8 @@ def _efficiency(line: ReportRow, others: Sequence[ReportRow]) -> float | None:
 def rows(lines: Sequence[ReportRow]) -> Iterator[dict[str, Any]]:
     """Yield the values of each row by column; None for no value."""
     for line in lines:
-        row: dict[str, Any] = {**dict.fromkeys(COLUMNS), "framework": line.cell.framework,
-                               "strategy": line.cell.strategy, "model": line.cell.model, "nodes": line.cell.nodes,
-                               "placement": line.cell.placement, "repeats": len(line.jobs), "status": line.status}
+        row: dict[str, Any] = {**dict.fromkeys(COLUMNS), **vars(line.cell), "repeats": len(line.jobs),
+                               "status": line.status}
         if line.jobs:
             job, rates = line.median_job, [repeat.images for repeat in line.jobs]
             row |= {"images/s": line.images, "spread": max(rates) - min(rates), "efficiency": line.efficiency,

@@ -174,7 +174,6 @@ def cell_results(folder: Path) -> Iterator[CellResult]:
 
 
 def _run_cell(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -> CellResult:
-    """Run a cell as a job and wait for its end."""
     base = folder.resolve() / f"{cell.name}.{repeat}"
     for file in folder.glob(f"{cell.name}.{repeat}.*.json"):
         file.unlink()

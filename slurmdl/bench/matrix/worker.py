@@ -104,8 +104,6 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
 
 
 class StepTimer:
-    """Makes steps and times their phases."""
-
     def __init__(self, task: Any, session: TrainingSession, batches: Any) -> None:
         self._task, self._session, self._batches = task, session, batches
 

@@ -43,16 +43,11 @@ def run(argv: list[str]) -> int:
         raise UsageError("--interface: not available with --transport=mpi; configure the MPI instead (for Open MPI "
                          "OMPI_MCA_btl_tcp_if_include)")
     if options.transport == "mpi":
-        srun_args += _mpi_type_options(srun_args)
+        from slurmdl.slurm import getopt, pmi, slurm_conf, srun_options
+
+        line = getopt.parse_command_line(srun_args, srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS)
+        srun_args += pmi.mpi_type_option(line, slurm_conf.SlurmConfig.query, os.environ)  # as `slurmdl srun` does
     return _run_probe(options, srun_args)
-
-
-def _mpi_type_options(srun_args: list[str]) -> list[str]:
-    """--mpi for the MPI in PATH if srun_args have none, chosen as by `slurmdl srun`."""
-    from slurmdl.slurm import getopt, pmi, slurm_conf, srun_options
-
-    line = getopt.parse_command_line(srun_args, srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS)
-    return list(pmi.mpi_type_option(line, slurm_conf.SlurmConfig.query, os.environ))
 
 
 def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:

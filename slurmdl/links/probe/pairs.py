@@ -124,8 +124,6 @@ def robust_spread(paths: PathValues, estimates: Mapping[str, float]) -> float | 
 
 
 class _EndpointEstimates:
-    """Estimates of the ends of paths."""
-
     def __init__(self, pairs: Sequence[PairMeasurement]) -> None:
         throughputs = _known_values(pairs, lambda pair: pair.throughput)
         self.throughput = _min_rule_estimates(throughputs)
