@@ -1,8 +1,7 @@
 """Gossip graphs for any number of workers, shared by training and placement.
 
 In each round every worker sends its model to one worker and receives that of one: a permutation with weights. The
-mixing matrix is doubly stochastic, so the sum of all models is preserved. A new graph is one class here, one entry of
-GRAPHS, and its name in plan.COMM_PATTERNS.
+mixing matrix is doubly stochastic, so the sum of all models is preserved.
 """
 
 from __future__ import annotations

@@ -17,19 +17,14 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class Ring:
-    """This rank's view of a ring of ranks, each with a vector of equal length.
+    """This rank's view of a ring of `count` ranks, each with a vector of equal length.
 
     The vector is split into one nearly equal chunk per rank.
-
-    Attributes:
-        count: number of ranks.
-        right, left: next rank, the target of messages, and previous rank, their source.
     """
 
     def __init__(self, rank: int, ranks: Sequence[int], vector: FloatArray) -> None:
         self.count, self._ranks = len(ranks), ranks
         self._position = ranks.index(rank)
-        self.right, self.left = self.peer(1), self.peer(-1)
         self._vector = vector
         self._offsets = split_offsets(vector.size, self.count)
 
@@ -38,7 +33,7 @@ class Ring:
         return self._ranks[(self._position + distance) % self.count]
 
     def chunk(self, distance: int) -> FloatArray:
-        """View of the chunk of the rank at a distance to the right, 0 for the own one."""
+        """View of the chunk of the rank at a distance to the right, 0 for this rank's."""
         index = (self._position + distance) % self.count
         return self._vector[self._offsets[index]:self._offsets[index + 1]]
 
@@ -48,7 +43,7 @@ class Ring:
 
 
 def ring_reduce_scatter(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DTypeLike, tag: int) -> CommCoroutine:
-    """Replace the own chunk of each ring's vector by its sum over the ranks; other chunks become partial sums.
+    """Replace this rank's chunk of each ring's vector by its sum over the ranks; other chunks become partial sums.
 
     The rings have equal size and turn together; all ranks list common rings in the same order. Values travel as
     `wire_dtype`, and are added in fp32.
@@ -57,29 +52,29 @@ def ring_reduce_scatter(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.
     for turn in range(1, _ring_size(rings)):
         sums = [ring.chunk(-1 - turn) for ring in rings]
         yield from _exchange_and_add(
-            p2p, [(ring.right, _to_wire(wire_dtype, ring.chunk(-turn))) for ring in rings],
-            [(ring.left, buffer[:chunk_sum.size])
+            p2p, [(ring.peer(1), _to_wire(wire_dtype, ring.chunk(-turn))) for ring in rings],
+            [(ring.peer(-1), buffer[:chunk_sum.size])
              for ring, buffer, chunk_sum in zip(rings, buffers, sums, strict=True)], sums, tag)
 
 
 def ring_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DTypeLike, tag: int) -> CommCoroutine:
-    """Send the own chunk of each ring's vector to the other ranks; see `ring_reduce_scatter`.
+    """Send this rank's chunk of each ring's vector to the other ranks; see `ring_reduce_scatter`.
 
-    All ranks store the values as sent, so that they have the same.
+    All ranks store the values as sent, so that these are equal everywhere.
     """
     outgoing = [_to_wire(wire_dtype, ring.chunk(0)) for ring in rings]
     _store_chunks(rings, 0, outgoing)
     for turn in range(1, _ring_size(rings)):
         received = [_receive_buffer(wire_dtype, ring.chunk(-turn)) for ring in rings]
-        yield from _exchange(p2p, [(ring.right, chunk) for ring, chunk in zip(rings, outgoing, strict=True)],
-                             [(ring.left, buffer) for ring, buffer in zip(rings, received, strict=True)], tag)
+        yield from _exchange(p2p, [(ring.peer(1), chunk) for ring, chunk in zip(rings, outgoing, strict=True)],
+                             [(ring.peer(-1), buffer) for ring, buffer in zip(rings, received, strict=True)], tag)
         _store_chunks(rings, -turn, received)
         outgoing = received
 
 
 def direct_reduce_scatter(p2p: MeteredP2P, rings: Sequence[Ring],
                           wire_dtype: npt.DTypeLike, tag: int) -> CommCoroutine:
-    """As `ring_reduce_scatter` with one ring, in one turn: each rank sends each other rank its chunk."""
+    """Like `ring_reduce_scatter` with one ring, in one turn: each rank sends each other rank its chunk."""
     [ring] = rings
     own, distances = ring.chunk(0), range(1, ring.count)
     yield from _exchange_and_add(
@@ -89,7 +84,7 @@ def direct_reduce_scatter(p2p: MeteredP2P, rings: Sequence[Ring],
 
 
 def direct_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DTypeLike, tag: int) -> CommCoroutine:
-    """As `ring_allgather` with one ring, in one turn: each rank sends its own chunk to all others."""
+    """Like `ring_allgather` with one ring, in one turn: each rank sends its own chunk to all others."""
     [ring] = rings
     own, distances = _to_wire(wire_dtype, ring.chunk(0)), range(1, ring.count)
     received = [_receive_buffer(wire_dtype, ring.chunk(-distance)) for distance in distances]
@@ -195,9 +190,8 @@ class CollectivePipeline:
 
     def __init__(self, p2p: MeteredP2P) -> None:
         self._p2p = p2p
-        self._in_flight: list[CommCoroutine] = []
-        #: requests that each of them waits for
-        self._pending_waits: list[tuple[Sequence[Any], bool]] = []
+        #: each with what it waits for, as yielded
+        self._in_flight: list[tuple[CommCoroutine, tuple[Sequence[Any], bool]]] = []
 
     def add(self, coroutine: CommCoroutine) -> None:
         self._advance(coroutine, len(self._in_flight))
@@ -205,20 +199,19 @@ class CollectivePipeline:
     def progress(self, max_in_flight: int = 0, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Advance the coroutines, oldest first, until at most `max_in_flight` remain, or until `should_stop`."""
         while len(self._in_flight) > max_in_flight:
-            none_arrived = all(first for _, first in self._pending_waits)
+            none_arrived = all(first for _, (_, first) in self._in_flight)
             with self._p2p.timing_wait() if none_arrived else nullcontext():
                 index = self._p2p.transport.wait_any_group(
-                    [requests for requests, _ in self._pending_waits], should_stop)
+                    [requests for _, (requests, _) in self._in_flight], should_stop)
             if index is None:
                 return
-            self._pending_waits.pop(index)
-            self._advance(self._in_flight.pop(index), index)
+            coroutine, _ = self._in_flight.pop(index)
+            self._advance(coroutine, index)
 
     def _advance(self, coroutine: CommCoroutine, position: int) -> None:
         wait = next(coroutine, None)
         if wait is not None:
-            self._in_flight.insert(position, coroutine)
-            self._pending_waits.insert(position, wait)
+            self._in_flight.insert(position, (coroutine, wait))
 
 
 def bruck_allgather(p2p: MeteredP2P, ranks: Sequence[int], value: float) -> npt.NDArray[np.float32]:

@@ -32,7 +32,7 @@ class WeightedGraph:
             self._rounds = [self._weighted_round(self._graph.round(step)) for step in range(self._graph.period)]
 
     def round(self, step: int) -> MixingRound:
-        """As Graph.round; weights along a cycle are equal only if those of the models are."""
+        """Like Graph.round; weights along a cycle are equal only if those of the models are."""
         return self._rounds[step % len(self._rounds)] if self._rounds else self._weighted_round(
             self._graph.round(step))
 

@@ -186,7 +186,7 @@ class RankReport:
         consensus_distance: of this rank's model from the mean of all, relative to the mean's norm.
         score: (loss, accuracy) of the final model on the test images, on the rank that evaluated it, else None.
         score_before_averaging: the same of this rank's own model, before the final average.
-        exchanges, exchanges_skipped: exchanges made, and exchanges skipped by a trigger.
+        exchanges, exchanges_skipped: see Strategy.
         batch_size: samples per step; 0 on a server, or if unknown.
         parameters_crc32: CRC-32 of the parameters, or of the shards of a server.
     """

@@ -227,7 +227,7 @@ class SyncPSServer(PSServerBase):
 
 
 class AsyncPSWorker(PSWorker):
-    """As PSWorker, but the reply comes as soon as the worker may continue; at the end it is the final model."""
+    """Like PSWorker, but the reply comes as soon as the worker may continue; at the end it is the final model."""
 
     averages_gradients = lockstep = False
     tag = Tag.ASYNC_PS

@@ -84,7 +84,7 @@ class StrategyContext:
         costs: "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, see plan.Plan.
         learning_rate: returns the optimizer's current learning rate.
         make_shard_optimizer: makes an optimizer of the user's kind for a slice of the parameters, for servers.
-        hyperparameters: returns the optimizer's current hyperparameters, always equally many.
+        hyperparameters: returns the optimizer's current hyperparameters, always the same number.
         lr_indices: indices of the learning rates among the hyperparameters.
         model_weights: returns the current weights of the workers' models; () if they are equal.
         relocate_parameters: moves the replica's parameters into other memory of shape (D,), for shared memory.

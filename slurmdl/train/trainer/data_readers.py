@@ -1,7 +1,4 @@
-"""Data sets: scikit-learn's digits, digits drawn as 3 x 32 x 32, synthetic images, and image folders.
-
-A new one is one reader and one line in DATASETS.
-"""
+"""Data sets: scikit-learn's digits, digits drawn as 3 x 32 x 32, synthetic images, and image folders."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class ImageDataset:
                 completed_batches: int = 0) -> Iterator[tuple[FloatArray, IntArray]]:
         """Yield endless batches of a worker's partition, shuffled in each epoch, after the completed ones.
 
-        All partitions have the same size, so all workers make equally many steps per epoch.
+        All partitions have the same size, so all workers make the same number of steps per epoch.
         """
         steps = self.steps_per_epoch(worker_count, batch_size)
         own = self._partitions(worker_count, seed)[worker_rank]

@@ -54,7 +54,6 @@ class Progress:
             self._recent.clear()
 
     def close(self) -> None:
-        """Flush and close the metrics file."""
         if self._metrics:
             self._metrics.close()
 

@@ -146,7 +146,9 @@ def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str
         progress = Progress(steps, options.log_every, options.metrics, run.step) if run.is_main else None
         if run.is_main:
             print_escaped(f"if a rank fails: {run.recovery.policy}")
-            _warn_label_skew(run, skew)
+            if skew > SKEW_WARNING and not run.strategy.averages_gradients:
+                warn(f"train: label skew of the workers is {skew:.2f} (0: same distribution, 1: disjoint labels), so "
+                     "models diverge between averages; use a shorter --period, or allreduce")
         if models is not None:
             models[run.worker_rank] = run.replica.parameters
         loader = run.loader_from_source(workload.data_source, options.batch_size) if workload.data_source else None
@@ -211,12 +213,6 @@ def _check_summary_file(path: str) -> None:
         files.check_writable(path)
     except OSError as error:
         raise TrainError(f"--summary {os.path.abspath(path)}: cannot be written ({error.strerror})") from error
-
-
-def _warn_label_skew(run: Run, skew: float) -> None:
-    if skew > SKEW_WARNING and not run.strategy.averages_gradients:
-        warn(f"train: label skew of the workers is {skew:.2f} (0: same distribution, 1: disjoint labels), so models "
-             "diverge between averages; use a shorter --period, or allreduce")
 
 
 def _own_batches(run: Run, batches: Iterator[Any], steps: int) -> Iterator[Any]:

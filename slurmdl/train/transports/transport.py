@@ -99,7 +99,7 @@ class Transport(Protocol):
         """Gather small objects of all ranks, in rank order, None for failed ranks. Not for training data."""
 
     def gather(self, obj: Any) -> list[Any] | None:
-        """As `allgather`, on the first alive rank only; None on the others."""
+        """Like `allgather`, but on the first alive rank only; None on the others."""
 
     def broadcast(self, obj: Any) -> Any:
         """Return the object of the first alive rank."""

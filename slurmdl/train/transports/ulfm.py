@@ -1,7 +1,7 @@
 """Messages by an MPI with ULFM (User-Level Failure Mitigation), which survives rank failures.
 
 A call that involves a failed rank raises an error. The first rank that notices revokes the communicator, so that the
-next call of every other rank fails, too. Then the survivors agree on the failed ranks and continue in a new
+next call of every other rank also fails. Then the survivors agree on the failed ranks and continue in a new
 communicator, which receives no message of the old one. Only the end of a process counts as failure, which Open MPI's
 daemon on the node reports; a stopped process does not.
 

@@ -1,7 +1,7 @@
 """Virtual ranks: all ranks of a run in one process, deterministic, on virtual clocks.
 
 Each rank is a thread, and one runs at a time: the rank whose clock is earliest, or the lowest of several. It yields
-when it waits, computes, or polls without success. So asynchronous strategies are reproducible, too.
+when it waits, computes, or polls without success. So asynchronous strategies are reproducible.
 """
 
 from __future__ import annotations
@@ -112,18 +112,15 @@ class VirtualTransport:
             self._posted_receives[peer, tag].append(request)
         return request
 
-    def _first_arrivals(self, tag: int) -> list[tuple[float, int]]:
-        """Arrival time and source of the first message with a tag from each rank."""
-        return [(messages[0][0], source) for (source, message_tag), messages in self._inbox.items()
-                if message_tag == tag and messages]
-
-    def _first_arrival_time(self, tag: int) -> float:
-        return min((time for time, _ in self._first_arrivals(tag)), default=math.inf)
+    def _first_arrival(self, tag: int) -> tuple[float, int]:
+        """Time and source of the first message with a tag; the time is infinite if there is none."""
+        return min(((messages[0][0], source) for (source, message_tag), messages in self._inbox.items()
+                    if message_tag == tag and messages), default=(math.inf, -1))
 
     def iprobe(self, tag: int) -> int | None:
-        arrivals = self._first_arrivals(tag)
-        if arrivals and min(arrivals)[0] <= self.clock:
-            return min(arrivals)[1]
+        arrives_at, source = self._first_arrival(tag)
+        if arrives_at <= self.clock:
+            return source
         self._count_idle_poll()
         return None
 
@@ -151,7 +148,7 @@ class VirtualTransport:
 
     def wait_any_or_message(self, requests: Sequence[Request], tag: int) -> None:
         self._block_until_done([*requests, Request(f"any message with tag {tag}")],
-                               lambda times: min(*times, self._first_arrival_time(tag)))
+                               lambda times: min(*times, self._first_arrival(tag)[0]))
 
     def wait_any_group(self, groups: Sequence[Sequence[Request]], should_stop: Callable[[], bool]) -> int | None:
         def done_time(group: Sequence[Request]) -> float:
@@ -183,7 +180,7 @@ class VirtualTransport:
         """Time at which this rank can continue; infinite while unknown, and after its end."""
         if not self.pending_requests:
             return math.inf if self.has_ended else self.clock
-        hook_time = self._first_arrival_time(self._poll_hook[0]) if self._poll_hook else math.inf
+        hook_time = self._first_arrival(self._poll_hook[0])[0] if self._poll_hook else math.inf
         return max(self.clock, min(self._done_time(self.pending_requests), hook_time))
 
     def __str__(self) -> str:

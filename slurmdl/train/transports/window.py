@@ -78,7 +78,7 @@ class ModelWindow:
         return self._slots[rank][0]
 
     def publish(self, version: int, model: FloatArray) -> None:
-        """Write a version of the own model, newer than all before, into a slot."""
+        """Write a version of this rank's model, newer than all before, into a slot."""
         stamps, slot = self._control_words[self._rank], version % 2
         stamps[slot] = 2 * version + 1
         self._memory.fence()
@@ -102,7 +102,7 @@ class ModelWindow:
         self._memory.wait_until(lambda: bool(words[index] > version), f"rank {peer} to be {flag} in step {version}")
 
     def mix_newest(self, version: int, model: FloatArray, peer: int, weight: float) -> bool:
-        """Set the own model to (1 - weight) model + weight (newest version of a peer), and publish it. Never blocks.
+        """Set `model` to (1 - weight) model + weight (newest version of a peer), and publish it. Never blocks.
 
         If the peer has no version, or writes faster than this rank reads, publish the model unchanged and return
         False.
