@@ -1,7 +1,7 @@
 """Cost model compared with measurements: communication times of random placements on shaped links.
 
 Nine nodes in three zones. The links change several times: each zone's uplink gets its own rate, and some nodes get a
-degraded link. The model knows the rates as link scores. For each pattern, random nodes get random ranks, so parameter
+degraded link. The model gets the rates as link scores. For each pattern, random nodes get random ranks, so parameter
 servers can be anywhere; the trainer's strategies run on these placements, and the measured communication seconds per
 iteration are compared with the predicted ones. The metric is Spearman's rank correlation, because a choice among
 placements needs only their order. The negative control, shuffled predictions, must have a low correlation.
@@ -36,7 +36,7 @@ PATTERNS = {"ring": "allreduce", "ps": "ps", "gossip": "gossip"}
 WARM_UP, BLOCKS = 1, 3
 STEPS = {"ring": 2, "ps": 2, "gossip": 6}
 #: placements of each pattern that run before the links change
-UNCHANGED = 4
+PLACEMENTS_PER_SETTING = 4
 #: elements of the model: a message is much larger than the 70 KB burst of a link's token bucket
 PARAMETERS = 400_000
 TARGET = 0.9
@@ -100,18 +100,18 @@ def draw(topology: Topology) -> list[Job]:
     """Draw random placements with random links, reproducibly; jobs with the same links are adjacent."""
     random = np.random.default_rng(SEED)
     jobs = []
-    for _ in range(PLACEMENTS // UNCHANGED):
-        rates = {zone: _between(random, *ZONE_RATES) for zone in topology.zones if zone != "core"}
-        rates |= {node: _between(random, *DEGRADED_RATES) if random.random() < DEGRADED else NODE_RATE
+    for _ in range(PLACEMENTS // PLACEMENTS_PER_SETTING):
+        rates = {zone: _log_uniform(random, *ZONE_RATES) for zone in topology.zones if zone != "core"}
+        rates |= {node: _log_uniform(random, *DEGRADED_RATES) if random.random() < DEGRADED else NODE_RATE
                   for node in topology.nodes}
-        for pattern in np.repeat([*PATTERNS], UNCHANGED).tolist():
+        for pattern in np.repeat([*PATTERNS], PLACEMENTS_PER_SETTING).tolist():
             nodes = [str(node) for node in random.permutation(topology.nodes)[:RANKS]]
             zones = [topology.zones[topology.leaf[topology.node_index[node]]] for node in nodes]
             jobs.append(Job(pattern, tuple(nodes), tuple(zones), rates))
     return jobs
 
 
-def _between(random: np.random.Generator, low: float, high: float) -> float:
+def _log_uniform(random: np.random.Generator, low: float, high: float) -> float:
     """Draw a log-uniform number."""
     return float(np.exp(random.uniform(np.log(low), np.log(high))))
 
@@ -137,7 +137,8 @@ def shaped_link_scores(job: Job, topology: Topology) -> LinkScores:
 def measure(sandbox: lifecycle.Sandbox, jobs: Sequence[Job]) -> FloatArray:
     """Measure communication seconds per iteration; shape (jobs, blocks)."""
     seconds: list[list[float]] = []
-    for batch in (jobs[i:i + UNCHANGED * len(PATTERNS)] for i in range(0, len(jobs), UNCHANGED * len(PATTERNS))):
+    batch_size = PLACEMENTS_PER_SETTING * len(PATTERNS)
+    for batch in (jobs[i:i + batch_size] for i in range(0, len(jobs), batch_size)):
         for link, rate in batch[0].rates.items():
             sandbox.shape_link(link, rate=rate)
         work = {"parameters": PARAMETERS, "jobs": [job.to_json() for job in batch]}
@@ -175,10 +176,10 @@ def evaluate(jobs: Sequence[Job], predicted: FloatArray, measured: FloatArray) -
 
 def spearman(x: Sequence[float] | FloatArray, y: Sequence[float] | FloatArray) -> float:
     """Return the rank correlation; equal values share their mean rank. 0 if all values of one side are equal."""
-    first, second = _ranks(np.asarray(x, float)), _ranks(np.asarray(y, float))
-    if not np.ptp(first) or not np.ptp(second):
+    x_ranks, y_ranks = _ranks(np.asarray(x, float)), _ranks(np.asarray(y, float))
+    if not np.ptp(x_ranks) or not np.ptp(y_ranks):
         return 0.0
-    return float(np.corrcoef(first, second)[0, 1])
+    return float(np.corrcoef(x_ranks, y_ranks)[0, 1])
 
 
 def _ranks(values: FloatArray) -> FloatArray:

@@ -61,14 +61,15 @@ class Job:
 class Outcome:
     """Results of the runs of one job with one method.
 
-    `across` : bytes between zones counted by the routers. `metered` : the same counted by the trainer.
+    `inter_zone_bytes` : bytes between zones, counted by the routers. `metered_bytes` : the same, counted by the
+    trainer.
     """
 
     nodes: str = ""
     zones: int = 0
     accuracy: float = 0.0
-    metered: float = 0.0
-    across: list[float] = field(default_factory=list)
+    metered_bytes: float = 0.0
+    inter_zone_bytes: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
 
@@ -107,7 +108,7 @@ print(*(network.nodes[i] for i in orders[0]), sep="\\n")
 
 def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -> None:
     """Run the jobs on a sandbox, and print progress and the table."""
-    began = time.monotonic()
+    start = time.monotonic()
     variants = (*VARIANTS, NEGATIVE_CONTROL) if results_file else VARIANTS
     sandbox = lifecycle.sandbox_up(SandboxSpec(name, round_robin_topology(8, 2)))
     try:
@@ -115,7 +116,7 @@ def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -
         outcomes, version = demo.run(variants, repeats), demo.version()
     finally:
         lifecycle.sandbox_down(name)
-    print(f"cluster stopped and removed; total time {time.monotonic() - began:.0f} s\n")
+    print(f"cluster stopped and removed; total time {time.monotonic() - start:.0f} s\n")
     print(table(outcomes, variants))
     if results_file:
         _write(results_file, outcomes, repeats, version)
@@ -149,19 +150,19 @@ class Demo:
                     print(_indent(self._call(["slurmdl", "place", "--explain", self._script(job, "slurmdl")])))
                 for variant in variants:
                     outcome = outcomes.setdefault((job.strategy, variant), Outcome())
-                    self._run_job(job, variant, outcome, loud=not repeat)
+                    self._run_job(job, variant, outcome, verbose=not repeat)
         return outcomes
 
-    def _run_job(self, job: Job, variant: str, outcome: Outcome, *, loud: bool) -> None:
+    def _run_job(self, job: Job, variant: str, outcome: Outcome, *, verbose: bool) -> None:
         """Submit one job with one method, wait until it ends, and add its measurements."""
         script = self._script(job, variant)
         before = self.sandbox.inter_zone_bytes()
-        if loud:
+        if verbose:
             print(f"--- {job.strategy}, {variant}")
         submit = ["slurmdl", "sbatch"] if variant == "slurmdl" else ["sbatch"]
         summary_file = Path(script).with_suffix(".json")
         summary_file.unlink(missing_ok=True)  # summary of an earlier repeat
-        submit_output = self._call([*submit, script], loud=loud)
+        submit_output = self._call([*submit, script], verbose=verbose)
         number = submit_output.split()[-1]
         self._wait_for(lambda: not self._call(["squeue", "-h", "-j", number]).strip(), f"{job.strategy}, {variant}",
                        240)
@@ -171,18 +172,18 @@ class Demo:
         except OSError as error:
             log_tail = " ".join(log.split())[-400:]
             raise SandboxError(f"job {number} ({job.strategy}, {variant}) failed: {log_tail}") from error
-        outcome.across.append(self.sandbox.inter_zone_bytes() - before)
-        outcome.metered = summary["bytes_sent"]["inter_zone"]
+        outcome.inter_zone_bytes.append(self.sandbox.inter_zone_bytes() - before)
+        outcome.metered_bytes = summary["bytes_sent"]["inter_zone"]
         outcome.seconds.append(summary["seconds_per_step"])
         outcome.accuracy = summary["test_accuracy"]
         outcome.nodes = hostlist.fold_hostlist(sorted({place["node"] for place in summary["rank_map"]}))
         outcome.zones = summary["num_zones"]
-        if loud:
+        if verbose:
             print(_indent(submit_output))
             # print the whole log of the placed run, and the lines of the other logs that differ
-            wanted = log if variant == "slurmdl" else "\n".join(
+            shown_log = log if variant == "slurmdl" else "\n".join(
                 line for line in log.splitlines() if line.startswith(("ranks:", "step ", "seconds/step")))
-            print(_indent(wanted))
+            print(_indent(shown_log))
 
     def _script(self, job: Job, variant: str) -> str:
         """Write the job script of a method; return its path."""
@@ -213,7 +214,7 @@ class Demo:
                 raise SandboxError(f"{condition}: not done within {timeout:g} s")
             time.sleep(0.2)
 
-    def _call(self, argv: Sequence[str], *, directory: str | None = None, loud: bool = True) -> str:
+    def _call(self, argv: Sequence[str], *, directory: str | None = None, verbose: bool = True) -> str:
         """Run a command on the login host as the ordinary user; return its stdout, print its stderr."""
         line = self.sandbox.command(argv, directory=directory or str(self.folder))
         sys.stdout.flush()
@@ -221,28 +222,30 @@ class Demo:
         if done.returncode:
             raise SandboxError(f"{' '.join(argv[:3])}: exit status {done.returncode}: "
                                f"{' '.join(done.stderr.split())[-300:]}")
-        if done.stderr and loud:
+        if done.stderr and verbose:
             print(_indent(done.stderr))
         return done.stdout
 
 
 def table(outcomes: dict[tuple[str, str], Outcome], variants: Sequence[str]) -> str:
     """Format the final table; the margin is relative to leaf order, in step time and in bytes."""
-    head = ("job", "placement", "nodes", "zones", "MB across zones", "s/step", "accuracy", "margin over leaf order")
-    rows = [head]
+    header = ("job", "placement", "nodes", "zones", "MB across zones", "s/step", "accuracy", "margin over leaf order")
+    rows = [header]
     for job in JOBS:
         leaf = outcomes[job.strategy, "leaf order"]
         for variant in variants:
-            o = outcomes[job.strategy, variant]
-            time_margin = 1 - statistics.median(o.seconds) / statistics.median(leaf.seconds)
-            byte_margin = 1 - statistics.median(o.across) / statistics.median(leaf.across)
+            outcome = outcomes[job.strategy, variant]
+            time_margin = 1 - statistics.median(outcome.seconds) / statistics.median(leaf.seconds)
+            byte_margin = 1 - statistics.median(outcome.inter_zone_bytes) / statistics.median(leaf.inter_zone_bytes)
             margin = "" if variant == "leaf order" else f"{_percent(time_margin)} time, {_percent(byte_margin)} bytes"
-            rows.append((job.strategy, variant, o.nodes, str(o.zones), f"{statistics.median(o.across) / 1e6:.1f}",
-                         f"{statistics.median(o.seconds):.3f}", f"{o.accuracy:.1%}", margin))
-    widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
+            rows.append((job.strategy, variant, outcome.nodes, str(outcome.zones),
+                         f"{statistics.median(outcome.inter_zone_bytes) / 1e6:.1f}",
+                         f"{statistics.median(outcome.seconds):.3f}", f"{outcome.accuracy:.1%}", margin))
+    widths = [max(len(r[i]) for r in rows) for i in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(r, widths, strict=True)).rstrip() for r in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    worst = max(abs(statistics.median(o.across) / o.metered - 1) for o in outcomes.values() if o.metered)
+    worst = max(abs(statistics.median(outcome.inter_zone_bytes) / outcome.metered_bytes - 1)
+                for outcome in outcomes.values() if outcome.metered_bytes)
     return "\n".join([*lines, f"bytes: counted by the zones' routers; the trainer's own meter differs by "
                       f"at most {worst:.1%}"])
 
@@ -252,9 +255,10 @@ def _write(path: str, outcomes: dict[tuple[str, str], Outcome], repeats: int, ve
     for job in JOBS:
         leaf, plain = outcomes[job.strategy, "leaf order"], outcomes[job.strategy, "plain"]
         for metric, unit, field_name, slack in (("seconds per step", "s", "seconds", 1.05),
-                                                ("bytes across zones", "B", "across", 1.01)):
-            leaf_median, plain_median, placed_median = (statistics.median(getattr(outcome, field_name))
-                                   for outcome in (leaf, plain, outcomes[job.strategy, "slurmdl"]))
+                                                ("bytes across zones", "B", "inter_zone_bytes", 1.01)):
+            placed = outcomes[job.strategy, "slurmdl"]
+            leaf_median, plain_median, placed_median = (
+                statistics.median(getattr(outcome, field_name)) for outcome in (leaf, plain, placed))
             for variant in (*VARIANTS, NEGATIVE_CONTROL):
                 samples = getattr(outcomes[job.strategy, variant], field_name)
                 value, target, met = statistics.median(samples), "", None

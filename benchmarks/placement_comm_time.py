@@ -52,18 +52,18 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
         ("",) * ranks, {}, lambda: 0.01, lambda part: NoOpOptimizer()))
     seconds = []
     comm_thread.call(transport.barrier)
-    for number in range(job["warm_up"] + blocks * steps):
+    for step in range(job["warm_up"] + blocks * steps):
         blocked_before = comm_thread.blocked_seconds
         if transport.rank in servers:
-            strategy.serve_step(number)
+            strategy.serve_step(step)
         else:
-            strategy.before_optimizer_step(number)
-            strategy.after_optimizer_step(number)
+            strategy.before_optimizer_step(step)
+            strategy.after_optimizer_step(step)
         seconds.append(comm_thread.blocked_seconds - blocked_before)
     comm_thread.close()
     communication = np.array(seconds[job["warm_up"]:]).reshape(blocks, steps).mean(axis=1)
     times = transport.allgather(communication if transport.rank in workers else np.zeros(blocks))
-    return [float(figure) for figure in np.max(times, axis=0)]
+    return [float(value) for value in np.max(times, axis=0)]
 
 
 class PlainParameters:

@@ -1,4 +1,4 @@
-"""Run an MPI program on the nodes of a sandbox, and the program's side of it.
+"""Run an MPI program on the nodes of a sandbox; `measure_jobs` is the main function of such a program.
 
 The program reads WORK.json, measures its `jobs` one after the other in one step, and writes RESULT.json: a list with
 the result of each job.
@@ -62,7 +62,7 @@ def call(sandbox: Sandbox, argv: Sequence[str]) -> str:
 
 
 def measure_jobs(measure: Callable[[Transport, Mapping[str, Any], Mapping[str, Any]], Any]) -> None:
-    """Run on each rank of the program: call measure(ranks of the job, job, work) for each job, and write the results.
+    """Run on each rank of the program: call measure(transport, job, work) for each job, and write the results.
 
     Entry i of a job's `nodes` is the node of its rank i. Ranks that a job does not use sleep.
     """
@@ -81,9 +81,9 @@ def measure_jobs(measure: Callable[[Transport, Mapping[str, Any], Mapping[str, A
         rank = job["nodes"].index(node) if node in job["nodes"] else None
         # color 1: the ranks of the job, in its order; the other ranks wait in world.barrier()
         part = MPI.COMM_WORLD.Split(int(rank is not None), rank or 0)
-        figures = None if rank is None else measure(MpiTransport(part), job, work)
+        job_result = None if rank is None else measure(MpiTransport(part), job, work)
         world.barrier()
-        results.append(next(figure for figure in world.allgather(figures) if figure))
+        results.append(next(rank_result for rank_result in world.allgather(job_result) if rank_result))
         part.Free()
     if world.rank == 0:
         with open(result_file, "w", encoding="utf-8") as file:

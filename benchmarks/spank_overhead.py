@@ -175,8 +175,8 @@ def measure(bare: Steps, plugged: Steps, timed: Steps, timed_plugin: Path, repea
                        [high[0] - high[1]], "s", baseline=abs(high[2] - high[3]))
     for label, steps in (("", timed_steps), (", with --dl-rank-map", mapped_steps)):
         for program, seconds in (("srun", [step.client for step in steps]),
-                               ("slurmstepd", [step.remote for step in steps]),
-                               ("srun and slurmstepd", [step.client + step.remote for step in steps])):
+                                 ("slurmstepd", [step.remote for step in steps]),
+                                 ("srun and slurmstepd", [step.client + step.remote for step in steps])):
             for share, name in ((50, "median"), (99, "99th percentile")):
                 percentile = [float(np.percentile(seconds, share))]
                 metric = f"callbacks in {program} for a task, {name} of {len(seconds)}{label}"

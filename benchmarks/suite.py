@@ -164,8 +164,8 @@ class Suite:
         if not results_file:
             print(results.verdict(rows))
             return
-        chosen = " ".join(only) if self.positional else f"--only {','.join(only)}" if only else ""
-        command_words = [f"python -m benchmarks.{self.name}", *filter(None, (chosen, "--quick" if quick else ""))]
+        part_options = " ".join(only) if self.positional else f"--only {','.join(only)}" if only else ""
+        command_words = [f"python -m benchmarks.{self.name}", *filter(None, (part_options, "--quick" * quick))]
         results.write(results_file, rows, seed=seed, versions=self.versions(),
                       command=f"{' '.join(command_words)} --seed {seed} --results {results_file}")
         if self.plot is not None:

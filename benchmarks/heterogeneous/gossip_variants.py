@@ -53,11 +53,11 @@ class Variant:
 
 
 LAYOUTS = {"shared memory": (1, RANKS, " --shared-memory"), "messages": (RANKS, 1, ""),
-         "both": (2, RANKS // 2, " --shared-memory")}
+           "both": (2, RANKS // 2, " --shared-memory")}
 #: synchronous ranks make the same number of steps, so only their batch sizes can differ
 MODES = {"not balanced, synchronous": "", "balanced, synchronous": " --load-balance batch-size",
-       "not balanced, asynchronous": " --async",
-       "balanced, asynchronous": " --async --load-balance local-steps"}
+         "not balanced, asynchronous": " --async",
+         "balanced, asynchronous": " --async --load-balance local-steps"}
 COMBINATIONS = [Variant(f"gossip, {layout}, {mode}", nodes, ranks, f"--strategy gossip{memory}{options}")
                 for (layout, (nodes, ranks, memory)), (mode, options) in product(LAYOUTS.items(), MODES.items())]
 ALLREDUCE = [Variant("allreduce, not balanced", RANKS, 1, "--strategy allreduce", judged=False),

@@ -141,11 +141,11 @@ def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Genera
                                       stdin="show nodes\nshow partitions\nshow config\n")
         variants = orders(case, topology, scontrol_parser.parse_snapshot(text), slurm, random)
         runs = {variant: run(jobs, case.job, variant, variants[variant], STEPS)
-                 for variant in (*VARIANTS, NEGATIVE_CONTROL)} if train else {}
+                for variant in (*VARIANTS, NEGATIVE_CONTROL)} if train else {}
         return JobOutcome(case.job.kind,
-                     {variant: predicted(case.job, order, topology) for variant, order in variants.items()},
-                     {variant: (measured, predicted(case.job, measured.order, topology))
-                      for variant, measured in runs.items()})
+                          {variant: predicted(case.job, order, topology) for variant, order in variants.items()},
+                          {variant: (measured, predicted(case.job, measured.order, topology))
+                           for variant, measured in runs.items()})
     finally:
         jobs.cancel(blocker)
 
@@ -165,8 +165,8 @@ def orders(case: Case, topology: Topology, snapshot: ClusterSnapshot, slurm: Seq
     free = sorted(set(topology.nodes) - set(case.busy))
     random_nodes = repeat_nodes([free[i] for i in random.choice(len(free), job.nodes, replace=False)])
     variants = {PLACED: placed.rank_map.nodes, DEFAULT: repeat_nodes(sorted(slurm)),
-             LEAF: repeat_nodes(sorted(slurm, key=lambda node: (topology.leaf_of(node), node))),
-             NEGATIVE_CONTROL: tuple(random_nodes[i] for i in random.permutation(len(random_nodes)))}
+                LEAF: repeat_nodes(sorted(slurm, key=lambda node: (topology.leaf_of(node), node))),
+                NEGATIVE_CONTROL: tuple(random_nodes[i] for i in random.permutation(len(random_nodes)))}
     with contextlib.suppress(PlacementError):
         placement = solve_exactly(job.request, snapshot, topology, scores, SOLVER_TIMEOUT_S, "bytes")
         variants[LEAST] = placement.node_of_rank

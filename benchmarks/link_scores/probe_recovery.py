@@ -116,7 +116,7 @@ def probe(sandbox: lifecycle.Sandbox) -> LinkSample:
         sandbox.command(["slurmdl", "links", "probe", f"--nodes={nodes}", f"--budget={BUDGET}s", "--output", "-"],
                         directory=str(sandbox.shared)), capture_output=True, text=True, timeout=120, check=False)
     samples = [sample for sample in parse_sample_lines(done.stdout.splitlines())
-             if isinstance(sample, LinkSample) and sample.name == NODE]
+               if isinstance(sample, LinkSample) and sample.name == NODE]
     if not samples:
         raise SandboxError(f"links probe: {' '.join(done.stderr.split())[-300:] or 'no sample of ' + NODE}")
     return samples[0]

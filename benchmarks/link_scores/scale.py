@@ -118,8 +118,8 @@ def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS)
     num_rounds, count = 0, 0
     for sweep in range(sweeps):
         rounds = [*round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=INSIDE, pairs_per_zone_pair=0),
-                 *islice(round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=0, pairs_per_zone_pair=1),
-                        BETWEEN)]
+                  *islice(round_robin_schedule(fabric.leaf, seed + sweep, rounds_in_zone=0, pairs_per_zone_pair=1),
+                          BETWEEN)]
         pairs = [pair for round_pairs in rounds for pair in fabric.measured(round_pairs, config, noise, draw)]
         num_rounds, count = num_rounds + len(rounds), count + len(pairs)
         samples += estimate_links(pairs, leaf, 1e9 + num_rounds * config.expected_s)
@@ -194,7 +194,7 @@ def rows(seed: int = 0, nodes: int = NODES, repeats: int = REPEATS) -> Iterator[
                    target=f"below {SHARE:g}", met=max(share) < SHARE)
     fabric = probed[0][0]
     for variant, noise, sweeps in (("noise 5%", 0.05, SWEEPS), ("noise 30%", 0.3, SWEEPS),
-                                (f"noise {NOISE:.0%}, one sweep only", NOISE, 1)):
+                                   (f"noise {NOISE:.0%}, one sweep only", NOISE, 1)):
         rates = Rates.of(fabric, probe(fabric, seed, noise, sweeps).scores)
         yield make_row(f"{label}, {variant}: recall", [rates.recall], "")
         yield make_row(f"{label}, {variant}: precision", [rates.precision], "")

@@ -54,9 +54,9 @@ _FLAT = f"SwitchName=all Nodes=n[01-{NODES}]\n"
 
 def rows(seed: int = 0) -> Iterator[Row]:
     """Yield median and 99th percentile of the step time by rule, and the trials with busy nodes."""
-    sandbox = lifecycle.sandbox_up(SandboxSpec(f"gain-{os.getpid()}", round_robin_topology(NODES, ZONES),
-                              node_rate=NODE_RATE, zone_rate=ZONE_RATE, zone_features=False,
-                              slurm_conf_lines=("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",)))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(
+        f"gain-{os.getpid()}", round_robin_topology(NODES, ZONES), node_rate=NODE_RATE, zone_rate=ZONE_RATE,
+        zone_features=False, slurm_conf_lines=("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",)))
     try:
         benchmark = _TrainingBenchmark(sandbox, random.Random(seed))
         benchmark.degrade()
@@ -86,8 +86,8 @@ class _TrainingBenchmark:
     def measure_choices(self) -> Iterator[Row]:
         """Run trials with random busy nodes, with enough free clean nodes or one too few."""
         for spare, condition, expectation in ((0, "enough healthy nodes free", "no degraded node is chosen"),
-                                   (-1, "one healthy node too few free",
-                                            "exactly one degraded node is chosen")):
+                                              (-1, "one healthy node too few free",
+                                               "exactly one degraded node is chosen")):
             as_expected = []
             for _ in range(TRIALS):
                 clean = [node for node in self.sandbox.spec.topology.nodes if node not in (SLOW, LOSSY)]
@@ -103,8 +103,8 @@ class _TrainingBenchmark:
         """Return the nodes of a job that is submitted while other nodes are busy."""
         path = self._write_scores(self.scores, "scores")
         blocker = self._call(["sbatch", "--parsable", "-o/dev/null", f"-N{len(busy)}",
-                            f"-w{hostlist.fold_hostlist(busy)}", "--exclusive",
-                            "--wrap", "sleep 60"]).strip() if busy else ""
+                              f"-w{hostlist.fold_hostlist(busy)}", "--exclusive",
+                              "--wrap", "sleep 60"]).strip() if busy else ""
         try:
             if blocker:
                 self._wait_for(blocker)

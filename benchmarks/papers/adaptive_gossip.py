@@ -35,6 +35,6 @@ def rows(seed: int) -> Iterator[Row]:
     """
     for situation in ("same data, SGD", "skewed data, SGD"):
         outcomes = accuracy_vs_bytes.run((NO_EXCHANGE, EVERY_STEP, TARGET_VARIANT, *RIVALS), SITUATIONS[situation],
-                                      range(seed, seed + SEEDS), FOLDS)
+                                         range(seed, seed + SEEDS), FOLDS)
         yield from accuracy_vs_bytes.evaluate(situation, outcomes, published=PUBLISHED_BYTES)
     yield from time_to_accuracy.rows(seed, published=PUBLISHED_TIME)

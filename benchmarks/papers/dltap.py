@@ -38,9 +38,9 @@ JOBS = 40
 SPREAD = "tasks spread over all free nodes"
 VARIANTS = (PLACED, DEFAULT, SPREAD, LEAST, NEGATIVE_CONTROL)
 #: jobs that are submitted at once, number of repeats, and the job
-SUBMITTERS, BURSTS, SHAPE = 6, 3, Job("PS", 2, 4, 2)
+SUBMITTERS, BURSTS, BURST_JOB = 6, 3, Job("PS", 2, 4, 2)
 #: time limit of the jobs of a burst in seconds
-PATIENCE = 120.0
+BURST_TIMEOUT_S = 120.0
 
 
 def rows(seed: int) -> Iterator[Row]:
@@ -58,7 +58,8 @@ def rows(seed: int) -> Iterator[Row]:
             print(f"dltap: {number} of {len(cases)} jobs", file=sys.stderr, flush=True)
         for name, costs in by_network.items():
             yield from evaluate(name, costs)
-        bursts = [{variant: burst(jobs, topology, variant) for variant in (PLACED, DEFAULT)} for _ in range(BURSTS)]
+        bursts = [{variant: run_burst(jobs, topology, variant) for variant in (PLACED, DEFAULT)}
+                  for _ in range(BURSTS)]
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
     yield saving(f"{SUBMITTERS} concurrent submitters", DEFAULT, [by_variant[DEFAULT] for by_variant in bursts],
@@ -82,7 +83,7 @@ def compare(jobs: Jobs, case: Case, topology: Topology,
         variants = orders(replace(case, job=job), topology, snapshot, slurm, random)
         variants[SPREAD] = tuple(free[rank % len(free)] for rank in range(job.nodes * job.tasks_per_node))
         by_network[name] = {variant: predicted(job, variants[variant], topology).inter_node_bytes
-                       for variant in VARIANTS if variant in variants}
+                            for variant in VARIANTS if variant in variants}
     return by_network
 
 
@@ -107,7 +108,7 @@ def saving(label: str, base: str, before: Sequence[float], placed: Sequence[floa
                     met=share >= DLTAP if published else None)
 
 
-def burst(jobs: Jobs, topology: Topology, variant: str) -> float:
+def run_burst(jobs: Jobs, topology: Topology, variant: str) -> float:
     """Submit several jobs at once; return the bytes between nodes per step, summed over the jobs.
 
     Raises:
@@ -118,32 +119,33 @@ def burst(jobs: Jobs, topology: Topology, variant: str) -> float:
     script = folder / "burst.sh"
     # each rank reports its node; the job then keeps its nodes until all jobs have theirs
     script.write_text(
-        f"#!/bin/sh\n#SBATCH -N {SHAPE.nodes} --ntasks-per-node={SHAPE.tasks_per_node} --no-requeue -t 5\n"
+        f"#!/bin/sh\n#SBATCH -N {BURST_JOB.nodes} --ntasks-per-node={BURST_JOB.tasks_per_node} --no-requeue -t 5\n"
         "#SBATCH -o /dev/null\n"
-        f"#DL --dl-strategy=ps --dl-ps={SHAPE.ps} --dl-model-bytes={SHAPE.request.dl.model_bytes:.0f}\n"
+        f"#DL --dl-strategy=ps --dl-ps={BURST_JOB.ps} --dl-model-bytes={BURST_JOB.request.dl.model_bytes:.0f}\n"
         f"{start} sh -c 'echo $SLURM_PROCID $SLURMD_NODENAME > {folder}/at.$SLURM_JOB_ID.$SLURM_PROCID'\nsleep 20\n")
-    started = [subprocess.Popen(sandbox.command([*submit, "--parsable", str(script)], directory=str(folder)),
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(SUBMITTERS)]
-    outputs = [process.communicate(timeout=PATIENCE) for process in started]
-    if any(process.returncode for process in started):
+    processes = [subprocess.Popen(sandbox.command([*submit, "--parsable", str(script)], directory=str(folder)),
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                 for _ in range(SUBMITTERS)]
+    outputs = [process.communicate(timeout=BURST_TIMEOUT_S) for process in processes]
+    if any(process.returncode for process in processes):
         raise SandboxError(f"a submission failed: {' '.join(err for _, err in outputs)[-300:]}")
     numbers = [out.strip() for out, _ in outputs]
-    deadline = time.monotonic() + PATIENCE
-    total_bytes = sum(predicted(SHAPE, _places(folder, number, deadline), topology).inter_node_bytes
-                for number in numbers)
+    deadline = time.monotonic() + BURST_TIMEOUT_S
+    total_bytes = sum(predicted(BURST_JOB, _nodes_of_ranks(folder, number, deadline), topology).inter_node_bytes
+                      for number in numbers)
     for number in numbers:
         jobs.cancel(int(number))
     return total_bytes
 
 
-def _places(folder: Path, number: str, deadline: float) -> list[str]:
+def _nodes_of_ranks(folder: Path, number: str, deadline: float) -> list[str]:
     """Wait until all ranks of a job have reported their node; return the nodes in rank order."""
-    ranks = SHAPE.nodes * SHAPE.tasks_per_node
+    ranks = BURST_JOB.nodes * BURST_JOB.tasks_per_node
     while True:
         reports = [file.read_text().split() for file in folder.glob(f"at.{number}.*")]
         if len(reports) == ranks and all(len(report) == 2 for report in reports):
-            at = dict(reports)
-            return [at[str(rank)] for rank in range(ranks)]
+            node_by_rank = dict(reports)
+            return [node_by_rank[str(rank)] for rank in range(ranks)]
         if time.monotonic() > deadline:
-            raise SandboxError(f"job {number}: not all ranks reported their node within {PATIENCE:g} s")
+            raise SandboxError(f"job {number}: not all ranks reported their node within {BURST_TIMEOUT_S:g} s")
         time.sleep(0.2)

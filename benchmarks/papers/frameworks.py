@@ -31,12 +31,12 @@ NODES, CPUS = (1, 2, 4), 2
 #: bits/s of the links of nodes and zones
 RATE = 1e9
 #: batch size of a node, and its computation in seconds
-BATCH, SECONDS = 8, 0.8
+BATCH, COMPUTE_S = 8, 0.8
 REPEATS, STEPS, WARM_UP = 2, 8, 3
 #: images of the data set
 IMAGES = 1000
 #: time limit of a matrix in seconds
-LIMIT = 2400.0
+TIMEOUT_S = 2400.0
 
 
 def rows(seed: int) -> Iterator[Row]:
@@ -45,10 +45,10 @@ def rows(seed: int) -> Iterator[Row]:
                                                node_rate=RATE, zone_rate=RATE, cpus=CPUS, zone_features=False,
                                                slurm_conf_lines=SETTINGS))
     try:
-        weak = measure(sandbox, "weak", NODES, BATCH, SECONDS, seed)
-        strong = [line for nodes in NODES for line in (
+        weak = measure(sandbox, "weak", NODES, BATCH, COMPUTE_S, seed)
+        strong = [report_row for nodes in NODES for report_row in (
             [row for row in weak if row.cell.nodes == nodes] if nodes == 1 else
-            measure(sandbox, f"strong{nodes}", (nodes,), BATCH // nodes, SECONDS / nodes, seed))]
+            measure(sandbox, f"strong{nodes}", (nodes,), BATCH // nodes, COMPUTE_S / nodes, seed))]
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
     yield from evaluate("weak scaling", weak)
@@ -62,13 +62,13 @@ def measure(sandbox: Sandbox, name: str, nodes: Sequence[int], batch: int, secon
     spec.write_text(matrix(nodes, batch, seconds, seed))
     done = subprocess.run(sandbox.command(["env", "OMP_WAIT_POLICY=passive", "slurmdl", "bench", "run", str(spec)],
                                           directory=str(sandbox.shared)),
-                          stdout=subprocess.DEVNULL, stderr=sys.stderr, timeout=LIMIT, check=False)
+                          stdout=subprocess.DEVNULL, stderr=sys.stderr, timeout=TIMEOUT_S, check=False)
     if done.returncode:
         raise SandboxError(f"slurmdl bench run {spec}: exit status {done.returncode}")
-    lines = report.report_rows(Path(spec).with_suffix(""))
-    if not any(line.jobs for line in lines):
-        raise SandboxError(f"slurmdl bench run {spec}: no cell completed; the first one: {lines[0].status}")
-    return lines
+    report_rows = report.report_rows(Path(spec).with_suffix(""))
+    if not any(report_row.jobs for report_row in report_rows):
+        raise SandboxError(f"slurmdl bench run {spec}: no cell completed; the first one: {report_rows[0].status}")
+    return report_rows
 
 
 def matrix(nodes: Sequence[int], batch: int, seconds: float, seed: int) -> str:
@@ -87,48 +87,49 @@ seed: {seed}
 """
 
 
-def evaluate(scaling: str, lines: Sequence[ReportRow]) -> Iterator[Row]:
+def evaluate(scaling: str, report_rows: Sequence[ReportRow]) -> Iterator[Row]:
     """Yield the rows of one kind of scaling; control: one node is equally fast with all frameworks."""
-    measured = [line for line in lines if line.jobs]
-    for line in lines:
-        if line.jobs:
+    measured = [report_row for report_row in report_rows if report_row.jobs]
+    for report_row in report_rows:
+        if report_row.jobs:
             continue
-        if not line.status.startswith("missing"):
-            yield make_row(f"{scaling}: {line.cell}: {line.status}", [0.0], "images/s", target="a result",
+        if not report_row.status.startswith("missing"):
+            yield make_row(f"{scaling}: {report_row.cell}: {report_row.status}", [0.0], "images/s", target="a result",
                            met=False)
-        elif line.cell.nodes == NODES[0]:
-            yield make_row(f"{scaling}: {line.cell.framework}: {line.status}", [0.0], "images/s")
-    of = {(line.cell.framework, line.cell.nodes): line for line in measured}
-    for line in measured:
-        cell = line.cell
+        elif report_row.cell.nodes == NODES[0]:
+            yield make_row(f"{scaling}: {report_row.cell.framework}: {report_row.status}", [0.0], "images/s")
+    by_framework = {(report_row.cell.framework, report_row.cell.nodes): report_row for report_row in measured}
+    for report_row in measured:
+        cell = report_row.cell
         label = f"{scaling}, emulated computation: {cell.framework} {cell.strategy}, {cell.nodes} " \
-                f"node{'s' * (cell.nodes > 1)}{cpu_bound_note([job.cpu_idle for job in line.jobs])}"
-        rates = [job.images for job in line.jobs]
-        ddp = of.get(("ddp", cell.nodes))
+                f"node{'s' * (cell.nodes > 1)}{cpu_bound_note([job.cpu_idle for job in report_row.jobs])}"
+        rates = [job.images for job in report_row.jobs]
+        ddp = by_framework.get(("ddp", cell.nodes))
         judged = cell.framework == "slurmdl" and cell.nodes > 1 and ddp is not None
         yield make_row(f"{label}: images/s", rates, "1/s", baseline=ddp.images if ddp else None,
                        target="at least DistributedDataParallel's" if judged else "",
-                       met=line.images >= ddp.images if judged and ddp else None)
-        if line.efficiency is not None and cell.nodes > 1:
+                       met=report_row.images >= ddp.images if judged and ddp else None)
+        if report_row.efficiency is not None and cell.nodes > 1:
             yield make_row(f"{label}: scaling efficiency",
-                           [rate / line.images * line.efficiency for rate in rates], "share", baseline=1.0)
+                           [rate / report_row.images * report_row.efficiency for rate in rates], "share",
+                           baseline=1.0)
         if cell.nodes > 1:
-            yield make_row(f"{label}: bytes between nodes per step", _sent(line), "B",
+            yield make_row(f"{label}: bytes between nodes per step", _sent(report_row), "B",
                            baseline=statistics.median(_sent(ddp)) if ddp else None)
         for phase in PHASES:
             yield make_row(f"{label}: {phase}, share of a step",
-                           [job.phases[phase] / sum(job.phases.values()) for job in line.jobs], "share")
-        sums = statistics.median(job.phase_sum_ratio for job in line.jobs)
+                           [job.phases[phase] / sum(job.phases.values()) for job in report_row.jobs], "share")
+        sums = statistics.median(job.phase_sum_ratio for job in report_row.jobs)
         yield make_row(f"{label}: sum of the phases over the step time",
-                       [job.phase_sum_ratio for job in line.jobs], "share", baseline=1.0,
+                       [job.phase_sum_ratio for job in report_row.jobs], "share", baseline=1.0,
                        target=f"within {PHASE_SUM_TOLERANCE:.0%}", met=abs(sums - 1) <= PHASE_SUM_TOLERANCE)
-    alone = [line.images for line in measured if line.cell.nodes == NODES[0]]
-    if len(alone) > 1:
+    single_node_rates = [report_row.images for report_row in measured if report_row.cell.nodes == NODES[0]]
+    if len(single_node_rates) > 1:
         yield make_row(f"{scaling}: images/s on one node, slowest framework over fastest (control)",
-                       [min(alone) / max(alone)], "share", baseline=1.0, target="at least 0.9",
-                       met=min(alone) >= 0.9 * max(alone))
+                       [min(single_node_rates) / max(single_node_rates)], "share", baseline=1.0,
+                       target="at least 0.9", met=min(single_node_rates) >= 0.9 * max(single_node_rates))
 
 
-def _sent(line: ReportRow) -> list[float]:
+def _sent(report_row: ReportRow) -> list[float]:
     """Return the bytes between nodes per step of each job."""
-    return [job.bytes["intra_zone"] + job.bytes["inter_zone"] for job in line.jobs]
+    return [job.bytes["intra_zone"] + job.bytes["inter_zone"] for job in report_row.jobs]

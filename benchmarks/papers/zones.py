@@ -27,7 +27,7 @@ from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 JOBS = 60
 #: tolerance of equal predictions
-SAME = 1e-6
+TOLERANCE = 1e-6
 
 
 def rows(seed: int) -> Iterator[Row]:
@@ -51,7 +51,8 @@ def evaluate(outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
     def seconds(outcome: JobOutcome, variant: str) -> float:
         return outcome.costs[variant].seconds
 
-    optimal = [outcome for outcome in outcomes if seconds(outcome, DEFAULT) <= seconds(outcome, PLACED) * (1 + SAME)]
+    optimal = [outcome for outcome in outcomes
+               if seconds(outcome, DEFAULT) <= seconds(outcome, PLACED) * (1 + TOLERANCE)]
     suboptimal = [outcome for outcome in outcomes if outcome not in optimal]
     yield make_row("occupancies in which Slurm's choice is as fast as placement", [len(optimal) / len(outcomes)],
                    "share")
@@ -60,13 +61,13 @@ def evaluate(outcomes: Sequence[JobOutcome]) -> Iterator[Row]:
             ratios = [seconds(outcome, DEFAULT) / seconds(outcome, PLACED)
                       for outcome in group if seconds(outcome, PLACED)]
             yield make_row(f"{label}: predicted seconds of {DEFAULT} over those of placement", ratios, "times",
-                           baseline=1.0, target="none below 1", met=min(ratios) >= 1 - SAME)
-            order = [seconds(outcome, LEAF) / seconds(outcome, PLACED)
-                     for outcome in group if seconds(outcome, PLACED)]
-            yield make_row(f"{label}: predicted seconds of {LEAF} over those of placement", order, "times",
+                           baseline=1.0, target="none below 1", met=min(ratios) >= 1 - TOLERANCE)
+            leaf_ratios = [seconds(outcome, LEAF) / seconds(outcome, PLACED)
+                           for outcome in group if seconds(outcome, PLACED)]
+            yield make_row(f"{label}: predicted seconds of {LEAF} over those of placement", leaf_ratios, "times",
                            baseline=1.0)
-    drawn = [seconds(outcome, NEGATIVE_CONTROL) / seconds(outcome, PLACED)
-             for outcome in outcomes if seconds(outcome, PLACED)]
-    middle = float(np.median(drawn))
-    yield make_row(f"predicted seconds of {NEGATIVE_CONTROL} over those of placement (control)", drawn, "times",
-                   baseline=1.0, target="median above 1", met=middle > 1)
+    random_ratios = [seconds(outcome, NEGATIVE_CONTROL) / seconds(outcome, PLACED)
+                     for outcome in outcomes if seconds(outcome, PLACED)]
+    median = float(np.median(random_ratios))
+    yield make_row(f"predicted seconds of {NEGATIVE_CONTROL} over those of placement (control)", random_ratios,
+                   "times", baseline=1.0, target="median above 1", met=median > 1)

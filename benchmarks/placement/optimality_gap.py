@@ -193,7 +193,7 @@ def rows(seed: int = 1, clusters: int = 2000) -> list[results.Row]:
     random_choice = np.array([entry.random_choice / entry.optimum for entry in counted])
     worst = counted[int(ratios.argmax())]
     other_ratios = [entry.placed / entry.optimum for entry in drawn
-             if entry.proven and not entry.counts and entry.optimum > 0]
+                    if entry.proven and not entry.counts and entry.optimum > 0]
     median, high = float(np.median(ratios)), float(np.quantile(ratios, 0.99))
     share_above = float((leaf > MAX_LEAF_RATIO).mean())
     table = [

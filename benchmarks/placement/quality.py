@@ -348,7 +348,7 @@ def saving_rows(name: str, results: Sequence[JobResult], is_judged: bool) -> Ite
     The share means little if time and bytes conflict; hence the last row, the predicted time of the least bytes.
     """
     costs = [(f.costs[PLACED], f.costs["Slurm, leaves"], f.costs[LEAST]) for f in results
-            if LEAST in f.costs and "Slurm, leaves" in f.costs]
+             if LEAST in f.costs and "Slurm, leaves" in f.costs]
     achieved = [slurm.inter_zone_bytes - placed.inter_zone_bytes for placed, slurm, _ in costs]
     possible = [slurm.inter_zone_bytes - least.inter_zone_bytes for _, slurm, least in costs]
     if sum(possible) <= 0:

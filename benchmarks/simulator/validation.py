@@ -34,7 +34,7 @@ def rows(quick: bool = False) -> Iterator[Row]:
     topology = round_robin_topology(9, 3)
     jobs = cost_model.draw(topology)
     if quick:
-        jobs = jobs[:cost_model.UNCHANGED * len(cost_model.PATTERNS)]
+        jobs = jobs[:cost_model.PLACEMENTS_PER_SETTING * len(cost_model.PATTERNS)]
     sandbox = lifecycle.sandbox_up(SandboxSpec("simulate", topology, node_rate=cost_model.NODE_RATE))
     try:
         measured = cost_model.measure(sandbox, jobs)

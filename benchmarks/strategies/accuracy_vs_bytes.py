@@ -169,7 +169,7 @@ def gain(situation: str, variant: Variant, by_variant: dict[Variant, list[list[O
     if not periods:
         return
     best = max(periods, key=lambda period: _mean([[outcome.accuracy for outcome in folds]
-                                                 for folds in by_variant[period]]))
+                                                  for folds in by_variant[period]]))
     gains = difference(by_variant[variant], by_variant[best])
     low, high = lower_bound_95(gains), -lower_bound_95([-value for value in gains])
     verdict = "a gain" if low > 0 else "a loss" if high < 0 else "no gain"

@@ -28,14 +28,14 @@ VARIANTS = ("none", "barrier", "ddp", "post-local", "hierarchical")
 #: minimum ratios to DDP and to no communication; the smaller rate is the target
 OF_DDP, OF_NONE = 1.3, 0.9
 #: variant -> "seconds" and "idle" -> one figure for each repeat
-Figures = Mapping[str, Mapping[str, list[float]]]
+Measurements = Mapping[str, Mapping[str, list[float]]]
 
 
 @dataclass(frozen=True)
 class Job:
     """One set of ranks and its variants.
 
-    `nodes` : entry i is the node of rank i. `worst` : ranks alternate between the zones.
+    `nodes` : entry i is the node of rank i. `alternating` : ranks alternate between the zones.
     """
 
     nodes: tuple[str, ...]
@@ -43,7 +43,7 @@ class Job:
     variants: tuple[str, ...]
     repeats: int
     steps: int
-    worst: bool = False
+    alternating: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {"nodes": self.nodes, "parameters": self.size, "seconds": SIZES[self.size], "variants": self.variants,
@@ -61,8 +61,8 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
         for link, rate in LINKS.items():
             for zone in sorted(set(zones.values())):
                 sandbox.shape_link(zone, rate=rate)
-            todo = jobs(zones, slow=0 < rate < 1e9, repeats=1 if quick else 3)
-            yield from evaluate(link, todo, measure(sandbox, todo, zones), shaped=rate > 0)
+            link_jobs = jobs(zones, slow=0 < rate < 1e9, repeats=1 if quick else 3)
+            yield from evaluate(link, link_jobs, measure(sandbox, link_jobs, zones), shaped=rate > 0)
     finally:
         lifecycle.sandbox_down(NAME)
 
@@ -76,43 +76,43 @@ def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
         for size in SIZES:
             large = size > 1e7
             selected.append(Job(in_order, size, VARIANTS if large and slow else (*VARIANTS, "ring"),
-                             min(repeats, 2) if large and slow else repeats, 1 if large else 5))
-        selected.append(Job(alternating, min(SIZES), ("none", "ring"), repeats, 5, worst=True))
+                                min(repeats, 2) if large and slow else repeats, 1 if large else 5))
+        selected.append(Job(alternating, min(SIZES), ("none", "ring"), repeats, 5, alternating=True))
     return selected
 
 
-def measure(sandbox: lifecycle.Sandbox, todo: Sequence[Job], zones: Mapping[str, str]) -> list[Figures]:
+def measure(sandbox: lifecycle.Sandbox, link_jobs: Sequence[Job], zones: Mapping[str, str]) -> list[Measurements]:
     """Return step times and idle CPU shares of each job; see `allreduce_vs_ddp_worker`."""
     return sandbox_mpi.run_program(sandbox, "strategies.allreduce_vs_ddp_worker",
-                                   {"zones": zones, "jobs": [job.to_json() for job in todo]})
+                                   {"zones": zones, "jobs": [job.to_json() for job in link_jobs]})
 
 
-def evaluate(link: str, todo: Sequence[Job], measured: Sequence[Figures], shaped: bool) -> Iterator[Row]:
+def evaluate(link: str, link_jobs: Sequence[Job], measured: Sequence[Measurements], shaped: bool) -> Iterator[Row]:
     """Yield the rows of one link rate, with a note if they are CPU-bound."""
     ring: dict[tuple[int, int], float] = {}
-    for job, figures in zip(todo, measured, strict=True):
+    for job, measurements in zip(link_jobs, measured, strict=True):
         ranks = len(job.nodes)
         label = f"{ranks} ranks, {job.size // 1_000_000}M parameters, {link}"
-        label += cpu_bound_note(figures["ring" if job.worst else "hierarchical"]["idle"])
-        rates = {name: [1 / seconds for seconds in values["seconds"]] for name, values in figures.items()}
-        middle = {name: statistics.median(values) for name, values in rates.items()}
-        if job.worst:
+        label += cpu_bound_note(measurements["ring" if job.alternating else "hierarchical"]["idle"])
+        rates = {name: [1 / seconds for seconds in values["seconds"]] for name, values in measurements.items()}
+        medians = {name: statistics.median(values) for name, values in rates.items()}
+        if job.alternating:
             if shaped:
                 yield make_row(f"{label}: steps/s of a ring that alternates between both zones (control)",
                                rates["ring"], "1/s", baseline=ring[ranks, job.size],
                                target="below the ring with ranks in zone order",
-                               met=middle["ring"] < ring[ranks, job.size])
+                               met=medians["ring"] < ring[ranks, job.size])
             continue
-        least = min(OF_DDP * middle["ddp"], OF_NONE * middle["none"])
-        yield make_row(f"{label}: steps/s of hierarchical allreduce", rates["hierarchical"], "1/s", baseline=least,
-                       target=f"the smaller of {OF_DDP} x DDP and {OF_NONE} x no communication",
-                       met=middle["hierarchical"] >= least)
+        target_rate = min(OF_DDP * medians["ddp"], OF_NONE * medians["none"])
+        yield make_row(f"{label}: steps/s of hierarchical allreduce", rates["hierarchical"], "1/s",
+                       baseline=target_rate, target=f"the smaller of {OF_DDP} x DDP and {OF_NONE} x no communication",
+                       met=medians["hierarchical"] >= target_rate)
         for name, description in (("ring", "ring allreduce"), ("ddp", "DistributedDataParallel"),
-                            ("post-local", "post-local SGD, averaging in every 4th step"),
-                            ("barrier", "no communication, with a barrier in each step"),
-                            ("none", "no communication")):
+                                  ("post-local", "post-local SGD, averaging in every 4th step"),
+                                  ("barrier", "no communication, with a barrier in each step"),
+                                  ("none", "no communication")):
             if name in rates:
                 yield make_row(f"{label}: steps/s of {description}", rates[name], "1/s",
-                               baseline=middle["hierarchical"])
-        if "ring" in middle:
-            ring[ranks, job.size] = middle["ring"]
+                               baseline=medians["hierarchical"])
+        if "ring" in medians:
+            ring[ranks, job.size] = medians["ring"]

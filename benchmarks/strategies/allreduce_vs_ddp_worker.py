@@ -42,32 +42,33 @@ def measure(transport: Transport, job: Mapping[str, Any],
 
     torch.set_num_threads(1)
     node = job["nodes"][transport.rank]
-    rival = Rival(transport, job)
+    torch_methods = TorchMethods(transport, job)
     makers: dict[str, Callable[[], tuple[Step, Step]]] = {
-        "none": rival.alone, "barrier": rival.together, "ddp": rival.ddp, "post-local": rival.post_local,
+        "none": torch_methods.no_communication, "barrier": torch_methods.barrier,
+        "ddp": torch_methods.ddp, "post-local": torch_methods.post_local,
         "ring": lambda: slurmdl_step(transport, job, "ring", node, zones[node]),
         "hierarchical": lambda: slurmdl_step(transport, job, "hierarchical", node, zones[node])}
     variants = {name: makers[name]() for name in job["variants"]}
     for step, _ in variants.values():
         step()  # the first step allocates memory
-    figures: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "idle": []} for name in variants}
+    measurements: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "idle": []} for name in variants}
     for repeat in range(job["repeats"]):
         for name in list(variants)[::-1 if repeat % 2 else 1]:
             # post-local SGD exchanges once in PERIOD steps
             steps = post_local.PERIOD if name == "post-local" else job["steps"]
             transport.barrier()
-            begun, processors = time.perf_counter(), CpuIdleMeter()
+            start, cpu_idle = time.perf_counter(), CpuIdleMeter()
             for _ in range(steps):
                 variants[name][0]()
-            taken = (time.perf_counter() - begun) / steps
-            figures[name]["seconds"].append(float(max(transport.allgather(taken))))
-            figures[name]["idle"].append(processors.idle_share())
+            seconds = (time.perf_counter() - start) / steps
+            measurements[name]["seconds"].append(float(max(transport.allgather(seconds))))
+            measurements[name]["idle"].append(cpu_idle.idle_share())
     for _, close in variants.values():
         close()
-    rival.close()
+    torch_methods.close()
     del variants, makers
     gc.collect()
-    return figures
+    return measurements
 
 
 def task(job: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -98,7 +99,7 @@ def slurmdl_step(transport: Transport, job: Mapping[str, Any], comm_pattern: str
     return stepping(lambda: workload.loss(1), optimizer), run.close
 
 
-class Rival:
+class TorchMethods:
     """PyTorch's own methods, over Gloo between the same ranks."""
 
     def __init__(self, transport: Transport, job: Mapping[str, Any]) -> None:
@@ -106,28 +107,28 @@ class Rival:
         self.close = ddp.init_process_group(transport)
         self._plain: tuple[Any, Any] | None = None
 
-    def alone(self) -> tuple[Step, Step]:
+    def no_communication(self) -> tuple[Step, Step]:
         """Return a step without communication."""
         workload, optimizer = self._shared()
         return stepping(lambda: workload.loss(1), optimizer), lambda: None
 
-    def together(self) -> tuple[Step, Step]:
+    def barrier(self) -> tuple[Step, Step]:
         """Return a step without communication, followed by a barrier."""
-        step, close = self.alone()
+        step, close = self.no_communication()
 
-        def after_all() -> None:
+        def step_and_barrier() -> None:
             step()
             self._transport.barrier()
 
-        return after_all, close
+        return step_and_barrier, close
 
     def post_local(self) -> tuple[Step, Step]:
         """Return a local step; every PERIOD-th one averages all models."""
         workload, optimizer = self._shared()
-        plain, average = stepping(lambda: workload.loss(1), optimizer), post_local.averaging(workload.module)
+        local_step, average = stepping(lambda: workload.loss(1), optimizer), post_local.averaging(workload.module)
 
         def step() -> None:
-            plain()
+            local_step()
             average()
 
         return step, lambda: None

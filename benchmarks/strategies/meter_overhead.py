@@ -19,7 +19,7 @@ RUN = ("--virtual-ranks", "1", "--model", "mlp:64", "--batch-size", "16", "--ste
 #: largest share of a step
 TARGET = 0.01
 #: seconds of a clock read in the negative control
-CLOCK = 20e-6
+CLOCK_S = 20e-6
 REPEATS, CALLS = 9, 10_000
 
 
@@ -27,25 +27,25 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
     """Yield the share of the step time that the meter takes."""
     step = _step(seed)
     repeats = 3 if quick else REPEATS
-    shares = [metering(time.perf_counter, CALLS) / step for _ in range(repeats)]
-    slow = [metering(_slow, CALLS // 100) / step for _ in range(repeats)]
+    shares = [measure_meter(time.perf_counter, CALLS) / step for _ in range(repeats)]
+    slow = [measure_meter(_slow_clock, CALLS // 100) / step for _ in range(repeats)]
     share = statistics.median(shares)
     yield make_row("share of the meter in the step time of the smallest model", shares, "share",
                    target=f"below {TARGET}", met=share < TARGET)
-    yield make_row(f"the same with a clock that takes {CLOCK * 1e6:.0f} us (control)", slow, "share",
+    yield make_row(f"the same with a clock that takes {CLOCK_S * 1e6:.0f} us (control)", slow, "share",
                    baseline=share, target=f"above {TARGET}", met=statistics.median(slow) > TARGET)
     yield make_row("step time of the smallest model", [step], "s")
 
 
-def metering(clock: Callable[[], float], calls: int) -> float:
+def measure_meter(clock: Callable[[], float], calls: int) -> float:
     """Measure the seconds of the meter calls of one step."""
-    watch = PhaseTimer(StepMeter(), clock, lambda: 0.0)
-    begun = time.perf_counter()
+    timer = PhaseTimer(StepMeter(), clock, lambda: 0.0)
+    start = time.perf_counter()
     for _ in range(calls):
         for phase in PHASES:
-            watch.enter(phase)
-        watch.end_step()
-    return (time.perf_counter() - begun) / calls
+            timer.enter(phase)
+        timer.end_step()
+    return (time.perf_counter() - start) / calls
 
 
 def _step(seed: int) -> float:
@@ -59,8 +59,8 @@ def _step(seed: int) -> float:
     return float(summary["seconds_per_step"])
 
 
-def _slow() -> float:
-    until = time.perf_counter() + CLOCK
-    while (now := time.perf_counter()) < until:
+def _slow_clock() -> float:
+    deadline = time.perf_counter() + CLOCK_S
+    while (now := time.perf_counter()) < deadline:
         pass
     return now

@@ -50,18 +50,18 @@ def measure(transport: Transport, shared: bool, size: int, steps: int) -> float:
     p2p = MeteredP2P(transport, ("intra_node",) * len(ranks))
     comm_thread = CommThread(transport.supports_comm_thread)
     model = PlainParameters(np.full(size, transport.rank, np.float32))
-    context = StrategyContext(p2p, comm_thread, ranks, (), model.parameters, np.empty(0, np.float32), (size,),
-                      replace(StrategyConfig("gossip", "base-2"), shared_memory=shared), SEED, ("",) * len(ranks),
-                      ("",) * len(ranks), {}, lambda: 0.01, lambda part: NoOpOptimizer(),
-                      relocate_parameters=model.relocate_parameters)
+    config = replace(StrategyConfig("gossip", "base-2"), shared_memory=shared)
+    context = StrategyContext(p2p, comm_thread, ranks, (), model.parameters, np.empty(0, np.float32), (size,), config,
+                              SEED, ("",) * len(ranks), ("",) * len(ranks), {}, lambda: 0.01,
+                              lambda part: NoOpOptimizer(), relocate_parameters=model.relocate_parameters)
     strategy = STRATEGIES["gossip"](context)
     strategy.after_optimizer_step(0)
     strategy.after_optimizer_step(1)
     comm_thread.call(transport.barrier)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for number in range(2, 2 + steps):
         strategy.after_optimizer_step(number)
-    seconds = (time.perf_counter() - begun) / steps
+    seconds = (time.perf_counter() - start) / steps
     strategy.finish()
     comm_thread.close()
     if strategy.exchanges < steps or abs(float(model.parameters.mean()) - (len(ranks) - 1) / 2) > 1e-3:

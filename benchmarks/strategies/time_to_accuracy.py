@@ -48,7 +48,7 @@ def rows(seed: int, quick: bool = False, published: float | None = None) -> Iter
     seeds = range(seed, seed + (2 if quick else 5))
     cases = list(product(DATA, RATES, VARIANTS, seeds))
     completed = run_trainings((*COMMON, *DATA[data], *link_options(rate), *VARIANTS[variant], "--seed", str(run_seed))
-                         for data, rate, variant, run_seed in cases)
+                              for data, rate, variant, run_seed in cases)
     by_case: dict[tuple[str, str, str], list[Outcome]] = {}
     for (data, rate, variant, _), outcome in zip(cases, completed, strict=True):
         by_case.setdefault((data, rate, variant), []).append(outcome)

@@ -100,9 +100,9 @@ def result(seconds: float, *, idle: float = 0.5, sent: float = 100.0, nodes: Seq
 
 def test_evaluate_compares_savings_with_least_bytes() -> None:
     def outcomes(placed: float, chance: float) -> list[JobOutcome]:
-        return [JobOutcome("PS",
-                      {PLACED: cost(placed), LEAF: cost(100.0), DEFAULT: cost(200.0), NEGATIVE_CONTROL: cost(chance),
-                       LEAST: cost(50.0)})] * 3
+        costs = {PLACED: cost(placed), LEAF: cost(100.0), DEFAULT: cost(200.0), NEGATIVE_CONTROL: cost(chance),
+                 LEAST: cost(50.0)}
+        return [JobOutcome("PS", costs)] * 3
 
     rows = by_metric(list(placement_savings.evaluate(outcomes(50.0, 70.0))))
     saved = rows[f"PS: bytes across nodes saved relative to {DEFAULT}, 3 jobs"]
@@ -217,7 +217,7 @@ def test_accuracy_run_returns_outcomes_by_seed_and_fold(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("slow", SPEEDS.values())
 def test_variants_train_with_all_speeds(options: str, slow: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--virtual-ranks 8 --model mlp:8 --batch-size 4 --steps 3 --emulate-compute 0.01 "
-             f"--straggler {slow} {options}")
+                 f"--straggler {slow} {options}")
     summary = train(parse_train_options(arguments.split(), {}))
     assert summary is not None
     assert summary["num_workers"] == 8

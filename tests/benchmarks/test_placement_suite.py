@@ -25,7 +25,7 @@ from slurmdl.topology import example
 
 
 def test_speed_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                               capsys: pytest.CaptureFixture[str]) -> None:
+                           capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(speed, "SIZES", (400, 800))
     monkeypatch.setattr(speed, "TARGETS", {800: 1e-9})
     monkeypatch.setattr(speed, "LARGEST", 40)

@@ -41,7 +41,7 @@ def test_evaluate_accepts_accurate_and_rejects_wrong_simulation(noise: float, me
 
 @needs_simgrid
 def test_scaling_writes_rows_and_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                               capsys: pytest.CaptureFixture[str]) -> None:
+                                      capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(scaling, "SIZES", (8,))
     monkeypatch.setattr(scaling, "CLUSTER", (1, 4, 40))

@@ -106,7 +106,7 @@ def test_lower_bound_95_holds_in_95_percent() -> None:
 
 def test_outcome_has_accuracy_bytes_and_course() -> None:
     result = run_training(("--virtual-ranks", "2", "--steps", "40", "--model", "mlp:16", "--strategy", "gossip",
-                     "--evaluate-every", "20", "--emulate-compute", "0.25"))
+                           "--evaluate-every", "20", "--emulate-compute", "0.25"))
     # the last batch of an epoch is smaller and takes proportionally less time
     assert [clock for clock, _, _ in result.accuracy_curve] == pytest.approx([5.0, 10.0], rel=0.02)
     assert result.local_accuracy == pytest.approx(result.accuracy), "two ranks with the same model"

@@ -11,7 +11,7 @@ from benchmarks import topology_io as bench
 
 
 def test_topology_io_one_repeat_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                      capsys: pytest.CaptureFixture[str]) -> None:
+                                            capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench, "SIZES", (200, 2000))
     monkeypatch.setattr(bench, "TARGETS", {2000: (1e-9, None)})
     monkeypatch.setattr(bench, "CONTROL_NODES", 2000)
