@@ -26,12 +26,9 @@ def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[
     no node.
 
     scontrol runs while this process imports NumPy, which takes as long: 30 ms less per submission at 10,000 nodes
-    (`benchmarks.placement --only sbatch-overhead`). `auto` is scontrol even if PySlurm is installed: one call also
-    returns zones and generic resources, it is faster (docs/admin.md), and it works with every Slurm release.
-
-    Args:
-        backend: `cluster_backend` of slurmdl.yaml.
-        with_topology: also query the zones.
+    (`benchmarks.placement --only sbatch-overhead`). `backend` is `cluster_backend` of slurmdl.yaml; `auto` is
+    scontrol even if PySlurm is installed: one call also returns zones and generic resources, it is faster
+    (docs/admin.md), and it works with every Slurm release.
     """
     if backend == "pyslurm":
         from slurmdl.cluster import pyslurm_backend

@@ -33,10 +33,7 @@ MAX_NAMED_ZONES = 16  # valid zones named in an error message
 
 @dataclass(frozen=True, eq=False)
 class ZoneLevel:
-    """The zones of one level that have a parent.
-
-    `zones` is grouped by parent; `child_begin` is the index in it of the first child of each of `parents`.
-    """
+    """Zones of one level, grouped by their parents; `child_begin` is the index of the first child of each parent."""
 
     zones: IntArray
     parents: IntArray

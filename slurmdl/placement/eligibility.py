@@ -189,10 +189,9 @@ def _gres_count(counts: Iterable[tuple[str, int]], name: str) -> int:
 def constraint_alternatives(text: str) -> tuple[str, ...]:
     """Feature expressions of --constraint (sbatch(1), -C); all nodes of the job must satisfy the same one.
 
-    `[a|b]` has two, an expression without brackets only itself. A comma equals `&`.
-
-    Raises PlacementError for counts, other brackets and syntax errors. Slurm 22.05 ignores such constraints for a
-    node list: with -w it starts `[a*1&b*1]` on two nodes that have only a.
+    `[a|b]` has two, an expression without brackets only itself. A comma equals `&`. Raises PlacementError for counts,
+    other brackets and syntax errors. Slurm 22.05 ignores such constraints for a node list: with -w it starts
+    `[a*1&b*1]` on two nodes that have only a.
     """
     text = text.strip().replace(",", "&")
     if _EXPRESSION.fullmatch(text):

@@ -115,12 +115,10 @@ def _level_groups(ancestors: IntArray, level: IntArray) -> IntArray:
 
 
 def predict_cost(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntArray) -> Cost:
-    """Predicted cost of one iteration.
+    """Predicted cost of one iteration; `node_of_rank`, shape (ranks,), holds indices in `links.nodes`.
 
     A phase takes the time of its busiest link or slow path in its busier direction, plus the latency of its rounds.
     Messages inside a node are free.
-
-    `node_of_rank` has shape (ranks,) and holds indices in `links.nodes`.
     """
     seconds = inter_node = total = 0.0
     by_level = np.zeros(links.level_group.shape[1])
@@ -147,8 +145,8 @@ def ps_split_costs(phases: Sequence[Phase], links: NetworkLinks, servers: IntArr
     """Costs of many assignments of servers and workers at once.
 
     The phases are between all servers, which have the lower ranks, and all workers. `servers` and `workers`, of shape
-    (assignments, nodes), count the tasks of each role on each node.
-    The result has shape (assignments, 3): seconds, bytes between zones, bytes between nodes.
+    (assignments, nodes), count the tasks of each role on each node. The result has shape (assignments, 3): seconds,
+    bytes between zones, bytes between nodes.
     """
     total = np.zeros((len(servers), 3))
     for phase in phases:

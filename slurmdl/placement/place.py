@@ -30,9 +30,7 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
 
     Each choice that may win is evaluated with its own rank map. The least cost wins, then the fewest zones, the least
     Slurm weight, and the fewest unused nodes. If too few nodes are free now, the choice is among the nodes that fit
-    when idle, and `free_now` is false.
-
-    `matrices` is the user's own traffic, see traffic.Traffic.
+    when idle, and `free_now` is false. `matrices` is the user's own traffic, see traffic.Traffic.
 
     Raises PlacementError with the reason if no choice is possible or determined by the request, and UsageError for an
     unknown zone in --dl-zone.
@@ -75,9 +73,8 @@ def select_subset(allocated: Sequence[str], request: JobRequest, required_node: 
                   scores: LinkScores, matrices: tuple[FloatArray, ...] = ()) -> tuple[str, ...]:
     """Select the nodes to keep from an allocation, by the same search as `place_job`.
 
-    If the selection lacks the required node, that node replaces the selected node whose loss costs least.
-
-    Raises PlacementError if the counts contradict each other, or if the topology has no zones.
+    If the selection lacks the required node, that node replaces the selected node whose loss costs least. Raises
+    PlacementError if the counts contradict each other, or if the topology has no zones.
 
     Args:
         allocated: nodes to choose from, in Slurm's order; each can take its share of the tasks.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from xml.sax.saxutils import escape
 
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.placement.eligibility import is_idle
 from slurmdl.placement.result import Placement
+from slurmdl.slurm.hostlist import ranged_string
 from slurmdl.text import truncate
 from slurmdl.topology.svg import MAX_NAMED_NODES, MAX_ROW_WIDTH, Box, Grid, Size, layout_boxes, svg_document, svg_text
 from slurmdl.topology.text_tree import nodes_by_leaf
@@ -101,6 +101,4 @@ class _Drawing:
 
 def _rank_label(ranks: Sequence[int]) -> str:
     """`rank 5`, `ranks 1-3,7`; ranks ascend."""
-    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), key=lambda entry: entry[1] - entry[0])]
-    spans = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {spans}"
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {ranged_string(map(str, ranks)).strip('[]')}"

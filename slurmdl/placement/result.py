@@ -49,7 +49,6 @@ class RankMap:
 
     Attributes:
         nodes, roles: node and role (one of plan.ROLES) of each rank.
-        cost: predicted cost of one iteration.
         order: name of the best order, e.g. "depth-first"; see ranks.rank_orders.best_rank_map.
         order_costs: predicted cost of every evaluated order, including the best one.
         any_rank0_cost: predicted cost of the best order with rank 0 on any node; None if unknown.

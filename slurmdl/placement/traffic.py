@@ -82,9 +82,7 @@ class Traffic:
         return bool(self.matrices) or self.pattern_name in ("one-peer-exponential", "base-2")
 
     def phases(self, ranks: int, zone_of_rank: IntArray | None = None) -> list[Phase]:
-        """Phases of one iteration.
-
-        `zone_of_rank`, of shape (ranks,), holds leaf zones; None if all ranks are in one zone.
+        """Phases of one iteration; `zone_of_rank`, shape (ranks,), holds leaf zones, None if they are all the same.
 
         Raises PlacementError for strategy `ps` without a server or worker, a pattern of another strategy, or matrices
         for another number of ranks.

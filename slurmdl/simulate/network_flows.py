@@ -91,8 +91,7 @@ class FlowPhase:
     """Flows between different nodes that start together.
 
     Attributes:
-        source, target: shape (flows,), nodes.
-        size: shape (flows,), bytes.
+        source, target, size: shape (flows,); nodes and bytes.
         latency_s: of the sequential messages of a flow.
         inter_zone_bytes: bytes between leaf zones.
         multiplicity: shape (nodes,), number of identical nodes that each node represents.

@@ -44,10 +44,7 @@ def tree_topology(counts: Sequence[int]) -> Topology:
 
 
 def block_topology(counts: Sequence[int], sizes: Sequence[int] = ()) -> Topology:
-    """Return blocks with an even share of the nodes; InputError if the sizes do not fit the blocks.
-
-    `counts` is the number of blocks and of nodes, `sizes` the BlockSizes in nodes.
-    """
+    """Return (blocks, nodes) = `counts` with an even share of nodes; InputError if the BlockSizes do not fit them."""
     if len(counts) != 2:
         raise UsageError("blocks have no levels; expected BLOCKSxNODES, e.g. 40x720")
     shares = _split_evenly(_numbered_names("n", counts[1]), counts[0])

@@ -49,10 +49,7 @@ def query_topologies() -> TopologySet:
 
 
 def load_sources(file: str | None, on_error: OnError) -> list[TopologySource]:
-    """Return the declarations of the source that `load_topologies` uses; pass recoverable errors to `on_error`.
-
-    Raises as `load_topologies` if reading cannot continue.
-    """
+    """Like `load_topologies`, but return the declarations, and pass recoverable errors to `on_error`."""
     path = file if file is not None else topology_file_path()
     if path is None or path.endswith(".json"):
         return [TopologySource.from_topology(topology) for topology in load_topologies(path).topologies]

@@ -117,9 +117,7 @@ class TopologySource:
             return Topology.flat((), self.source, self.name, self.notes)
         zones = list(self.zones)
         if self.kind == "block":
-            undersized = undersized_block(zones, self.block_sizes)
-            if undersized:
-                raise undersized[0].error(undersized[1])
+            _check_block_nodes(zones, self.block_sizes)
             zones += aggregate_blocks(zones, level_multiples(self.block_sizes))
         return build_topology(zones, kind=self.kind, source=self.source, name=self.name, notes=self.notes,
                               block_sizes=self.block_sizes)
@@ -225,12 +223,11 @@ def aggregate_blocks(blocks: Sequence[ZoneDecl], multiples: Sequence[int]) -> li
     return aggregates
 
 
-def undersized_block(blocks: Sequence[ZoneDecl], sizes: Sequence[int]) -> tuple[ZoneDecl, str] | None:
-    """Return the first block with fewer nodes than a base block needs, and the reason; empty blocks are valid."""
+def _check_block_nodes(blocks: Sequence[ZoneDecl], sizes: Sequence[int]) -> None:
+    """Raise InputError for a block with fewer nodes than a base block needs; empty blocks are valid."""
     counts = [len(set(block.nodes)) for block in blocks]
-    base = sizes[0] if sizes else next((count for count in counts if count), 0)
+    base = sizes[0] if sizes else next(filter(None, counts), 0)
     for block, count in zip(blocks, counts, strict=True):
         if 0 < count < base:
-            return block, (f"block {block.name!r} has {count} nodes; expected at least {base}, as in "
-                           f"{'BlockSizes' if sizes else 'the first block'}")
-    return None
+            raise block.error(f"block {block.name!r} has {count} nodes; expected at least {base}, as in "
+                              f"{'BlockSizes' if sizes else 'the first block'}")

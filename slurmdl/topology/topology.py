@@ -27,11 +27,10 @@ class Topology:
     """A forest of zones with nodes at its leaves.
 
     Attributes:
-        zones: zone names in source order (Slurm's leaf order follows it).
+        zones, nodes: names in source order (Slurm's leaf order follows it).
         parent: shape (zones,), index of the parent zone, -1 for a root.
         level: shape (zones,), height: 0 = leaf switch or base block.
         uplink_bandwidth: shape (zones,), bytes/s of the zone's uplink (`LinkSpeed`), NaN if not given.
-        nodes: node names in source order.
         leaf: shape (nodes,), index of each node's leaf zone, -1 for none.
         kind: "tree", "block", "ring", "torus3d" or "flat".
         source: file or command that it was read from, for messages.
@@ -80,19 +79,17 @@ class Topology:
     @cached_property
     def node_begin(self) -> Indices:
         """Offset of each zone's nodes in `node_order`; shape (zones,). Zones below one zone are contiguous."""
-        # sorted by parent: the sizes of the earlier siblings sum to the offset inside the parent
-        siblings = np.argsort(self.parent, kind="stable")
-        before = np.cumsum(self.node_count[siblings]) - self.node_count[siblings]
-        parents = self.parent[siblings]
-        first = np.searchsorted(parents, parents)
-        begin = np.empty(len(self.zones), np.int64)
-        begin[siblings] = before - before[first]
-        # a zone's direct nodes precede the nodes of its child zones
-        direct = np.bincount(self.leaf[self.leaf >= 0], minlength=len(self.zones))
-        for level in range(int(self.level.max(initial=0)), -1, -1):
-            zones_at_level = np.flatnonzero((self.level == level) & (self.parent >= 0))
-            begin[zones_at_level] += begin[self.parent[zones_at_level]] + direct[self.parent[zones_at_level]]
-        return begin
+        begin = [0] * len(self.zones)
+        # offset of the next child zone in each zone, after its direct nodes; the last entry is for the roots
+        next_begin = [0] * (len(self.zones) + 1)
+        direct = np.bincount(self.leaf[self.leaf >= 0], minlength=len(self.zones)).tolist()
+        parents_first = np.argsort(-np.append(self.level, MAX_LEVELS)[self.parent], kind="stable").tolist()
+        for zone in parents_first:
+            parent = int(self.parent[zone])
+            begin[zone] = next_begin[parent]
+            next_begin[parent] += int(self.node_count[zone])
+            next_begin[zone] = begin[zone] + direct[zone]
+        return np.array(begin, np.int64)
 
     @cached_property
     def node_order(self) -> Indices:

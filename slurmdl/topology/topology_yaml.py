@@ -224,9 +224,9 @@ def _build_tree(text: str, source: str) -> YamlNode:
     Raises YAMLError for invalid YAML, and InputError with `source` and line for an alias, a second document, a key
     that is not a string, or too many values or levels.
     """
-    documents: list[YamlNode] = []
+    documents = YamlNode([], source, 1)
     # open lists and maps, each with the pending key of a map
-    stack: list[tuple[YamlNode, list[str]]] = []
+    stack: list[tuple[YamlNode, list[str]]] = [(documents, [])]
     count = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, (yaml.SequenceEndEvent, yaml.MappingEndEvent)):
@@ -245,22 +245,18 @@ def _build_tree(text: str, source: str) -> YamlNode:
         count += 1
         if count > _MAX_YAML_NODES:
             raise InputError(f"has more than {_MAX_YAML_NODES} values", source, line)
-        if len(stack) > _MAX_DEPTH:
+        if len(stack) > _MAX_DEPTH + 1:
             raise InputError(f"is nested deeper than {_MAX_DEPTH} lists and maps", source, line)
-        _attach(entry, stack, documents)
+        if len(stack) == 1 and documents.value:
+            raise entry.error("second document; expected one")
+        _attach(entry, *stack[-1])
         if not isinstance(entry.value, str):
             stack.append((entry, []))
-    return documents[0] if documents else YamlNode([], source, 1)
+    return documents.as_list()[0] if documents.value else documents
 
 
-def _attach(entry: YamlNode, stack: list[tuple[YamlNode, list[str]]], documents: list[YamlNode]) -> None:
-    """Append a value to the open list or map, or make it the document."""
-    if not stack:
-        if documents:
-            raise entry.error("second document; expected one")
-        documents.append(entry)
-        return
-    container, key = stack[-1]
+def _attach(entry: YamlNode, container: YamlNode, key: list[str]) -> None:
+    """Append a value to a list, or store it as the pending key of a map, or under that key."""
     if isinstance(container.value, list):
         container.value.append(entry)
     elif not key:

@@ -61,10 +61,7 @@ class AllToAllEstimate:
 
 def rank_zones_all_to_all(pool: CandidateNodes, problem: SearchProblem, candidates: Sequence[ZoneCandidate],
                           refine: bool = True) -> list[tuple[ZoneCandidate, AllToAllEstimate]]:
-    """The most promising zones with the estimate of their best latency cap, the least time first.
-
-    `refine` narrows the bounds of the best estimates.
-    """
+    """The most promising zones with the estimate of their best latency cap, by time; `refine` narrows its bounds."""
     job, bytes_per_pair = problem.job, merged_bytes_per_pair(problem.phases)
     load = bytes_per_pair * job.tasks * job.tasks
     min_capacity = min(float(pool.node_capacity.min()), float(pool.zone_capacity.min()))

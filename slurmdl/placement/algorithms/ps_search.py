@@ -132,21 +132,15 @@ class PsSearch:
 
     def best_split(self, low: float, high: float) -> tuple[float, IntArray] | None:
         """The least time found for one phase, and servers per leaf that reach it; None if it exceeds `high`."""
-        if math.comb(self.ps + len(self.leaf_sizes) - 1, self.ps) <= MAX_SPLITS:
-            best = self.min_time(self.all_splits(), low, high)
-        else:
-            initial = sorted({tuple(split.tolist()) for split in self.initial_splits()})
-            best = self.min_time(np.array(initial), low, high)
-            for _ in range(MAX_MOVE_ROUNDS):
-                if best is None:
-                    break
-                neighbors, limit = self.neighbor_splits(best[1][0]), best[0] / (1 + 10 * TIME_TOLERANCE)
-                better = self.min_time(neighbors, low, limit) if len(neighbors) else None
-                if better is None:
-                    break
-                best = better
+        is_small = math.comb(self.ps + len(self.leaf_sizes) - 1, self.ps) <= MAX_SPLITS
+        best = self.min_time(self.all_splits() if is_small else self.initial_splits(), low, high)
         if best is None:
             return None
+        for _ in range(0 if is_small else MAX_MOVE_ROUNDS):
+            better = self.min_time(self.neighbor_splits(best[1][0]), low, best[0] / (1 + 10 * TIME_TOLERANCE))
+            if better is None:
+                break
+            best = better
         seconds, splits = best
         # fewer leaves with servers mean fewer bytes between zones
         return seconds, splits[(splits > 0).sum(axis=1).argmin()]
@@ -236,14 +230,14 @@ class PsSearch:
         splits = np.diff(edges, axis=1) - 1
         return splits[(splits <= self.max_leaf_servers).all(axis=1)]
 
-    def initial_splits(self) -> Iterator[IntArray]:
-        """Splits with all servers in one of the largest leaves, or in proportion to the largest leaves."""
-        limit = self.max_leaf_servers
+    def initial_splits(self) -> IntArray:
+        """Splits with all servers in one of the largest leaves, or in proportion to them; shape (splits, leaves)."""
+        limit, splits = self.max_leaf_servers, []
         by_size = np.argsort(-self.leaf_sizes, kind="stable")
         for leaf in by_size[:MAX_MOVE_LEAVES]:
             split = np.zeros_like(limit)
             split[leaf] = min(self.ps, int(limit[leaf]))
-            yield split + fill_largest_first(np.where(split > 0, 0, limit), self.ps - int(split.sum()))
+            splits.append(split + fill_largest_first(np.where(split > 0, 0, limit), self.ps - int(split.sum())))
         fewest = int(np.searchsorted(np.cumsum(self.leaf_sizes[by_size]), self.job.nodes) + 1)
         for count in sorted({min(len(by_size), c) for c in (2, 3, 4, fewest, fewest + 1, 2 * fewest, len(by_size))}):
             exact = np.zeros(len(limit))
@@ -253,7 +247,8 @@ class PsSearch:
             for leaf in np.argsort(split - exact, kind="stable")[:self.ps - int(split.sum())]:
                 split[leaf] += 1
             if split.sum() == self.ps and (split <= limit).all():
-                yield split
+                splits.append(split)
+        return np.array(sorted({tuple(split.tolist()) for split in splits}))
 
     def neighbor_splits(self, split: IntArray) -> IntArray:
         """Splits that differ by a move of one server between two leaves; shape (splits, leaves)."""

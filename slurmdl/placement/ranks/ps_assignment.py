@@ -89,8 +89,7 @@ class _LeafServerSplit:
 
     Attributes:
         leaf_tasks, leaf_sizes: tasks and nodes of each leaf.
-        nodes_by_leaf: nodes sorted by leaf.
-        position_in_leaf: shape (nodes,).
+        nodes_by_leaf, position_in_leaf: shape (nodes,); nodes sorted by leaf, and the position of each node.
         required_leaf: leaf that must hold a server, if any.
         host_order: node of each task, sorted by leaf, in the order in which they become servers.
         pair_leaf, pair_zone: pairs of a leaf and a zone above it; nodes without a zone have no uplink.

@@ -54,7 +54,6 @@ class _SwapSearch:
 
     Attributes:
         node_of_rank: shape (ranks,).
-        keep_rank0: rank 0 is not swapped.
         link_path: shape (nodes, depth), links above each node, its own first; padded with the last index.
         load: shape (2, phases, links), bytes up and down.
         total: shape (2, phases, ranks), bytes that each rank sends and receives.
