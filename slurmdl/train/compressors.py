@@ -153,8 +153,7 @@ class Sign(Compressor):
     """Sign of each element times the mean magnitude of its block.
 
     For a block v of d elements the error is |v|_2^2 - |v|_1^2 / d, apart from the rounding of the scale, so it needs
-    error feedback. Full feedback, by workers and shard owners, oscillates with outer momentum; a decay of 0.9 does
-    not.
+    error feedback. Full feedback, by workers and shard owners, oscillates with outer momentum; decay 0.9 does not.
 
     Reference: S. P. Karimireddy, Q. Rebjock, S. Stich, M. Jaggi: Error feedback fixes SignSGD and other gradient
     compression schemes. ICML 2019. arXiv:1901.09847

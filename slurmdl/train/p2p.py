@@ -57,14 +57,13 @@ class MeteredP2P:
         """Send and receive contiguous arrays (peer, array) concurrently, and wait for completion."""
         recv_requests = [self.transport.irecv(peer, array, tag) for peer, array in receives]
         send_requests = [self.isend(peer, array, tag) for peer, array in sends]
-        self._wait_first_chunk(recv_requests[:1])
+        self.wait_first_chunk(recv_requests[:1])
         self.transport.waitall(recv_requests + send_requests)
 
     def rendezvous_handshake(self, sends: Arrays, receives: Arrays) -> None:
         """Before an exchange: wait until the receivers of more than EAGER_MAX_BYTES are ready.
 
-        An early message would take bandwidth from messages in flight. All ranks of the exchange call this with the
-        same arrays.
+        An early message would take bandwidth from messages in flight. All ranks of the exchange pass the same arrays.
         """
         empty = np.empty(0, np.uint8)
         self.exchange([(peer, empty) for peer, array in receives if array.nbytes > EAGER_MAX_BYTES],
@@ -88,7 +87,7 @@ class MeteredP2P:
         The caller's work on a chunk overlaps with the transfer of the next ones.
         """
         recv_chunks, send_requests = self.post(sends, receives)
-        self._wait_first_chunk([request for _, _, request in recv_chunks[:1]])
+        self.wait_first_chunk([request for _, _, request in recv_chunks[:1]])
         for index, chunk, request in recv_chunks:
             self.transport.waitall([request])
             yield index, chunk
@@ -102,7 +101,7 @@ class MeteredP2P:
     def run_to_completion(self, coroutine: CommCoroutine) -> None:
         for requests, first in coroutine:
             if first:
-                self._wait_first_chunk(requests)
+                self.wait_first_chunk(requests)
             else:
                 self.transport.waitall(requests)
 
@@ -116,7 +115,8 @@ class MeteredP2P:
             self._wait_start = math.inf
             self._peer_wait += self.transport.now() - start
 
-    def _wait_first_chunk(self, requests: Sequence[Any]) -> None:
+    def wait_first_chunk(self, requests: Sequence[Any]) -> None:
+        """Wait for the first part of expected messages, and count the time as waiting for a peer."""
         if requests:
             with self.timing_wait():
                 self.transport.waitall(requests)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -31,13 +32,10 @@ LOAD_BALANCE_MODES = ("off", "batch-size", "local-steps")
 def int_parser(minimum: int) -> Callable[[str], int]:
     """Make an argparse type for integers of at least `minimum`."""
     def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {minimum} or more")
-        return value
+        with suppress(ValueError):
+            if int(text) >= minimum:
+                return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {minimum} or more")
     return parse
 
 
@@ -45,13 +43,11 @@ def float_parser(low: float, high: float, percent: bool = False) -> Callable[[st
     """Make an argparse type for numbers in [low, high); with `percent`, 1% is read as 0.01."""
     def parse(text: str) -> float:
         digits, scale = (text[:-1], 100.0) if percent and text.endswith("%") else (text, 1.0)
-        try:
+        with suppress(ValueError):
             value = float(digits) / scale
-        except ValueError:
-            value = float("nan")
-        if not low <= value < high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to below {high:g}")
-        return value
+            if low <= value < high:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low:g} to below {high:g}")
     return parse
 
 

@@ -69,8 +69,7 @@ class CommBudget(Stateful):
 
     Attributes:
         threshold_factor: factor of the initial threshold.
-        max_interval: bound of the interval between exchanges in steps: MAX_GAP_FACTOR times the mean interval, at
-            most MAX_INTERVAL.
+        max_interval: maximum steps between exchanges: MAX_GAP_FACTOR times the mean, at most MAX_INTERVAL.
     """
 
     state_fields = ("_spent_bytes", "_log_factor")

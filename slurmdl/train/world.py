@@ -150,12 +150,6 @@ def zone_path(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     return tuple(name for kind, name in zip(kinds, names, strict=False) if kind != "node" and name)
 
 
-def slurm_task_count(environ: Mapping[str, str] = os.environ) -> int:
-    """Number of tasks of this step; 1 outside of Slurm."""
-    counts = (environ.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
-    return next((int(count) for count in counts if count.isdigit()), 1)
-
-
 def init_mpi(environ: Mapping[str, str] = os.environ) -> Transport:
     """Initialize MPI if necessary and return its transport.
 
@@ -169,10 +163,13 @@ def init_mpi(environ: Mapping[str, str] = os.environ) -> Transport:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UnavailableError(f"no MPI: {error} (needed: an MPI library, pip install 'slurmdl[train]')") from error
-    tasks = slurm_task_count(environ)
+    task_counts = (environ.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
+    tasks = next((int(count) for count in task_counts if count.isdigit()), 1)  # 1 outside of Slurm
     if not MPI.Is_initialized():
         _check_launcher(environ)
-        if tasks > 1 and is_rank_zero(environ) and _lacks_pmix(MPI.Get_library_version(), environ):
+        lacks_pmix = MPI.Get_library_version().startswith("Open MPI") and not environ.keys() & {
+            "PMIX_NAMESPACE", "OMPI_COMM_WORLD_SIZE"}  # set by PMIx and by mpirun
+        if tasks > 1 and is_rank_zero(environ) and lacks_pmix:
             warn(f"train: Slurm started {tasks} tasks without PMIx, which Open MPI needs in most builds; if MPI "
                  "cannot start, use `slurmdl srun`, or `srun --mpi=pmix`")
         os.environ.setdefault(EAGER_LIMIT_VARIABLE, str(max(CHUNK_BYTES.values()) + MESSAGE_OVERHEAD_BYTES))
@@ -234,11 +231,6 @@ def finalize_mpi() -> None:
     if mpi and mpi.Is_initialized() and not mpi.Is_finalized() and not (
             ulfm_enabled() and has_failed_ranks(mpi.COMM_WORLD)):
         mpi.Finalize()
-
-
-def _lacks_pmix(library: str, environ: Mapping[str, str]) -> bool:
-    """Whether Open MPI was started by neither PMIx nor its own mpirun; most builds then fail in MPI_Init."""
-    return library.startswith("Open MPI") and not environ.keys() & {"PMIX_NAMESPACE", "OMPI_COMM_WORLD_SIZE"}
 
 
 def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[str, str] = os.environ,

@@ -89,10 +89,7 @@ class CheckpointDir:
         return os.access(self.path, os.W_OK)
 
     def write_rank_file(self, number: int, name: str, content: Any) -> Sequence[int]:
-        """Write the file of a rank, and return its size in bytes and CRC-32.
-
-        On OSError, e.g. a full disk, nothing is left of it.
-        """
+        """Write the file of a rank, and return its size in bytes and CRC-32; an OSError leaves nothing of it."""
         import torch
 
         folder = self.path_of(number)

@@ -116,10 +116,7 @@ class CheckpointCoordinator:
         self._poll(0)
 
     def _poll(self, in_step: int = 1) -> None:
-        """Handle signals and messages; a comm op or poll hook.
-
-        `in_step` is 0 if the worker is known to be between two steps, else 1.
-        """
+        """Handle signals and messages, as a comm op or poll hook; `in_step`: 0 between two steps, 1 if unknown."""
         if self._polling:
             return
         self._polling = True

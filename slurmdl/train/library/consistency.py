@@ -23,8 +23,7 @@ T = TypeVar("T")
 def call_on_all(world: World, function: Callable[[], T]) -> T:
     """Run `function` on every rank and return its result. Collective.
 
-    Raises InvalidRunError on all ranks if it raises on some; InvalidOptionsError if the first such rank rejects
-    options.
+    Raises InvalidRunError on all ranks if it raises on some; InvalidOptionsError if the first rejects options.
     """
     results: list[T] = []
     message, error_type = "", InvalidRunError
@@ -43,10 +42,7 @@ def call_on_all(world: World, function: Callable[[], T]) -> T:
 
 
 def check_same_on_ranks(world: World, items: Sequence[tuple[str, str]]) -> None:
-    """Reject ranks whose (name, value) items differ, e.g. parameter shapes. Collective.
-
-    Raises InvalidRunError, which names the rank and the first item that differs from rank 0.
-    """
+    """Raise InvalidRunError if a rank's (name, value) items differ from rank 0's; it names the first. Collective."""
     checksums = world.transport.allgather(zlib.crc32(repr(items).encode()))
     if len(set(checksums)) == 1:
         return
@@ -98,8 +94,7 @@ def average_models(p2p: MeteredP2P, workers: Sequence[int], parameters: npt.NDAr
                    weight: float) -> float:
     """Replace the workers' models by their weighted mean. Collective over the workers.
 
-    `weight` is that of this rank's model; all weights add up to 1. Returns the distance of this rank's model from
-    the mean, relative to the mean's norm.
+    `weight` is this rank's share of the mean. Returns its model's distance from the mean, relative to the mean's norm.
     """
     mean = parameters * np.float32(weight)
     AllreduceOp(p2p, [workers], mean).run()

@@ -44,8 +44,7 @@ class RunState:
 
     Attributes:
         step: optimizer steps made, including those before a checkpoint.
-        first_step, last_checkpoint_check: step at which this process started, and at which a checkpoint was
-            considered.
+        first_step, last_checkpoint_check: step at which this process started, and of the last checkpoint opportunity.
         batch_size: samples per worker and step; 0 if unknown.
         closed: whether the summary was made, or the run was stopped.
     """

@@ -28,8 +28,7 @@ class FailureRecovery:
     Attributes:
         strategy: this rank's current strategy; read it at each use.
         has_checkpoints: whether the run has checkpoints; if so, all ranks end after a failure, and the job restarts.
-        failed_ranks: rank, node and step of each failed rank for the summary; the step, counted from 0, is that from
-            which the others continued.
+        failed_ranks: rank and node of each failed rank, and the step, from 0, from which the others continued.
     """
 
     def __init__(self, world: World, replica: Replica, context: StrategyContext, strategy: Strategy,

@@ -168,13 +168,9 @@ class DynamicSampler(SliceSampler):
         if self._scheduler:
             self._grant_buffer = self._comm_thread.call(lambda: self._grant(0, self._request_buffer))
         else:
-            self._comm_thread.call(self._wait_for_grant)
+            self._comm_thread.call(lambda: self._p2p.wait_first_chunk(self._pending_request))
             self._pending_request = []
         return self._grant_buffer
-
-    def _wait_for_grant(self) -> None:
-        with self._p2p.timing_wait():
-            self._p2p.transport.waitall(self._pending_request)
 
     def _answer_one(self) -> bool:
         """Answer one pending request, if any; a comm op or poller."""

@@ -37,10 +37,7 @@ SPEED_EXCHANGE_EVERY = 5
 
 
 class ThroughputEstimator:
-    """Moving average of one worker's samples per second of computation; the plain mean of the first few steps.
-
-    Its `value` is 0 before the first measurement.
-    """
+    """Moving average of a worker's samples per second of computation; at first 0, then the mean of the steps."""
 
     def __init__(self) -> None:
         self.value, self._steps = 0.0, 0
@@ -106,8 +103,7 @@ class WorkAssignment:
     """One worker's assigned work and its measured speed.
 
     Attributes:
-        current_slice: samples of the current step; None between steps, and for batches from other sources than a
-            Loader.
+        current_slice: samples of the current step; None between steps, and for batches that no Loader made.
         model_weights: entry i is the weight of worker i's model; () if all are equal.
     """
 

@@ -39,8 +39,7 @@ class Run:
 
     Attributes:
         worker_rank: index of this rank among the workers, None for a parameter server.
-        consensus_distance: distance of this rank's model from the mean of all at the end, relative to the mean's
-            norm.
+        consensus_distance: distance of this rank's model from the mean of all at the end, relative to its norm.
         replica, recovery: set by `attach`.
     """
 

@@ -45,10 +45,7 @@ def lr_indices(optimizer: Any) -> tuple[int, ...]:
 
 
 class TorchShardOptimizer:
-    """Optimizer of a shard; see strategy.ShardOptimizer.
-
-    `slices` has the buffer slice of each of its parameters, in order; empty for a placeholder.
-    """
+    """Optimizer of a shard; `slices` are those of its parameters in the buffers, empty for a placeholder."""
 
     def __init__(self, optimizer: Any, slices: Sequence[slice]) -> None:
         self._optimizer, self._slices = optimizer, slices

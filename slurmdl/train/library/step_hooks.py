@@ -105,10 +105,7 @@ class StepHooks:
             self._nonfinite_parameter = replica.nonfinite_parameter()
 
     def _apply_grad_scaler(self, optimizer: Any) -> None:
-        """Unscale the gradients, and detect overflow, if torch.amp.GradScaler calls the step.
-
-        It passes two attributes, as for fused optimizers.
-        """
+        """Unscale gradients and detect overflow for torch.amp.GradScaler, which sets attributes of the optimizer."""
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is None:
             return
