@@ -143,8 +143,9 @@ def _read_image(file: Path, side: int) -> npt.NDArray[Any]:
         raise UnavailableError("--data folder: needs the package pillow: pip install 'slurmdl[images]'") from error
     try:
         with Image.open(file) as image:
-            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or 0):
-                raise InputError(f"{image.width} x {image.height} pixels are too many", file=str(file))
+            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
+                raise InputError(f"{image.width} x {image.height} pixels; expected at most "
+                                 f"{Image.MAX_IMAGE_PIXELS:,}", file=str(file))
             return np.asarray(image.convert("RGB").resize((side, side))).transpose(2, 0, 1)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"unreadable image: {error}", file=str(file)) from error
