@@ -45,10 +45,10 @@ _DRIVER = """
 import os, subprocess, sys, time
 os.environ["SLURMDL_RANKMAP_JOB"] = os.environ["SLURM_JOB_ID"]
 for line in sys.stdin:
-    at, began = time.time_ns(), time.perf_counter_ns()
+    start_time, start = time.time_ns(), time.perf_counter_ns()
     done = subprocess.run(["srun", "-n1", "--overlap", "--mem=0", *line.split(), "sh", "-c", sys.argv[1]],
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    print(at, time.perf_counter_ns() - began, done.returncode, " ".join(done.stdout.split()), flush=True)
+    print(start_time, time.perf_counter_ns() - start, done.returncode, " ".join(done.stdout.split()), flush=True)
 """
 
 
@@ -96,12 +96,12 @@ class Steps:
         assert self._child.stdin is not None and self._child.stdout is not None
         self._child.stdin.write(" ".join(options) + "\n")
         self._child.stdin.flush()
-        began, wall, status, *fields = self._child.stdout.readline().split() or ("0", "0", "salloc failed")
+        start, wall, status, *fields = self._child.stdout.readline().split() or ("0", "0", "salloc failed")
         expected = [self._role, "n1" if options else "-"]
         if status != "0" or fields[1:3] != expected:
             raise SandboxError(f"step: exit status {status}: {' '.join(fields)[-300:]}; expected {expected}")
         client, remote = map(float, fields[3:] or (0, 0))
-        return Step((int(fields[0]) - int(began)) * 1e-9, float(wall) * 1e-9, client * 1e-9, remote * 1e-9)
+        return Step((int(fields[0]) - int(start)) * 1e-9, float(wall) * 1e-9, client * 1e-9, remote * 1e-9)
 
     def memory(self) -> float:
         """Return the resident memory of slurmd in KiB."""

@@ -93,9 +93,9 @@ def gmap(traffic: FloatArray, distance: FloatArray) -> tuple[IntArray, float]:
         source, target, out = (Path(folder) / name for name in ("source.grf", "target.tgt", "out.map"))
         source.write_text(_graph(traffic))
         target.write_text(_architecture(distance))
-        began = time.perf_counter()
+        start = time.perf_counter()
         subprocess.run([GMAP, str(source), str(target), str(out)], check=True, timeout=TIMEOUT_S, capture_output=True)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         _, *lines = out.read_text().splitlines()
     slot = np.zeros(len(traffic), np.int64)
     for line in lines:
@@ -146,9 +146,9 @@ def kahip(traffic: FloatArray, zones: IntArray) -> tuple[IntArray, float]:
     """
     weight = _to_integers(traffic)
     slot = np.zeros(len(weight), np.int64)
-    began = time.perf_counter()
+    start = time.perf_counter()
     _split(weight, np.arange(len(weight)), 0, zones, slot)
-    return slot, time.perf_counter() - began
+    return slot, time.perf_counter() - start
 
 
 def _split(weight: IntArray, ranks: IntArray, first: int, zones: IntArray, slot: IntArray) -> None:

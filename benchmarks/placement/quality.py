@@ -220,9 +220,9 @@ class LoadedCluster:
 
 
 def _timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def assign_servers(free_nodes: Indices, nodes: int, per_node: int, servers: int) -> list[tuple[int, int, int]]:

@@ -112,7 +112,7 @@ def _measured(sandbox: Sandbox, case: Case) -> Iterator[Row]:
 def _submit(sandbox: Sandbox, argv: Sequence[str]) -> tuple[float, float, float]:
     """Return seconds to the first line of stdout, then to the end, and CPU seconds; SandboxError if it fails."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.perf_counter()
+    start = time.perf_counter()
     child = subprocess.Popen(sandbox.command(argv, directory=str(sandbox.shared)), stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -122,4 +122,4 @@ def _submit(sandbox: Sandbox, argv: Sequence[str]) -> tuple[float, float, float]
     if child.returncode or not first:
         raise SandboxError(f"{' '.join(argv)}: {' '.join(errors.split())[-300:]}")
     remaining, after = time.perf_counter() - submitted, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return submitted - began, remaining, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return submitted - start, remaining, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -52,12 +52,12 @@ cluster = ClusterSnapshot.from_nodes(
 servers = ranks // 16 if strategy == "ps" else 0
 job = JobRequest(DlOptions(strategy=strategy, ps=servers), (ranks // per_node,) * 2, ntasks_per_node=per_node,
                  exclusive=True)
-began, worked = time.perf_counter(), time.process_time()
+start, cpu_start = time.perf_counter(), time.process_time()
 placement = place_job(job, cluster, topology, LinkScores())
-seconds, work = time.perf_counter() - began, time.process_time() - worked
+seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
 assert placement.rank_map is not None and len(placement.rank_map.nodes) == ranks
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-print(json.dumps({"seconds": seconds, "work": work, "peak": peak}))
+print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "peak": peak}))
 """
 
 
@@ -81,7 +81,7 @@ class Sample:
     """One call: wall seconds, CPU seconds, and peak MB of its process."""
 
     seconds: float
-    work: float
+    cpu_seconds: float
     peak: float
 
 
@@ -115,7 +115,7 @@ def _times(case: Case, samples: Sequence[Sample], target: float | None) -> Itera
     seconds = [sample.seconds for sample in samples]
     yield make_row(f"place, {case.name}", seconds, "s", target=f"at most {target:g} s" if target else "",
                    met=float(np.median(seconds)) <= target if target else None)
-    yield make_row(f"CPU time of place, {case.name}", [sample.work for sample in samples], "s")
+    yield make_row(f"CPU time of place, {case.name}", [sample.cpu_seconds for sample in samples], "s")
 
 
 def _sample(case: Case, seed: int) -> Sample:

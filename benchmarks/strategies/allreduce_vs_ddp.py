@@ -27,7 +27,7 @@ SIZES = {1_000_000: 0.1, 25_000_000: 0.4}
 VARIANTS = ("none", "barrier", "ddp", "post-local", "hierarchical")
 #: minimum ratios to DDP and to no communication; the smaller rate is the target
 OF_DDP, OF_NONE = 1.3, 0.9
-#: variant -> "seconds" and "idle" -> one figure for each repeat
+#: variant -> "seconds" and "idle" -> one value for each repeat
 Measurements = Mapping[str, Mapping[str, list[float]]]
 
 

@@ -105,23 +105,23 @@ def test_assign_servers_matches_brute_force() -> None:
     """Brute force over all choices of nodes from three leaves and of servers among their tasks."""
     generator = np.random.default_rng(1)
     for _ in range(40):
-        room = generator.integers(0, 5, 3)
-        nodes = int(generator.integers(2, max(3, room.sum() + 1)))
+        free_nodes = generator.integers(0, 5, 3)
+        nodes = int(generator.integers(2, max(3, free_nodes.sum() + 1)))
         per_node, servers = int(generator.integers(1, 3)), int(generator.integers(1, 4))
-        if room.sum() < nodes or servers >= nodes * per_node:
+        if free_nodes.sum() < nodes or servers >= nodes * per_node:
             continue
         workers, least = nodes * per_node - servers, np.inf
-        for used_nodes in itertools.product(*(range(r + 1) for r in room)):
+        for used_nodes in itertools.product(*(range(r + 1) for r in free_nodes)):
             if sum(used_nodes) == nodes:
                 tasks = [count * per_node for count in used_nodes]
                 for servers_per_leaf in itertools.product(*(range(t + 1) for t in tasks)):
                     if sum(servers_per_leaf) == servers:
                         inside = sum(p * (t - p) for p, t in zip(servers_per_leaf, tasks, strict=True))
                         least = min(least, 2 * 90.0 / servers * (servers * workers - inside))
-        servers_per_leaf = quality.assign_servers(room, nodes, per_node, servers)
+        servers_per_leaf = quality.assign_servers(free_nodes, nodes, per_node, servers)
         inside = sum(count * (used_nodes * per_node - count) for _, used_nodes, count in servers_per_leaf)
         assert 2 * 90.0 / servers * (servers * workers - inside) == pytest.approx(least)
-        assert all(used_nodes <= room[leaf] for leaf, used_nodes, _ in servers_per_leaf)
+        assert all(used_nodes <= free_nodes[leaf] for leaf, used_nodes, _ in servers_per_leaf)
 
 
 def test_least_bytes_returns_valid_order_with_same_cost() -> None:

@@ -79,20 +79,20 @@ def test_lost_race_does_not_delay_the_start(new_cluster, features):
 def test_other_job_ids_on_stdout_are_ignored(new_cluster):
     """A site's sbatch prints another job ID of the user before and after Slurm's line."""
     cluster = new_cluster(slurm_conf_lines=AT_ONCE)
-    held = cluster.submit(["sbatch", "--hold", "--prefer=zoneB", "-N2", "-o", "/dev/null", "--wrap", "true"])
+    held_job = cluster.submit(["sbatch", "--hold", "--prefer=zoneB", "-N2", "-o", "/dev/null", "--wrap", "true"])
     fake = cluster.directory("bin") / "sbatch"
-    fake.write_text(f'#!/bin/sh\necho "Quota: {held} jobs pending"\n'
-                    f'/usr/bin/sbatch "$@" || exit\necho "{held} jobs"\n')
+    fake.write_text(f'#!/bin/sh\necho "Quota: {held_job} jobs pending"\n'
+                    f'/usr/bin/sbatch "$@" || exit\necho "{held_job} jobs"\n')
     fake.chmod(0o755)
     script = cluster.script(MAPPED)
     for args, job_id_line in (["-N3"], r"Submitted batch job \d+"), (["-N3", "--parsable"], r"\d+"):
         done = cluster.run(["sh", "-c", f'PATH={fake.parent}:$PATH; exec slurmdl sbatch "$@"', "sh", *args,
                             str(script)], directory=script.parent)
         assert done.returncode == 0, done.stderr
-        assert re.fullmatch(rf"Quota: {held} jobs pending\n{job_id_line}\n{held} jobs\n", done.stdout)
+        assert re.fullmatch(rf"Quota: {held_job} jobs pending\n{job_id_line}\n{held_job} jobs\n", done.stdout)
         assert slurmdl_messages(done.stderr) == []
         time.sleep(5)  # the background process has ended
-        assert cluster.job(held)["Prefer"] == "zoneB"
+        assert cluster.job(held_job)["Prefer"] == "zoneB"
 
 
 def test_node_lost_after_the_submission_does_not_delay_the_start(new_cluster):

@@ -162,8 +162,8 @@ def test_slurmdl_srun_with_the_plugin(plugged):
     text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", "--dl-ps=2", str(lines)]))
     mapped = sections(text)["mapped"]
     assert roles(text.replace(mapped, "")) == roles(mapped) == ["ps0", "ps1", "worker0", "worker1"]
-    refused = cluster.run(["slurmdl", "sbatch", "-N4", str(cluster.script("#SBATCH --dl-explain\ntrue"))])
-    assert refused.returncode == 64 and "#DL --dl-explain" in slurmdl_lines(refused.stderr)[0]
+    rejected = cluster.run(["slurmdl", "sbatch", "-N4", str(cluster.script("#SBATCH --dl-explain\ntrue"))])
+    assert rejected.returncode == 64 and "#DL --dl-explain" in slurmdl_lines(rejected.stderr)[0]
     plain = cluster.script("#SBATCH --dl-ps=2\nslurmdl srun sh -c 'echo $SLURMDL_ROLE'")
     text = cluster.output(cluster.submit(["sbatch", "-N4", str(plain)]))
     assert sorted(text.split()) == ["ps"] * 2 + ["worker"] * 2
@@ -370,8 +370,8 @@ def test_hostile_node_names_and_unreadable_plugstack(plugged):
 
     waiting_job = cluster.submit(["sbatch", "-N4", "--dl-ps=1", f"--wrap=sleep 2; {STEP}"])
     cluster.run(["chmod", "000", "/etc/slurm/plugstack.conf"], as_root=True).check_returncode()
-    refused = cluster.run(["sbatch", "-N4", "--wrap=true"])
-    assert refused.returncode != 0 and "plugstack.conf" in refused.stderr and refused.stdout == ""
+    rejected = cluster.run(["sbatch", "-N4", "--wrap=true"])
+    assert rejected.returncode != 0 and "plugstack.conf" in rejected.stderr and rejected.stdout == ""
     cluster.run(["chmod", "644", "/etc/slurm/plugstack.conf"], as_root=True).check_returncode()
     # the running job and all nodes survive
     for job in (waiting_job, cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(cluster.script(STEP))])):
