@@ -101,8 +101,7 @@ def infer_uplinks(scores: LinkScores) -> dict[str, LinkScore]:
     """Infer uplink scores of leaf zones from the inter-leaf paths that start there.
 
     The throughput of a path is the minimum, its RTT the sum over both uplinks, so an uplink is as good as its best
-    path. A path no slower than the measuring nodes gives only a lower bound of the uplink's throughput, which is
-    dropped.
+    path. A path no slower than the measuring nodes gives only a lower bound of the throughput, which is dropped.
     """
     paths_by_zone: dict[str, list[LinkScore]] = {}
     for name, score in scores.inter_leaf.items():

@@ -3,8 +3,7 @@
 TCP cost model: a link carries what its throughput, loss and RTT allow (`usable_throughput`), and each message waits
 for the one-way latency plus the expected retransmission stall (`expected_rto_stall`). Weighted cost model (Lee et
 al., Electronics 2023, 12(14):3021): a link carries its default times its `weighted_score`. Scores decay towards the
-defaults by half after each half-life. Differences below the tolerance are rounded away (`quantize`), so noise does
-not scatter a job.
+defaults by half after each half-life. Differences below the tolerance are noise and rounded away (`quantize`).
 """
 
 from __future__ import annotations
@@ -137,8 +136,7 @@ def expected_rto_stall(loss: FloatArray, rtt: FloatArray, rdma: BoolArray) -> Fl
 
 def weighted_score(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, good_throughput: FloatArray,
                    good_rtt: FloatArray | float, weights: MetricWeights) -> FloatArray:
-    """Score of a link in (0, 1]: weighted mean of its metrics relative to `good_throughput` (bytes/s), `good_rtt` (s)
-    and no loss."""
+    """Score of a link in (0, 1]: weighted mean of metrics relative to `good_throughput` (bytes/s), `good_rtt` (s)."""
     total = weights.throughput + weights.rtt + weights.loss
     score = (weights.throughput * np.minimum(throughput / good_throughput, 1.0)
              + weights.rtt * np.minimum(good_rtt / rtt, 1.0) + weights.loss * (1 - loss))

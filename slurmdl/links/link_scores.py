@@ -34,8 +34,7 @@ class LinkScore:
         throughput, rtt, loss, rtt_p99, rdma: as in samples.LinkSample; None or 0 if not measured.
         age: seconds since the newest sample.
         samples: number of samples.
-        source: of the newest sample, one of samples.SOURCES ("counters" only if no other source exists); "" if
-            unknown.
+        source: of the newest sample, one of samples.SOURCES ("counters" only if no other exists), "" if unknown.
     """
 
     throughput: float | None = None

@@ -35,8 +35,7 @@ class SampleStore:
     def open(cls, path: str) -> Iterator[SampleStore]:
         """Open the database in a file, and create it if it does not exist.
 
-        Raises UnavailableError if the file cannot be opened or is locked, InputError if it is not a database of
-        samples of this version.
+        Raises UnavailableError if the file cannot be opened or is locked, InputError if it is of another kind.
         """
         with _translate_sqlite_errors(path), \
                 closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)) as connection:

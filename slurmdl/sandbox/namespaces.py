@@ -134,8 +134,7 @@ def host_mount_script(bind_mounts: Sequence[str], root: str, may_enter: Callable
 
     Args:
         bind_mounts: directories that keep their path. If one is inside a private directory, or in one that the user
-            may not enter (a home of root, a `mktemp -d`), an empty directory covers that one, with the bind mount
-            inside.
+            may not enter (a home of root, a `mktemp -d`), an empty directory with the bind mount covers that one.
         root: the sandbox's directory, shared by all hosts. Its `stage` has one entry per bind mount ("0", "1", ...)
             as a temporary mount point, and "copied".
     """

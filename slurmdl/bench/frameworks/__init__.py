@@ -56,8 +56,7 @@ class Framework(Protocol):
         """Return why the framework cannot be used; "" if it can."""
 
     def setup(self, transport: Transport, strategy: str, module: Any, optimizer: Any) -> TrainingSession | None:
-        """Start training on all ranks of `transport`; return None on a rank that only serves, after it has ended.
-        Collective."""
+        """Start training on all ranks of `transport` (collective); return None on a rank that only served."""
 
 
 def load(name: str) -> Framework:

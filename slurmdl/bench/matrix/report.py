@@ -40,8 +40,7 @@ class JobFigures:
         bytes: bytes that all ranks send in a step, by locality, from the framework's own meter or else from TCP.
         memory: peak bytes of the worker that used most.
         cpu_idle: idle share of the CPUs on the busiest node.
-        seconds_to_accuracy: training seconds to the target accuracy; None if there is no target or it was not
-            reached.
+        seconds_to_accuracy: training seconds to the target accuracy; None without a target, or if it is not reached.
     """
 
     images: float

@@ -59,8 +59,7 @@ def run(spec: Spec, folder: Path, retry_failed: bool = False,
         report_progress: Callable[[str], None] = print_stderr) -> None:
     """Run the cells that have no result yet, and those that failed if `retry_failed`.
 
-    Raises InputError if the directory holds results of another spec, UnavailableError if Slurm does not answer or the
-    directory is not writable.
+    Raises InputError for results of another spec, UnavailableError if Slurm or the directory is not available.
     """
     prepare(spec, folder)
     todo = [*spec.order()]
@@ -90,8 +89,7 @@ def run(spec: Spec, folder: Path, retry_failed: bool = False,
 class Progress:
     """Progress lines over the cells of a matrix, run one after the other, with an estimate of the time left.
 
-    Of the `cells` (repeats counted) `to_run` need a job, each with a time limit of `limit_s`. `report_progress`
-    prints one line.
+    Of the `cells` (repeats counted) `to_run` need a job of at most `limit_s`. `report_progress` prints one line.
     """
 
     def __init__(self, cells: int, to_run: int, limit_s: float, report_progress: Callable[[str], None],

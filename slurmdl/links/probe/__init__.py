@@ -1,3 +1,2 @@
 """Active probes of links: `pairs` chooses pairs of nodes and estimates links from them, `measurement` and `reflector`
-are the two sides of a probe, `protocol` and `channel` the messages between them, `tcp_task` and `mpi_task` the tasks
-of the Slurm step."""
+are the sides of a probe, `protocol` and `channel` the messages between them, `tcp_task` and `mpi_task` the step."""

@@ -1,7 +1,6 @@
 """`python -m slurmdl.links.probe.mpi_task`: the probes of tcp_task over MPI, which the training uses as well.
 
-Measures RTT and throughput only: MPI hides losses. There are no timeouts, so a hung peer hangs the probe until the
-launcher ends the step.
+Measures RTT and throughput only: MPI hides losses. Without timeouts, a hung peer hangs the probe until its step ends.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ pairs i with r - i modulo n - 1; the player paired with itself gets the last pla
 Estimated are each node's own link, each path between two zones, and each zone's uplink. The throughput of a path is
 the minimum over its links; RTT and the logarithm of the delivered fraction are sums. As one bad link spoils all paths
 over it, a link is estimated from its paths over other good links: for throughput, from peers that carry at least as
-much; for sums, by the median over the peers (of two peers the lower value, so that one bad peer does not spoil a good
-node).
+much; for sums, by the median over the peers (the lower of two values, as one bad peer must not spoil a good node).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """`python -m slurmdl.links.probe.tcp_task`: the task of a probe step, one per node; task 0 is the leader.
 
 The leader reads the schedule from stdin (`srun --input=0`), tells the followers whom to probe in each round, and
-writes each measurement to stdout, then END_MESSAGE. Leader and followers talk over TCP, so neither MPI nor a shared
+writes each measurement to stdout, then END_MESSAGE. Leader and followers use TCP, so neither MPI nor a shared
 file system is needed. A secret in the step's environment, readable by its user and root alone, authenticates their
-messages (see channel) and determines the leader's ports. A task that is missing, hangs or exits loses its own pairs
-only.
+messages (see channel) and determines the leader's ports. A missing, hung or ended task loses its own pairs only.
 """
 
 from __future__ import annotations
