@@ -33,21 +33,16 @@ def fetch_with_pyslurm(with_topology: bool = False) -> tuple[ClusterSnapshot, st
 
     Raises UnavailableError if PySlurm or scontrol is missing, hangs or fails, or PySlurm is of another release.
     """
-    records = _run_worker()
-    gres = parse_key_values(records)["GresTypes"]
+    worker = process.run_command([sys.executable, "-c", _WORKER_CODE, *sys.path], name="PySlurm")
+    if worker.returncode:
+        messages = worker.stderr.strip().splitlines() or [f"exit status {worker.returncode}"]
+        raise UnavailableError(f"PySlurm: {messages[-1]}")
+    gres = parse_key_values(worker.stdout)["GresTypes"]
     result = process.start_scontrol_show(("nodes", "partitions") if gres else ("partitions",), with_topology)()
-    snapshot = _merge_snapshots(*map(scontrol_parser.parse_snapshot, (records, result.stdout)))
+    snapshot = _merge_snapshots(*map(scontrol_parser.parse_snapshot, (worker.stdout, result.stdout)))
     if not snapshot.names:
         raise UnavailableError(f"scontrol: {result.first_error or 'no partition with nodes in its output'}")
     return snapshot, scontrol_parser.topology_text(result.stdout) if with_topology else ""
-
-
-def _run_worker() -> str:
-    result = process.run_command([sys.executable, "-c", _WORKER_CODE, *sys.path], name="PySlurm")
-    if result.returncode:
-        messages = result.stderr.strip().splitlines() or [f"exit status {result.returncode}"]
-        raise UnavailableError(f"PySlurm: {messages[-1]}")
-    return result.stdout
 
 
 def _merge_snapshots(pyslurm_snapshot: ClusterSnapshot, scontrol_snapshot: ClusterSnapshot) -> ClusterSnapshot:

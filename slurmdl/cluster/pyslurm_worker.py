@@ -13,8 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-#: first release with the attributes below
-MIN_RELEASE = (25, 11)
+MIN_RELEASE = (25, 11)  # first release with the attributes below
 
 #: key of scontrol -> attribute of PySlurm
 _NODE_ATTRIBUTES = {"CPUAlloc": "allocated_cpus", "CPUEfctv": "effective_cpus", "CPUTot": "total_cpus",

@@ -205,13 +205,8 @@ def subset(pool: CandidateNodes, nodes: IntArray, top: int) -> CandidateNodes:
     ancestors = np.where(pool.level[pool.ancestors[nodes]] <= pool.level[top], pool.ancestors[nodes], -1)
     used = sorted_unique(ancestors[ancestors >= 0])
     index = new_indices(used, pool.zone_count)
-    ancestors = index[ancestors]
-    begin = np.full(len(used), len(nodes))
-    for column in ancestors.T[::-1]:
-        inside = column >= 0
-        np.minimum.at(begin, column[inside], np.flatnonzero(inside))
-    end = begin + np.bincount(ancestors[ancestors >= 0], minlength=len(used))
+    begin, end = np.searchsorted(nodes, pool.node_begin[used]), np.searchsorted(nodes, pool.node_end[used])
     return CandidateNodes(pool.snapshot_index[nodes], pool.max_tasks[nodes], pool.weight[nodes],
-                          pool.node_capacity[nodes], pool.node_latency[nodes], ancestors,
+                          pool.node_capacity[nodes], pool.node_latency[nodes], index[ancestors],
                           pool.topology_zone_index[used], pool.zone_capacity[used], pool.zone_latency[used],
                           index[pool.parent[used]], pool.level[used], begin, end, pool.tie_break[used])

@@ -18,8 +18,7 @@ from slurmdl.placement.arrays import BoolArray, IntArray
 _START_STATES = frozenset(["IDLE", "MIXED", "ALLOCATED", "CLOUD", "POWERED_DOWN", "POWERING_UP", "DYNAMIC_NORM"])
 # flags that end by themselves: the node can serve the job later
 _TRANSIENT_STATES = frozenset(["COMPLETING", "PLANNED", "POWERING_DOWN", "POWER_DOWN", "POWER_UP"])
-# flags of a reservation, for jobs outside it
-_RESERVATION_STATES = frozenset(["RESERVED", "MAINTENANCE"])
+_RESERVATION_STATES = frozenset(["RESERVED", "MAINTENANCE"])  # flags of a reservation, for jobs outside it
 
 # grammar of --constraint; groups do not nest
 _FEATURE = r"[\w.:/+=-]+"

@@ -10,8 +10,6 @@ from slurmdl.job_request import JobRequest
 
 @dataclass(frozen=True)
 class JobSize:
-    """Number of nodes and tasks of a job."""
-
     nodes: int
     tasks: int
 

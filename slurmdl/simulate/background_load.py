@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from slurmdl.topology.topology import Indices, Topology
 
-#: times that the jobs of the trace have filled the whole cluster
-WARMUP_TURNOVER = 3.0
+WARMUP_TURNOVER = 3.0  # times that the jobs of the trace have filled the whole cluster
 #: bounds of log-uniform job sizes in nodes (at most a twentieth of the cluster) and durations in any unit
 JOB_SIZES = (1, 256)
 JOB_DURATIONS = (1.0, 100.0)

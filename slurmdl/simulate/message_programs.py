@@ -11,12 +11,10 @@ from slurmdl import comm_layout
 from slurmdl.plan import group_ranks
 from slurmdl.simulate.workload import TrainingWorkload
 
-#: concurrent sends (rank, bytes) and receives (rank)
-ExchangeAction = tuple[list[tuple[int, int]], list[int]]
+ExchangeAction = tuple[list[tuple[int, int]], list[int]]  # concurrent sends (rank, bytes) and receives (rank)
 #: seconds from the start of the step until which the rank computes, or an exchange
 Action = float | ExchangeAction
-#: ranks of a ring, and bytes of the vector that they reduce
-Ring = tuple[Sequence[int], float]
+Ring = tuple[Sequence[int], float]  # ranks of a ring, and bytes of the vector that they reduce
 
 
 def rank_programs(workload: TrainingWorkload,

@@ -17,8 +17,7 @@ from slurmdl.placement.arrays import FloatArray, IntArray
 from slurmdl.placement.iteration_cost import NetworkLinks
 from slurmdl.simulate.workload import TrainingWorkload
 
-#: number of flows of a phase above which identical nodes are merged
-MERGE_ABOVE = 20_000
+MERGE_ABOVE = 20_000  # flows of a phase above which identical nodes are merged
 
 
 class SimulatedNetwork:

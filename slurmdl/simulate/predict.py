@@ -18,8 +18,7 @@ from slurmdl.simulate.network_flows import FlowPhase, SimulatedNetwork, flow_pha
 from slurmdl.simulate.workload import TrainingWorkload
 from slurmdl.slurm import process
 
-#: the Python of Debian's python3-simgrid
-SIMGRID_PYTHON = "/usr/bin/python3"
+SIMGRID_PYTHON = "/usr/bin/python3"  # the Python of Debian's python3-simgrid
 ENGINE_PATH = Path(__file__).with_name("simgrid_engine.py")
 SIMGRID_TIMEOUT_S = 600.0
 #: number of messages up to which "auto" simulates single messages, and largest number of flows of a phase

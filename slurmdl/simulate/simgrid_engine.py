@@ -31,8 +31,7 @@ except ImportError as error:
 #: CM02 instead of LV08, which scales bandwidth by 0.97 for TCP on Gigabit Ethernet; no TCP window limit; no
 #: acknowledgement traffic: capacities are net of these. Links have no latency, which would bias the sharing of links
 SIMGRID_SETTINGS = ("network/model:CM02", "network/TCP-gamma:0", "network/crosstraffic:0")
-#: bytes/s between ranks of one host, effectively unlimited
-LOOPBACK_BANDWIDTH = 1e15
+LOOPBACK_BANDWIDTH = 1e15  # bytes/s between ranks of one host, effectively unlimited
 
 
 def build_platform(spec: dict[str, Any]) -> list[Any]:

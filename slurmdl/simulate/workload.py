@@ -13,10 +13,8 @@ from slurmdl.gossip_graphs import GRAPHS, Graph
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, default_pattern
 
-#: strategies that can be simulated
-STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "ps")
-#: exchanges that are simulated if partners are random
-SAMPLED_EXCHANGES = 8
+STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "ps")  # strategies that can be simulated
+SAMPLED_EXCHANGES = 8  # exchanges that are simulated if partners are random
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,10 @@ from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.text import pluralize, truncate
 from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl, unused_link_speeds_note
 
-#: passes in which Slurm must find the level of each switch; after them it ends with "not a tree"
-_MAX_PASSES = 21
+_MAX_PASSES = 21  # in which Slurm must find the level of each switch; after them it ends with "not a tree"
 _MAX_NAME_LENGTH = 64  # of a switch since Slurm 24.11 (HOST_NAME_MAX)
 _MAX_RING_NODES = 16  # topology.yaml(5)
-#: a leaf is irregular if its size differs from the median by more than this factor
-_MAX_SIZE_FACTOR = 2
+_MAX_SIZE_FACTOR = 2  # a leaf is irregular if its size differs from the median by more than this factor
 _MAX_NAMES_WIDTH = 60
 _MAX_UNKNOWN_NODE_FINDINGS = 20
 _APPROXIMATION_NOTES = [TREE_APPROXIMATION_NOTE.format(kind) for kind in ("ring", "torus")]

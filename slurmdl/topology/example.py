@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+
+import numpy as np
 
 from slurmdl.errors import UsageError
 from slurmdl.slurm.hostlist import MAX_NAMES
@@ -60,6 +61,4 @@ def _numbered_names(prefix: str, count: int) -> list[str]:
 
 
 def _split_evenly(names: Sequence[str], parts: int) -> list[tuple[str, ...]]:
-    each, more = divmod(len(names), parts)
-    starts = [i * each + min(i, more) for i in range(parts + 1)]
-    return [tuple(names[start:end]) for start, end in itertools.pairwise(starts)]
+    return [tuple(part.tolist()) for part in np.array_split(names, parts)]

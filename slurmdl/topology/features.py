@@ -14,11 +14,9 @@ from slurmdl.topology.topology import Topology
 from slurmdl.topology.topology_conf import LogicalLine, logical_lines
 from slurmdl.topology.write import checked_hostlist
 
-#: other characters have a meaning in constraints (sbatch(1))
-_FEATURE = re.compile(r"[^\s,&|*()\[\]{}\"'#=\\]+")
+_FEATURE = re.compile(r"[^\s,&|*()\[\]{}\"'#=\\]+")  # other characters have a meaning in constraints (sbatch(1))
 _PAIR = re.compile(r"""(\w+)\s*=\s*("[^"]*"|\S+)""")
-#: keys of slurm.conf with one value for all nodes of the line, or one per node
-_PER_NODE = ("nodeaddr", "nodehostname", "bcastaddr", "port")
+_PER_NODE = ("nodeaddr", "nodehostname", "bcastaddr", "port")  # keys with one value for all nodes, or one per node
 
 
 def zone_features(topology: Topology, all_levels: bool = False) -> dict[str, tuple[str, ...]]:

@@ -15,15 +15,12 @@ from slurmdl.slurm.hostlist import ranged_string
 from slurmdl.topology.text_tree import children_by_zone, nodes_by_leaf
 from slurmdl.topology.topology import MAX_LEVELS, Topology
 
-#: bytes/s per unit of LinkSpeed: topology.conf(5) leaves the unit open; Mbit/s is assumed here
-LINK_SPEED_UNIT = 1e6 / 8
-#: plausible uplink speeds in Mbit/s; a number outside this range has another unit, or none
-PLAUSIBLE_LINK_SPEEDS = range(1_000, 10_000_000)
+LINK_SPEED_UNIT = 1e6 / 8  # bytes/s; topology.conf(5) leaves the unit of LinkSpeed open: Mbit/s is assumed
+PLAUSIBLE_LINK_SPEEDS = range(1_000, 10_000_000)  # in Mbit/s; a number outside this range has another unit, or none
 
 #: a tree of zones cannot represent distances within a ring or torus
 TREE_APPROXIMATION_NOTE = "each {0} is one zone; the position of a node in its {0} is not used"
-#: blocks per aggregate if the file gives no BlockSizes
-_DEFAULT_MULTIPLES = (2, 4, 8, 16)
+_DEFAULT_MULTIPLES = (2, 4, 8, 16)  # blocks per aggregate if the file gives no BlockSizes
 _MAX_MULTIPLE = 2**15  # Slurm rejects larger aggregates (MAX_BLOCK_LEVELS)
 
 #: receives an error that reading can continue after; readers raise it, `check` collects it

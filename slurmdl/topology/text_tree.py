@@ -11,8 +11,7 @@ from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.text import pluralize, truncate
 from slurmdl.topology.topology import Topology
 
-#: levels that are folded one by one until the tree fits; higher levels are folded at once
-_MAX_FOLD_LEVELS = 16
+_MAX_FOLD_LEVELS = 16  # levels that are folded one by one until the tree fits; higher levels are folded at once
 _MAX_NAME_WIDTH = 36
 
 

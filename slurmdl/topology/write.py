@@ -13,13 +13,10 @@ from slurmdl.slurm.hostlist import fold_hostlist, ranged_string
 from slurmdl.topology.source import TopologySource, to_link_speed
 from slurmdl.topology.topology import Topology, TopologySet
 
-#: names that both formats and Slurm's hostlists can represent
-_NAME = re.compile(r"[^\s,\[\]{}\"'#\\=]+")
-#: scalars that need no quotes in YAML
-_PLAIN_SCALAR = re.compile(r"[A-Za-z][A-Za-z0-9_.,\-\[\]]*")
+_NAME = re.compile(r"[^\s,\[\]{}\"'#\\=]+")  # names that both formats and hostlists can represent
+_PLAIN_SCALAR = re.compile(r"[A-Za-z][A-Za-z0-9_.,\-\[\]]*")  # needs no quotes in YAML
 _YAML_KEYWORDS = ("y", "yes", "t", "true", "on", "n", "no", "f", "false", "off", "null")
-#: file formats that hold one topology
-_SINGLE_FORMATS = {"conf": "topology.conf", "graphml": "GraphML file"}
+_SINGLE_FORMATS = {"conf": "topology.conf", "graphml": "GraphML file"}  # files of one topology
 _CONF_KEYS = {"tree": "SwitchName", "block": "BlockName", "ring": "RingName"}
 _YAML_KEYS = {"tree": ("switches", "switch"), "block": ("blocks", "block"), "ring": ("rings", "ring")}
 

@@ -123,7 +123,6 @@ class PsSearch:
         workers = np.maximum(self.tasks_per_node - servers, 0)
         # bytes over the link of a node by its number of servers
         self.bytes_by_servers = bytes_per_pair * count_shards(servers, workers, ps, self.workers)
-        # distinct capacities of the node links, ascending
         self.node_capacities = sorted_unique(pool.node_capacity)
         # nodes of each leaf with at least each capacity, then 0; shape (capacities + 1, leaves)
         counts = [np.add.reduceat(pool.node_capacity >= capacity, pool.leaf_begin, dtype=np.int64)

@@ -91,8 +91,8 @@ class _SwapSearch:
                 break
         return rounds
 
-    def _swap_round(self, power: int, min_gain_s: float) -> int:
-        """Try one swap for each of the ranks with the largest gains; return the number of swaps."""
+    def _swap_round(self, power: int, min_gain_s: float) -> bool:
+        """Try one swap for each of the ranks with the largest gains; return whether any were swapped."""
         unit = self.time_unit[:, None] * self.capacity
         # gradient of the norm by direction; phases count in proportion to their time
         norm = self._time_powers(power, self.load).sum(axis=1, keepdims=True) ** (1 / power)
@@ -113,13 +113,11 @@ class _SwapSearch:
         partner = change.argmin(axis=1)
         gain = change[np.arange(len(partner)), partner]
         is_swapped = np.zeros(len(partner), bool)
-        swaps = 0
         for i in np.argsort(gain, kind="stable")[:MAX_SWAPS_PER_ROUND].tolist():
             j = int(partner[i])
             if gain[i] < 0 and not is_swapped[i] and not is_swapped[j] and self._try_swap(i, j, power, min_gain_s):
                 is_swapped[[i, j]] = True
-                swaps += 1
-        return swaps
+        return bool(is_swapped.any())
 
     def _time_powers(self, power: int, load: FloatArray, links: IntArray | slice = slice(None)) -> FloatArray:
         """Powers of the times of links, summed over both directions; shape (phases, links)."""
