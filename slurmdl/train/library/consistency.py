@@ -94,7 +94,7 @@ def average_models(p2p: MeteredP2P, workers: Sequence[int], parameters: npt.NDAr
                    weight: float) -> float:
     """Replace the workers' models by their weighted mean. Collective over the workers.
 
-    `weight` is this rank's share of the mean. Returns its model's distance from the mean, relative to the mean's norm.
+    `weight` is this model's share of the mean. Returns its distance from the mean, relative to the mean's norm.
     """
     mean = parameters * np.float32(weight)
     AllreduceOp(p2p, [workers], mean).run()

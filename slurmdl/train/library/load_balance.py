@@ -37,7 +37,7 @@ SPEED_EXCHANGE_EVERY = 5
 
 
 class ThroughputEstimator:
-    """Moving average of a worker's samples per second of computation; at first 0, then the mean of the steps."""
+    """Moving average of a worker's samples per second of computation; 0 at first, plain mean of the first steps."""
 
     def __init__(self) -> None:
         self.value, self._steps = 0.0, 0
