@@ -164,10 +164,7 @@ class ClusterSnapshot:
 
 
 def parse_records(record_type: type[Record], data: dict[str, Any], key: str) -> list[Record]:
-    """Build `record_type(**entry)` from each entry of the list under a key; an absent key is an empty list.
-
-    Raises InputError, which names the entry and the field that is unknown, missing or of another type.
-    """
+    """Build records from the list under a key, if any; InputError names an invalid entry and its field."""
     entries = data.get(key, [])
     if not isinstance(entries, list):
         raise InputError(f"cluster JSON: {key}: expected a list")

@@ -30,10 +30,9 @@ _OPERATOR_AND_TERM = re.compile(rf"([&|]?)({_TERM})")
 
 @dataclass(frozen=True, eq=False)
 class EligibleTasks:
-    """Tasks that the nodes of one partition can take.
+    """Tasks that the nodes of one partition can take, and numbers of rejected nodes by reason.
 
     `tasks_now` counts the free resources, `tasks_when_idle` the whole node; shape (nodes of the snapshot,).
-    `rejection_counts` maps a reason to the number of rejected nodes.
     """
 
     tasks_now: IntArray

@@ -71,10 +71,9 @@ class RankMap:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Choice of nodes that was considered.
+    """Choice of nodes that was considered, labelled by its zones, e.g. "leafA" or "leafA x3 + leafB x1".
 
-    `label` names the zones, e.g. "leafA" or "leafA x3 + leafB x1"; `verdict` is "chosen", or why the choice
-    lost; `cost` is None if the choice was not evaluated.
+    `verdict` is "chosen", or why the choice lost; `cost` is None if the choice was not evaluated.
     """
 
     label: str

@@ -18,8 +18,7 @@ JOB_DURATIONS = (1.0, 100.0)
 def occupied_nodes(topology: Topology, busy_share: float, seed: int) -> npt.NDArray[np.bool_]:
     """Nodes that other jobs hold, about `busy_share` of all; shape (nodes,).
 
-    Jobs are placed by `best_fit_nodes`; the first job to finish is removed whenever more than `busy_share` of the
-    nodes would be busy.
+    Jobs are placed by `best_fit_nodes`; the first one to finish is removed whenever more nodes would be busy.
     """
     generator = np.random.default_rng(seed)
     total = len(topology.nodes)

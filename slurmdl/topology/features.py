@@ -22,8 +22,7 @@ _PER_NODE = ("nodeaddr", "nodehostname", "bcastaddr", "port")  # keys with one v
 def zone_features(topology: Topology, all_levels: bool = False) -> dict[str, tuple[str, ...]]:
     """Return each node's zone names, its leaf first; with `all_levels` also the zones above.
 
-    Aggregated blocks whose names are not valid features are omitted. Raises InputError if the name of a leaf zone is
-    not a valid feature.
+    Aggregated blocks whose names are not valid features are omitted; a leaf zone with such a name is an InputError.
     """
     features: dict[int, tuple[str, ...]] = {}
     for leaf in sorted({leaf for leaf in topology.leaf.tolist() if leaf >= 0}):

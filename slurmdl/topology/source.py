@@ -196,8 +196,7 @@ def level_multiples(sizes: Sequence[int]) -> tuple[int, ...]:
 def aggregate_blocks(blocks: Sequence[ZoneDecl], multiples: Sequence[int]) -> list[ZoneDecl]:
     """Return the zones above the base blocks, named after their blocks as Slurm does: b1, b2 -> b[1-2].
 
-    Aggregates begin at multiples of their block count: the order of the blocks matters. Aggregates of one zone are
-    omitted.
+    They begin at multiples of their block count, so the order of the blocks matters; those of one zone are omitted.
     """
     aggregates: list[ZoneDecl] = []
     tops = [(i, 1, block.name) for i, block in enumerate(blocks)]

@@ -162,7 +162,7 @@ def _parse_pairs(line: LogicalLine) -> dict[str, str]:
 
 
 def logical_lines(path: str) -> Iterator[LogicalLine]:
-    """Yield the non-blank logical lines of a file in slurm.conf format, including those of included files.
+    """Yield the non-blank logical lines of a file in slurm.conf format and of the files that it includes.
 
     Raises InputError if a file cannot be read or includes itself, or if there are too many files or bytes.
     """

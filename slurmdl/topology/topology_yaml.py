@@ -76,8 +76,7 @@ def declare_topology_yaml(text: str, source: str,
                           on_error: OnError = raise_error) -> tuple[list[TopologySource], str]:
     """Return the declarations of a text and the name of the default topology.
 
-    A faulty zone or topology is skipped if `on_error` returns. Raises InputError from `on_error`, or if the text is
-    not YAML or declares no topology.
+    A faulty zone or topology is skipped if `on_error` returns. InputError if the text is not YAML or has no topology.
     """
     try:
         root = _build_tree(text, source)

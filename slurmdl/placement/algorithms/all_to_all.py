@@ -108,8 +108,7 @@ def narrow_time(can_hold_job: Feasibility, zones: IntArray, low: float, high: fl
                 rounds: int) -> tuple[float, float]:
     """The longest evaluated time in which none of the zones can hold the job, and the next one.
 
-    `low` and `high` bound the times in seconds; each round subdivides the interval. The result is `high` and infinity
-    if `high` is too short.
+    `low` and `high` bound the times in s; each round subdivides the interval. (`high`, inf) if `high` is too short.
     """
     for _ in range(rounds):
         times = np.geomspace(low, high, TIME_STEPS)

@@ -27,10 +27,7 @@ LOWER_BOUND_ROUNDS = 3  # subdivisions of the time interval
 
 def compute_lower_bound(pool: CandidateNodes, problem: SearchProblem,
                         upper_bound_s: float) -> tuple[float, str] | None:
-    """Best known lower bound in seconds, and the constraint that gives it; None if there is none for this traffic.
-
-    The search ends at `upper_bound_s`, the time of a placement.
-    """
+    """Best lower bound in s, searched up to `upper_bound_s`, and the constraint that gives it; None if unknown."""
     job, phases = problem.job, problem.phases
     if job.nodes == 1 or not phases:
         return 0.0, "one node sends nothing"

@@ -80,10 +80,9 @@ class NodeChoice:
 
 
 class Proposal(NamedTuple):
-    """Choice proposed by an algorithm.
+    """Choice proposed by an algorithm; `estimated_seconds` is its estimate of the time, 0 if it has none.
 
-    `min_seconds` is a lower bound on the time of any choice in the zone that the algorithm searched, and
-    `estimated_seconds` the algorithm's estimate for this choice; 0 if it has none.
+    `min_seconds` is a lower bound on the time of any choice in the zone that the algorithm searched.
     """
 
     choice: NodeChoice

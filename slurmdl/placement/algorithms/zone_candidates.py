@@ -86,10 +86,7 @@ def path_widths(pool: CandidateNodes, top: int, cap: LatencyCap) -> FloatArray:
 
 
 def kth_widest_paths(pool: CandidateNodes, k: int, cap: LatencyCap) -> FloatArray:
-    """Bytes/s of the k-th widest path from the nodes of each zone to it, over links that keep the cap.
-
-    The shape is (zones,); 0 if fewer than k nodes have such a path.
-    """
+    """Bytes/s of the k-th widest path within the cap from the nodes of each zone to it, 0 if none; shape (zones,)."""
     widths = np.zeros(pool.zone_count)
     width, zone_capacity = cap.node_capacity(pool), cap.zone_capacity(pool)
     zone: IntArray = pool.leaf.copy() if len(pool.snapshot_index) else pool.snapshot_index

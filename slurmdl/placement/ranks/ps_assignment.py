@@ -164,8 +164,7 @@ class _LeafServerSplit:
                       max_time: float) -> _Bounds | None:
         """Bounds within a time; None if the servers do not fit.
 
-        `times` is the result of `leaf_times`; `zone_times` lists (leaves, time by servers) of the zones above several
-        leaves, the smallest zones first.
+        `zone_times` lists (leaves, time by servers) of the zones above several leaves, the smallest zones first.
         """
         fits = times <= max_time
         if not fits.any(axis=1).all():
