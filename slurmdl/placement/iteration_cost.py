@@ -136,9 +136,10 @@ def predict_cost(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: Int
     inter_zone = float(by_level[0]) if len(by_level) else 0.0
     leaf_zones = np.bincount(links.leaf[node_of_rank] + 1, minlength=1)[1:] > 0
     names = (*links.nodes, *links.zones, *links.slow_paths.names)
+    intra_node, intra_zone = (min(max((total - part) / total, 0.0), 1.0) if total else 1.0
+                              for part in (inter_node, inter_zone))
     return Cost(seconds, inter_node, inter_zone, names[bottleneck] if bottleneck >= 0 else "",
-                tuple(by_level.tolist()), _fraction(total - inter_node, total), _fraction(total - inter_zone, total),
-                int(leaf_zones.sum()))
+                tuple(by_level.tolist()), intra_node, intra_zone, int(leaf_zones.sum()))
 
 
 def ps_split_costs(phases: Sequence[Phase], links: NetworkLinks, servers: IntArray, workers: IntArray) -> FloatArray:
@@ -166,10 +167,6 @@ def _total_bytes(phase: Phase) -> float:
             where=phase.source != phase.target))
     to_self = 0 if phase.has_two_roles else len(phase.source)
     return float(phase.bytes_per_pair) * (len(phase.source) * len(phase.target) - to_self)
-
-
-def _fraction(part: float, whole: float) -> float:
-    return min(max(part / whole, 0.0), 1.0) if whole else 1.0
 
 
 @dataclass(frozen=True, eq=False)

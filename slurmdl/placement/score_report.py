@@ -67,7 +67,7 @@ def decisive_step_scores(ranks: RankMap | None, available: Sequence[str], topolo
 
 def format_score_report(decisive: list[DecisiveScore], scores: LinkScores) -> Iterator[str]:
     """Report lines: number and age of all scores, then the decisive ones."""
-    ages = [score.age for links in (scores.nodes, scores.zones, scores.inter_leaf) for score in links.values()]
+    ages = [score.age for links in scores.by_kind.values() for score in links.values()]
     counts = ", ".join(f"{len(links)} {name}" for name, links in (
         ("nodes", scores.nodes), ("zones", scores.zones), ("inter-leaf paths", scores.inter_leaf)) if links)
     oldest = f" to {format_age(max(ages))}" if max(ages) != min(ages) else ""

@@ -12,8 +12,7 @@ from slurmdl.plan import group_ranks
 from slurmdl.simulate.workload import TrainingWorkload
 
 ExchangeAction = tuple[list[tuple[int, int]], list[int]]  # concurrent sends (rank, bytes) and receives (rank)
-#: seconds from the start of the step until which the rank computes, or an exchange
-Action = float | ExchangeAction
+Action = float | ExchangeAction  # seconds from the start of the step until which the rank computes, or an exchange
 Ring = tuple[Sequence[int], float]  # ranks of a ring, and bytes of the vector that they reduce
 
 

@@ -30,8 +30,7 @@ class SimulatedNetwork:
     def __init__(self, links: NetworkLinks) -> None:
         self.links = links
         zones, first, leaf = np.unique(links.leaf, return_index=True, return_inverse=True)
-        #: shape (nodes,), index of each node's leaf zone among those that have a node
-        self.leaf: IntArray = leaf.astype(np.int64)
+        self.leaf: IntArray = leaf.astype(np.int64)  # shape (nodes,), index among the leaf zones that have a node
         self._ancestors = [[zone for zone in row if zone >= 0] for row in links.ancestors[first].tolist()]
         leaf_index = {zone: i for i, zone in enumerate(zones.tolist())}
         #: pair of leaves -> index of the slow path, and the leaf at its lower end

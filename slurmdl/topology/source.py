@@ -23,8 +23,7 @@ TREE_APPROXIMATION_NOTE = "each {0} is one zone; the position of a node in its {
 _DEFAULT_MULTIPLES = (2, 4, 8, 16)  # blocks per aggregate if the file gives no BlockSizes
 _MAX_MULTIPLE = 2**15  # Slurm rejects larger aggregates (MAX_BLOCK_LEVELS)
 
-#: receives an error that reading can continue after; readers raise it, `check` collects it
-OnError = Callable[[InputError], None]
+OnError = Callable[[InputError], None]  # for errors that reading can continue after: raises or collects them
 
 
 @dataclass(frozen=True)
