@@ -17,6 +17,8 @@ PLACE_CHOICES = ("pack", "balance", "spread")
 PROBE_CHOICES = ("0", "0.5", "1", "2")
 NODE_BINDING_CHOICES = ("auto", "nodelist", "zone", "late", "off")
 RANK0_CHOICES = ("first", "any")
+#: launchers that start the ranks of a node (launch.launchers), or how to find them
+LAUNCHER_CHOICES = ("auto", "none", "torchrun", "accelerate", "deepspeed", "ray")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class DlOptions:
         comm_pattern: one of plan.COMM_PATTERNS[strategy], "" for the first of them, or a file of matrices.
         link_scores: "auto", "off", a file, or the URL of a Prometheus server.
         probe: seconds, one of PROBE_CHOICES.
+        launcher: one of LAUNCHER_CHOICES.
+        ranks_per_node: ranks that the program of a step starts on each node; 0 to read it from the command.
     """
 
     strategy: str = "allreduce"
@@ -44,6 +48,8 @@ class DlOptions:
     comm_pattern: str = ""
     link_scores: str = "auto"
     probe: str = "0"
+    launcher: str = "auto"
+    ranks_per_node: int = 0
     explain: bool = False
     dry_run: bool = False
     strict: bool = False
@@ -129,6 +135,10 @@ OPTIONS = (
     DlOption("link-scores", "text", "auto|off|FILE|URL", "source of link scores: JSON, CSV, or a Prometheus server"),
     DlOption("probe", "choice", "|".join(PROBE_CHOICES), "seconds to probe the links of the job's nodes before ranks "
              "are mapped"),
+    DlOption("launcher", "choice", "|".join(LAUNCHER_CHOICES), "launcher that starts the ranks of each node: read "
+             "from the command (auto), none, or by name"),
+    DlOption("ranks-per-node", "count", "N", "ranks that the launcher starts on each node (default: read from the "
+             "command, e.g. --nproc-per-node)"),
     DlOption("explain", "flag", "", "print the decision and its reasons on stderr"),
     DlOption("dry-run", "flag", "", "print the command instead of submitting"),
     DlOption("strict", "flag", "", "fail if no choice can be made, instead of submitting without one"),

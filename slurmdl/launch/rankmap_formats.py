@@ -60,9 +60,9 @@ def format_rank_map(format_name: str, map_input: RankMapInput) -> str:
     return text
 
 
-def hostfile_text(plan: Plan) -> str:
-    """Line i is the node of rank i: SLURM_HOSTFILE, and Open MPI's host file under --map-by seq."""
-    return "".join(f"{node}\n" for node in plan.nodes)
+def hostfile_text(plan: Plan, ranks_per_task: int = 1) -> str:
+    """Line i is the node of task i: SLURM_HOSTFILE, and Open MPI's host file under --map-by seq."""
+    return "".join(f"{node}\n" for node in plan.nodes[::ranks_per_task])
 
 
 def _format_rankfile(map_input: RankMapInput) -> str:

@@ -92,7 +92,8 @@ def parse_srun_argv(argv: Sequence[str]) -> SrunArgs:
 def _step_settings(dl: DlOptions) -> dict[str, str]:
     """The settings of a submission that also apply to its steps."""
     settings = {"strategy": dl.strategy, "ps": str(dl.ps), "model_bytes": str(dl.model_bytes),
-                "link_scores": dl.link_scores, "probe": dl.probe, "rank0": dl.rank0}
+                "link_scores": dl.link_scores, "probe": dl.probe, "rank0": dl.rank0, "launcher": dl.launcher,
+                "ranks_per_node": str(dl.ranks_per_node)}
     if dl.comm_pattern:
         settings["comm_pattern"] = dl.comm_pattern
     return settings | {name: "" for name, is_set in (("explain", dl.explain), ("strict", dl.strict)) if is_set}

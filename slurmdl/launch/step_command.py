@@ -19,7 +19,9 @@ NODE_LOST_MESSAGE = "has lost communication with a remote daemon"
 #: variables set by the launcher and the task shell; unset for a step that starts inside a task
 STEP_VARIABLES = ("SLURMDL_PLAN", "SLURMDL_TASK_SCRIPT", "SLURMDL_PS_RANKS", "SLURMDL_ZONE_RANKS",
                   "SLURMDL_WORLD_SIZE", "SLURMDL_MASTER_ADDR", "SLURMDL_MASTER_PORT", "SLURMDL_JOB_NAME",
-                  "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "SLURMDL_EXPORTED")
+                  "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "SLURMDL_LAUNCHER", "SLURMDL_RANKS_PER_TASK",
+                  "SLURMDL_VERIFY_PYTHON", "SLURMDL_VERIFY_SCRIPT",
+                  "SLURMDL_EXPORTED")
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ def inherited_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def srun_command(line: CommandLine, plan: Plan, task: TaskCommand, extra_options: Sequence[str],
-                 variables: Mapping[str, str], environ: Mapping[str, str]) -> StepCommand:
-    """The command that starts the step by srun: `--distribution=arbitrary` with a host file of one line per rank.
+                 variables: Mapping[str, str], environ: Mapping[str, str], ranks_per_task: int = 1) -> StepCommand:
+    """The command that starts the step by srun: `--distribution=arbitrary` with a host file of one line per task.
 
     Args:
         line: the user's command line; the host file replaces its layout options.
@@ -93,11 +95,12 @@ def srun_command(line: CommandLine, plan: Plan, task: TaskCommand, extra_options
         args.append(f"--job-name={line.operands[0].rpartition('/')[2]}")
         variables["SLURMDL_JOB_NAME"] = environ.get("SLURM_JOB_NAME", "")
     # srun truncates the host file to SLURM_NTASKS unless the command line has the count
-    args += [f"--ntasks={len(plan)}", "--distribution=arbitrary"]
+    args += [f"--ntasks={len(plan) // ranks_per_task}", "--distribution=arbitrary"]
     program: list[str | InlineFile] = [*task.shell, *task.program]
     if task.multi_prog:
         program = [InlineFile("", "PROGRAMS", task.multi_prog), *task.program[1:]]
-    return StepCommand(("srun", *args, InlineFile("--nodelist=", "HOSTFILE", hostfile_text(plan)), *program),
+    return StepCommand(("srun", *args, InlineFile("--nodelist=", "HOSTFILE", hostfile_text(plan, ranks_per_task)),
+                        *program),
                        variables, inherited_variables(environ))
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slurmdl import config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UnavailableError
 from slurmdl.job_request import JobRequest
-from slurmdl.launch import cluster_state, late_binding, task_command, traffic_file
+from slurmdl.launch import cluster_state, late_binding, launchers, rank_check, task_command, traffic_file
+from slurmdl.launch.launchers import LauncherCommand
 from slurmdl.launch.srun_args import SrunArgs
 from slurmdl.launch.submission_record import SubmissionRecord
 from slurmdl.launch.task_command import TaskCommand
@@ -34,6 +35,10 @@ class StepContext:
         cpus_per_task: 1 if not given.
         topology: the zones; flat if there are none, for `no_zones_reason`.
         task: command of each task; None if only the rank map is printed.
+        launcher: the launcher in the command that starts the ranks of a node, or None.
+        ranks_per_task: ranks that each task starts, one task per node; 1 if the tasks are the ranks.
+        rank_check_variables: variables of rank_check, if the launcher's ranks are checked.
+        local_hosts: hosts named in the launcher's command that are addresses of this machine.
         extra_options: options for srun besides the user's own.
         has_ulfm: mpirun supports ranks that continue after the loss of a rank.
     """
@@ -51,6 +56,10 @@ class StepContext:
     traffic_matrices: tuple[Matrix, ...]
     master_port: int
     task: TaskCommand | None = None
+    launcher: LauncherCommand | None = None
+    ranks_per_task: int = 1
+    local_hosts: frozenset[str] = frozenset()
+    rank_check_variables: Mapping[str, str] = field(default_factory=dict)
     extra_options: tuple[str, ...] = ()
     has_ulfm: bool = False
 
@@ -79,6 +88,7 @@ def gather_context(args: SrunArgs, dl: DlOptions, site_config: config.Config,
     context = StepContext(args, dl, environ, job.job_id, job.nodes, layout, request.cpus_per_task or 1, topology,
                           no_zones_reason, link_scores, traffic_file.load_traffic_matrices(dl),
                           task_command.pick_free_port())
+    context = _with_launcher(context, on_warning)
     if args.map_format:
         return context
     task = task_command.build_task_command(args.line, args.launcher, environ)
@@ -89,6 +99,31 @@ def gather_context(args: SrunArgs, dl: DlOptions, site_config: config.Config,
     extra_options = (*pmi.mpi_type_option(args.line, get_slurm_config, environ),
                      *args.kill_on_bad_exit_option(environ))
     return replace(context, task=task, extra_options=extra_options)
+
+
+def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> StepContext:
+    """Add the launcher of the step, and the number of ranks that it starts on each node."""
+    dl, operands, environ = context.dl, context.args.line.operands, context.environ
+    counts = [count for _, count in context.layout.node_tasks]
+    launcher = None if dl.launcher == "none" else launchers.find_launcher(operands, environ)
+    if launcher is None and dl.launcher not in ("auto", "none"):
+        launcher = LauncherCommand.unread(dl.launcher, operands)
+    if launcher is None or not launcher.is_multi_node:
+        is_node_map = max(counts) == 1 and dl.ranks_per_node > 1
+        return replace(context, ranks_per_task=dl.ranks_per_node) if is_node_map else context
+    if context.args.launcher != "srun":
+        raise PlacementError(f"--launcher={context.args.launcher} starts {launcher.name} once per node only if Slurm "
+                             "does; expected --launcher=srun")
+    launchers.check_launcher(launcher, counts)
+    ranks = dl.ranks_per_node or launcher.ranks_per_node(environ.get("SLURM_GPUS_ON_NODE", ""))
+    if not ranks:
+        on_warning(f"{launcher.name}: the number of ranks per node is unknown and 1 is assumed; expected "
+                   "--dl-ranks-per-node=N")
+    hosts = frozenset(filter(task_command.is_local_host, launcher.hosts()))
+    counts_nodes = launcher.node_count() or (0, 0)
+    is_checked = ranks and launcher.name != "ray" and counts_nodes[0] == counts_nodes[1]
+    return replace(context, launcher=launcher, ranks_per_task=ranks or 1, local_hosts=hosts,
+                   rank_check_variables=rank_check.variables(dl.strict, environ) if is_checked else {})
 
 
 def load_job_topology(slurm_config: SlurmConfig, nodes: Sequence[str], partition: str,

@@ -12,7 +12,8 @@ import numpy as np
 from slurmdl import units
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
-from slurmdl.launch import step_command
+from slurmdl.launch import launchers, step_command
+from slurmdl.launch.launchers import AdaptedCommand
 from slurmdl.launch.rankmap_formats import RankMapInput
 from slurmdl.launch.step_command import StepCommand
 from slurmdl.links.link_scores import LinkScores
@@ -42,6 +43,7 @@ class StepPlan:
         plan, rank_map: the ranks with their nodes and roles, and the cost.
         score_report: lines on the decisive link scores, for --dl-explain.
         assumptions: what the predictions are based on, for --dl-explain.
+        launcher_changes: changes of the launcher's command.
     """
 
     command: StepCommand
@@ -51,19 +53,25 @@ class StepPlan:
     warnings: tuple[str, ...] = ()
     score_report: tuple[str, ...] = ()
     assumptions: str = ""
+    launcher_changes: tuple[str, ...] = ()
 
 
 def plan_step(context: StepContext) -> StepPlan:
     """Map the ranks of a step and build its command. PlacementError if the step cannot be mapped."""
     dl, topology, scores = context.dl, context.topology, context.link_scores
-    plan, rank_map = build_plan(context.layout, topology, scores, dl, context.traffic_matrices)
+    plan, rank_map = build_plan(context.layout, topology, scores, dl, context.traffic_matrices,
+                                context.ranks_per_task)
     warnings = []
+    launch = _adapt_launcher(context, plan)
+    if launch and launch.order_lost:
+        warnings.append(launch.order_lost)
     master = _conflicting_master_addr(context, plan)
     if master:
         warnings.append(f"MASTER_ADDR={master}: expected the node of rank 0, {plan.nodes[0]}")
     if context.no_zones_reason:
         warnings.append(f"{context.no_zones_reason}; ranks in the order of the node names")
-    step = StepPlan(_step_command(context, plan), plan, rank_map, topology.source, tuple(warnings))
+    step = StepPlan(_step_command(context, plan, launch), plan, rank_map, topology.source, tuple(warnings),
+                    launcher_changes=launch.changes if launch else ())
     if not dl.explain:
         return step
     report: tuple[str, ...] = ()
@@ -74,13 +82,17 @@ def plan_step(context: StepContext) -> StepPlan:
 
 
 def build_plan(step_layout: StepLayout, topology: Topology, link_scores: LinkScores, dl: DlOptions,
-               traffic_matrices: tuple[Matrix, ...] = ()) -> tuple[Plan, RankMap]:
-    """Map the ranks of a step. PlacementError if no task would be left for a worker."""
+               traffic_matrices: tuple[Matrix, ...] = (), ranks_per_task: int = 1) -> tuple[Plan, RankMap]:
+    """Map the ranks of a step; with several ranks per task, those of a task are consecutive.
+
+    Raises PlacementError if no task would be left for a worker, or for parameter servers with several ranks per task.
+    """
     if dl.ps >= step_layout.ntasks:
         raise PlacementError(
             f"--dl-ps={dl.ps}: the step has {step_layout.ntasks} tasks, and at least one must be a worker")
     traffic = Traffic.from_options(dl, traffic_matrices)
-    rank_map = best_rank_map(step_layout.node_tasks, topology, link_scores, traffic, dl.rank0)
+    slots = [(node, count * ranks_per_task) for node, count in step_layout.node_tasks]
+    rank_map = best_rank_map(slots, topology, link_scores, traffic, dl.rank0, node_by_node=ranks_per_task > 1)
     zones = {node: topology.path_of(node) for node, _ in step_layout.node_tasks}
     costs = compute_zone_costs(network_links(list(zones), topology, link_scores))
     pattern = dl.comm_pattern if dl.comm_pattern in COMM_PATTERNS[dl.strategy] else ""
@@ -113,14 +125,39 @@ def compute_zone_costs(network: NetworkLinks) -> dict[str, float]:
             for i in range(len(names)) for j in range(i, len(names))}
 
 
-def _step_command(context: StepContext, plan: Plan) -> StepCommand:
+def _adapt_launcher(context: StepContext, plan: Plan) -> AdaptedCommand | None:
+    """The launcher's command with the changes that keep the rank map; None without a launcher."""
+    if context.launcher is None:
+        return None
+    rank0, this_node = plan.nodes[0], context.environ.get("SLURMD_NODENAME", "")
+
+    def is_rank0_host(host: str) -> bool:
+        name = host.partition(".")[0]
+        if name in (rank0, rank0.partition(".")[0]):
+            return True
+        if "$" in host or "`" in host or (name not in context.job_nodes and this_node != rank0):
+            return rank0 == context.job_nodes[0]  # scripts take the first node
+        return host in context.local_hosts and this_node == rank0
+
+    return launchers.keep_map(context.launcher, rank0, is_rank0_host)
+
+
+def _step_command(context: StepContext, plan: Plan, launch: AdaptedCommand | None) -> StepCommand:
     variables = step_command.task_variables(plan, context.master_port)
     line, task, environ = context.args.line, context.task, context.environ
+    if context.launcher or context.ranks_per_task > 1:
+        variables["SLURMDL_RANKS_PER_TASK"] = str(context.ranks_per_task)
+    if launch:
+        variables.update(launch.environ)
+        variables.update(context.rank_check_variables)
     if task is None:
         return StepCommand((), variables)
     if context.args.launcher == "mpirun":
         return step_command.mpirun_command(line, plan, task, variables, environ, context.has_ulfm)
-    return step_command.srun_command(line, plan, task, context.extra_options, variables, environ)
+    if launch:
+        task = replace(task, program=launch.program)
+    return step_command.srun_command(line, plan, task, context.extra_options, variables, environ,
+                                     context.ranks_per_task)
 
 
 def rank_map_input(context: StepContext, plan: Plan, variables: Mapping[str, str]) -> RankMapInput:
@@ -153,4 +190,4 @@ def explanation_lines(step: StepPlan) -> list[str]:
         ranks = list(run)
         zone = plan.leaf_zone(ranks[0]) or "none"
         lines.append(f"rank {step_command.fold_ranks(ranks)}: {node}, zone {zone}, {role}")
-    return [*lines, *step.score_report]
+    return [*lines, *(f"launcher: {change}" for change in step.launcher_changes), *step.score_report]

@@ -1,4 +1,5 @@
-# Sets the variables that differ per task, then executes the task's program. POSIX sh, starts no process.
+# Sets the variables that differ per task, then executes the task's program. POSIX sh, starts no process but the check of
+# the ranks that a launcher starts.
 # All names of its own begin with _dl_ and are unset at the end.
 # Input: _dl_rank, _dl_local_rank and _dl_local_size, from the launcher's variables.
 
@@ -34,18 +35,36 @@ done
 
 # SLURMDL_EXPORTED names the variables set here, so that a launch inside this task does not take them for the user's
 SLURMDL_EXPORTED=
-[ -n "${RANK+set}" ] || RANK=$_dl_rank SLURMDL_EXPORTED="$SLURMDL_EXPORTED RANK"
-[ -n "${WORLD_SIZE+set}" ] || WORLD_SIZE=$SLURMDL_WORLD_SIZE SLURMDL_EXPORTED="$SLURMDL_EXPORTED WORLD_SIZE"
-[ -n "${LOCAL_RANK+set}" ] || LOCAL_RANK=$_dl_local_rank SLURMDL_EXPORTED="$SLURMDL_EXPORTED LOCAL_RANK"
-[ -n "${LOCAL_WORLD_SIZE+set}" ] || LOCAL_WORLD_SIZE=$_dl_local_size SLURMDL_EXPORTED="$SLURMDL_EXPORTED LOCAL_WORLD_SIZE"
-[ -n "${MASTER_ADDR+set}" ] || MASTER_ADDR=$SLURMDL_MASTER_ADDR SLURMDL_EXPORTED="$SLURMDL_EXPORTED MASTER_ADDR"
-[ -n "${MASTER_PORT+set}" ] || MASTER_PORT=$SLURMDL_MASTER_PORT SLURMDL_EXPORTED="$SLURMDL_EXPORTED MASTER_PORT"
+# _dl_default NAME VALUE: export a variable that the user has not set
+_dl_default() {
+    eval "[ -n \"\${$1+set}\" ]" && return
+    eval "$1=\$2"
+    export "$1"
+    SLURMDL_EXPORTED="$SLURMDL_EXPORTED $1"
+}
+if [ -z "$SLURMDL_RANKS_PER_TASK" ]; then
+    _dl_default RANK "$_dl_rank"
+    _dl_default WORLD_SIZE "$SLURMDL_WORLD_SIZE"
+    _dl_default LOCAL_RANK "$_dl_local_rank"
+    _dl_default LOCAL_WORLD_SIZE "$_dl_local_size"
+fi
+_dl_default MASTER_ADDR "$SLURMDL_MASTER_ADDR"
+_dl_default MASTER_PORT "$SLURMDL_MASTER_PORT"
+if [ "$SLURMDL_LAUNCHER" = torchrun ]; then
+    _dl_default PET_NODE_RANK "$SLURM_PROCID"
+    _dl_default PET_MASTER_ADDR "$MASTER_ADDR"
+    _dl_default PET_MASTER_PORT "$MASTER_PORT"
+fi
 export SLURMDL_ROLE SLURMDL_ROLE_RANK SLURMDL_ZONE SLURMDL_EXPORTED
-export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 
-unset -f _dl_position
+unset -f _dl_position _dl_default
 unset _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_zone _dl_zones
 unset SLURMDL_TASK_SCRIPT
+if [ -n "$SLURMDL_VERIFY" ]; then
+    # detached; $$ is the process ID of the program, too
+    ("$SLURMDL_VERIFY_PYTHON" -I "$SLURMDL_VERIFY_SCRIPT" $$ </dev/null >/dev/null &)
+    unset SLURMDL_VERIFY SLURMDL_VERIFY_PYTHON SLURMDL_VERIFY_SCRIPT
+fi
 # if the program is missing, the exit status is that of srun: the errno of execve
 case $1 in
     */*) [ -x "$1" ] ;;

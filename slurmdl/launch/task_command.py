@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -99,6 +100,16 @@ def _resolve_program(line: CommandLine, environ: Mapping[str, str]) -> str:
     if "/" not in program and shutil.which(program, path=environ.get("PATH")) is None and os.path.isfile(local):
         return local
     return program
+
+
+def is_local_host(host: str) -> bool:
+    """Whether a host name or address is this machine's: a socket can be bound to it."""
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, _, _, _, address in socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind(address)
+                return True
+    return False
 
 
 def pick_free_port() -> int:

@@ -3,7 +3,8 @@ unset SLURM_DISTRIBUTION
 # the step's --job-name must not change the job's name
 [ -n "$SLURMDL_JOB_NAME" ] && SLURM_JOB_NAME=$SLURMDL_JOB_NAME
 unset SLURMDL_JOB_NAME
-_dl_rank=$SLURM_PROCID _dl_local_rank=$SLURM_LOCALID
+# the first rank of the task
+_dl_rank=$((SLURM_PROCID * ${SLURMDL_RANKS_PER_TASK:-1})) _dl_local_rank=$SLURM_LOCALID
 # tasks per node are folded, for example 2(x3),1
 _dl_at=$SLURM_NODEID _dl_list=$SLURM_STEP_TASKS_PER_NODE,
 while [ -n "$_dl_list" ]; do
@@ -13,3 +14,6 @@ while [ -n "$_dl_list" ]; do
     [ "$_dl_at" -lt "$_dl_high" ] && break
     _dl_at=$((_dl_at - _dl_high))
 done
+# With one task per node Slurm's node rank equals the task's rank. --distribution=arbitrary, which numbers the nodes by
+# name, breaks that, and launch scripts rely on it.
+[ "$SLURM_STEP_NUM_TASKS" = "$SLURM_STEP_NUM_NODES" ] && SLURM_NODEID=$SLURM_PROCID

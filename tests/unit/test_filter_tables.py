@@ -39,7 +39,7 @@ def test_ignored_options_do_not_change_the_request():
 
 def test_job_submit_passes_all_options_without_files():
     text = (ETC / "job_submit.lua").read_text()
-    match = re.search(r"^local OPTIONS = \{(.*?)\}", text, re.MULTILINE)
+    match = re.search(r"^local OPTIONS = \{([^}]*)\}", text, re.MULTILINE)
     assert match
     names = {f"SLURMDL_OPT_{name}" for name in re.findall(r'"(\w+)"', match[1])}
     files = {"SLURMDL_OPT_COMM_PATTERN", "SLURMDL_OPT_LINK_SCORES"}

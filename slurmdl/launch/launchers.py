@@ -1,0 +1,338 @@
+"""Launchers in the command of a step: what they start, and the changes that make them keep the rank map. Pure.
+
+A launcher is a program that Slurm starts once per node and that starts the ranks of its node: torchrun, accelerate,
+deepspeed, ray. Its ranks follow a node rank. A mapped step with one task per node has the planned node rank in
+SLURM_PROCID and SLURM_NODEID, which most launch lines use. Two things lose it:
+
+- torchrun's `c10d` rendezvous numbers the nodes by host name (sorted participants in dynamic_rendezvous.py of
+  PyTorch). With a fixed number of nodes the `static` rendezvous does the same with given node ranks.
+- a launch line without a node rank. torchrun reads `PET_NODE_RANK`, `PET_MASTER_ADDR` and `PET_MASTER_PORT` if the
+  options are missing (argparse_util.env of PyTorch); accelerate has no such variables and gets `--machine_rank`.
+
+The command is edited as shell text, so that one code reads `srun torchrun ...` and `srun bash -c "torchrun ..."`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurmdl.errors import PlacementError
+
+#: launchers by name; --dl-launcher names one if the command does not show it
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "ray")
+#: `python -m MODULE` -> launcher
+_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
+            "accelerate.commands.launch": "accelerate", "accelerate.commands.accelerate_cli": "accelerate",
+            "deepspeed.launcher.runner": "deepspeed"}
+_SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
+#: options of torchrun that take no value
+_TORCHRUN_FLAGS = ("standalone", "module", "no-python", "run-path", "virtual-local-rank", "help")
+_TORCHRUN_OPTIONS = ("nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf",
+                     "max-restarts", "monitor-interval", "start-method", "event-log-handler", "role", "log-dir",
+                     "redirects", "tee", "local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters",
+                     "node-rank", "master-addr", "master-port", "local-addr", "logs-specs", "numa-binding",
+                     "signals-to-handle", "shutdown-timeout")
+#: options with a value that matter here, of launchers with too many options to list
+_OPTIONS = {"accelerate": ("num-machines", "num-processes", "machine-rank", "main-process-ip", "rdzv-backend",
+                           "rdzv-conf"),
+            "deepspeed": ("num-nodes", "num-gpus", "node-rank", "master-addr"), "ray": ()}
+#: options that name the host of the rendezvous
+_HOST_OPTIONS = ("rdzv-endpoint", "master-addr", "main-process-ip")
+#: a word of a shell command; substitutions stay unread
+_WORD = re.compile(r"""(?:[^\s'"\\;|&<>()$`]|\\.|'[^']*'|"(?:[^"\\]|\\.)*"|\$\w+|\$\{\w+\}|\$\([^()]*\)|`[^`]*`)+""")
+_OPERATOR = re.compile(r"[;|&\n]+")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+#: quoted text, an escaped character, or a variable
+_PART = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)|\$\w+|\$\{\w+\}""")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of the shell text: its value, with known variables expanded, and its position."""
+
+    value: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class LauncherCommand:
+    """A launcher in the command of a step.
+
+    Attributes:
+        name: one of LAUNCHERS.
+        before, after: arguments of the step's program around `text`, e.g. ("bash", "-c"); () if it is the program.
+        text: shell text that starts the launcher.
+        options: option of the launcher, with dashes -> the word of its value.
+        insert_at: position in `text` after the launcher's own words.
+        is_readable: False if only --dl-launcher says that the program starts this launcher.
+    """
+
+    name: str
+    before: tuple[str, ...]
+    text: str
+    after: tuple[str, ...]
+    options: Mapping[str, Word]
+    insert_at: int = 0
+    is_readable: bool = True
+
+    @classmethod
+    def unread(cls, name: str, operands: Sequence[str]) -> LauncherCommand:
+        """A program that starts the launcher `name` in a way that cannot be read, such as a script."""
+        return cls(name, (), shlex.join(operands), (), {}, is_readable=False)
+
+    def option(self, *names: str) -> str:
+        """Value of the first of these options that is given, or ""."""
+        return next((self.options[name].value for name in names if name in self.options), "")
+
+    @property
+    def is_multi_node(self) -> bool:
+        """Whether the launchers of all nodes form one world; otherwise each node is a world of its own."""
+        if self.name == "torchrun" and self.is_readable:
+            return "standalone" not in self.options and self.option("nnodes") not in ("", "1", "1:1")
+        return self.name != "accelerate" or not self.is_readable or self.option("num-machines") not in ("", "1")
+
+    @property
+    def node_count_option(self) -> str:
+        return {"accelerate": "--num_machines", "deepspeed": "--num_nodes"}.get(self.name, "--nnodes")
+
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the rendezvous in the command; unknown variables and $(...) stay as they are written."""
+        return tuple(_split_endpoint(self.options[name].value)[0] for name in _HOST_OPTIONS if name in self.options)
+
+    def node_count(self) -> tuple[int, int] | None:
+        """Fewest and most nodes of the world; None if the command does not say."""
+        text = self.option("nnodes", "num-machines", "num-nodes")
+        match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+        return (int(match[1]), int(match[2] or match[1])) if match else None
+
+    def ranks_per_node(self, gpus_per_node: str) -> int:
+        """Ranks that it starts on each node; 0 if the command does not say.
+
+        `gpus_per_node` is SLURM_GPUS_ON_NODE, which decides about `--nproc-per-node=gpu` and `auto`.
+        """
+        if self.name == "accelerate":
+            total, machines = self.option("num-processes"), self.option("num-machines") or "1"
+            return int(total) // int(machines) if total.isdigit() and machines.isdigit() and int(machines) else 0
+        text = self.option("nproc-per-node", "num-gpus")
+        if not text and self.name == "torchrun" and self.is_readable:
+            return 1
+        if text in ("gpu", "auto"):
+            text = gpus_per_node
+        return int(text) if text.isdigit() else 0
+
+
+def find_launcher(operands: Sequence[str], environ: Mapping[str, str]) -> LauncherCommand | None:
+    """Find the launcher in a program with its arguments, also behind `bash -c`; None if there is none.
+
+    `environ` holds the variables that the text of `bash -c` may use.
+    """
+    program = operands[0].rpartition("/")[2] if operands else ""
+    if program in _SHELLS:
+        index = next((i for i, arg in enumerate(operands) if re.fullmatch(r"-[a-z]*c", arg)), None)
+        if index is None or index + 1 >= len(operands):
+            return None
+        text, before, after = operands[index + 1], operands[:index + 1], operands[index + 2:]
+    else:
+        text, before, after = shlex.join(operands), (), ()
+    for words in _commands(text, environ):
+        found = _launcher_in(words)
+        if found:
+            name, first = found
+            options = {**_environ_options(environ), **_parse_torchrun(words[first:])} if name == "torchrun" else \
+                _parse_options(words[first:], _OPTIONS[name])
+            return LauncherCommand(name, tuple(before), text, tuple(after), options, words[first - 1].end)
+    return None
+
+
+def _commands(text: str, environ: Mapping[str, str]) -> list[list[Word]]:
+    """The words of each simple command in a shell text."""
+    commands: list[list[Word]] = [[]]
+    position = 0
+    while position < len(text):
+        if word := _WORD.match(text, position):
+            commands[-1].append(Word(_expand(word[0], environ), position, word.end()))
+            position = word.end()
+        elif operator := _OPERATOR.match(text, position):
+            commands.append([])
+            position = operator.end()
+        else:
+            position += 1
+    return commands
+
+
+def _expand(word: str, environ: Mapping[str, str]) -> str:
+    """Value of a word without its quotes; unknown variables stay as they are written."""
+    def expand_variables(text: str) -> str:
+        return _VARIABLE.sub(lambda match: environ.get(match[1] or match[2], match[0]), text)
+
+    def value(match: re.Match[str]) -> str:
+        single, double, escaped = match.groups()
+        if single is None and double is None:
+            return escaped or expand_variables(match[0])
+        return single if double is None else expand_variables(double.replace('\\"', '"'))
+
+    return _PART.sub(value, word)
+
+
+def _launcher_in(words: Sequence[Word]) -> tuple[str, int] | None:
+    """Name of the launcher, and the index of its first argument; other programs may precede it (env, numactl)."""
+    for i, word in enumerate(words):
+        program, following = word.value.rpartition("/")[2], words[i + 1].value if i + 1 < len(words) else ""
+        if program == "torchrun" or (program == "deepspeed" and following.startswith("-")):
+            return program, i + 1
+        if (program, following) in (("accelerate", "launch"), ("ray", "start"), ("ray", "symmetric-run")):
+            return program, i + 2
+        if word.value == "-m" and following in _MODULES:
+            return _MODULES[following], i + 2
+        if program.endswith((".py", ".sh")):
+            return None
+    return None
+
+
+def _parse_torchrun(words: Sequence[Word]) -> dict[str, Word]:
+    """Options before the training script."""
+    options: dict[str, Word] = {}
+    i = 0
+    while i < len(words) and words[i].value.startswith("-"):
+        name, equals, _ = words[i].value.lstrip("-").replace("_", "-").partition("=")
+        name = _full_name(name, (*_TORCHRUN_FLAGS, *_TORCHRUN_OPTIONS))
+        if name == "m" or name in _TORCHRUN_FLAGS:
+            options[name] = words[i]
+        elif equals:
+            options[name] = _attached_value(words[i])
+        elif i + 1 < len(words):
+            i += 1
+            options[name] = words[i]
+        i += 1
+    return options
+
+
+def _environ_options(environ: Mapping[str, str]) -> dict[str, Word]:
+    """Options of torchrun from the environment, without a position in the text."""
+    return {name: Word(value, -1, -1) for name in _TORCHRUN_OPTIONS
+            if (value := environ.get(f"PET_{name.replace('-', '_').upper()}"))}
+
+
+def _parse_options(words: Sequence[Word], names: Sequence[str]) -> dict[str, Word]:
+    """The options `names` before the training script."""
+    options: dict[str, Word] = {}
+    for i, word in enumerate(words):
+        if word.value.endswith(".py"):
+            break
+        name, equals, _ = word.value.replace("_", "-").partition("=")
+        name = _full_name(name[2:], names) if name.startswith("--") else ""
+        if name in names and (equals or i + 1 < len(words)):
+            options[name] = _attached_value(word) if equals else words[i + 1]
+    return options
+
+
+def _full_name(written: str, names: Sequence[str]) -> str:
+    """The option that argparse takes `written` for: unique abbreviations are allowed."""
+    matches = [name for name in names if name.startswith(written)]
+    return matches[0] if len(matches) == 1 and written not in names else written
+
+
+def _attached_value(word: Word) -> Word:
+    """The value of `--name=value` as a word of its own."""
+    value = word.value.partition("=")[2]
+    return Word(value, word.end - len(value), word.end)
+
+
+@dataclass(frozen=True)
+class AdaptedCommand:
+    """The command of a step whose launcher keeps the rank map.
+
+    Attributes:
+        program: the program with its arguments.
+        environ: variables for the tasks.
+        changes: changes of the command, for --dl-explain.
+        order_lost: why the launcher numbers the nodes otherwise, or "".
+    """
+
+    program: tuple[str, ...]
+    environ: Mapping[str, str] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
+    order_lost: str = ""
+
+
+def check_launcher(command: LauncherCommand, tasks_per_node: Sequence[int]) -> None:
+    """Check that the launcher fits the step. Raises PlacementError with the option to change."""
+    counts, size = command.node_count(), len(tasks_per_node)
+    if max(tasks_per_node) > 1:
+        raise PlacementError(f"{command.name}: {max(tasks_per_node)} tasks on a node, each of which would start it; "
+                             "expected --ntasks-per-node=1")
+    if counts and not counts[0] <= size <= counts[1]:
+        option = command.node_count_option
+        raise PlacementError(f"{option}: the launcher expects {counts[0]} nodes and the step has {size}; "
+                             f"expected {option}={size}")
+
+
+def keep_map(command: LauncherCommand, rank0_node: str, is_rank0_host: Callable[[str], bool]) -> AdaptedCommand:
+    """Change the command so that the launcher numbers the nodes as planned.
+
+    `is_rank0_host` tells whether a host name or address in the command belongs to the node of rank 0.
+    """
+    edits: list[tuple[int, int, str]] = []
+    changes: list[str] = []
+    variables = {"SLURMDL_LAUNCHER": command.name}
+
+    def replace_value(name: str, word: Word, value: str) -> None:
+        if word.start < 0:
+            variables[f"PET_{name.replace('-', '_').upper()}"] = value
+        else:
+            edits.append((word.start, word.end, shlex.quote(value)))
+
+    order_lost = _order_lost_reason(command)
+    if order_lost:
+        variables = {}
+    else:
+        backend = command.options.get("rdzv-backend")
+        if backend and backend.value == "c10d":
+            replace_value("rdzv-backend", backend, "static")
+            changes.append("rendezvous c10d -> static, which takes the planned node ranks")
+        for name in _HOST_OPTIONS:
+            if word := command.options.get(name):
+                host, colon, port = _split_endpoint(word.value)
+                if not is_rank0_host(host):
+                    replace_value(name, word, rank0_node + colon + port)
+                    changes.append(f"--{name} {word.value} -> {rank0_node}{colon}{port}, the node of rank 0")
+        if command.name == "accelerate" and command.is_readable and "machine-rank" not in command.options:
+            edits.append((command.insert_at, command.insert_at, ' --machine_rank="$SLURM_PROCID"'))
+            changes.append("--machine_rank=$SLURM_PROCID added")
+    return AdaptedCommand(_edited_program(command, edits), variables, tuple(changes), order_lost)
+
+
+def _order_lost_reason(command: LauncherCommand) -> str:
+    """Why the launcher does not take the planned order of the nodes, with the option to change; "" if it does."""
+    if command.name == "ray":
+        return "ray numbers its workers itself, not by the rank map"
+    if command.option("rdzv-backend") == "c10d":
+        counts, restarts = command.node_count(), command.option("max-restarts")
+        if counts is None or counts[0] != counts[1]:
+            return (f"{command.node_count_option}={command.option('nnodes')}: an elastic c10d rendezvous numbers the "
+                    "nodes by host name, not by the rank map; expected a fixed number of nodes")
+        if restarts not in ("", "0"):
+            return (f"--max-restarts={restarts}: restarts need the c10d rendezvous, which numbers the nodes by host "
+                    "name, not by the rank map; expected --max-restarts=0")
+    return ""
+
+
+def _split_endpoint(text: str) -> tuple[str, str, str]:
+    """HOST:PORT -> (HOST, ":", PORT), or (text, "", "") without a port. HOST may be $(...) or an IPv6 address."""
+    match = re.fullmatch(r"(.*\]|.*\)|[^:]*)(:)(\d+|\$\{?\w+\}?)", text)
+    return (match[1], match[2], match[3]) if match else (text, "", "")
+
+
+def _edited_program(command: LauncherCommand, edits: Sequence[tuple[int, int, str]]) -> tuple[str, ...]:
+    text = command.text
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
+    if command.before:
+        return (*command.before, text, *command.after)
+    if "$SLURM_PROCID" in "".join(new for *_, new in edits):
+        return ("/bin/sh", "-c", f"exec {text}")
+    return tuple(shlex.split(text))

@@ -1,0 +1,128 @@
+"""Launchers in the command of a step: their options, changes that keep the rank map, and steps that do not fit."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from placing import two_level
+
+from slurmdl.errors import PlacementError
+from slurmdl.launch import launchers
+from slurmdl.launch.launchers import LauncherCommand
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.traffic import Traffic
+
+ENVIRON = {"SLURM_NNODES": "6"}
+
+
+def find(command: str, environ: dict[str, str] | None = None) -> LauncherCommand | None:
+    return launchers.find_launcher(shlex.split(command), ENVIRON | (environ or {}))
+
+
+def keep_map(command: str, rank0: str = "n1", environ: dict[str, str] | None = None) -> launchers.AdaptedCommand:
+    launcher = find(command, environ)
+    assert launcher
+    return launchers.keep_map(launcher, rank0, lambda host: "$" in host or host == rank0)
+
+
+@pytest.mark.parametrize(("command", "name", "nodes", "ranks"), [
+    ("torchrun --nnodes=6 --nproc-per-node=2 train.py", "torchrun", (6, 6), 2),
+    ("/opt/venv/bin/torchrun --nnodes 6 --nproc_per_node 2 train.py", "torchrun", (6, 6), 2),
+    ("torchrun --nnodes=2:6 --nproc=4 -m train", "torchrun", (2, 6), 4),
+    ("torchrun --nnodes=6 train.py --nproc-per-node=3", "torchrun", (6, 6), 1),
+    ("torchrun --nnodes=6 --nproc-per-node=gpu train.py", "torchrun", (6, 6), 8),
+    ("torchrun --nnodes=6 --nproc-per-node=cpu train.py", "torchrun", (6, 6), 0),
+    ("python3 -u -m torch.distributed.run --nnodes=6 train.py", "torchrun", (6, 6), 1),
+    ("numactl --localalloc env A=1 torchrun --nnodes=6 train.py", "torchrun", (6, 6), 1),
+    ("bash -lc 'cd /x && A=1 torchrun --nnodes=${SLURM_NNODES} --nproc_per_node \"2\" train.py; echo done'",
+     "torchrun", (6, 6), 2),
+    ("bash -c 'torchrun --nnodes=$UNKNOWN train.py'", "torchrun", None, 1),
+    ("accelerate launch --num_processes 12 --num-machines=6 train.py --num_machines 3", "accelerate", (6, 6), 2),
+    ("accelerate launch --config_file c.yaml train.py", "accelerate", None, 0),
+    ("deepspeed --no_ssh --num_nodes 6 --num_gpus 4 train.py", "deepspeed", (6, 6), 4),
+    ("ray symmetric-run --address n1:6379 -- python train.py", "ray", None, 0)])
+def test_launcher_nodes_and_ranks_are_read_from_the_command(command, name, nodes, ranks):
+    launcher = find(command)
+    assert launcher
+    assert (launcher.name, launcher.node_count(), launcher.ranks_per_node("8")) == (name, nodes, ranks)
+
+
+@pytest.mark.parametrize("command", ["python train.py", "python train.py torchrun", "bash run.sh",
+                                     "bash -c 'echo $(torchrun --nnodes=6 x.py)'", "accelerate config",
+                                     "bash -c", ""])
+def test_other_programs_are_no_launchers(command):
+    assert find(command) is None
+
+
+@pytest.mark.parametrize(("command", "is_multi_node"), [
+    ("torchrun --nnodes=6 train.py", True), ("torchrun --nproc-per-node=4 train.py", False),
+    ("torchrun --standalone --nnodes=6 train.py", False), ("torchrun --nnodes=1:1 train.py", False),
+    ("accelerate launch --num_processes 4 train.py", False), ("accelerate launch --num_machines 6 train.py", True)])
+def test_one_world_per_node_is_not_a_multi_node_launch(command, is_multi_node):
+    assert find(command).is_multi_node == is_multi_node
+
+
+@pytest.mark.parametrize(("command", "expected"), [
+    ("torchrun --nnodes=6 --nproc-per-node=2 t.py 'a b'", "torchrun --nnodes=6 --nproc-per-node=2 t.py 'a b'"),
+    ("torchrun --nnodes 6 --rdzv_backend c10d --rdzv_endpoint n1:29500 train.py --rdzv_backend c10d",
+     "torchrun --nnodes 6 --rdzv_backend static --rdzv_endpoint n1:29500 train.py --rdzv_backend c10d"),
+    ("torchrun --nnodes=6 --rdzv-b=c10d --rdzv-endpoint=n3:29500 -m train",
+     "torchrun --nnodes=6 --rdzv-b=static --rdzv-endpoint=n1:29500 -m train"),
+    ("torchrun --nnodes=6 --node-rank=3 --master-addr n4 --master-port 1 train.py",
+     "torchrun --nnodes=6 --node-rank=3 --master-addr n1 --master-port 1 train.py"),
+    ("bash -c 'torchrun --nnodes=$SLURM_NNODES --rdzv_backend \"c10d\" --rdzv_endpoint=$(hostname):1 t.py $X'",
+     "bash -c 'torchrun --nnodes=$SLURM_NNODES --rdzv_backend static --rdzv_endpoint=$(hostname):1 t.py $X'"),
+    ("accelerate launch --num_processes 12 --num_machines 6 --rdzv_backend c10d --main_process_ip n2 t.py",
+     "/bin/sh -c 'exec accelerate launch --machine_rank=\"$SLURM_PROCID\" --num_processes 12 --num_machines 6 "
+     "--rdzv_backend static --main_process_ip n1 t.py'"),
+    ("bash -c 'accelerate launch --num_machines 6 --machine_rank $SLURM_NODEID t.py'",
+     "bash -c 'accelerate launch --num_machines 6 --machine_rank $SLURM_NODEID t.py'")])
+def test_command_is_changed_where_it_would_lose_the_order(command, expected):
+    adapted = keep_map(command)
+    assert list(adapted.program) == shlex.split(expected)
+    assert not adapted.order_lost
+    assert bool(adapted.changes) == (shlex.split(command) != shlex.split(expected))
+
+
+def test_torchrun_options_in_the_environment_are_changed_there():
+    adapted = keep_map("torchrun train.py", environ={"PET_NNODES": "6", "PET_RDZV_BACKEND": "c10d",
+                                                     "PET_RDZV_ENDPOINT": "n2:29400"})
+    assert adapted.program == ("torchrun", "train.py")
+    assert adapted.environ == {"SLURMDL_LAUNCHER": "torchrun", "PET_RDZV_BACKEND": "static",
+                               "PET_RDZV_ENDPOINT": "n1:29400"}
+
+
+@pytest.mark.parametrize(("command", "facts"), [
+    ("torchrun --nnodes=2:6 --rdzv-backend=c10d --rdzv-endpoint=n3:1 t.py", ("--nnodes=2:6", "fixed number")),
+    ("torchrun --nnodes=6 --max-restarts=3 --rdzv-backend=c10d t.py", ("--max-restarts=3", "--max-restarts=0")),
+    ("ray start --head", ("ray",))])
+def test_launch_that_numbers_nodes_itself_is_left_unchanged_with_the_reason(command, facts):
+    adapted = keep_map(command)
+    assert list(adapted.program) == shlex.split(command)
+    assert not adapted.environ
+    assert all(fact in adapted.order_lost for fact in facts)
+
+
+@pytest.mark.parametrize(("command", "tasks_per_node", "facts"), [
+    ("torchrun --nnodes=4 t.py", [1] * 6, ("--nnodes", "4 nodes", "has 6", "--nnodes=6")),
+    ("torchrun --nnodes=7:9 t.py", [1] * 6, ("7", "--nnodes=6")),
+    ("accelerate launch --num_machines 2 t.py", [1] * 6, ("--num_machines=6",)),
+    ("torchrun --nnodes=6 t.py", [2] * 6, ("2 tasks on a node", "--ntasks-per-node=1"))])
+def test_launcher_that_does_not_fit_the_step_is_rejected(command, tasks_per_node, facts):
+    with pytest.raises(PlacementError) as error:
+        launchers.check_launcher(find(command), tasks_per_node)
+    assert all(fact in str(error.value) for fact in facts)
+
+
+@pytest.mark.parametrize("traffic", [Traffic("allreduce"), Traffic("allreduce", pattern="hierarchical"),
+                                     Traffic("gossip", pattern="base-2"), Traffic("gossip", pattern="zone-aware")])
+@pytest.mark.parametrize("rank0", ["first", "any"])
+def test_ranks_of_a_node_are_consecutive(traffic, rank0):
+    nodes = ("n1", "n2", "n3", "n4", "n5", "n10")
+    topology = two_level(nodes[::2], nodes[1::2])
+    rank_map = best_rank_map([(node, 3) for node in nodes], topology, LinkScores(), traffic, rank0, node_by_node=True)
+    assert all(len(set(rank_map.nodes[i:i + 3])) == 1 for i in range(0, 18, 3))
+    assert set(rank_map.nodes) == set(nodes)
+    assert rank0 == "any" or rank_map.nodes[0] == nodes[0]
