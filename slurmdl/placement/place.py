@@ -30,7 +30,8 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
 
     Each choice that may win is evaluated with its own rank map. The least cost wins, then the fewest zones, the least
     Slurm weight, and the fewest unused nodes. If too few nodes are free now, the choice is among the nodes that fit
-    when idle, and `free_now` is false. `matrices` is the user's own traffic, see traffic.Traffic.
+    when idle, and `free_now` is false. `matrices` is the user's own traffic, see traffic.Traffic. With
+    --dl-ranks-per-node the job still needs nodes for its tasks, but the traffic is that of its ranks.
 
     Raises PlacementError with the reason if no choice is possible or determined by the request, and UsageError for an
     unknown zone in --dl-zone.
@@ -41,14 +42,20 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
         raise PlacementError("-w is given: the nodes are chosen already")
     job, traffic = resolve_job_size(request), Traffic.from_options(request.dl, matrices)
     check_feasible(job, cluster, topology)
+    ranks_per_node, tasks_per_node = request.dl.ranks_per_node, job.max_tasks_per_node
+    if ranks_per_node:
+        job = JobSize(job.nodes, job.nodes * ranks_per_node)
     problem = SearchProblem(job, traffic.phases(job.tasks), request.dl.place, traffic.is_zone_dependent)
     search = PlacementSearch(request, cluster, topology, scores, problem, traffic)
     reason = ""
     for free_now in (True, False):
         for partition in candidate_partitions(request, cluster) or (None,):
             eligible = eligible_tasks(request, cluster, partition)
+            max_tasks = eligible.tasks_now if free_now else eligible.tasks_when_idle
+            if ranks_per_node:
+                max_tasks = np.where(max_tasks >= tasks_per_node, ranks_per_node, 0)
             try:
-                return search.best_placement(eligible.tasks_now if free_now else eligible.tasks_when_idle, free_now)
+                return search.best_placement(max_tasks, free_now)
             except PlacementError as error:
                 rejected = ", ".join(f"{count} {why}" for why, count in eligible.rejection_counts.items())
                 reason = f"{error}; rejected: {rejected}" if rejected else str(error)

@@ -96,7 +96,8 @@ class PlacementSearch:
         """
         even_pool = pool = self.build_pool(np.where(max_tasks >= self.job.max_tasks_per_node, max_tasks, 0))
         evaluated: list[EvaluatedChoice] = []
-        if not self.has_enough_nodes(pool) and not self.request.ntasks_per_node:
+        has_fixed_split = bool(self.request.ntasks_per_node or self.request.dl.ranks_per_node)
+        if not self.has_enough_nodes(pool) and not has_fixed_split:
             # uneven: nodes with fewer slots than an even split needs, next to nodes with more
             pool = self.build_pool(max_tasks)
             evaluated = [self.evaluate(pool, choice) for choice in uneven_choices(pool, self.job)]
@@ -173,7 +174,7 @@ class PlacementSearch:
             if max_tasks.min() >= self.job.max_tasks_per_node else \
             block_distribution(max_tasks.tolist(), self.job.tasks)
         rank_orders = RankOrders(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.traffic,
-                                 self.request.dl.rank0)
+                                 self.request.dl.rank0, node_by_node=self.request.dl.ranks_per_node > 0)
         nodes_per_zone = Counter({self.zone_name(pool, leaf): count
                                   for leaf, count in enumerate(np.bincount(pool.leaf[nodes]).tolist()) if count})
         return EvaluatedChoice(choice, tuple(names), nodes_per_zone, rank_orders, int(pool.weight[nodes].sum()))

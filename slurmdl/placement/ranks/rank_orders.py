@@ -20,7 +20,7 @@ from slurmdl.topology.topology import Topology
 
 
 def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
-                  rank0: str = "first") -> RankMap:
+                  rank0: str = "first", *, node_by_node: bool = False) -> RankMap:
     """Best of the known orders for this traffic; the tasks per node stay as given.
 
     All traffic: alphabetical order (Slurm up to 25.11), leaf order (Slurm 26.05), depth-first order of the zone tree,
@@ -32,11 +32,13 @@ def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: 
     is also tried with renumbered ranks.
 
     `slots` are (node, tasks on it), distinct nodes in Slurm's order. `rank0`: "first" keeps rank 0 on the first node
-    with a task, "any" allows every node.
+    with a task, "any" allows every node. With `node_by_node` the ranks of a node are consecutive, as torchrun and
+    other launchers number them.
 
-    Raises PlacementError if there is no task, or for invalid traffic (`Traffic.phases`).
+    Raises PlacementError if there is no task, for invalid traffic (`Traffic.phases`), and for parameter servers with
+    `node_by_node`: their ranks come first.
     """
-    return RankOrders(slots, topology, scores, traffic, rank0).best_map()
+    return RankOrders(slots, topology, scores, traffic, rank0, node_by_node=node_by_node).best_map()
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +61,14 @@ class RankOrders:
     """
 
     def __init__(self, slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
-                 rank0: str = "first") -> None:
+                 rank0: str = "first", *, node_by_node: bool = False) -> None:
         self.tasks = np.array([count for _, count in slots], np.int64)
         if not self.tasks.sum() or self.tasks.min() < 0:
             raise PlacementError("a rank map needs at least one task, and no node with a negative number of tasks")
-        self.traffic, self.rank_count = traffic, int(self.tasks.sum())
+        if node_by_node and traffic.ps and self.tasks.max() > 1:
+            raise PlacementError("parameter servers: their ranks come first, but the launcher numbers the ranks node "
+                                 "by node; expected one task per rank")
+        self.traffic, self.rank_count, self.node_by_node = traffic, int(self.tasks.sum()), node_by_node
         self.rank0_node = int(np.flatnonzero(self.tasks)[0]) if rank0 == "first" else None
         self.phases = traffic.phases(self.rank_count)
         self.network = network_links([node for node, _ in slots], topology, scores)
@@ -127,6 +132,10 @@ class RankOrders:
 
     def _best_of(self, orders: dict[str, IntArray], incumbent: _BestOrder | None = None) -> _BestOrder:
         """Best of these orders and the incumbent."""
+        if self.node_by_node:
+            orders = {name: order for name, order in orders.items() if is_node_by_node(order)}
+            if not orders and incumbent:
+                return incumbent
         costs: dict[str, Cost] = {}
         for name, order in orders.items():
             # in many trees the leaf order and the alphabetical order equal the depth-first order
@@ -146,13 +155,19 @@ class RankOrders:
             self.phases, self.network, current.node_of_rank, keep_rank0)}, current)
 
     def _is_swappable(self) -> bool:
-        return self.traffic.needs_search and rank_swaps.is_tractable(self.phases, self.network, self.rank_count)
+        return self.traffic.needs_search and not self.node_by_node \
+            and rank_swaps.is_tractable(self.phases, self.network, self.rank_count)
 
     def _order_cost(self, order: IntArray) -> Cost:
         phases = self.phases
         if self.traffic.is_zone_dependent:
             phases = self.traffic.phases(self.rank_count, self.network.leaf[order])
         return predict_cost(phases, self.network, order)
+
+
+def is_node_by_node(node_of_rank: IntArray) -> bool:
+    """Whether the ranks of each node are consecutive; `node_of_rank` has shape (ranks,)."""
+    return int(np.count_nonzero(np.diff(node_of_rank))) + 1 == len(np.unique(node_of_rank))
 
 
 def renumber_orders(node_of_rank: IntArray, rank0_node: int) -> dict[str, IntArray]:
