@@ -57,7 +57,7 @@ def load_sources(file: str | None, on_error: OnError) -> list[TopologySource]:
         return [topology_conf.declare_topology_conf(path, on_error)]
     from slurmdl.topology import topology_yaml
 
-    return topology_yaml.declare_topology_yaml(read_text_limited(path, MAX_JSON_BYTES), path, on_error)[0]
+    return topology_yaml.declare_topology_yaml(read_text_limited(path), path, on_error)[0]
 
 
 def load_topology_file(path: str) -> TopologySet:

@@ -27,7 +27,6 @@ FOUR = two_level(*([f"n{4 * z + i:02d}" for i in range(4)] for z in range(4)))
 FOUR_IDLE = cluster(*(node(name) for name in FOUR.nodes))
 
 
-
 def busy(*names: str) -> ClusterSnapshot:
     """The eight nodes, with these allocated."""
     return cluster(*(replace(idle, state=("ALLOCATED",), cpus_unallocated=0, memory_unallocated=0)
@@ -80,6 +79,22 @@ def test_slow_zone_and_slow_node_are_avoided() -> None:
     scores = replace(SCORES, nodes={f"n{i}": LinkScore(1.0) for i in (1, 3, 5, 2)})
     placement = place_job(JobRequest(nodes=(3, 3)), IDLE, EIGHT, scores)
     assert placement.nodes == ("n4", "n6", "n8")
+
+
+def test_slow_nodes_are_avoided_if_zones_are_declared_in_another_order() -> None:
+    zones = [ZoneDecl("a", nodes=("a1", "a2", "a3")), ZoneDecl("b", nodes=("b1", "b2", "b3")),
+             ZoneDecl("s1", children=("b",)), ZoneDecl("s2", children=("a",)), ZoneDecl("r", children=("s1", "s2"))]
+    topology = build_topology(zones, kind="tree", source="")
+    slow = LinkScores(nodes={f"a{i}": LinkScore(1e8) for i in (1, 2, 3)}, default_node_bandwidth=1.25e9)
+    placement = place_job(JobRequest(nodes=(2, 2), ntasks=2), cluster(*map(node, topology.nodes)), topology, slow)
+    assert placement.nodes_per_zone == {"b": 2}
+
+
+def test_ranks_per_node_decide_the_traffic_and_tasks_the_nodes() -> None:
+    request = JobRequest(DlOptions(ranks_per_node=8), nodes=(3, 3), ntasks_per_node=1)
+    placement = place_job(request, busy("n1", "n3"), EIGHT, SCORES)  # nodes of 4 CPUs
+    assert placement.nodes_per_zone == {"z1": 3} and placement.rank_map
+    assert Counter(placement.rank_map.nodes) == dict.fromkeys(placement.nodes, 8)
 
 
 def test_slurm_weight_precedes_the_link() -> None:

@@ -145,7 +145,7 @@ def _unreadable(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("make", "expected"), [
-    (_sparse, "larger than"), (lambda path: path.write_bytes(b"\0" * 2**20), "NUL"),
+    (_sparse, "too large"), (lambda path: path.write_bytes(b"\0" * 2**20), "NUL"),
     (_unreadable, "Permission denied"), (lambda path: path.mkdir(), ""), (os.mkfifo, "not a regular file"),
     (lambda path: path.symlink_to(path), "cannot be read"),
     (lambda path: path.symlink_to("/dev/zero"), "not a regular file"), (lambda path: None, "No such file"),
@@ -179,4 +179,4 @@ def test_includes(tmp_path: Path) -> None:
     rejection(path, name="conf")
     path.write_text("Include gigabyte.conf\n")
     _sparse(tmp_path / "gigabyte.conf")
-    assert "larger than" in rejection(path, name="gigabyte.conf")
+    assert "too large" in rejection(path, name="gigabyte.conf")

@@ -95,10 +95,12 @@ def kth_widest_paths(pool: CandidateNodes, k: int, cap: LatencyCap) -> FloatArra
         if len(nodes):
             zones = zone[nodes]
             begin = run_starts(zones)
-            # the nodes of a zone are contiguous: equal widths need no sorting
+            counts = np.diff(np.append(begin, len(nodes)))
+            # the nodes of a zone are contiguous, zones in any order; equal widths need no sorting
             is_uniform = width[nodes].min() == width[nodes].max()
-            order = nodes if is_uniform else nodes[np.lexsort((-width[nodes], zones))]
-            has_enough = np.diff(np.append(begin, len(nodes))) >= k
+            run = np.repeat(np.arange(len(begin)), counts)
+            order = nodes if is_uniform else nodes[np.lexsort((-width[nodes], run))]
+            has_enough = counts >= k
             widths[zones[begin[has_enough]]] = width[order][begin[has_enough] + k - 1]
             width[nodes] = np.minimum(width[nodes], zone_capacity[zones])
             zone[nodes] = pool.parent[zones]

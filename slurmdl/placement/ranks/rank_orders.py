@@ -10,7 +10,7 @@ import numpy as np
 
 from slurmdl.errors import PlacementError
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.arrays import IntArray, new_indices
+from slurmdl.placement.arrays import IntArray, new_indices, run_starts, sorted_unique
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
 from slurmdl.placement.ranks import ps_assignment, rank_swaps
 from slurmdl.placement.ranks.recursive_bisection import bisection_map
@@ -167,7 +167,7 @@ class RankOrders:
 
 def is_node_by_node(node_of_rank: IntArray) -> bool:
     """Whether the ranks of each node are consecutive; `node_of_rank` has shape (ranks,)."""
-    return int(np.count_nonzero(np.diff(node_of_rank))) + 1 == len(np.unique(node_of_rank))
+    return len(run_starts(node_of_rank)) == len(sorted_unique(node_of_rank))
 
 
 def renumber_orders(node_of_rank: IntArray, rank0_node: int) -> dict[str, IntArray]:
