@@ -19,11 +19,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slurmdl.errors import InputError
+from slurmdl.text import sample_names
 
 VERSION = 2
 #: longest value of SLURMDL_PLAN, bytes (the kernel allows 128 KiB for one string)
 MAX_ENV_BYTES = 96 * 1024
 
+_MAX_NAMED_RANKS = 3  # misplaced ranks that a message names
 ROLES = ("ps", "worker")
 STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "local-sgd", "ps")
 #: strategy -> its communication patterns, the default first
@@ -158,6 +160,44 @@ def _read_plan_file(path: str) -> str:
         raise InputError(f"cannot read the plan: {error.strerror}", file=path) from error
     except UnicodeDecodeError as error:
         raise InputError("the plan is not UTF-8 text", file=path) from error
+
+
+def compare_ranks(planned: Sequence[str], actual: Mapping[int, str]) -> tuple[bool, str]:
+    """Compare the node of each rank in a plan with the nodes on which the ranks run.
+
+    Returns whether all ranks run on their planned nodes, and a line that says so, or which ranks do not and the
+    likely cause. `actual` maps a rank to its node; ranks that were not seen are missing.
+    """
+    correct = sum(actual.get(rank) == node for rank, node in enumerate(planned))
+    line = f"{correct} of {len(planned)} ranks on their planned nodes"
+    wrong = [rank for rank, node in enumerate(planned) if actual.get(rank, node) != node]
+    if wrong:
+        named = [f"rank {rank} runs on {actual[rank]}, planned {planned[rank]}" for rank in wrong[:_MAX_NAMED_RANKS]]
+        by_name = sorted(planned)
+        cause = "the nodes are numbered by host name, as in a c10d rendezvous" \
+            if all(actual.get(rank, node) == node for rank, node in enumerate(by_name)) \
+            else "the launcher got another node rank than the planned one"
+        dots = ", ..." if len(wrong) > len(named) else ""
+        return False, f"{line}; {', '.join(named)}{dots}; likely cause: {cause}"
+    unseen = sorted({node for rank, node in enumerate(planned) if rank not in actual})
+    return not unseen, f"{line}; the others were not seen, on {sample_names(unseen)}" if unseen else line
+
+
+def planned_rank(local_rank: int = 0, environ: Mapping[str, str] = os.environ) -> int:
+    """The rank that the plan of the step gives to a process: of the ranks of its node, the one at `local_rank`.
+
+    For programs that number their ranks themselves. Raises InputError if there is no plan, or if it has no such rank
+    on this node (SLURMD_NODENAME).
+    """
+    plan, node = plan_from_environ(environ), environ.get("SLURMD_NODENAME", "")
+    if plan is None:
+        raise InputError("SLURMDL_PLAN is not set; expected a step of `slurmdl srun`, or "
+                         'eval "$(slurmdl env)" in the job script')
+    ranks = [rank for rank, planned in enumerate(plan.nodes) if planned == node]
+    if not 0 <= local_rank < len(ranks):
+        raise InputError(f"the plan has {len(ranks)} ranks on node {node or 'SLURMD_NODENAME'}, none with local rank "
+                         f"{local_rank}")
+    return ranks[local_rank]
 
 
 def plan_from_environ(environ: Mapping[str, str] = os.environ) -> Plan | None:

@@ -12,7 +12,9 @@ from slurmdl.errors import UsageError, report_error, sort_by_similarity
 #: command -> its line in `slurmdl --help`; a table, so that the help imports nothing
 COMMANDS = {
     "sbatch": "place a job and submit it with sbatch (also installed as dlsbatch)",
-    "srun": "inside a job: run a program with its ranks placed",
+    "srun": "inside a job: run a program with its ranks placed (also installed as dlsrun)",
+    "env": "in a job: print the planned ranks as shell variables, for launchers that you start yourself",
+    "verify": "as the program of a step: check that every rank runs on its planned node",
     "place": "show the nodes and ranks that a job would get, and the reasons",
     "links": "measure, store and show the state of the cluster's links",
     "topology": "show and check the zones of the cluster",
@@ -42,6 +44,11 @@ def main(argv: list[str] | None = None) -> int:
 def dlsbatch() -> int:
     """The program `dlsbatch`: short for `slurmdl sbatch`."""
     return main(["sbatch", *sys.argv[1:]])
+
+
+def dlsrun() -> int:
+    """The program `dlsrun`: short for `slurmdl srun`."""
+    return main(["srun", *sys.argv[1:]])
 
 
 def dispatch(program: str, commands: Mapping[str, str], args: list[str], package: str = "slurmdl.cli") -> int:

@@ -1,8 +1,9 @@
-"""Compare the ranks of a running step with its plan: one line on the stderr of the first task.
+"""Compare the ranks of a running step with its plan: one line on stderr.
 
 The task shell starts this program next to a launcher such as torchrun, once per node. It reads RANK in the
 environment of the processes below its task (proc(5), /proc/PID/environ), so the user's program does not change. The
 nodes report to the first task over TCP; a secret in the step's environment authenticates the reports.
+`slurmdl verify` does the same as the program of the step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,11 +22,10 @@ if __package__ in (None, ""):  # started by its path, with `python -I`
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from slurmdl import plan as plans
-from slurmdl.errors import warn
+from slurmdl.errors import UnavailableError, UsageError, warn
 from slurmdl.launch.task_command import pick_free_port
 from slurmdl.links.probe.channel import HANDSHAKE_S, AuthenticatedChannel, Deadline
 from slurmdl.slurm import process
-from slurmdl.slurm.hostlist import fold_hostlist
 
 #: variable of the step that starts the check: port, secret, and "strict" or "warn"; users set it to 0 to prevent the
 #: check
@@ -34,51 +34,40 @@ ENV_VARIABLE = "SLURMDL_VERIFY"
 START_TIMEOUT_S = 600.0
 #: seconds between two looks at the processes of a node
 _POLL_S = 0.5
-#: misplaced ranks and nodes that the line names
-_MAX_NAMED = 3
+#: seconds in which all ranks must start `slurmdl verify`
+_VERIFY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
-class NodeReport:
-    """The ranks that run on a node; `world_sizes` are the values of their WORLD_SIZE."""
+class RankReport:
+    """Ranks that run on a node; `world_sizes` are the values of their WORLD_SIZE."""
 
     node: str
     ranks: tuple[int, ...]
     world_sizes: tuple[int, ...]
 
 
-def variables(strict: bool, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables with which the task shell starts the check; none if the user does not want it."""
+def verify_variables(strict: bool, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variable of every mapped step by which its tasks find and authenticate each other; none if it is 0."""
     if environ.get(ENV_VARIABLE) == "0":
         return {}
-    return {ENV_VARIABLE: f"{pick_free_port()} {secrets.token_hex(16)} {'strict' if strict else 'warn'}",
-            "SLURMDL_VERIFY_PYTHON": sys.executable, "SLURMDL_VERIFY_SCRIPT": os.path.abspath(__file__)}
+    return {ENV_VARIABLE: f"{pick_free_port()} {secrets.token_hex(16)} {'strict' if strict else 'warn'}"}
 
 
-def format_result(planned: Sequence[str], reports: Sequence[NodeReport]) -> tuple[bool, str]:
+def check_variables() -> dict[str, str]:
+    """The variables with which the task shell starts the check."""
+    return {"SLURMDL_VERIFY_PYTHON": sys.executable, "SLURMDL_VERIFY_SCRIPT": os.path.abspath(__file__)}
+
+
+def format_result(planned: Sequence[str], reports: Sequence[RankReport]) -> tuple[bool, str]:
     """Return whether all ranks run on their planned nodes, and the line that says so.
 
     `planned` is the node of each rank in the plan.
     """
-    actual = {rank: report.node for report in reports for rank in report.ranks}
     sizes = sorted({size for report in reports for size in report.world_sizes} - {len(planned)})
     if sizes:
         return False, f"the launcher started a world of {sizes[0]} ranks; the plan has {len(planned)}"
-    correct = sum(actual.get(rank) == node for rank, node in enumerate(planned))
-    line = f"{correct} of {len(planned)} ranks on their planned nodes"
-    wrong = [rank for rank, node in enumerate(planned) if actual.get(rank, node) != node]
-    if wrong:
-        named = ", ".join(f"rank {rank} runs on {actual[rank]}, planned {planned[rank]}"
-                          for rank in wrong[:_MAX_NAMED])
-        by_name = [node for node in sorted(set(planned)) for _ in range(planned.count(node))]
-        cause = "the nodes are numbered by host name, as in a c10d rendezvous" \
-            if all(actual.get(rank, node) == node for rank, node in enumerate(by_name)) \
-            else "the launcher got another node rank than SLURM_PROCID"
-        return False, f"{line}; {named}{', ...' if len(wrong) > _MAX_NAMED else ''}; likely cause: {cause}"
-    if correct < len(planned):
-        silent = sorted({node for rank, node in enumerate(planned) if rank not in actual})
-        return False, f"{line}; the other ranks were not seen on {fold_hostlist(silent)}"
-    return True, line
+    return plans.compare_ranks(planned, {rank: report.node for report in reports for rank in report.ranks})
 
 
 def read_rank(pid: int) -> tuple[int, int] | None:
@@ -105,7 +94,7 @@ def processes_below(pid: int) -> set[int]:
     return below
 
 
-def collect_ranks(node: str, task_pid: int, count: int, timeout_s: float = START_TIMEOUT_S) -> NodeReport:
+def collect_ranks(node: str, task_pid: int, count: int, timeout_s: float = START_TIMEOUT_S) -> RankReport:
     """Wait until `count` ranks run below a task, until the task has ended, or for `timeout_s`."""
     found: dict[int, int] = {}
     end = time.monotonic() + timeout_s
@@ -115,24 +104,31 @@ def collect_ranks(node: str, task_pid: int, count: int, timeout_s: float = START
             time.sleep(_POLL_S)
             if not os.path.exists(f"/proc/{task_pid}"):
                 break
-    return NodeReport(node, tuple(sorted(found)), tuple(sorted(set(found.values()))))
+    return RankReport(node, tuple(sorted(found)), tuple(sorted(set(found.values()))))
 
 
-def send_report(report: NodeReport, host: str, port: int, secret: bytes) -> None:
-    """Send a report to the first task. OSError if that fails."""
-    with socket.create_connection((host, port), timeout=HANDSHAKE_S) as connection:
-        channel = AuthenticatedChannel(connection, secret, is_client=True, deadline=Deadline(HANDSHAKE_S))
-        channel.write_message(**vars(report))
-        channel.read_message()  # the acknowledgement
+def send_report(report: RankReport, address: tuple[str, int], secret: bytes, is_over: Callable[[], bool]) -> None:
+    """Send a report to the first task, which may not listen yet. OSError if that fails until `is_over`."""
+    while True:
+        try:
+            with socket.create_connection(address, timeout=HANDSHAKE_S) as connection:
+                channel = AuthenticatedChannel(connection, secret, is_client=True, deadline=Deadline(HANDSHAKE_S))
+                channel.write_message(**vars(report))
+                channel.read_message()  # the acknowledgement
+                return
+        except OSError:
+            if is_over():
+                raise
+            time.sleep(_POLL_S)
 
 
-def receive_reports(server: socket.socket, secret: bytes, nodes: set[str], task_pid: int) -> list[NodeReport]:
-    """Receive the reports of `nodes`, until the task has ended or START_TIMEOUT_S are over."""
-    reports: dict[str, NodeReport] = {}
-    end = time.monotonic() + START_TIMEOUT_S
+def receive_reports(server: socket.socket, secret: bytes, missing: set[int],
+                    is_over: Callable[[], bool]) -> list[RankReport]:
+    """Receive reports until they cover the ranks `missing`, or `is_over`."""
+    reports: list[RankReport] = []
     with selectors.DefaultSelector() as selector:
         selector.register(server, selectors.EVENT_READ)
-        while nodes - reports.keys() and time.monotonic() < end and os.path.exists(f"/proc/{task_pid}"):
+        while missing - {rank for report in reports for rank in report.ranks} and not is_over():
             if not selector.select(_POLL_S):
                 continue
             with suppress(OSError, KeyError, TypeError, ValueError):
@@ -142,27 +138,27 @@ def receive_reports(server: socket.socket, secret: bytes, nodes: set[str], task_
                                                    deadline=Deadline(HANDSHAKE_S))
                     message = channel.read_message()
                     channel.write_message(received=True)
-                report = NodeReport(str(message["node"]), tuple(map(int, message["ranks"])),
-                                    tuple(map(int, message["world_sizes"])))
-                reports[report.node] = report
-    return list(reports.values())
+                reports.append(RankReport(str(message["node"]), tuple(map(int, message["ranks"])),
+                                          tuple(map(int, message["world_sizes"]))))
+    return reports
 
 
-def check_step(task_pid: int, environ: Mapping[str, str]) -> None:
+def check_node(task_pid: int, environ: Mapping[str, str]) -> None:
     """Check the ranks of this node; in the first task collect the reports of all nodes and print the result."""
-    port, secret, mode = environ[ENV_VARIABLE].split(" ")[:3]
+    port, secret, mode = environ[ENV_VARIABLE].split(" ")
     plan = plans.plan_from_environ(environ)
-    if plan is None:
+    assert plan is not None
+    end = time.monotonic() + START_TIMEOUT_S
+
+    def is_over() -> bool:
+        return time.monotonic() > end or not os.path.exists(f"/proc/{task_pid}")
+
+    report = collect_ranks(environ["SLURMD_NODENAME"], task_pid, int(environ["SLURMDL_RANKS_PER_TASK"]))
+    if environ["SLURM_PROCID"] != "0":
+        send_report(report, (environ["SLURMDL_MASTER_ADDR"], int(port)), secret.encode(), is_over)
         return
-    node, host = environ["SLURMD_NODENAME"], environ["SLURMDL_MASTER_ADDR"]
-    is_first = environ["SLURM_PROCID"] == "0"
-    server = socket.create_server(("", int(port))) if is_first else None
-    report = collect_ranks(node, task_pid, int(environ["SLURMDL_RANKS_PER_TASK"]))
-    if server is None:
-        send_report(report, host, int(port), secret.encode())
-        return
-    with server:
-        others = receive_reports(server, secret.encode(), set(plan.nodes) - {node}, task_pid)
+    with socket.create_server(("", int(port)), backlog=1024) as server:
+        others = receive_reports(server, secret.encode(), set(range(len(plan))) - set(report.ranks), is_over)
     is_correct, line = format_result(plan.nodes, [report, *others])
     warn(line)
     if mode == "strict" and not is_correct:
@@ -170,9 +166,38 @@ def check_step(task_pid: int, environ: Mapping[str, str]) -> None:
         process.run_command(["scancel", f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"])
 
 
+def verify_rank(environ: Mapping[str, str]) -> bool:
+    """Report this rank to rank 0, which prints the result; return whether it is correct (True in other ranks).
+
+    The rank is RANK, or SLURM_PROCID without it. Raises UsageError outside a mapped step, UnavailableError if rank 0
+    cannot be reached.
+    """
+    plan = plans.plan_from_environ(environ)
+    if plan is None or " " not in environ.get(ENV_VARIABLE, ""):
+        raise UsageError("verify: not in a mapped step; expected `slurmdl srun slurmdl verify`, or behind a launcher "
+                         "`slurmdl srun torchrun ... --no-python slurmdl verify`")
+    port, secret, _ = environ[ENV_VARIABLE].split(" ")
+    rank, size = ((environ["RANK"], environ["WORLD_SIZE"]) if "RANK" in environ and "WORLD_SIZE" in environ
+                  else (environ["SLURM_PROCID"], environ["SLURM_NTASKS"]))
+    report = RankReport(environ["SLURMD_NODENAME"], (int(rank),), (int(size),))
+    end = time.monotonic() + _VERIFY_TIMEOUT_S
+    address, key = (environ["SLURMDL_MASTER_ADDR"], int(port) + 1), secret.encode()  # next to the port of the check
+    if rank == "0":
+        with socket.create_server(("", address[1]), backlog=1024) as server:
+            others = receive_reports(server, key, set(range(1, len(plan))), lambda: time.monotonic() > end)
+        is_correct, line = format_result(plan.nodes, [report, *others])
+        warn(line)
+        return is_correct
+    try:
+        send_report(report, address, key, lambda: time.monotonic() > end)
+    except OSError as error:
+        raise UnavailableError(f"verify: rank 0 cannot be reached on {address[0]} ({error})") from error
+    return True
+
+
 if __name__ == "__main__":
     try:
-        check_step(int(sys.argv[1]), os.environ)
+        check_node(int(sys.argv[1]), os.environ)
     except Exception as error:  # the check must not disturb the program
         if os.environ.get("SLURM_PROCID") == "0":
             warn(f"the nodes of the ranks were not checked: {error}")

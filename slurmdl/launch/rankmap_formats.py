@@ -2,7 +2,8 @@
 
 Each text is parsed again before it is returned: it must put every rank on its node of the plan.
 
-The format `shell` is for slurmdl's Slurm plugin: the variables of `srun --dl-rank-map`, for `eval` in a job script.
+Two formats are for `eval` in a job script: `shell` has the variables of `srun --dl-rank-map`, for slurmdl's Slurm
+plugin; `env` has the plan and the master address, for `slurmdl env` in each task.
 
 Sources: srun(1), SLURM_HOSTFILE; mpirun(1) of Open MPI, --rankfile and --map-by seq; intro_mpi(3) of HPE Cray MPI,
 MPICH_RANK_REORDER_METHOD; Intel MPI Library Developer Reference, -machinefile; MPICH, Using the Hydra Process
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from slurmdl.errors import PlacementError
-from slurmdl.plan import Plan
+from slurmdl.plan import Plan, decode_plan
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,20 @@ def _parse_shell(text: str, map_input: RankMapInput) -> list[str]:
     return [node for node, count in pairs for _ in range(int(count or 1))]
 
 
+def _format_env(map_input: RankMapInput) -> str:
+    """Export the plan and the address of rank 0."""
+    values = {"SLURMDL_PLAN": map_input.task_variables["SLURMDL_PLAN"], "MASTER_ADDR": map_input.plan.nodes[0],
+              "MASTER_PORT": str(map_input.master_port)}
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def _parse_env(text: str, map_input: RankMapInput) -> Sequence[str]:
+    values = dict(word.split("=", 1) for word in shlex.split(text) if "=" in word)
+    return decode_plan(values["SLURMDL_PLAN"]).nodes
+
+
 #: a function that formats the text, and one that parses the node of each rank from it
-_Format = tuple[Callable[[RankMapInput], str], Callable[[str, RankMapInput], list[str]]]
+_Format = tuple[Callable[[RankMapInput], str], Callable[[str, RankMapInput], Sequence[str]]]
 _HOSTFILE: _Format = (lambda map_input: hostfile_text(map_input.plan), lambda text, _: text.splitlines())
 FORMATS: Mapping[str, _Format] = {
     "slurm-hostfile": _HOSTFILE,
@@ -163,4 +176,5 @@ FORMATS: Mapping[str, _Format] = {
     "hydra-hostfile": (_format_machinefile, _parse_machinefile),
     "torchrun": (_format_torchrun, _parse_torchrun),
     "shell": (_format_shell, _parse_shell),
+    "env": (_format_env, _parse_env),
 }

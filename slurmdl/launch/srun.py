@@ -78,7 +78,7 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
                 warn(line)
         command = step.command
         # a map for other launchers keeps a long plan in a file only if its text names the plan
-        if args.map_format == "shell" or not (args.map_format or dl.dry_run):
+        if args.map_format in ("shell", "env") or not (args.map_format or dl.dry_run):
             command = with_plan_file(command, site_config.plan_dir or DEFAULT_PLAN_DIR)
         if args.map_format:
             map_input = step_plan.rank_map_input(context, step.plan, command.environ_set)

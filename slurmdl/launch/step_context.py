@@ -37,7 +37,7 @@ class StepContext:
         task: command of each task; None if only the rank map is printed.
         launcher: the launcher in the command that starts the ranks of a node, or None.
         ranks_per_task: ranks that each task starts, one task per node; 1 if the tasks are the ranks.
-        rank_check_variables: variables of rank_check, if the launcher's ranks are checked.
+        rank_check_variables: variables of rank_check.
         local_hosts: hosts named in the launcher's command that are addresses of this machine.
         extra_options: options for srun besides the user's own.
         has_ulfm: mpirun supports ranks that continue after the loss of a rank.
@@ -87,7 +87,8 @@ def gather_context(args: SrunArgs, dl: DlOptions, site_config: config.Config,
         link_scores = _load_link_scores(dl, site_config, job.nodes, topology, environ, on_warning)
     context = StepContext(args, dl, environ, job.job_id, job.nodes, layout, request.cpus_per_task or 1, topology,
                           no_zones_reason, link_scores, traffic_file.load_traffic_matrices(dl),
-                          task_command.pick_free_port())
+                          task_command.pick_free_port(),
+                          rank_check_variables=rank_check.verify_variables(dl.strict, environ))
     context = _with_launcher(context, on_warning)
     if args.map_format:
         return context
@@ -122,8 +123,11 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
     hosts = frozenset(filter(task_command.is_local_host, launcher.hosts()))
     counts_nodes = launcher.node_count() or (0, 0)
     is_checked = ranks and launcher.name != "ray" and counts_nodes[0] == counts_nodes[1]
+    check = context.rank_check_variables
+    if is_checked and check:
+        check = {**check, **rank_check.check_variables()}
     return replace(context, launcher=launcher, ranks_per_task=ranks or 1, local_hosts=hosts,
-                   rank_check_variables=rank_check.variables(dl.strict, environ) if is_checked else {})
+                   rank_check_variables=check)
 
 
 def load_job_topology(slurm_config: SlurmConfig, nodes: Sequence[str], partition: str,

@@ -147,9 +147,9 @@ def _step_command(context: StepContext, plan: Plan, launch: AdaptedCommand | Non
     line, task, environ = context.args.line, context.task, context.environ
     if context.launcher or context.ranks_per_task > 1:
         variables["SLURMDL_RANKS_PER_TASK"] = str(context.ranks_per_task)
+    variables.update(context.rank_check_variables)
     if launch:
         variables.update(launch.environ)
-        variables.update(context.rank_check_variables)
     if task is None:
         return StepCommand((), variables)
     if context.args.launcher == "mpirun":

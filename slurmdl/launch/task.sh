@@ -60,10 +60,10 @@ export SLURMDL_ROLE SLURMDL_ROLE_RANK SLURMDL_ZONE SLURMDL_EXPORTED
 unset -f _dl_position _dl_default
 unset _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_zone _dl_zones
 unset SLURMDL_TASK_SCRIPT
-if [ -n "$SLURMDL_VERIFY" ]; then
+if [ -n "$SLURMDL_VERIFY_SCRIPT" ]; then
     # detached; $$ is the process ID of the program, too
     ("$SLURMDL_VERIFY_PYTHON" -I "$SLURMDL_VERIFY_SCRIPT" $$ </dev/null >/dev/null &)
-    unset SLURMDL_VERIFY SLURMDL_VERIFY_PYTHON SLURMDL_VERIFY_SCRIPT
+    unset SLURMDL_VERIFY_PYTHON SLURMDL_VERIFY_SCRIPT
 fi
 # if the program is missing, the exit status is that of srun: the errno of execve
 case $1 in

@@ -265,11 +265,14 @@ def _usable_plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Pl
     except SlurmdlError as error:
         warn(f"train: the plan is ignored: {error}")
         return None
-    if plan and plan.nodes != nodes:
-        warn(f"train: the plan is ignored: it is for {len(plan)} ranks on {','.join(plan.nodes)}, "
-             f"these are {len(nodes)} on {','.join(nodes)}")
+    if plan is None:
         return None
-    return plan
+    if len(plan) != len(nodes):
+        warn(f"train: the plan is ignored: it is for {len(plan)} ranks, these are {len(nodes)}")
+        return None
+    is_correct, line = plans.compare_ranks(plan.nodes, dict(enumerate(nodes)))
+    warn(line if is_correct else f"train: the plan is ignored: {line}")
+    return plan if is_correct else None
 
 
 def _assign_roles(strategy: str, ps: int | None, plan: plans.Plan | None, size: int) -> tuple[str, ...]:

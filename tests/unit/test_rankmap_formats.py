@@ -10,7 +10,7 @@ import pytest
 from slurmdl.errors import PlacementError, UsageError
 from slurmdl.launch import rankmap_formats, srun
 from slurmdl.launch.rankmap_formats import RankMapInput
-from slurmdl.plan import Plan
+from slurmdl.plan import Plan, decode_plan, encode_plan
 
 #: servers on n2 and n1, workers by zone; n1 has two runs of ranks
 PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n3", "n2", "n4"), ("ps",) * 2 + ("worker",) * 5, {})
@@ -18,7 +18,7 @@ NODES = ["n1", "n2", "n3", "n4"]
 EVEN = Plan("allreduce", ("n3", "n3", "n1", "n1", "n2", "n2"), ("worker",) * 6, {})
 
 
-@pytest.mark.parametrize("name", [name for name in rankmap_formats.FORMATS if name not in ("torchrun", "shell")])
+@pytest.mark.parametrize("name", sorted(rankmap_formats.FORMATS.keys() - {"torchrun", "shell", "env"}))
 def test_text_of_each_format(name, golden):
     golden(f"launchers/{name}.txt", rankmap_formats.format_rank_map(name, RankMapInput(PLAN, NODES)))
 
@@ -44,6 +44,16 @@ def test_shell_reads_the_values_and_unsets_a_previous_map():
     proc = subprocess.run(["sh", "-c", f'eval "$1"; {show}', "sh", text], env=previous, capture_output=True,
                           text=True, check=True)
     assert proc.stdout.split("\0") == ["7", "n2,n1(x2),n3(x2),n2,n4", "unset", variables["SLURMDL_PLAN"], ""]
+
+
+def test_env_exports_the_plan_and_the_address_of_rank_0():
+    map_input = RankMapInput(PLAN, NODES, master_port=12345, task_variables={"SLURMDL_PLAN": encode_plan(PLAN)})
+    text = rankmap_formats.format_rank_map("env", map_input)
+    show = "printf '%s\\0' \"$SLURMDL_PLAN\" \"$MASTER_ADDR\" \"$MASTER_PORT\""
+    proc = subprocess.run(["sh", "-c", f'eval "$1"; {show}', "sh", text], capture_output=True, text=True, check=True)
+    plan, *address = proc.stdout.split("\0")[:3]
+    assert decode_plan(plan) == PLAN
+    assert address == ["n2", "12345"]
 
 
 def test_map_longer_than_a_variable_is_rejected():

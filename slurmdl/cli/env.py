@@ -1,0 +1,47 @@
+"""print the planned ranks as shell variables, for launchers that you start yourself
+
+In a job script, `eval "$(slurmdl env)"` exports the plan and the address of rank 0 (MASTER_ADDR, MASTER_PORT). It
+takes the layout options of srun and the --dl-* options, e.g. --dl-ranks-per-node=4. In a task of plain srun the same
+line exports RANK, WORLD_SIZE, LOCAL_RANK and NODE_RANK of the plan, and PET_NODE_RANK, PET_MASTER_ADDR and
+PET_MASTER_PORT for torchrun:
+
+    eval "$(slurmdl env --dl-ranks-per-node=4)"
+    srun bash -c 'eval "$(slurmdl env)"; torchrun --nnodes=$SLURM_NNODES --nproc-per-node=4 train.py'
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+
+from slurmdl import plan as plans
+from slurmdl.errors import UsageError
+from slurmdl.text import print_escaped
+
+
+def run(argv: list[str]) -> int:
+    if argv[:1] in (["--help"], ["-h"]):
+        print(f"usage: slurmdl env [options of srun and --dl-*]\n\n{__doc__}", end="")
+        return 0
+    if "SLURM_STEP_ID" not in os.environ:
+        from slurmdl.launch.srun import run_srun
+
+        return run_srun([*argv, "--print-rank-map=env"], os.environ)
+    if argv:
+        raise UsageError(f"env: {argv[0]}: options belong to the call in the job script; expected none in a task")
+    for name, value in task_environ(os.environ).items():
+        print_escaped(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def task_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a task of plain srun. InputError if the plan is missing or has no rank for this task."""
+    rank = plans.planned_rank(int(environ.get("SLURM_LOCALID", "0")), environ)
+    plan = plans.plan_from_environ(environ)
+    assert plan is not None
+    node_rank = str(list(dict.fromkeys(plan.nodes)).index(plan.nodes[rank]))
+    address = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environ}
+    return {"RANK": str(rank), "WORLD_SIZE": str(len(plan)), "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
+            "NODE_RANK": node_rank, "PET_NODE_RANK": node_rank,
+            **{f"PET_{name}": value for name, value in address.items()}}

@@ -1,0 +1,153 @@
+"""Checks of running ranks: processes of one machine play the nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import slurmdl
+from slurmdl import plan as plans
+from slurmdl.cli import env
+from slurmdl.errors import InputError
+from slurmdl.launch import rank_check
+from slurmdl.launch.rank_check import RankReport
+from slurmdl.launch.task_command import pick_free_port
+
+SECRET = "5" * 32
+PLAN = plans.Plan("allreduce", ("n1", "n1", "n10", "n10", "n2", "n2"), ("worker",) * 6, {})
+
+
+@pytest.mark.parametrize(("actual", "is_correct", "facts"), [
+    (PLAN.nodes, True, ["6 of 6"]),
+    (("n1", "n1", "n2", "n2", "n10", "n10"), False,
+     ["2 of 6", "rank 2 runs on n2, planned n10", "another node rank"]),
+    (PLAN.nodes[:4], False, ["4 of 6", "not seen", "n2"]), ((), False, ["0 of 6", "n1, n10, n2"])])
+def test_result_names_the_misplaced_and_the_unseen_ranks(actual, is_correct, facts):
+    result = plans.compare_ranks(PLAN.nodes, dict(enumerate(actual)))
+    assert result[0] == is_correct
+    assert all(fact in result[1] for fact in facts), result
+
+
+def test_order_of_host_names_is_named_as_the_cause():
+    planned = ("n1", "n3", "n2", "n4")
+    is_correct, line = plans.compare_ranks(planned, dict(enumerate(sorted(planned))))
+    assert not is_correct
+    assert "2 of 4" in line and "numbered by host name" in line
+
+
+def test_world_of_another_size_is_reported():
+    is_correct, line = rank_check.format_result(PLAN.nodes, [RankReport("n1", (0, 1), (2,))])
+    assert not is_correct
+    assert "world of 2 ranks" in line and "6" in line
+
+
+@pytest.fixture
+def start() -> Iterator:
+    """A function that starts a process; it is killed at the end of the test."""
+    children = []
+
+    def start_process(argv: list[str], **environ: str) -> subprocess.Popen[str]:
+        children.append(subprocess.Popen(argv, env={**os.environ, **environ}, text=True, stderr=subprocess.PIPE,
+                                         start_new_session=True))
+        return children[-1]
+
+    yield start_process
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+
+
+def launcher(*ranks: int, seconds: int = 30) -> list[str]:
+    """A program that starts ranks as torchrun does: with variables of their own, as children of a child."""
+    starts = " ".join(f"RANK={rank} WORLD_SIZE=6 sleep {seconds} &" for rank in ranks)
+    return ["sh", "-c", f"sh -c '{starts} wait'; true"]
+
+
+def test_ranks_below_a_task_are_found(start):
+    task = start(launcher(2, 3))
+    report = rank_check.collect_ranks("n10", task.pid, 2)
+    assert report == RankReport("n10", (2, 3), (6,))
+
+
+def test_search_ends_with_the_task(start):
+    task = start(["sleep", "0.2"])
+    seconds = time.monotonic()
+    task.wait()
+    assert rank_check.collect_ranks("n10", task.pid, 2) == RankReport("n10", (), ())
+    assert time.monotonic() - seconds < 30  # far below START_TIMEOUT_S
+
+
+def check(start, number: int, ranks: tuple[int, ...], mode: str, verify: str) -> subprocess.Popen[str]:
+    """Start the task `number` of PLAN, which runs `ranks`, and its check."""
+    node = list(dict.fromkeys(PLAN.nodes))[number]
+    task = start(launcher(*ranks))
+    return start([sys.executable, "-I", rank_check.__file__, str(task.pid)], SLURMD_NODENAME=node,
+                 SLURM_PROCID=str(number), SLURMDL_MASTER_ADDR="localhost", SLURMDL_RANKS_PER_TASK="2",
+                 SLURMDL_PLAN=plans.encode_plan(PLAN), SLURMDL_VERIFY=f"{verify} {mode}")
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [
+    (((0, 1), (2, 3), (4, 5)), "slurmdl: 6 of 6 ranks on their planned nodes"),
+    (((0, 1), (4, 5), (2, 3)), "slurmdl: 2 of 6 ranks on their planned nodes; rank 2 runs on n2, planned n10, ")])
+def test_first_task_prints_one_line_for_all_nodes(start, ranks, expected):
+    verify = f"{pick_free_port()} {SECRET}"
+    checks = [check(start, number, ranks[number], "warn", verify) for number in range(3)]
+    lines = [child.communicate(timeout=60)[1] for child in checks]
+    assert lines[0].startswith(expected) and lines[0].count("\n") == 1
+    assert lines[1:] == ["", ""]
+
+
+def test_report_without_the_secret_is_ignored(start):
+    port = pick_free_port()
+    first = check(start, 0, (0, 1), "warn", f"{port} {SECRET}")
+    check(start, 1, (4, 5), "warn", f"{port} {'6' * 32}")
+    time.sleep(1)  # it has reported
+    others = [check(start, number, ranks, "warn", f"{port} {SECRET}") for number, ranks in ((1, (2, 3)), (2, (4, 5)))]
+    assert first.communicate(timeout=60)[1] == "slurmdl: 6 of 6 ranks on their planned nodes\n"
+    assert [child.wait(60) for child in others] == [0, 0]
+
+
+@pytest.mark.parametrize(("nodes", "status", "fact"), [
+    (PLAN.nodes, 0, "6 of 6"), (("n1", "n1", "n2", "n2", "n10", "n10"), 1, "2 of 6")])
+def test_verify_as_the_program_of_a_step(start, nodes, status, fact):
+    verify = f"{pick_free_port()} {SECRET} warn"
+    ranks = [start([sys.executable, "-m", "slurmdl", "verify"], SLURMD_NODENAME=node, RANK=str(rank), WORLD_SIZE="6",
+                   SLURMDL_MASTER_ADDR="localhost", SLURMDL_PLAN=plans.encode_plan(PLAN), SLURMDL_VERIFY=verify)
+             for rank, node in enumerate(nodes)]
+    outputs = [child.communicate(timeout=90)[1] for child in ranks]
+    assert ranks[0].returncode == status
+    assert fact in outputs[0]
+    assert outputs[1:] == [""] * 5 and [child.returncode for child in ranks[1:]] == [0] * 5
+
+
+def test_verify_outside_a_step_is_a_usage_error(start):
+    child = start([sys.executable, "-m", "slurmdl", "verify"], SLURMDL_PLAN="", SLURMDL_VERIFY="")
+    assert "slurmdl srun slurmdl verify" in child.communicate(timeout=30)[1]
+    assert child.returncode == 64
+
+
+def test_planned_rank_is_the_rank_of_the_node_and_the_local_rank():
+    environ = {"SLURMDL_PLAN": plans.encode_plan(PLAN), "SLURMD_NODENAME": "n10"}
+    assert [slurmdl.planned_rank(local, environ) for local in (0, 1)] == [2, 3]
+    with pytest.raises(InputError, match="2 ranks on node n10"):
+        slurmdl.planned_rank(2, environ)
+    with pytest.raises(InputError, match="0 ranks on node n9"):
+        slurmdl.planned_rank(0, {**environ, "SLURMD_NODENAME": "n9"})
+    with pytest.raises(InputError, match="slurmdl env"):
+        slurmdl.planned_rank(0, {})
+
+
+def test_env_of_a_task_has_its_planned_ranks():
+    environ = {"SLURMDL_PLAN": plans.encode_plan(PLAN), "SLURMD_NODENAME": "n10", "SLURM_LOCALID": "1",
+               "MASTER_ADDR": "n1", "MASTER_PORT": "12345"}
+    assert env.task_environ(environ) == {
+        "RANK": "3", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "NODE_RANK": "1", "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "n1", "PET_MASTER_PORT": "12345"}
