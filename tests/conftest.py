@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import pytest
 # no deadline: the run time of an example depends on the load of the machine
 hypothesis.settings.register_profile("slurmdl", hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("slurmdl")
+
+# a shell without job control starts background commands with SIGINT ignored; programs under test would inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = Path(__file__).parent / "golden"
 

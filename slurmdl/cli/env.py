@@ -22,7 +22,7 @@ from slurmdl.text import print_escaped
 
 def run(argv: list[str]) -> int:
     if argv[:1] in (["--help"], ["-h"]):
-        print(f"usage: slurmdl env [options of srun and --dl-*]\n\n{__doc__}", end="")
+        print_escaped(f"usage: slurmdl env [options of srun and --dl-*]\n\n{__doc__}")
         return 0
     if "SLURM_STEP_ID" not in os.environ:
         from slurmdl.launch.srun import run_srun

@@ -203,6 +203,7 @@ def test_accuracy_evaluate_pairs_seeds_and_requires_worse_control() -> None:
     assert rows(97.0, 96.9)[control].met is False
 
 
+@pytest.mark.nightly
 def test_accuracy_run_returns_outcomes_by_seed_and_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy, "COMMON", ("--virtual-ranks", "2", "--model", "mlp:8", "--steps", "12"))
     monkeypatch.setattr(accuracy, "FOLDS", 2)

@@ -45,9 +45,9 @@ def read_outcome(folder: Path) -> dict[str, Any]:
     return {name: summary[name] for name in ("parameters_crc32", "test_accuracy", "steps", "exchanges")}
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", *(pytest.param(name, marks=pytest.mark.nightly)
-                                                     for name in ("gossip", "ps"))])
-@pytest.mark.parametrize("method", ["signal", pytest.param("requeue", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps"])
+@pytest.mark.parametrize("method", ["signal", "requeue"])
 def test_requeued_job_ends_as_uninterrupted_job(cluster, strategy, method):
     uninterrupted, reference_folder = submit_training(cluster, strategy, 0.005, keep="")
     cluster.output(uninterrupted, timeout=120)

@@ -29,9 +29,12 @@ def test_precedence_script_environment_command_line():
 
 def test_every_option_in_every_layer():
     values = {"strategy": "ps", "ps": "3", "place": "spread", "node_binding": "nodelist", "zone": "a,b",
-              "model_bytes": "1.5G", "comm_pattern": "shards", "link_scores": "off", "probe": "0.5", "rank0": "any"}
+              "model_bytes": "1.5G", "comm_pattern": "shards", "link_scores": "off", "probe": "0.5", "rank0": "any",
+              "launcher": "none", "ranks_per_node": "8"}
     expected = DlOptions(strategy="ps", ps=3, place="spread", node_binding="nodelist", zone=("a", "b"),
-                         model_bytes=1.5e9, comm_pattern="shards", link_scores="off", probe="0.5", rank0="any")
+                         model_bytes=1.5e9, comm_pattern="shards", link_scores="off", probe="0.5", rank0="any",
+                         launcher="none",
+                         ranks_per_node=8)
     words = [f"--dl-{name.replace('_', '-')}={value}" for name, value in values.items()]
     assert dl(*words) == expected
     assert dl(*(part for word in words for part in word.split("="))) == expected

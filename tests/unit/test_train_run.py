@@ -81,7 +81,7 @@ def test_plan_sets_strategy_roles_and_zones() -> None:
     assert proc.returncode == 0, proc.stderr
     assert proc.stdout.splitlines()[0] == ("ranks: 0 n0 (left worker), 1 n1 (left ps), 2 n2 (right worker), "
                                            "3 n3 (right ps)")
-    assert not lines(proc.stderr)
+    assert lines(proc.stderr) == ["slurmdl: 4 of 4 ranks on their planned nodes"]
 
 
 @needs_mpi
@@ -104,7 +104,8 @@ def test_plan_sets_comm_pattern(tmp_path: Path) -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("text, reason", [
-    (encode_plan(Plan("ps", ("n0", "n9"), ("ps", "worker"), {})), "it is for 2 ranks on n0,n9, these are 2 on n0,n1"),
+    (encode_plan(Plan("ps", ("n0", "n9"), ("ps", "worker"), {})), "rank 1 runs on n1, planned n9"),
+    (encode_plan(Plan("ps", ("n0", "n1", "n2"), ("ps", "worker", "worker"), {})), "3 ranks"),
     ("nonsense", "SLURMDL_PLAN is not a plan")])
 def test_mismatched_plan_is_ignored(text: str, reason: str) -> None:
     proc = mpirun(2, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": text}, per_rank=ON_NODES)

@@ -17,7 +17,7 @@ STEPS, FLOAT = 12, 4
 pytestmark = needs_mpi
 
 
-@pytest.fixture(scope="module", params=[2, 4, 5])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly), 5])
 def program_result(request: pytest.FixtureRequest) -> tuple[int, dict[str, Any]]:
     proc = mpirun(request.param, str(Path(__file__).with_name("mpi_programs") / "strategies.py"))
     assert proc.returncode == 0, proc.stderr

@@ -1,0 +1,181 @@
+"""Launchers on a real cluster: the nodes of their ranks, with slurmdl's support and, as a control, without it.
+
+The nodes' names sort badly: n10 comes before n2. accelerate, Lightning and submitit are optional: make nightly
+installs them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from jobs import slurmdl_messages
+
+#: prints the node of every rank, gathered by torch.distributed
+GATHER = """\
+import os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+places = [None] * dist.get_world_size()
+dist.all_gather_object(places, (dist.get_rank(), os.environ["SLURMD_NODENAME"]))
+if dist.get_rank() == 0:
+    sys.stdout.write("".join(f"rank {rank} {node}\\n" for rank, node in sorted(places)))
+dist.barrier()
+sys.stdout.flush()
+os._exit(0)  # gloo's threads may abort a process that ends later than others
+"""
+ACCELERATE = GATHER.replace('dist.init_process_group("gloo")',
+                            "from accelerate import Accelerator; Accelerator(cpu=True)")
+LIGHTNING = """\
+import os, sys, torch, lightning
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+    def on_train_start(self):
+        places = [None] * dist.get_world_size()
+        dist.all_gather_object(places, (dist.get_rank(), os.environ["SLURMD_NODENAME"]))
+        if dist.get_rank() == 0:
+            sys.stdout.write("".join(f"rank {rank} {node}\\n" for rank, node in sorted(places)))
+
+trainer = lightning.Trainer(max_steps=2, accelerator="cpu", devices=1, num_nodes=int(os.environ["SLURM_NNODES"]),
+                            logger=False, enable_checkpointing=False, enable_progress_bar=False)
+trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=2))
+"""
+#: submits a function that prints its rank; its srun is that of slurm_setup
+SUBMITIT = """\
+import os, submitit
+from submitit.helpers import TorchDistributedEnvironment
+def place():
+    environment = TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+    return environment.rank, environment.master_addr, os.environ["SLURMD_NODENAME"]
+executor = submitit.SlurmExecutor("log")
+executor.update_parameters(nodes=4, ntasks_per_node=1, exclusive=True, time=5,
+                           additional_parameters={"nodelist": "n1,n2,n3,n4"},
+                           setup=['srun() { slurmdl srun "$@"; }'])
+job = executor.submit(place)
+results = job.results()
+masters = {master for _, master, _ in results}
+print("".join(f"rank {rank} {node}\\n" for rank, _, node in sorted(results)), end="")
+print("masters", *masters)
+"""
+PLAIN_RANK = "--no-python sh -c 'echo rank $RANK $SLURMD_NODENAME'"
+C10D = "--rdzv-backend=c10d --rdzv-endpoint=$head:29500"
+#: header of the job scripts, as in many centres' documentation
+HEADER = """#!/bin/bash
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)
+export head OMP_NUM_THREADS=1
+"""
+
+
+def planned(cluster, count: int) -> list[str]:
+    """The nodes n1, ..., n`count` in the planned order: one zone after the other, names as numbers in each."""
+    nodes = [node for node in cluster.topology.nodes if int(node[1:]) <= count]
+    return sorted(nodes, key=lambda node: (int(node[1:]) % 2 == 0, node))
+
+
+def run_steps(cluster, nodes: int, steps: dict[str, str], files: dict[str, str]) -> dict[str, tuple[list[str], str]]:
+    """Run steps in one job; return for each the node of every rank, and the messages of slurmdl."""
+    lines = [f"{command} > {name}.out 2> {name}.err" for name, command in steps.items()]
+    script = cluster.script(HEADER + "\n".join([*lines, "true"]))
+    for name, text in files.items():
+        (script.parent / name).write_text(text)
+    names = ",".join(f"n{i}" for i in range(1, nodes + 1))
+    job = cluster.submit(["sbatch", "-w", names, "-N", str(nodes), "--ntasks-per-node=1", "--exclusive", str(script)],
+                         directory=script.parent)
+    cluster.output(job, timeout=120 * len(steps))
+    results = {}
+    for name in steps:
+        text, errors = ((script.parent / f"{name}.{kind}").read_text() for kind in ("out", "err"))
+        places = {int(rank): node for rank, node in re.findall(r"^rank (\d+) (\S+)$", text, re.M)}
+        results[name] = ([places[rank] for rank in sorted(places)], "\n".join(slurmdl_messages(errors)) or errors)
+    return results
+
+
+def twice(nodes: list[str]) -> list[str]:
+    return [node for node in nodes for _ in range(2)]
+
+
+def test_torchrun_keeps_the_planned_order(cluster):
+    """With a c10d rendezvous, and in a script that cannot be read; with --dl-launcher=none the order is lost."""
+    torchrun = f"torchrun --nnodes=4 --nproc-per-node=2 {C10D} {PLAIN_RANK}"
+    script = "torchrun --nnodes=4 --node-rank=$SLURM_NODEID --master-addr=$head --master-port=29501 " + PLAIN_RANK
+    results = run_steps(cluster, 4, {"c10d": f"slurmdl srun {torchrun}",
+                                     "control": f"slurmdl srun --dl-launcher=none {torchrun}",
+                                     "script": "slurmdl srun bash run.sh"}, {"run.sh": script})
+    order = planned(cluster, 4)
+    assert order == ["n1", "n3", "n2", "n4"]
+    assert results["c10d"] == (twice(order), "slurmdl: 8 of 8 ranks on their planned nodes")
+    assert results["control"][0] == twice(sorted(order))
+    assert results["script"][0] == order
+
+
+def test_plain_srun_with_slurmdl_env(cluster):
+    results = run_steps(cluster, 4, {
+        "env": 'eval "$(slurmdl env)" && srun sh -c \'eval "$(slurmdl env)"; echo rank $RANK $SLURMD_NODENAME\'',
+        "verify": "slurmdl srun slurmdl verify"}, {})
+    assert results["env"][0] == planned(cluster, 4)
+    assert results["verify"][1] == "slurmdl: 4 of 4 ranks on their planned nodes"
+
+
+@pytest.mark.parametrize("command", [
+    f"torchrun --nnodes=3 {C10D} {PLAIN_RANK}", f"torchrun --nnodes=4 {C10D} --max-restarts=2 {PLAIN_RANK}"])
+@pytest.mark.nightly
+def test_launch_that_cannot_keep_the_order_says_so_and_runs(cluster, command):
+    nodes, message = run_steps(cluster, 4, {"step": f"slurmdl srun {command}"}, {})["step"]
+    assert nodes == sorted(nodes)
+    assert "--nnodes=4" in message or "--max-restarts=0" in message
+
+
+@pytest.mark.nightly
+def test_mismatch_ends_a_strict_step(cluster):
+    command = f"torchrun --nnodes=4 {C10D} --max-restarts=2 --no-python sleep 300"
+    _, message = run_steps(cluster, 4, {"step": f"slurmdl srun --dl-strict {command}"}, {})["step"]
+    assert "2 of 4 ranks on their planned nodes" in message
+    assert "canceled" in message
+
+
+@pytest.mark.nightly
+def test_training_scripts_on_nodes_whose_names_sort_badly(new_cluster):
+    """One and two ranks per node; each launcher is really installed."""
+    for package in ("accelerate", "lightning"):
+        pytest.importorskip(package)
+    cluster = new_cluster(nodes=12)
+    accelerate = "accelerate launch --multi_gpu --num_machines 12 --main_process_ip $head --main_process_port 29505"
+    results = run_steps(cluster, 12, {
+        "env": "slurmdl srun python gather.py",
+        "torchrun": f"slurmdl srun torchrun --nnodes=12 --nproc-per-node=2 {C10D} gather.py",
+        "static": "slurmdl srun torchrun --nnodes=12 gather.py",
+        "accelerate": f"slurmdl srun {accelerate} --rdzv_backend c10d --num_processes 24 accelerated.py",
+        "bash": f"slurmdl srun bash -c '{accelerate} --machine_rank $SLURM_NODEID --num_processes 12 accelerated.py'",
+        "lightning": "slurmdl srun python trained.py",
+        "control": f"slurmdl srun --dl-launcher=none torchrun --nnodes=12 {C10D} gather.py",
+        "control2": f"slurmdl srun --dl-launcher=none {accelerate} --rdzv_backend c10d --num_processes 12 "
+                    "accelerated.py",
+    }, {"gather.py": GATHER, "accelerated.py": ACCELERATE, "trained.py": LIGHTNING})
+    order = planned(cluster, 12)
+    assert order == ["n1", "n11", "n3", "n5", "n7", "n9", "n10", "n12", "n2", "n4", "n6", "n8"]
+    for name, ranks in (("env", order), ("torchrun", twice(order)), ("static", order), ("accelerate", twice(order)),
+                        ("bash", order), ("lightning", order), ("control", sorted(order)),
+                        ("control2", sorted(order))):
+        assert results[name][0] == ranks, (name, results[name])
+
+
+@pytest.mark.nightly
+def test_submitit_function_runs_in_the_planned_order(cluster):
+    pytest.importorskip("submitit")
+    directory = cluster.directory()
+    Path(directory / "submit.py").write_text(SUBMITIT)
+    done = cluster.run(["python", "submit.py"], directory=directory, timeout=120)
+    assert done.returncode == 0, done.stderr
+    nodes = [line.split()[2] for line in done.stdout.splitlines() if line.startswith("rank ")]
+    assert nodes == planned(cluster, 4)
+    assert "masters n1\n" in done.stdout
