@@ -175,7 +175,7 @@ nightly: export SLURMDL_NIGHTLY = 1
 nightly: launchers lint test $(BENCHES) fuzz test-oracle memcheck-plugin test-plugin-releases pyslurm test-packages rpms test-matrix
 	$(MAKE) fuzz-plugin SECONDS=600
 
-# training launchers for the nightly tests (tests/cluster/test_launchers.py)
+# training launchers for the nightly tests (tests/cluster/test_launcher_jobs.py)
 launchers: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.txt accelerate==1.15.0 \
 		lightning==2.6.6 submitit==1.5.4
