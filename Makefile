@@ -5,6 +5,7 @@
 # make bench-topology     time to read and to query topologies, into results/topology.json
 # make bench-placement    speed and quality of placement, into results/placement.json
 # make bench-model        predicted and measured communication times of random placements, into results/model.json
+# make bench-launchers    launchers: seconds per step in the planned order, and overhead of slurmdl srun
 # make bench-spank        overhead of the SPANK plugin per task launch, into results/spank.json
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies*.json
 # make bench-scores       accuracy, value and scaling of link scores, into results/scores.json
@@ -36,7 +37,7 @@ AS_ROOT := tools/as-root
 # test files in parallel, more than cores: tests with clusters or MPI ranks mostly wait
 WORKERS ?= 4
 
-BENCHES := bench-demo bench-topology bench-placement bench-model bench-spank bench-strategies bench-scores \
+BENCHES := bench-demo bench-topology bench-placement bench-model bench-launchers bench-spank bench-strategies bench-scores \
 	bench-heterogeneous bench-simulate bench-paper
 
 .PHONY: demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean \
@@ -77,6 +78,10 @@ bench-placement: install
 bench-model: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/python -m benchmarks.cost_model --results results/model.json
+
+bench-launchers: install
+	@mkdir -p results
+	$(AS_ROOT) $(BIN)/python -m benchmarks.launchers --results results/launchers.json
 
 bench-spank: install plugin
 	@mkdir -p results

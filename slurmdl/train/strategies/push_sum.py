@@ -37,8 +37,8 @@ class PushSum(Strategy):
     A push is skipped if the previous one is not complete. Messages are received during computation, and mixed in
     between the optimizer step and the next forward pass.
 
-    Reference: M. Blot, D. Picard, M. Cord, N. Thome: Gossip training for deep learning. 2016. arXiv:1611.09726 M.
-    Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic gradient push for distributed deep learning. ICML 2019.
+    Reference: M. Blot, D. Picard, M. Cord, N. Thome: Gossip training for deep learning. 2016. arXiv:1611.09726;
+    M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic gradient push for distributed deep learning. ICML 2019.
     arXiv:1811.10792
     """
 
