@@ -22,7 +22,7 @@ from slurmdl.launch import late_binding, rankmap_formats, step_command, submissi
 from slurmdl.launch.srun_args import SrunArgs, parse_srun_argv
 from slurmdl.launch.step_command import InlineFile, StepCommand
 from slurmdl.slurm import jobs, pmi, process
-from slurmdl.slurm.slurm_conf import SlurmConfig, make_cached_query
+from slurmdl.slurm.slurm_conf import SlurmConfig, start_config_query
 from slurmdl.text import print_escaped
 
 #: directory of plans that are too long for the environment, unless the configuration names one
@@ -48,7 +48,7 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     misplaced = dl_options.misplaced_option_warning(args.line.operands, "program")
     if misplaced:
         on_warning(misplaced)
-    get_slurm_config = make_cached_query()
+    get_slurm_config = start_config_query()
 
     def unmapped_step(error: Exception) -> StepCommand:
         """The step as the user wrote it, after a warning; raise `error` if that is not wanted."""

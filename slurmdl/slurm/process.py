@@ -47,16 +47,18 @@ class CommandResult:
         """First non-empty line of stderr, or ""."""
         return next((line.strip() for line in self.stderr.splitlines() if line.strip()), "")
 
+    def checked_stdout(self) -> str:
+        """The output; UnavailableError if the exit status is not 0."""
+        if self.returncode:
+            lines = self.stderr.strip().splitlines() or self.stdout.splitlines() or ["no message"]
+            raise UnavailableError(f"{self.command}: exit status {self.returncode}: {lines[-1]}")
+        return self.stdout
+
 
 def check_output(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT_S,
                  env: Mapping[str, str] | None = None) -> str:
     """Run a query and return its stdout. UnavailableError as `run_command`, and if the exit status is not 0."""
-    result = run_command(argv, stdin=stdin, timeout=timeout, env=env)
-    if result.returncode:
-        lines = result.stderr.strip().splitlines() or result.stdout.splitlines()
-        message = lines[-1] if lines else "no message"
-        raise UnavailableError(f"{result.command}: exit status {result.returncode}: {message}")
-    return result.stdout
+    return run_command(argv, stdin=stdin, timeout=timeout, env=env).checked_stdout()
 
 
 def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_TIMEOUT_S,
@@ -86,24 +88,27 @@ def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_
 
 
 def start_scontrol_show(reports: Sequence[str], with_topology: bool = False) -> Callable[[], CommandResult]:
-    """Start `scontrol -o -d` and return at once; the returned function waits for the answer.
+    """Start `scontrol -o -d` as `start_command`.
 
-    The reports are requested on scontrol's standard input. A report that fails does not lose the others. The returned
-    function raises UnavailableError if scontrol is missing or hangs.
+    The reports are requested on scontrol's standard input. A report that fails does not lose the others.
 
     Args:
         reports: arguments of `show`, for example "nodes".
         with_topology: also request topoconf (25.05 and newer) and topology, after the others.
     """
+    reports = [*reports, *("topoconf", "topology") * with_topology]
+    return start_command(["scontrol", "-o", "-d"], "".join(f"show {report}\n" for report in reports))
+
+
+def start_command(argv: Sequence[str], stdin: str = "") -> Callable[[], CommandResult]:
+    """Start a query and return at once; the returned function waits for the result, or raises as `run_command`."""
     import threading
 
-    reports = [*reports, *("topoconf", "topology") * with_topology]
     outcome: list[CommandResult | Exception] = []
 
     def run() -> None:
         try:
-            outcome.append(run_command(["scontrol", "-o", "-d"],
-                                       stdin="".join(f"show {report}\n" for report in reports)))
+            outcome.append(run_command(argv, stdin=stdin))
         except Exception as error:
             outcome.append(error)
 

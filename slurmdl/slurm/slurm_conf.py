@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurmdl.errors import InputError, SlurmdlError
+from slurmdl.errors import InputError
 from slurmdl.slurm import process
 
 DEFAULT_SLURM_CONF = "/etc/slurm/slurm.conf"
@@ -85,21 +86,13 @@ class SlurmConfig:
         return int(value) if value.isdigit() and int(value) else None
 
 
-def make_cached_query() -> Callable[[], SlurmConfig]:
-    """Return a function that queries the configuration once; later calls return or raise the first result."""
-    result: list[SlurmConfig | SlurmdlError] = []
+def start_config_query() -> Callable[[], SlurmConfig]:
+    """Start to query the configuration; the returned function waits for it, and returns or raises the same each time.
 
-    def query() -> SlurmConfig:
-        if not result:
-            try:
-                result.append(SlurmConfig.query())
-            except SlurmdlError as error:
-                result.append(error)
-        if isinstance(result[0], SlurmdlError):
-            raise result[0]
-        return result[0]
-
-    return query
+    Meanwhile this process can import modules.
+    """
+    wait = process.start_command(["scontrol", "show", "config"])
+    return functools.cache(lambda: SlurmConfig.from_scontrol(wait().checked_stdout()))
 
 
 @dataclass(frozen=True)
