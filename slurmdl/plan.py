@@ -162,11 +162,11 @@ def _read_plan_file(path: str) -> str:
         raise InputError("the plan is not UTF-8 text", file=path) from error
 
 
-def compare_ranks(planned: Sequence[str], actual: Mapping[int, str]) -> tuple[bool, str]:
+def compare_ranks(planned: Sequence[str], actual: Mapping[int, str]) -> tuple[str, str]:
     """Compare the node of each rank in a plan with the nodes on which the ranks run.
 
-    Returns whether all ranks run on their planned nodes, and a line that says so, or which ranks do not and the
-    likely cause. `actual` maps a rank to its node; ranks that were not seen are missing.
+    Returns "correct", "misplaced" or "unseen" (ranks are missing in `actual`, the others are correct), and a line
+    that says so, with the likely cause. `actual` maps a rank to its node.
     """
     correct = sum(actual.get(rank) == node for rank, node in enumerate(planned))
     line = f"{correct} of {len(planned)} ranks on their planned nodes"
@@ -178,9 +178,11 @@ def compare_ranks(planned: Sequence[str], actual: Mapping[int, str]) -> tuple[bo
             if all(actual.get(rank, node) == node for rank, node in enumerate(by_name)) \
             else "the launcher got another node rank than the planned one"
         dots = ", ..." if len(wrong) > len(named) else ""
-        return False, f"{line}; {', '.join(named)}{dots}; likely cause: {cause}"
+        return "misplaced", f"{line}; {', '.join(named)}{dots}; likely cause: {cause}"
     unseen = sorted({node for rank, node in enumerate(planned) if rank not in actual})
-    return not unseen, f"{line}; the others were not seen, on {sample_names(unseen)}" if unseen else line
+    if unseen:
+        return "unseen", f"{line}; the others were not seen, on {sample_names(unseen)}"
+    return "correct", line
 
 
 def planned_rank(local_rank: int = 0, environ: Mapping[str, str] = os.environ) -> int:

@@ -59,14 +59,14 @@ def check_variables() -> dict[str, str]:
     return {"SLURMDL_VERIFY_PYTHON": sys.executable, "SLURMDL_VERIFY_SCRIPT": os.path.abspath(__file__)}
 
 
-def format_result(planned: Sequence[str], reports: Sequence[RankReport]) -> tuple[bool, str]:
-    """Return whether all ranks run on their planned nodes, and the line that says so.
+def format_result(planned: Sequence[str], reports: Sequence[RankReport]) -> tuple[str, str]:
+    """The verdict and the line of `compare_ranks`; "misplaced" also if the world has another size.
 
     `planned` is the node of each rank in the plan.
     """
     sizes = sorted({size for report in reports for size in report.world_sizes} - {len(planned)})
     if sizes:
-        return False, f"the launcher started a world of {sizes[0]} ranks; the plan has {len(planned)}"
+        return "misplaced", f"the launcher started a world of {sizes[0]} ranks; the plan has {len(planned)}"
     return plans.compare_ranks(planned, {rank: report.node for report in reports for rank in report.ranks})
 
 
@@ -77,6 +77,15 @@ def read_rank(pid: int) -> tuple[int, int] | None:
         values = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
     rank, size = values.get(b"RANK", b""), values.get(b"WORLD_SIZE", b"")
     return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else None
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, even if its parent has not waited for it yet."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"Z"
+    except OSError:
+        return True
 
 
 def processes_below(pid: int) -> set[int]:
@@ -102,7 +111,7 @@ def collect_ranks(node: str, task_pid: int, count: int, timeout_s: float = START
         found.update(filter(None, map(read_rank, processes_below(task_pid))))
         if len(found) < count:
             time.sleep(_POLL_S)
-            if not os.path.exists(f"/proc/{task_pid}"):
+            if has_ended(task_pid):
                 break
     return RankReport(node, tuple(sorted(found)), tuple(sorted(set(found.values()))))
 
@@ -151,7 +160,7 @@ def check_node(task_pid: int, environ: Mapping[str, str]) -> None:
     end = time.monotonic() + START_TIMEOUT_S
 
     def is_over() -> bool:
-        return time.monotonic() > end or not os.path.exists(f"/proc/{task_pid}")
+        return time.monotonic() > end or has_ended(task_pid)
 
     report = collect_ranks(environ["SLURMD_NODENAME"], task_pid, int(environ["SLURMDL_RANKS_PER_TASK"]))
     if environ["SLURM_PROCID"] != "0":
@@ -159,9 +168,12 @@ def check_node(task_pid: int, environ: Mapping[str, str]) -> None:
         return
     with socket.create_server(("", int(port)), backlog=1024) as server:
         others = receive_reports(server, secret.encode(), set(range(len(plan))) - set(report.ranks), is_over)
-    is_correct, line = format_result(plan.nodes, [report, *others])
+    reports = [report, *others]
+    if not any(node_report.ranks for node_report in reports):
+        return  # the program has ended at once, or its ranks have no RANK
+    verdict, line = format_result(plan.nodes, reports)
     warn(line)
-    if mode == "strict" and not is_correct:
+    if mode == "strict" and verdict == "misplaced":
         warn("--dl-strict: the step is canceled")
         process.run_command(["scancel", f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"])
 
@@ -185,9 +197,9 @@ def verify_rank(environ: Mapping[str, str]) -> bool:
     if rank == "0":
         with socket.create_server(("", address[1]), backlog=1024) as server:
             others = receive_reports(server, key, set(range(1, len(plan))), lambda: time.monotonic() > end)
-        is_correct, line = format_result(plan.nodes, [report, *others])
+        verdict, line = format_result(plan.nodes, [report, *others])
         warn(line)
-        return is_correct
+        return verdict == "correct"
     try:
         send_report(report, address, key, lambda: time.monotonic() > end)
     except OSError as error:

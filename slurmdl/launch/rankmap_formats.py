@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from slurmdl.errors import PlacementError
-from slurmdl.plan import Plan, decode_plan
+from slurmdl.plan import Plan, decode_plan, encode_plan
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ def _parse_shell(text: str, map_input: RankMapInput) -> list[str]:
 
 def _format_env(map_input: RankMapInput) -> str:
     """Export the plan and the address of rank 0."""
-    values = {"SLURMDL_PLAN": map_input.task_variables["SLURMDL_PLAN"], "MASTER_ADDR": map_input.plan.nodes[0],
+    plan = map_input.task_variables.get("SLURMDL_PLAN") or encode_plan(map_input.plan)
+    values = {"SLURMDL_PLAN": plan, "MASTER_ADDR": map_input.plan.nodes[0],
               "MASTER_PORT": str(map_input.master_port)}
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
 

@@ -270,9 +270,9 @@ def _usable_plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Pl
     if len(plan) != len(nodes):
         warn(f"train: the plan is ignored: it is for {len(plan)} ranks, these are {len(nodes)}")
         return None
-    is_correct, line = plans.compare_ranks(plan.nodes, dict(enumerate(nodes)))
-    warn(line if is_correct else f"train: the plan is ignored: {line}")
-    return plan if is_correct else None
+    verdict, line = plans.compare_ranks(plan.nodes, dict(enumerate(nodes)))
+    warn(line if verdict == "correct" else f"train: the plan is ignored: {line}")
+    return plan if verdict == "correct" else None
 
 
 def _assign_roles(strategy: str, ps: int | None, plan: plans.Plan | None, size: int) -> tuple[str, ...]:

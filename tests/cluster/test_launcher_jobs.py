@@ -67,7 +67,7 @@ masters = {master for _, master, _ in results}
 print("".join(f"rank {rank} {node}\\n" for rank, _, node in sorted(results)), end="")
 print("masters", *masters)
 """
-PLAIN_RANK = "--no-python sh -c 'echo rank $RANK $SLURMD_NODENAME'"
+PLAIN_RANK = "--no-python sh -c 'echo rank $RANK $SLURMD_NODENAME; sleep 3'"
 C10D = "--rdzv-backend=c10d --rdzv-endpoint=$head:29500"
 #: header of the job scripts, as in many centres' documentation
 HEADER = """#!/bin/bash

@@ -24,27 +24,27 @@ SECRET = "5" * 32
 PLAN = plans.Plan("allreduce", ("n1", "n1", "n10", "n10", "n2", "n2"), ("worker",) * 6, {})
 
 
-@pytest.mark.parametrize(("actual", "is_correct", "facts"), [
-    (PLAN.nodes, True, ["6 of 6"]),
-    (("n1", "n1", "n2", "n2", "n10", "n10"), False,
+@pytest.mark.parametrize(("actual", "verdict", "facts"), [
+    (PLAN.nodes, "correct", ["6 of 6"]),
+    (("n1", "n1", "n2", "n2", "n10", "n10"), "misplaced",
      ["2 of 6", "rank 2 runs on n2, planned n10", "another node rank"]),
-    (PLAN.nodes[:4], False, ["4 of 6", "not seen", "n2"]), ((), False, ["0 of 6", "n1, n10, n2"])])
-def test_result_names_the_misplaced_and_the_unseen_ranks(actual, is_correct, facts):
+    (PLAN.nodes[:4], "unseen", ["4 of 6", "not seen", "n2"]), ((), "unseen", ["0 of 6", "n1, n10, n2"])])
+def test_result_names_the_misplaced_and_the_unseen_ranks(actual, verdict, facts):
     result = plans.compare_ranks(PLAN.nodes, dict(enumerate(actual)))
-    assert result[0] == is_correct
+    assert result[0] == verdict
     assert all(fact in result[1] for fact in facts), result
 
 
 def test_order_of_host_names_is_named_as_the_cause():
     planned = ("n1", "n3", "n2", "n4")
-    is_correct, line = plans.compare_ranks(planned, dict(enumerate(sorted(planned))))
-    assert not is_correct
+    verdict, line = plans.compare_ranks(planned, dict(enumerate(sorted(planned))))
+    assert verdict == "misplaced"
     assert "2 of 4" in line and "numbered by host name" in line
 
 
 def test_world_of_another_size_is_reported():
-    is_correct, line = rank_check.format_result(PLAN.nodes, [RankReport("n1", (0, 1), (2,))])
-    assert not is_correct
+    verdict, line = rank_check.format_result(PLAN.nodes, [RankReport("n1", (0, 1), (2,))])
+    assert verdict == "misplaced"
     assert "world of 2 ranks" in line and "6" in line
 
 
@@ -103,6 +103,12 @@ def test_first_task_prints_one_line_for_all_nodes(start, ranks, expected):
     lines = [child.communicate(timeout=60)[1] for child in checks]
     assert lines[0].startswith(expected) and lines[0].count("\n") == 1
     assert lines[1:] == ["", ""]
+
+
+def test_program_that_ends_at_once_gives_no_line(start):
+    verify = f"{pick_free_port()} {SECRET}"
+    checks = [check(start, number, (), "strict", verify) for number in range(3)]
+    assert [child.communicate(timeout=60)[1] for child in checks] == [""] * 3
 
 
 def test_report_without_the_secret_is_ignored(start):
