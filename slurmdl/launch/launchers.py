@@ -51,11 +51,15 @@ _PART = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)|\$\w+|\$\{\w+\}""")
 
 @dataclass(frozen=True)
 class Word:
-    """A word of the shell text: its value, with known variables expanded, and its position."""
+    """A word of the shell text: its value, with known variables expanded, and its position.
+
+    `attached_at` is the position of the value of `--name=value`.
+    """
 
     value: str
     start: int
     end: int
+    attached_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,8 @@ def _commands(text: str, environ: Mapping[str, str]) -> list[list[Word]]:
     position = 0
     while position < len(text):
         if word := _WORD.match(text, position):
-            commands[-1].append(Word(_expand(word[0], environ), position, word.end()))
+            commands[-1].append(Word(_expand(word[0], environ), position, word.end(),
+                                     position + word[0].find("=") + 1))
             position = word.end()
         elif operator := _OPERATOR.match(text, position):
             commands.append([])
@@ -238,8 +243,7 @@ def _full_name(written: str, names: Sequence[str]) -> str:
 
 def _attached_value(word: Word) -> Word:
     """The value of `--name=value` as a word of its own."""
-    value = word.value.partition("=")[2]
-    return Word(value, word.end - len(value), word.end)
+    return Word(word.value.partition("=")[2], word.attached_at, word.end)
 
 
 @dataclass(frozen=True)

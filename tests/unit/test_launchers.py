@@ -70,6 +70,8 @@ def test_one_world_per_node_is_not_a_multi_node_launch(command, is_multi_node):
      "torchrun --nnodes 6 --rdzv_backend static --rdzv_endpoint n1:29500 train.py --rdzv_backend c10d"),
     ("torchrun --nnodes=6 --rdzv-b=c10d --rdzv-endpoint=n3:29500 -m train",
      "torchrun --nnodes=6 --rdzv-b=static --rdzv-endpoint=n1:29500 -m train"),
+    ("bash -c 'torchrun --nnodes=6 --rdzv-backend=\"c10d\" --rdzv-endpoint=\"$head:1\" t.py'",
+     "bash -c 'torchrun --nnodes=6 --rdzv-backend=static --rdzv-endpoint=\"$head:1\" t.py'"),
     ("torchrun --nnodes=6 --node-rank=3 --master-addr n4 --master-port 1 train.py",
      "torchrun --nnodes=6 --node-rank=3 --master-addr n1 --master-port 1 train.py"),
     ("bash -c 'torchrun --nnodes=$SLURM_NNODES --rdzv_backend \"c10d\" --rdzv_endpoint=$(hostname):1 t.py $X'",
