@@ -53,8 +53,8 @@ def test_signal_on_any_rank_stops_all_and_same_command_resumes(strategy: str, tm
 
 @needs_mpi
 @pytest.mark.parametrize("arguments", [
-    ("--strategy", "gossip", "--async"),
     *(pytest.param(words, marks=NIGHTLY) for words in (
+        ("--strategy", "gossip", "--async"),
         ("--strategy", "ps", "--async"), ("--strategy", "gossip", "--shared-memory"),
         ("--strategy", "ps", "--max-staleness", "2"), ("--strategy", "gossip", "--shared-memory", "--async"),
         ("--strategy", "adaptive-gossip", "--comm-pattern", "base-2", "--compression", "int4")))],

@@ -31,7 +31,7 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[int, int]]] = {
 }
 STEPS = 200
 #: cases of every test run; all other cases are nightly
-FEW = ("first rank, then another", "worker", "server")
+FEW = ("first rank, then another", "server")
 
 
 def start(folder: Path, method: dict[str, Any], ranks: int, kill_steps: dict[int, int]) -> Any:

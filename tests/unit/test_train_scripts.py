@@ -108,8 +108,8 @@ def test_mpi_launcher_with_torch_variables_is_accepted() -> None:
     assert len([line for line in proc.stdout.splitlines() if line.startswith("worker")]) == 2
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "gossip", *(
-    pytest.param(name, marks=pytest.mark.nightly) for name in ("ps", "local-sgd"))])
+@pytest.mark.parametrize("strategy", ["allreduce", *(
+    pytest.param(name, marks=pytest.mark.nightly) for name in ("gossip", "ps", "local-sgd"))])
 def test_mixed_precision_reduces_scale_after_overflow(strategy: str) -> None:
     """float16 with autocast and GradScaler."""
     proc = mpirun(3, SCRIPT, "float16", environ={"SLURMDL_TRAIN_STRATEGY": strategy})

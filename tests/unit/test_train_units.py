@@ -255,3 +255,15 @@ def test_train_imports_only_shared_modules() -> None:
     assert proc.stdout.split() == [
         "slurmdl.comm_layout", "slurmdl.errors", "slurmdl.files", "slurmdl.gossip_graphs", "slurmdl.mpi_library",
         "slurmdl.plan", "slurmdl.text", "slurmdl.units", "slurmdl.yaml_input", "False"], proc.stderr
+
+
+@pytest.mark.parametrize(("planned", "facts"), [
+    (("n0", "n1"), ["2 of 2"]), (("n0", "n9"), ["ignored", "rank 1 runs on n1, planned n9"]),
+    (("n0", "n1", "n2"), ["ignored", "3 ranks", "2"])])
+def test_plan_of_other_nodes_is_ignored_with_one_line(planned, facts, capsys) -> None:
+    plan = Plan("allreduce", planned, ("worker",) * len(planned), {})
+    used = world_module._usable_plan(("n0", "n1"), {"SLURMDL_PLAN": encode_plan(plan)})
+    assert used == (None if "ignored" in facts else plan)
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    assert all(fact in text for fact in facts)
