@@ -12,7 +12,7 @@ from benchmarks.results import Row, make_row
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
-NODES, REPEATS = 6, 3
+NODES, REPEATS = 6, 2
 C10D = "--rdzv-backend=c10d --rdzv-endpoint=$head:29500"
 #: launch line -> what srun starts
 LINES = {
@@ -26,7 +26,7 @@ CONTROL = f"torchrun --nnodes={NODES - 1}:{NODES} --nproc-per-node=1 {C10D} step
 KINDS = {"plain": "srun", "before": "slurmdl srun --dl-launcher=none", "now": "slurmdl srun"}
 #: slurmdl must take at most this share of the plain launch's time where plain srun orders nodes by name
 TARGET_SHARE = 0.7
-#: measures a step of both kinds, median of ten, after three warm-up steps
+#: measures a step of both kinds, the median of five after a warm-up step
 PROGRAM = '''
 import json, os, statistics, time, torch
 import torch.distributed as dist
@@ -47,13 +47,13 @@ def shift():
         request.wait()
 for name, step in (("all-reduce", reduce), ("pipeline", shift)):
     seconds = []
-    for _ in range(13):
+    for _ in range(6):
         dist.barrier()
         start = time.perf_counter()
         step()
         dist.barrier()
         seconds.append(time.perf_counter() - start)
-    result[name] = statistics.median(seconds[3:])
+    result[name] = statistics.median(seconds[1:])
 if rank == 0:
     print("RESULT " + json.dumps(result), flush=True)
 dist.barrier()
