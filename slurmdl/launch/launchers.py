@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 
 from slurmdl.errors import PlacementError
 
-#: launchers by name; --dl-launcher names one if the command does not show it
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "ray")
 #: `python -m MODULE` -> launcher
 _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
             "accelerate.commands.launch": "accelerate", "accelerate.commands.accelerate_cli": "accelerate",
@@ -67,7 +65,7 @@ class LauncherCommand:
     """A launcher in the command of a step.
 
     Attributes:
-        name: one of LAUNCHERS.
+        name: one of the launchers in dl_options.LAUNCHER_CHOICES.
         before, after: arguments of the step's program around `text`, e.g. ("bash", "-c"); () if it is the program.
         text: shell text that starts the launcher.
         options: option of the launcher, with dashes -> the word of its value.
@@ -112,6 +110,12 @@ class LauncherCommand:
         text = self.option("nnodes", "num-machines", "num-nodes")
         match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
         return (int(match[1]), int(match[2] or match[1])) if match else None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of nodes may vary."""
+        counts = self.node_count()
+        return counts is not None and counts[0] != counts[1]
 
     def ranks_per_node(self, gpus_per_node: str) -> int:
         """Ranks that it starts on each node; 0 if the command does not say.
@@ -315,8 +319,8 @@ def _order_lost_reason(command: LauncherCommand) -> str:
     if command.name == "ray":
         return "ray numbers its workers itself, not by the rank map"
     if command.option("rdzv-backend") == "c10d":
-        counts, restarts = command.node_count(), command.option("max-restarts")
-        if counts is None or counts[0] != counts[1]:
+        restarts = command.option("max-restarts")
+        if command.node_count() is None or command.is_elastic:
             return (f"{command.node_count_option}={command.option('nnodes')}: an elastic c10d rendezvous numbers the "
                     "nodes by host name, not by the rank map; expected a fixed number of nodes")
         if restarts not in ("", "0"):

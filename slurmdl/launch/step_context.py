@@ -110,21 +110,19 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
     if launcher is None and dl.launcher not in ("auto", "none"):
         launcher = LauncherCommand.unread(dl.launcher, operands)
     if launcher is None or not launcher.is_multi_node:
-        is_node_map = max(counts) == 1 and dl.ranks_per_node > 1
+        is_node_map = max(counts) == 1 and dl.ranks_per_node > 1 and context.args.launcher == "srun"
         return replace(context, ranks_per_task=dl.ranks_per_node) if is_node_map else context
     if context.args.launcher != "srun":
         raise PlacementError(f"--launcher={context.args.launcher} starts {launcher.name} once per node only if Slurm "
-                             "does; expected --launcher=srun")
+                             "does; expected --launcher=srun or --dl-launcher=none")
     launchers.check_launcher(launcher, counts)
     ranks = dl.ranks_per_node or launcher.ranks_per_node(environ.get("SLURM_GPUS_ON_NODE", ""))
     if not ranks:
         on_warning(f"{launcher.name}: the number of ranks per node is unknown and 1 is assumed; expected "
                    "--dl-ranks-per-node=N")
     hosts = frozenset(filter(task_command.is_local_host, launcher.hosts()))
-    counts_nodes = launcher.node_count() or (0, 0)
-    is_checked = ranks and launcher.name != "ray" and counts_nodes[0] == counts_nodes[1]
     check = context.rank_check_variables
-    if is_checked and check:
+    if check and ranks and launcher.name != "ray" and not launcher.is_elastic:
         check = {**check, **rank_check.check_variables()}
     return replace(context, launcher=launcher, ranks_per_task=ranks or 1, local_hosts=hosts,
                    rank_check_variables=check)
