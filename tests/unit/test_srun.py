@@ -359,7 +359,8 @@ def test_topology_yaml_applies_regardless_of_topology_plugin(tmp_path, monkeypat
         step_context.load_job_topology(flat, ["n1"], "", True)
 
 
-@pytest.mark.parametrize(("options", "ranks_per_task"), [("", 4), ("--launcher=mpirun", 1), ("--dl-launcher=none", 4)])
+@pytest.mark.parametrize(("options", "ranks_per_task"), [
+    ("", 4), ("--launcher=mpirun", 1), ("--dl-launcher=none", 4)])
 def test_ranks_per_node_are_those_of_one_task_under_srun_only(options, ranks_per_task):
     """mpirun starts every rank of the plan itself."""
     args = srun_args.parse_srun_argv([*options.split(), "--dl-ranks-per-node=4", "program"])
