@@ -21,6 +21,8 @@ TRAIN = ("-m", "slurmdl.train")
 ON_NODES = ("export SLURMD_NODENAME=n$R SLURM_TOPOLOGY_ADDR_PATTERN=switch.switch.node;"
             "case $R in 0|2) SLURM_TOPOLOGY_ADDR=core.leafA.n$R;; *) SLURM_TOPOLOGY_ADDR=core.leafB.n$R;; esac;"
             "export SLURM_TOPOLOGY_ADDR")
+WRONG_PLAN = encode_plan(Plan("ps", ("n0", "n9", "n2"), ("ps", "worker", "worker"), {}))
+WRONG_NODE = "rank 1 runs on n1, planned n9"
 PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10
 
 
@@ -30,29 +32,34 @@ def lines(text: str) -> list[str]:
 
 
 @needs_mpi
-@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("gossip", marks=pytest.mark.nightly), "ps"])
+@pytest.mark.parametrize("strategy", ["allreduce", *(pytest.param(name, marks=pytest.mark.nightly)
+                                                     for name in ("gossip", "ps"))])
 def test_training_on_digits(strategy: str, tmp_path: Path) -> None:
-    steps = 80
-    proc = mpirun(4, *TRAIN, "--strategy", strategy, "--steps", str(steps), "--model", "mlp:64", "--log-every", "20",
-                  "--metrics", str(tmp_path / "metrics"), "--summary", str(tmp_path / "summary"), per_rank=ON_NODES)
+    ranks, steps = (3, 40) if strategy == "allreduce" else (4, 80)
+    default = strategy == "allreduce"  # with a plan for other nodes, which is ignored
+    words, environ = ((), {"SLURMDL_PLAN": WRONG_PLAN}) if default else (("--strategy", strategy), {})
+    proc = mpirun(ranks, *TRAIN, *words, "--steps", str(steps), "--model", "mlp:64", "--log-every", "20",
+                  "--metrics", str(tmp_path / "metrics"), "--summary", str(tmp_path / "summary"), per_rank=ON_NODES,
+                  environ=environ)
     assert proc.returncode == 0, proc.stderr
+    assert [WRONG_NODE in line for line in lines(proc.stderr)] == [True] * default
     summary = json.loads((tmp_path / "summary").read_text())
     first = "ps" if strategy == "ps" else "worker"
-    assert proc.stdout.splitlines()[0] == (f"ranks: 0 n0 (leafA {first}), 1 n1 (leafB worker), 2 n2 (leafA worker), "
-                                           "3 n3 (leafB worker)")
+    places = [f"0 n0 (leafA {first})", "1 n1 (leafB worker)", "2 n2 (leafA worker)", "3 n3 (leafB worker)"][:ranks]
+    assert proc.stdout.splitlines()[0] == f"ranks: {', '.join(places)}"
     assert f"step {steps} of {steps}: loss" in proc.stdout
     assert summary["test_accuracy"] >= 0.9
-    assert (summary["strategy"], summary["num_nodes"], summary["num_zones"], summary["steps"]) == (strategy, 4, 2,
+    assert (summary["strategy"], summary["num_nodes"], summary["num_zones"], summary["steps"]) == (strategy, ranks, 2,
                                                                                                    steps)
     assert summary["parameters"] == PARAMETERS
-    assert summary["rank_map"][3] == {"rank": 3, "node": "n3", "zone": "leafB", "role": "worker"}
+    assert summary["rank_map"][1] == {"rank": 1, "node": "n1", "zone": "leafB", "role": "worker"}
 
     bytes_ = summary["bytes_sent"]
     vector = 4 * PARAMETERS
     assert bytes_["intra_node"] == 0
     if strategy == "allreduce":
-        # two ranks per zone exchange halves twice within the zone, and once with the other zone
-        assert (bytes_["intra_zone"], bytes_["inter_zone"]) == (4 * vector * steps, 2 * vector * steps)
+        # the two ranks of a zone exchange halves twice within the zone, and once with the other zone
+        assert (bytes_["intra_zone"], bytes_["inter_zone"]) == (2 * vector * steps, 2 * vector * steps)
         assert summary["consensus_distance"] == 0
     if strategy == "gossip":  # the final average passes the ring once
         assert bytes_["intra_zone"] + bytes_["inter_zone"] == 4 * vector * steps + 6 * vector
@@ -74,14 +81,23 @@ def test_training_on_digits(strategy: str, tmp_path: Path) -> None:
 
 
 @needs_mpi
-def test_plan_sets_strategy_roles_and_zones() -> None:
-    plan = Plan("ps", ("n0", "n1", "n2", "n3"), ("worker", "ps", "worker", "ps"),
-                {f"n{i}": ("top", "left" if i < 2 else "right") for i in range(4)})
-    proc = mpirun(4, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": encode_plan(plan)}, per_rank=ON_NODES)
+def test_plan_sets_strategy_roles_and_zones(tmp_path: Path) -> None:
+    """With a parameter server that is not the first rank, and one of two workers in its zone."""
+    steps = 40
+    plan = Plan("ps", ("n0", "n1", "n2"), ("worker", "ps", "worker"),
+                {f"n{i}": ("top", "left" if i < 2 else "right") for i in range(3)})
+    proc = mpirun(3, *TRAIN, "--steps", str(steps), "--model", "mlp:64", "--summary", str(tmp_path / "summary"),
+                  environ={"SLURMDL_PLAN": encode_plan(plan)}, per_rank=ON_NODES)
     assert proc.returncode == 0, proc.stderr
-    assert proc.stdout.splitlines()[0] == ("ranks: 0 n0 (left worker), 1 n1 (left ps), 2 n2 (right worker), "
-                                           "3 n3 (right ps)")
-    assert lines(proc.stderr) == ["slurmdl: 4 of 4 ranks on their planned nodes"]
+    assert proc.stdout.splitlines()[0] == "ranks: 0 n0 (left worker), 1 n1 (left ps), 2 n2 (right worker)"
+    assert lines(proc.stderr) == ["slurmdl: 3 of 3 ranks on their planned nodes"]
+    summary = json.loads((tmp_path / "summary").read_text())
+    assert (summary["strategy"], summary["num_servers"], summary["num_zones"]) == ("ps", 1, 2)
+    assert summary["test_accuracy"] >= 0.9
+    bytes_, pushed_and_pulled = summary["bytes_sent"], 2 * 4 * PARAMETERS * steps
+    assert bytes_["intra_node"] == 0
+    for level in ("intra_zone", "inter_zone"):  # plus message headers
+        assert pushed_and_pulled < bytes_[level] < 1.002 * pushed_and_pulled
 
 
 @needs_mpi
@@ -104,9 +120,10 @@ def test_plan_sets_comm_pattern(tmp_path: Path) -> None:
 
 
 @needs_mpi
+@pytest.mark.nightly  # the first is also in test_training_on_digits
 @pytest.mark.parametrize("text, reason", [
-    (encode_plan(Plan("ps", ("n0", "n9"), ("ps", "worker"), {})), "rank 1 runs on n1, planned n9"),
-    pytest.param("nonsense", "SLURMDL_PLAN is not a plan", marks=pytest.mark.nightly)])
+    (encode_plan(Plan("ps", ("n0", "n9"), ("ps", "worker"), {})), WRONG_NODE),
+    ("nonsense", "SLURMDL_PLAN is not a plan")])
 def test_mismatched_plan_is_ignored(text: str, reason: str) -> None:
     proc = mpirun(2, *TRAIN, "--steps", "2", environ={"SLURMDL_PLAN": text}, per_rank=ON_NODES)
     assert proc.returncode == 0, proc.stderr
@@ -151,7 +168,7 @@ else:
 
 @needs_mpi
 def test_single_rank_trains() -> None:
-    proc = python(*TRAIN, "--steps", "40", "--model", "mlp:32")
+    proc = python(*TRAIN, "--steps", "10", "--model", "mlp:16")
     assert proc.returncode == 0, proc.stderr
     assert "accuracy" in proc.stdout
 
@@ -160,8 +177,10 @@ def test_single_rank_trains() -> None:
 @pytest.mark.parametrize("arguments, per_rank, status, text", [
     (("--strategy", "gosip"), "", 64, "'gosip' is not one of allreduce, ps, gossip, adaptive-gossip, local-sgd"),
     (("--strategy", "ps", "--ps", "2"), "", 64, "2 parameter servers in 2 ranks"),
-    (("--strategy", "gossip", "--comm-pattern", "ring"), "", 64, "strategy gossip has random-matching, one-peer"),
-    (("--batch-size", "800"), "", 64, "only 718 images"),
+    # on virtual ranks in test_train_simulate.py
+    *(pytest.param(words, "", 64, text, marks=pytest.mark.nightly) for words, text in (
+        (("--strategy", "gossip", "--comm-pattern", "ring"), "strategy gossip has random-matching, one-peer"),
+        (("--batch-size", "800"), "only 718 images"))),
     ((), 'set -- "$@" --lr 0.$((R + 1))', 64, "rank 1 has --lr 0.2 but rank 0 has 0.1")])
 def test_error_of_all_ranks_is_reported_once(arguments: tuple[str, ...], per_rank: str, status: int,
                                             text: str) -> None:
@@ -191,11 +210,14 @@ def test_different_data_are_rejected(tmp_path: Path) -> None:
 @needs_mpi
 @pytest.mark.parametrize("arguments, text", [
     (("--metrics", "/nowhere/metrics"), "rank 0 on n0: /nowhere/metrics: No such file or directory"),
-    (("--summary", "/nowhere/summary"), "rank 0 on n0: --summary /nowhere/summary: cannot be written (No such file"),
-    (("--summary", "/etc"), "rank 0 on n0: --summary /etc: cannot be written (Is a directory)"),
-    (("--lr", "1e30"), "has infinite or NaN entries; expected finite ones")])
+    # on virtual ranks in test_train_simulate.py
+    *(pytest.param(("--summary", path), f"rank 0 on n0: --summary {path}: cannot be written ({reason}",
+                   marks=pytest.mark.nightly)
+      for path, reason in (("/nowhere/summary", "No such file"), ("/etc", "Is a directory)"))),
+    # also in test_train_scripts.py, with a script
+    pytest.param(("--lr", "1e30"), "has infinite or NaN entries; expected finite ones", marks=pytest.mark.nightly)])
 def test_failure_of_one_rank_ends_all(arguments: tuple[str, ...], text: str) -> None:
-    proc = mpirun(3, *TRAIN, "--steps", "1000", *arguments, per_rank=ON_NODES, timeout=30)
+    proc = mpirun(2, *TRAIN, "--steps", "1000", *arguments, per_rank=ON_NODES, timeout=30)
     assert proc.returncode == 76
     assert text in proc.stderr
     assert "Traceback" not in proc.stderr
