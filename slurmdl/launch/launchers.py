@@ -4,8 +4,9 @@ A launcher is a program that Slurm starts once per node and that starts the rank
 deepspeed, ray. Its ranks follow a node rank. A mapped step with one task per node has the planned node rank in
 SLURM_PROCID and SLURM_NODEID, which most launch lines use. Two things lose it:
 
-- torchrun's `c10d` rendezvous numbers the nodes by host name (sorted participants in dynamic_rendezvous.py of
-  PyTorch). With a fixed number of nodes the `static` rendezvous does the same with given node ranks.
+- torchrun's `c10d` rendezvous numbers the nodes by the text of `--local-addr`, by default the host name (sorted
+  participants in dynamic_rendezvous.py of PyTorch). Only rank 0's is used as an address, so the task shell gives the
+  other nodes texts that sort behind it in the planned order (`PET_LOCAL_ADDR` in task.sh).
 - a launch line without a node rank. torchrun reads `PET_NODE_RANK`, `PET_MASTER_ADDR` and `PET_MASTER_PORT` if the
   options are missing (argparse_util.env of PyTorch); accelerate has no such variables and gets `--machine_rank`.
 
@@ -298,10 +299,8 @@ def keep_map(command: LauncherCommand, rank0_node: str, is_rank0_host: Callable[
     if order_lost:
         variables = {}
     else:
-        backend = command.options.get("rdzv-backend")
-        if backend and backend.value == "c10d":
-            replace_value("rdzv-backend", backend, "static")
-            changes.append("rendezvous c10d -> static, which takes the planned node ranks")
+        if command.option("rdzv-backend") == "c10d":
+            changes.append("PET_LOCAL_ADDR set, by which the c10d rendezvous numbers the nodes as planned")
         for name in _HOST_OPTIONS:
             if word := command.options.get(name):
                 host, colon, port = _split_endpoint(word.value)
@@ -318,14 +317,12 @@ def _order_lost_reason(command: LauncherCommand) -> str:
     """Why the launcher does not take the planned order of the nodes, with the option to change; "" if it does."""
     if command.name == "ray":
         return "ray numbers its workers itself, not by the rank map"
-    if command.option("rdzv-backend") == "c10d":
-        restarts = command.option("max-restarts")
-        if command.node_count() is None or command.is_elastic:
-            return (f"{command.node_count_option}={command.option('nnodes')}: an elastic c10d rendezvous numbers the "
-                    "nodes by host name, not by the rank map; expected a fixed number of nodes")
-        if restarts not in ("", "0"):
-            return (f"--max-restarts={restarts}: restarts need the c10d rendezvous, which numbers the nodes by host "
-                    "name, not by the rank map; expected --max-restarts=0")
+    backend, address = command.option("rdzv-backend"), command.option("local-addr")
+    if backend not in ("", "static", "c10d"):
+        return f"--rdzv-backend={backend}: numbers the nodes itself, not by the rank map; expected c10d"
+    if backend == "c10d" and address:
+        return (f"--local-addr={address}: the c10d rendezvous numbers the nodes by this text, not by the rank map; "
+                "expected no --local-addr")
     return ""
 
 

@@ -55,6 +55,15 @@ if [ "$SLURMDL_LAUNCHER" = torchrun ]; then
     _dl_default PET_MASTER_ADDR "$MASTER_ADDR"
     _dl_default PET_MASTER_PORT "$MASTER_PORT"
 fi
+case $SLURMDL_LAUNCHER in
+    torchrun | accelerate)
+        # a c10d rendezvous sorts the nodes by this text, and only that of rank 0 is used as an address
+        if [ "$SLURM_PROCID" = 0 ]; then
+            _dl_default PET_LOCAL_ADDR "$SLURMDL_MASTER_ADDR"
+        else
+            _dl_default PET_LOCAL_ADDR "~$((1000000 + SLURM_PROCID))-$SLURMD_NODENAME"
+        fi
+esac
 export SLURMDL_ROLE SLURMDL_ROLE_RANK SLURMDL_ZONE SLURMDL_EXPORTED
 
 unset -f _dl_position _dl_default

@@ -67,38 +67,39 @@ def test_one_world_per_node_is_not_a_multi_node_launch(command, is_multi_node):
 @pytest.mark.parametrize(("command", "expected"), [
     ("torchrun --nnodes=6 --nproc-per-node=2 t.py 'a b'", "torchrun --nnodes=6 --nproc-per-node=2 t.py 'a b'"),
     ("torchrun --nnodes 6 --rdzv_backend c10d --rdzv_endpoint n1:29500 train.py --rdzv_backend c10d",
-     "torchrun --nnodes 6 --rdzv_backend static --rdzv_endpoint n1:29500 train.py --rdzv_backend c10d"),
+     "torchrun --nnodes 6 --rdzv_backend c10d --rdzv_endpoint n1:29500 train.py --rdzv_backend c10d"),
+    ("torchrun --nnodes=2:6 --max-restarts=3 --rdzv-backend=c10d --rdzv-endpoint=n3:1 t.py",
+     "torchrun --nnodes=2:6 --max-restarts=3 --rdzv-backend=c10d --rdzv-endpoint=n1:1 t.py"),
     ("torchrun --nnodes=6 --rdzv-b=c10d --rdzv-endpoint=n3:29500 -m train",
-     "torchrun --nnodes=6 --rdzv-b=static --rdzv-endpoint=n1:29500 -m train"),
+     "torchrun --nnodes=6 --rdzv-b=c10d --rdzv-endpoint=n1:29500 -m train"),
     ("bash -c 'torchrun --nnodes=6 --rdzv-backend=\"c10d\" --rdzv-endpoint=\"$head:1\" t.py'",
-     "bash -c 'torchrun --nnodes=6 --rdzv-backend=static --rdzv-endpoint=\"$head:1\" t.py'"),
+     "bash -c 'torchrun --nnodes=6 --rdzv-backend=\"c10d\" --rdzv-endpoint=\"$head:1\" t.py'"),
     ("torchrun --nnodes=6 --node-rank=3 --master-addr n4 --master-port 1 train.py",
      "torchrun --nnodes=6 --node-rank=3 --master-addr n1 --master-port 1 train.py"),
     ("bash -c 'torchrun --nnodes=$SLURM_NNODES --rdzv_backend \"c10d\" --rdzv_endpoint=$(hostname):1 t.py $X'",
-     "bash -c 'torchrun --nnodes=$SLURM_NNODES --rdzv_backend static --rdzv_endpoint=$(hostname):1 t.py $X'"),
+     "bash -c 'torchrun --nnodes=$SLURM_NNODES --rdzv_backend \"c10d\" --rdzv_endpoint=$(hostname):1 t.py $X'"),
     ("accelerate launch --num_processes 12 --num_machines 6 --rdzv_backend c10d --main_process_ip n2 t.py",
      "/bin/sh -c 'exec accelerate launch --machine_rank=\"$SLURM_PROCID\" --num_processes 12 --num_machines 6 "
-     "--rdzv_backend static --main_process_ip n1 t.py'"),
+     "--rdzv_backend c10d --main_process_ip n1 t.py'"),
     ("bash -c 'accelerate launch --num_machines 6 --machine_rank $SLURM_NODEID t.py'",
      "bash -c 'accelerate launch --num_machines 6 --machine_rank $SLURM_NODEID t.py'")])
 def test_command_is_changed_where_it_would_lose_the_order(command, expected):
     adapted = keep_map(command)
     assert list(adapted.program) == shlex.split(expected)
     assert not adapted.order_lost
-    assert bool(adapted.changes) == (shlex.split(command) != shlex.split(expected))
+    assert bool(adapted.changes) == (shlex.split(command) != shlex.split(expected) or "c10d" in expected)
 
 
 def test_torchrun_options_in_the_environment_are_changed_there():
     adapted = keep_map("torchrun train.py", environ={"PET_NNODES": "6", "PET_RDZV_BACKEND": "c10d",
                                                      "PET_RDZV_ENDPOINT": "n2:29400"})
     assert adapted.program == ("torchrun", "train.py")
-    assert adapted.environ == {"SLURMDL_LAUNCHER": "torchrun", "PET_RDZV_BACKEND": "static",
-                               "PET_RDZV_ENDPOINT": "n1:29400"}
+    assert adapted.environ == {"SLURMDL_LAUNCHER": "torchrun", "PET_RDZV_ENDPOINT": "n1:29400"}
 
 
 @pytest.mark.parametrize(("command", "facts"), [
-    ("torchrun --nnodes=2:6 --rdzv-backend=c10d --rdzv-endpoint=n3:1 t.py", ("--nnodes=2:6", "fixed number")),
-    ("torchrun --nnodes=6 --max-restarts=3 --rdzv-backend=c10d t.py", ("--max-restarts=3", "--max-restarts=0")),
+    ("torchrun --nnodes=6 --rdzv-backend=c10d --local-addr=n7 t.py", ("--local-addr=n7", "expected no")),
+    ("torchrun --nnodes=6 --rdzv-backend=etcd --rdzv-endpoint=n3:1 t.py", ("--rdzv-backend=etcd", "c10d")),
     ("ray start --head", ("ray",))])
 def test_launch_that_numbers_nodes_itself_is_left_unchanged_with_the_reason(command, facts):
     adapted = keep_map(command)
