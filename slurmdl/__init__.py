@@ -1,6 +1,7 @@
 """slurmdl: network-aware placement and MPI training of neural networks on Slurm.
 
-Programs that number their ranks themselves use `from slurmdl import planned_rank`, see `slurmdl.plan.planned_rank`.
+Programs that number their ranks themselves use `slurmdl.planned_rank`, programs of a mesh of ranks
+`slurmdl.planned_mesh`; both are defined in slurmdl.plan.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slurmdl.plan import planned_mesh as planned_mesh
     from slurmdl.plan import planned_rank as planned_rank
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "planned_rank":
-        from slurmdl.plan import planned_rank  # lazy: commands start without it
+    if name in ("planned_mesh", "planned_rank"):
+        from slurmdl import plan  # lazy: commands start without it
 
-        return planned_rank
+        return getattr(plan, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
+from slurmdl.mesh import parse_mesh
 from slurmdl.plan import COMM_PATTERNS, STRATEGIES
 from slurmdl.slurm import getopt
 from slurmdl.slurm.sbatch_options import is_flag_set
@@ -32,6 +33,8 @@ class DlOptions:
         zone: zones that the job may use; () for any.
         model_bytes: size of one replica of the parameters.
         comm_pattern: one of plan.COMM_PATTERNS[strategy], "" for the first of them, or a file of matrices.
+        mesh: dimensions of a mesh of ranks (mesh.parse_mesh), "" for none.
+        model, mesh_bytes: what its traffic is computed from (placement.mesh_traffic), "" if not given.
         link_scores: "auto", "off", a file, or the URL of a Prometheus server.
         probe: seconds, one of PROBE_CHOICES.
         launcher: one of LAUNCHER_CHOICES.
@@ -46,6 +49,9 @@ class DlOptions:
     rank0: str = "first"
     model_bytes: float = 100e6
     comm_pattern: str = ""
+    mesh: str = ""
+    model: str = ""
+    mesh_bytes: str = ""
     link_scores: str = "auto"
     probe: str = "0"
     launcher: str = "auto"
@@ -132,6 +138,11 @@ OPTIONS = (
     DlOption("comm-pattern", "text", "PATTERN|FILE", "communication pattern of the ranks: ring or hierarchical; "
              "random-matching, one-peer-exponential, base-2 or zone-aware (gossip); shards (ps); or a "
              "file of traffic matrices, .npz or CSV"),
+    DlOption("mesh", "text", "DIM=N,...", "mesh of the ranks of a parallel model, slowest dimension first: dp, fsdp, "
+             "pp, tp, cp, ep; e.g. dp=16,pp=4,tp=8"),
+    DlOption("model", "text", "KEY=N,...", "model whose traffic the mesh carries, e.g. params=7B,hidden=4096,"
+             "layers=32,seq=4096,micro-batch=1,dtype=bf16"),
+    DlOption("mesh-bytes", "text", "DIM=N,...", "bytes per iteration of each of its dimensions, e.g. tp=2G,dp=14G"),
     DlOption("link-scores", "text", "auto|off|FILE|URL", "source of link scores: JSON, CSV, or a Prometheus server"),
     DlOption("probe", "choice", "|".join(PROBE_CHOICES), "seconds to probe the links of the job's nodes before ranks "
              "are mapped"),
@@ -245,16 +256,25 @@ def _similar_options(written: str) -> str:
 def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[str, str]:
     """Settings of `base` overridden by those of `layer`.
 
-    A layer that names a strategy drops the parameter servers and the pattern of another strategy from `base`. A layer
-    that sets parameter servers without a strategy selects the strategy ps. Raises UsageError if the layer sets
-    parameter servers with another strategy.
+    A layer that names a strategy drops parameter servers, mesh and pattern of another strategy from `base`.
+    A layer that sets parameter servers without a strategy selects the strategy ps, one that sets a mesh the strategy
+    allreduce without a pattern. Raises UsageError if the layer itself sets a strategy or pattern that excludes them.
     """
     merged = dict(base)
     strategy, servers = layer.get("strategy"), layer.get("ps")
     if servers not in (None, "0") and strategy not in (None, "ps"):
         raise UsageError(f"--dl-ps={servers}: the strategy {strategy} has no parameter servers; "
                          "expected --dl-strategy=ps")
-    if strategy not in (None, "ps"):
+    if "mesh" in layer:
+        layer = {"strategy": "allreduce", **layer}
+        pattern = layer.get("comm_pattern", "ring")
+        if strategy not in (None, "allreduce") or servers not in (None, "0") or pattern != "ring":
+            other = f"--dl-comm-pattern={pattern}" if pattern != "ring" else f"--dl-strategy={strategy or 'ps'}"
+            raise UsageError(f"--dl-mesh={layer['mesh']}: not valid with {other}; expected allreduce and ring")
+        merged.pop("comm_pattern", None)
+    if layer.get("strategy") not in (None, "allreduce") or servers not in (None, "0"):
+        merged.pop("mesh", None)
+    if layer.get("strategy") not in (None, "ps"):
         merged.pop("ps", None)
     merged.update(layer)
     if servers not in (None, "0"):
@@ -269,12 +289,17 @@ def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[
 def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
     """Options from layers of settings, the weakest first (see `overlay_settings`).
 
-    Raises UsageError if a value is invalid, or a layer sets parameter servers with another strategy.
+    Raises UsageError if a value is invalid, or as `overlay_settings`. A model and bytes without a mesh are ignored.
     """
     merged: dict[str, str] = {}
     for layer in layers:
         merged = overlay_settings(merged, layer)
     if merged.get("strategy") == "ps":
         merged.setdefault("ps", "1")
+    if "mesh" in merged:
+        parse_mesh(merged["mesh"], "--dl-mesh")
+    else:
+        for name in ("model", "mesh_bytes"):
+            merged.pop(name, None)
     return DlOptions(**{field: _BY_FIELD[field].parse(value, f"--dl-{_BY_FIELD[field].name}")
                         for field, value in merged.items()})

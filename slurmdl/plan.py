@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slurmdl.errors import InputError
+from slurmdl.mesh import Mesh, parse_mesh
 from slurmdl.text import sample_names
 
 VERSION = 2
@@ -59,6 +60,7 @@ class Plan:
         zones: node -> zone path, root first, leaf last; () for a node without a zone.
         costs: "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, "leaf|leaf" inside one.
         comm_pattern: one of COMM_PATTERNS[strategy]; "" if the ranks are mapped for traffic matrices of the user.
+        mesh: the mesh of the ranks as in --dl-mesh; "" without one.
     """
 
     strategy: str
@@ -67,6 +69,7 @@ class Plan:
     zones: Mapping[str, tuple[str, ...]]
     costs: Mapping[str, float] = field(default_factory=dict)
     comm_pattern: str = ""
+    mesh: str = ""
 
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.roles):
@@ -104,7 +107,8 @@ class Plan:
                        roles=tuple(map(str, data["roles"])),
                        zones={str(node): tuple(map(str, path)) for node, path in data["zones"].items()},
                        costs={str(pair): float(cost) for pair, cost in data.get("costs", {}).items()},
-                       comm_pattern=str(data.get("comm_pattern", "")))
+                       comm_pattern=str(data.get("comm_pattern", "")),
+                       mesh=str(data.get("mesh", "")))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"plan: malformed ({type(error).__name__}: {error})") from error
 
@@ -200,6 +204,21 @@ def planned_rank(local_rank: int = 0, environ: Mapping[str, str] = os.environ) -
         raise InputError(f"the plan has {len(ranks)} ranks on node {node or 'SLURMD_NODENAME'}, none with local rank "
                          f"{local_rank}")
     return ranks[local_rank]
+
+
+def planned_mesh(environ: Mapping[str, str] = os.environ) -> Mesh:
+    """The mesh that the ranks of this step were mapped for, e.g. for torch.distributed.device_mesh.init_device_mesh.
+
+        mesh = slurmdl.planned_mesh()
+        device_mesh = init_device_mesh("cuda", mesh.sizes, mesh_dim_names=mesh.names)
+        mesh.coordinates(rank)    # {"dp": 0, "pp": 1, "tp": 3}
+
+    Raises InputError if the step has no plan, or a plan without a mesh.
+    """
+    plan = plan_from_environ(environ)
+    if plan is None or not plan.mesh:
+        raise InputError("the step has no mesh; expected `slurmdl srun` with --dl-mesh=DIM=N,...")
+    return parse_mesh(plan.mesh, "SLURMDL_PLAN: mesh")
 
 
 def plan_from_environ(environ: Mapping[str, str] = os.environ) -> Plan | None:

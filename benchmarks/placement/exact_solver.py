@@ -23,8 +23,9 @@ from slurmdl.placement.arrays import FloatArray
 from slurmdl.placement.eligibility import candidate_partitions, eligible_tasks
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
 from slurmdl.placement.job_size import JobSize, resolve_job_size
+from slurmdl.placement.phase import Phase
 from slurmdl.placement.result import Cost
-from slurmdl.placement.traffic import Phase, Traffic
+from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology
 
 Objective = Literal["seconds", "bytes"]

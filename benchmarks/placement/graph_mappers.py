@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.placement.iteration_cost import NetworkLinks
-from slurmdl.placement.traffic import Phase
+from slurmdl.placement.phase import Phase
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -26,9 +26,9 @@ MAX_LIST_LINES = 12  # zones, and candidates, with a line each
 REACHED_GAP = 5e-4  # optimality gap below which a placement counts as optimal
 
 _ORDER_LABELS = {"roles": "by role", "depth-first": "depth-first", "leaf": "leaf order",
-                 "alphabetical": "alphabetical", "largest-first": "largest first", "bisection": "by bisection",
-                 "swaps": "after swaps", "detour": "detoured", "zones-swapped": "zones swapped",
-                 "rotated": "rotated", "renumbered": "renumbered"}
+                 "alphabetical": "alphabetical", "mesh": "by mesh", "largest-first": "largest first",
+                 "bisection": "by bisection", "swaps": "after swaps", "detour": "detoured",
+                 "zones-swapped": "zones swapped", "rotated": "rotated", "renumbered": "renumbered"}
 
 
 def explain_placement(placement: Placement, topology: Topology, cluster: ClusterSnapshot, scores: LinkScores,

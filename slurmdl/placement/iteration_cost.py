@@ -11,8 +11,8 @@ import numpy as np
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import FloatArray, IntArray, new_indices, sorted_unique
+from slurmdl.placement.phase import Phase
 from slurmdl.placement.result import Cost
-from slurmdl.placement.traffic import Phase
 from slurmdl.topology.topology import MAX_LEVELS, Topology
 
 

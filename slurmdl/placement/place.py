@@ -45,7 +45,7 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     ranks_per_node, tasks_per_node = request.dl.ranks_per_node, job.max_tasks_per_node
     if ranks_per_node:
         job = JobSize(job.nodes, job.nodes * ranks_per_node)
-    problem = SearchProblem(job, traffic.phases(job.tasks), request.dl.place, traffic.is_zone_dependent)
+    problem = SearchProblem(job, traffic.phases(job.tasks), request.dl.place, traffic.is_zone_dependent, traffic.mesh)
     search = PlacementSearch(request, cluster, topology, scores, problem, traffic)
     reason = ""
     for free_now in (True, False):

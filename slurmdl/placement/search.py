@@ -6,7 +6,7 @@ An algorithm is a function `(pool, problem, zone candidates) -> proposals` in sl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -21,6 +21,7 @@ from slurmdl.placement.algorithms.apportion import even_choices, uneven_choices
 from slurmdl.placement.algorithms.lower_bound import compute_lower_bound
 from slurmdl.placement.algorithms.problem import NodeChoice, Proposal, SearchProblem, make_choice
 from slurmdl.placement.algorithms.ps_search import ps_choices
+from slurmdl.placement.algorithms.segments import segment_choices
 from slurmdl.placement.algorithms.zone_candidates import rank_zones
 from slurmdl.placement.arrays import IntArray, run_starts
 from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
@@ -40,6 +41,9 @@ MAX_EVEN_ZONES = 1  # zones with even choices for such large jobs
 MAX_SWAPS_PER_ROUND = 32  # node swaps
 MAX_SWAP_ROUNDS = 4
 MAX_SWAP_TASKS = 64  # largest job with node swaps
+MAX_MESH_STARTS = 5  # choices that are improved for a mesh
+MAX_MESH_FINALISTS = 6  # choices that are compared by their final rank maps
+MAX_REFINED_NODES = 64  # nodes among which they are improved
 MAX_AVOIDED_PATHS = 4  # slow inter-leaf paths that are avoided one after the other
 
 
@@ -110,9 +114,10 @@ class PlacementSearch:
             evaluated += others
             depends_on_order = self.traffic.needs_search or self.traffic.is_zone_dependent
             if depends_on_order and self.request.dl.place == "pack" and self.job.tasks <= MAX_SWAP_TASKS:
-                winner = self.swap_nodes(pool, winner)
-        rank_map = winner.rank_orders.best_map()
-        has_bound = is_even and not self.traffic.is_zone_dependent and not self.traffic.matrices
+                winner = self.refine_mesh(pool, evaluated) if self.traffic.mesh else self.swap_nodes(pool, winner)
+        rank_map = winner.rank_orders.best_map
+        has_bound = is_even and not self.traffic.is_zone_dependent and not self.traffic.matrices and \
+            not self.traffic.mesh
         bound = compute_lower_bound(even_pool, self.problem, rank_map.cost.seconds) if has_bound else None
         # the first of several choices with the same nodes per zone is enough
         losers = {format_zone_counts(entry.nodes_per_zone): entry for entry in reversed(evaluated)
@@ -135,6 +140,8 @@ class PlacementSearch:
     def proposals(self, pool: CandidateNodes) -> Iterator[Proposal]:
         """Choices that may win."""
         problem, candidates = self.problem, rank_zones(pool, self.problem)
+        if problem.mesh and problem.place == "pack":
+            yield from segment_choices(pool, problem, candidates)
         if problem.place == "pack" and problem.depends_on_counts:
             is_large = self.job.tasks > MAX_FULL_SEARCH_TASKS
             if self.job.nodes > 1:
@@ -216,6 +223,25 @@ class PlacementSearch:
                 break
             best = better
         return best
+
+    def refine_mesh(self, pool: CandidateNodes, evaluated: Sequence[EvaluatedChoice]) -> EvaluatedChoice:
+        """The best of several choices with their final rank maps, and of improved choices.
+
+        In an improved choice, sets of ranks that share a node are swapped with each other and moved to unused nodes.
+        """
+        start = sorted(evaluated, key=lambda entry: entry.sort_key)[:MAX_MESH_STARTS]
+        choices = {entry.nodes: entry for entry in start}
+        for entry in start:
+            used = entry.choice.nodes
+            unused = np.setdiff1d(np.arange(len(pool.snapshot_index)), used)
+            unused = unused[np.argsort(~np.isin(pool.leaf[unused], pool.leaf[used]), kind="stable")]
+            nodes = np.concatenate([used, unused[:max(0, MAX_REFINED_NODES - len(used))]])
+            chosen = nodes[entry.rank_orders.nodes_after_refinement(
+                [self.cluster.names[i] for i in pool.snapshot_index[nodes].tolist()], self.topology, self.scores)]
+            improved = self.evaluate(pool, make_choice(pool, _smallest_common_zone(pool, chosen), chosen))
+            choices.setdefault(improved.nodes, improved)
+        ranked = sorted(choices.values(), key=lambda entry: entry.sort_key)[:MAX_MESH_FINALISTS]
+        return min(ranked, key=lambda entry: (entry.rank_orders.best_map.cost.sort_key, entry.sort_key))
 
     def zone_name(self, pool: CandidateNodes, zone: int) -> str:
         index = int(pool.topology_zone_index[zone])

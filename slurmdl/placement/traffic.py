@@ -17,31 +17,11 @@ import numpy as np
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.gossip_graphs import GRAPHS
+from slurmdl.mesh import size_mismatch
 from slurmdl.placement.arrays import FloatArray, IntArray, sorted_unique
+from slurmdl.placement.mesh_traffic import MeshTraffic
+from slurmdl.placement.phase import Phase
 from slurmdl.plan import COMM_PATTERNS, group_ranks
-
-
-@dataclass(frozen=True, eq=False)
-class Phase:
-    """Messages that are in flight at the same time.
-
-    Attributes:
-        source, target: ranks; source[i] sends to target[i]. With `all_pairs` every source sends to every other
-            target, so dense traffic needs no n x n matrix.
-        bytes_per_pair: number, or without `all_pairs` also an array of shape (pairs,).
-        rounds: sequential message rounds; a fraction if the phase occurs in that fraction of the iterations.
-    """
-
-    source: IntArray
-    target: IntArray
-    bytes_per_pair: float | FloatArray
-    rounds: float = 1
-    all_pairs: bool = False
-
-    @property
-    def has_two_roles(self) -> bool:
-        """Whether all ranks of one role send to all ranks of another one."""
-        return self.all_pairs and bool(self.source[0] != self.target[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +35,7 @@ class Traffic:
         pattern: one of plan.COMM_PATTERNS[strategy], "" for the first one; with matrices their file.
         matrices: the user's own phases instead of a pattern, each of shape (ranks, ranks): entry [i, j] is the number
             of bytes that rank i sends to rank j per iteration; the diagonal is ignored.
+        mesh: traffic of a mesh of ranks instead of a pattern; None without one.
     """
 
     strategy: str
@@ -62,10 +43,11 @@ class Traffic:
     ps: int = 0
     pattern: str = ""
     matrices: tuple[FloatArray, ...] = ()
+    mesh: MeshTraffic | None = None
 
     @classmethod
     def from_options(cls, dl: DlOptions, matrices: tuple[FloatArray, ...] = ()) -> Traffic:
-        return cls(dl.strategy, dl.model_bytes, dl.ps, dl.comm_pattern, matrices)
+        return cls(dl.strategy, dl.model_bytes, dl.ps, dl.comm_pattern, matrices, MeshTraffic.from_options(dl))
 
     @property
     def pattern_name(self) -> str:
@@ -74,19 +56,23 @@ class Traffic:
     @property
     def is_zone_dependent(self) -> bool:
         """Whether the phases depend on the zones of the ranks."""
-        return self.pattern_name in ("hierarchical", "zone-aware") and not self.matrices
+        return self.pattern_name in ("hierarchical", "zone-aware") and not self.matrices and self.mesh is None
 
     @property
     def needs_search(self) -> bool:
         """Whether no rule gives the best rank order, so that it is searched."""
-        return bool(self.matrices) or self.pattern_name in ("one-peer-exponential", "base-2")
+        return bool(self.matrices or self.mesh) or self.pattern_name in ("one-peer-exponential", "base-2")
 
     def phases(self, ranks: int, zone_of_rank: IntArray | None = None) -> list[Phase]:
         """Phases of one iteration; `zone_of_rank`, shape (ranks,), holds leaf zones, None if they are all the same.
 
         Raises PlacementError for strategy `ps` without a server or worker, a pattern of another strategy, or matrices
-        for another number of ranks.
+        or a mesh for another number of ranks.
         """
+        if self.mesh:
+            if mismatch := size_mismatch(self.mesh.mesh, ranks):
+                raise PlacementError(mismatch)
+            return self.mesh.phases()
         if self.strategy == "ps" and not 0 < self.ps < ranks:
             raise PlacementError(
                 f"--dl-ps={self.ps}: {ranks} tasks can hold 1 to {ranks - 1} parameter servers"

@@ -27,20 +27,43 @@ def test_precedence_script_environment_command_line():
     assert chosen.strategy == "allreduce"
 
 
-def test_every_option_in_every_layer():
-    values = {"strategy": "ps", "ps": "3", "place": "spread", "node_binding": "nodelist", "zone": "a,b",
-              "model_bytes": "1.5G", "comm_pattern": "shards", "link_scores": "off", "probe": "0.5", "rank0": "any",
-              "launcher": "none", "ranks_per_node": "8"}
-    expected = DlOptions(strategy="ps", ps=3, place="spread", node_binding="nodelist", zone=("a", "b"),
-                         model_bytes=1.5e9, comm_pattern="shards", link_scores="off", probe="0.5", rank0="any",
-                         launcher="none",
-                         ranks_per_node=8)
+EVERY_OPTION = {
+    "parameter servers": (
+        {"strategy": "ps", "ps": "3", "place": "spread", "node_binding": "nodelist", "zone": "a,b",
+         "model_bytes": "1.5G", "comm_pattern": "shards", "link_scores": "off", "probe": "0.5", "rank0": "any",
+         "launcher": "none", "ranks_per_node": "8"},
+        DlOptions(strategy="ps", ps=3, place="spread", node_binding="nodelist", zone=("a", "b"), model_bytes=1.5e9,
+                  comm_pattern="shards", link_scores="off", probe="0.5", rank0="any", launcher="none",
+                  ranks_per_node=8)),
+    "mesh": (
+        {"mesh": "dp=2,tp=4", "model": "params=1B,hidden=64,layers=2,seq=8", "mesh_bytes": "tp=2G"},
+        DlOptions(mesh="dp=2,tp=4", model="params=1B,hidden=64,layers=2,seq=8", mesh_bytes="tp=2G"))}
+
+
+@pytest.mark.parametrize(("values", "expected"), EVERY_OPTION.values(), ids=EVERY_OPTION)
+def test_option_in_every_layer(values, expected):
     words = [f"--dl-{name.replace('_', '-')}={value}" for name, value in values.items()]
     assert dl(*words) == expected
-    assert dl(*(part for word in words for part in word.split("="))) == expected
+    assert dl(*(part for word in words for part in word.split("=", 1))) == expected
     assert dl(script="#!/bin/sh\n" + "\n".join(f"#DL {word}" for word in words)) == expected
     assert dl(environ={f"SLURMDL_OPT_{name.upper()}": value for name, value in values.items()}) == expected
-    assert set(values) | {"explain", "dry_run", "strict"} == {option.field for option in dl_options.OPTIONS}
+
+
+def test_every_option_is_tested():
+    tested = {name for values, _ in EVERY_OPTION.values() for name in values}
+    assert tested | {"explain", "dry_run", "strict"} == {option.field for option in dl_options.OPTIONS}
+
+
+def test_mesh_selects_allreduce_and_other_strategies_drop_it():
+    assert dl("--dl-mesh=dp=2,tp=2", defaults={"strategy": "gossip", "comm_pattern": "base-2"}) == \
+        DlOptions("allreduce", mesh="dp=2,tp=2")
+    assert dl("--dl-strategy=gossip", environ={"SLURMDL_OPT_MESH": "dp=2", "SLURMDL_OPT_MODEL": "x"}) == \
+        DlOptions("gossip")
+    for other in ("--dl-strategy=gossip", "--dl-ps=1", "--dl-comm-pattern=hierarchical"):
+        with pytest.raises(UsageError, match="--dl-mesh=dp=2: not valid with"):
+            dl("--dl-mesh=dp=2", other)
+    with pytest.raises(UsageError, match=r"--dl-mesh=dpp=2: unknown dimension 'dpp'; expected .*dp"):
+        dl("--dl-mesh=dpp=2")
 
 
 @pytest.mark.parametrize(("value", "on"), [("", True), ("yes", True), ("1", True), ("no", False), ("0", False)])

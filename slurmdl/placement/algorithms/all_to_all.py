@@ -18,7 +18,7 @@ from slurmdl.placement.algorithms.zone_candidates import LatencyCap, ZoneCandida
 from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
 from slurmdl.placement.candidate_nodes import CandidateNodes
 from slurmdl.placement.job_size import JobSize
-from slurmdl.placement.traffic import Phase
+from slurmdl.placement.phase import Phase
 
 TIME_STEPS = 24  # times that are evaluated at once
 BRACKET_ROUNDS = 4  # subdivisions of the interval between two of them

@@ -12,7 +12,10 @@ import numpy as np
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.candidate_nodes import CandidateNodes
 from slurmdl.placement.job_size import JobSize
-from slurmdl.placement.traffic import Phase, count_shards
+from slurmdl.placement.mesh_boxes import min_bytes_leaving
+from slurmdl.placement.mesh_traffic import MeshTraffic
+from slurmdl.placement.phase import Phase
+from slurmdl.placement.traffic import count_shards
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,16 +26,21 @@ class SearchProblem:
         phases: traffic of one iteration of ranks in a single zone.
         place: "pack", "balance" or "spread".
         is_zone_dependent: ranks in several zones send less over the uplinks, and in fewer rounds.
+        mesh: the traffic of a mesh, which sends nothing over a link around whole groups; None without one.
     """
 
     job: JobSize
     phases: Sequence[Phase]
     place: str
     is_zone_dependent: bool
+    mesh: MeshTraffic | None = None
 
     @cached_property
     def rounds(self) -> float:
-        """Message rounds of one iteration."""
+        """Message rounds of one iteration; of a mesh only those of groups that no node can hold."""
+        if self.mesh:
+            return sum(dimension.rounds for dimension in self.mesh.dimensions
+                       if dimension.size > self.job.max_tasks_per_node)
         return sum(phase.rounds for phase in self.phases)
 
     @cached_property
@@ -48,6 +56,8 @@ class SearchProblem:
     @cached_property
     def min_node_bytes(self) -> float:
         """Lower bound on the bytes over the busier direction of each used node link, summed over the phases."""
+        if self.mesh:
+            return min_bytes_leaving(self.mesh, self.job.max_tasks_per_node) if self.job.nodes > 1 else 0.0
         return sum(min_node_bytes(phase, self.job) for phase in self.phases)
 
 

@@ -20,7 +20,8 @@ import numpy as np
 
 from slurmdl.placement.arrays import FloatArray, IntArray, round_mantissa, sorted_unique
 from slurmdl.placement.iteration_cost import NetworkLinks, ps_split_costs
-from slurmdl.placement.traffic import Phase, count_shards
+from slurmdl.placement.phase import Phase
+from slurmdl.placement.traffic import count_shards
 
 MAX_ASSIGNMENTS = 2000  # assignments that are all evaluated
 MAX_MOVES = 256  # moves of a server between two nodes in a round

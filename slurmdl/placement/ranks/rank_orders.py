@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
+from math import gcd
 
 import numpy as np
 
@@ -13,10 +15,17 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import IntArray, new_indices, run_starts, sorted_unique
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
 from slurmdl.placement.ranks import ps_assignment, rank_swaps
+from slurmdl.placement.ranks.mesh_orders import mesh_orders
+from slurmdl.placement.ranks.mesh_refinement import refine_map
 from slurmdl.placement.ranks.recursive_bisection import bisection_map
 from slurmdl.placement.result import Cost, RankMap
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology
+
+#: ranks of all orders of a mesh that are evaluated for each choice of nodes, and for the chosen one
+MAX_MESH_RANKS, MAX_FINAL_MESH_RANKS = 2**13, 2**17
+MAX_REFINED_RANKS = 64  # ranks of the largest mesh that is refined from several starts
+MAX_STARTS = 3
 
 
 def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
@@ -26,7 +35,7 @@ def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: 
     All traffic: alphabetical order (Slurm up to 25.11), leaf order (Slurm 26.05), depth-first order of the zone tree,
     and a detour around slow inter-leaf paths. Parameter servers: the assignment of `ps_assignment`. Traffic without a
     rule: largest zones first, recursive bisection for the user's matrices, and swaps in the best order, if
-    `rank_swaps.is_tractable`.
+    `rank_swaps.is_tractable`. A mesh: the best of `mesh_orders`, bisection and swaps.
 
     With rank 0 fixed, each order starts with the first node and its zones. If that costs time, the best free order
     is also tried with renumbered ranks.
@@ -38,7 +47,7 @@ def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: 
     Raises PlacementError if there is no task, for invalid traffic (`Traffic.phases`), and for parameter servers with
     `node_by_node`: their ranks come first.
     """
-    return RankOrders(slots, topology, scores, traffic, rank0, node_by_node=node_by_node).best_map()
+    return RankOrders(slots, topology, scores, traffic, rank0, node_by_node=node_by_node).best_map
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +88,7 @@ class RankOrders:
         orders = self._rule_based(self.rank0_node).values()
         return min((self._order_cost(order) for order in orders), key=lambda cost: cost.sort_key)
 
+    @cached_property
     def best_map(self) -> RankMap:
         """Best of all orders; of equal ones the first."""
         free = best = self._search(None)
@@ -89,9 +99,22 @@ class RankOrders:
                        ("ps",) * servers + ("worker",) * (self.rank_count - servers), best.cost, best.name,
                        best.costs, free.cost)
 
+    def nodes_after_refinement(self, nodes: Sequence[str], topology: Topology, scores: LinkScores) -> IntArray:
+        """Indices in `nodes` of the nodes that a mesh uses if it may exchange its own for the others of them.
+
+        The first of `nodes` are the mesh's own, in any order.
+        """
+        orders = self._rule_based(None).values()
+        best = min(orders, key=lambda order: self._order_cost(order).sort_key)
+        index = {name: i for i, name in enumerate(nodes)}
+        start = np.array([index[self.network.nodes[node]] for node in best.tolist()], np.int64)
+        links = network_links(nodes, topology, scores)
+        return sorted_unique(refine_map(self.phases, links, start, node_by_node=self.node_by_node,
+                                        nodes_are_fixed=False))
+
     def _search(self, rank0_node: int | None) -> _BestOrder:
         """Best order by rules, or with rank 0 on any node also by swaps."""
-        best = self._best_of({**self._rule_based(rank0_node), **self._generic(rank0_node)})
+        best = self._best_of({**self._rule_based(rank0_node, MAX_FINAL_MESH_RANKS), **self._generic(rank0_node)})
         return self._improve_by_swaps(best, keep_rank0=False) if rank0_node is None else best
 
     def _with_fixed_rank0(self, free: _BestOrder) -> _BestOrder:
@@ -104,15 +127,16 @@ class RankOrders:
             best = self._best_of(orders, best)
         return self._improve_by_swaps(best, keep_rank0=True) if best.cost.sort_key > free.cost.sort_key else best
 
-    def _rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
+    def _rule_based(self, rank0_node: int | None, max_mesh_ranks: int = MAX_MESH_RANKS) -> dict[str, IntArray]:
         """Orders for this traffic that need no swaps: name -> node of each rank."""
         depth, tasks = depth_first(self.network, rank0_node), self.tasks
+        if self.traffic.mesh:
+            return {**self._generic(rank0_node), **self._mesh_order(depth, max_mesh_ranks)}
         if self.traffic.needs_search:
             largest = largest_first(self.network, tasks, rank0_node)
             orders = {**self._generic(rank0_node), "largest-first": np.repeat(largest, tasks[largest])}
             if rank0_node is None and self.traffic.matrices and self._is_swappable():
-                flow = rank_swaps.traffic_matrices(self.phases, self.rank_count).sum(axis=0)
-                orders["bisection"] = bisection_map(flow + flow.T, self.network, orders["depth-first"])
+                orders["bisection"] = self._bisection(orders["depth-first"])
             return orders
         if self.traffic.ps:
             servers = ps_assignment.assign_servers(self.network, tasks, self.phases, self.traffic.ps, rank0_node)
@@ -124,11 +148,35 @@ class RankOrders:
             orders["detour"] = np.repeat(detour, tasks[detour])
         return orders
 
+    def _mesh_order(self, depth: IntArray, max_ranks: int) -> dict[str, IntArray]:
+        """The best of the orders of the mesh."""
+        best = min(self._mesh_maps(depth, max_ranks), default=None,
+                   key=lambda order: self._order_cost(order).sort_key)
+        return {} if best is None else {"mesh": best}
+
+    def _mesh_maps(self, depth: IntArray, max_ranks: int) -> list[IntArray]:
+        """Orders of the mesh on the nodes in depth-first order: the node of each rank, up to `max_ranks` in all."""
+        assert self.traffic.mesh
+        slots = np.repeat(depth, self.tasks[depth])
+        nodes_per_zone = [gcd(*np.bincount(group + 1).tolist()) for group in self.network.level_group.T]
+        ranks_per_node = int(self.tasks[0]) if (self.tasks == self.tasks[0]).all() else 0
+        orders = mesh_orders(self.traffic.mesh, ranks_per_node, nodes_per_zone, node_by_node=self.node_by_node)
+        maps = []
+        for order in islice(orders, max(2, max_ranks // self.rank_count)):
+            node_of_rank = np.empty_like(slots)
+            node_of_rank[order] = slots
+            maps.append(node_of_rank)
+        return maps
+
     def _generic(self, rank0_node: int | None) -> dict[str, IntArray]:
         """Orders for any traffic, the preferred first: name -> node of each rank."""
         nodes = {"depth-first": depth_first(self.network, rank0_node), "leaf": leaf_order(self.network, rank0_node),
                  "alphabetical": np.arange(len(self.tasks))}
         return {name: np.repeat(order, self.tasks[order]) for name, order in nodes.items()}
+
+    def _bisection(self, slots: IntArray) -> IntArray:
+        flow = rank_swaps.traffic_matrices(self.phases, self.rank_count).sum(axis=0)
+        return bisection_map(flow + flow.T, self.network, slots)
 
     def _best_of(self, orders: dict[str, IntArray], incumbent: _BestOrder | None = None) -> _BestOrder:
         """Best of these orders and the incumbent."""
@@ -149,14 +197,32 @@ class RankOrders:
 
     def _improve_by_swaps(self, current: _BestOrder, keep_rank0: bool) -> _BestOrder:
         """Swap ranks if no rule fits the traffic, the search is tractable, and it helps."""
+        if self.traffic.mesh and self.rank_count <= MAX_REFINED_RANKS and self._is_tractable():
+            starts = [current.node_of_rank, *self._mesh_starts(current.node_of_rank)]
+            refined = (refine_map(self.phases, self.network, start, node_by_node=self.node_by_node,
+                                  keep_rank0=keep_rank0) for start in starts)
+            return self._best_of({"swaps": min(refined, key=lambda order: self._order_cost(order).sort_key)}, current)
         if not self._is_swappable():
             return current
         return self._best_of({"swaps": rank_swaps.swap_search(
             self.phases, self.network, current.node_of_rank, keep_rank0)}, current)
 
+    def _mesh_starts(self, best: IntArray) -> list[IntArray]:
+        """Other maps from which a mesh is refined, with rank 0 on the same node."""
+        depth = depth_first(self.network, int(best[0]))
+        maps = self._mesh_maps(depth, MAX_FINAL_MESH_RANKS)
+        if not self.node_by_node:
+            maps.append(self._bisection(np.repeat(depth, self.tasks[depth])))
+        costs = [self._order_cost(order).sort_key for order in maps]
+        others = [maps[i] for i in sorted(range(len(maps)), key=costs.__getitem__)
+                  if maps[i][0] == best[0] and not np.array_equal(maps[i], best)]
+        return others[:MAX_STARTS - 1]
+
     def _is_swappable(self) -> bool:
-        return self.traffic.needs_search and not self.node_by_node \
-            and rank_swaps.is_tractable(self.phases, self.network, self.rank_count)
+        return self.traffic.needs_search and not self.node_by_node and self._is_tractable()
+
+    def _is_tractable(self) -> bool:
+        return rank_swaps.is_tractable(self.phases, self.network, self.rank_count)
 
     def _order_cost(self, order: IntArray) -> Cost:
         phases = self.phases

@@ -12,7 +12,7 @@ import numpy as np
 
 from slurmdl.placement.arrays import FloatArray, IntArray
 from slurmdl.placement.iteration_cost import NetworkLinks, predict_cost
-from slurmdl.placement.traffic import Phase
+from slurmdl.placement.phase import Phase
 
 MAX_ARRAY_ELEMENTS = 2**22  # phases x links x ranks
 NORM_POWERS = (1, 4, 16)  # powers of the norm, in this order

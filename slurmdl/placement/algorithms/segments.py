@@ -1,0 +1,70 @@
+"""Choices in segments: every leaf zone holds a multiple of the segment's nodes, as with Slurm's --segment.
+
+The groups of a mesh that fill a segment then stay inside one leaf zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from slurmdl.placement.algorithms.apportion import take_nodes
+from slurmdl.placement.algorithms.problem import Proposal, SearchProblem, make_choice
+from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate, path_widths
+from slurmdl.placement.arrays import IntArray
+from slurmdl.placement.candidate_nodes import CandidateNodes
+
+MAX_SEGMENT_SIZES = 6  # sizes that are tried, the largest ones
+
+
+def segment_choices(pool: CandidateNodes, problem: SearchProblem, candidates: Sequence[ZoneCandidate],
+                    segment: int | None = None) -> Iterator[Proposal]:
+    """Choices of each zone for a segment size, or for the largest divisors of the node count that fit a leaf zone."""
+    for candidate in candidates:
+        nodes = pool.nodes_below(candidate.zone)
+        wide = path_widths(pool, candidate.zone, candidate.latency_cap) >= candidate.min_capacity
+        fitting = nodes.start + np.flatnonzero(wide)
+        available = np.bincount(pool.leaf[fitting], minlength=pool.zone_count)
+        largest = int(available.max(initial=0))
+        divisors = [size for size in range(min(largest, problem.job.nodes), 1, -1) if problem.job.nodes % size == 0]
+        for size in [segment] if segment else divisors[:MAX_SEGMENT_SIZES]:
+            quotas = segment_quotas(pool, candidate.zone, available // size * size, problem.job.nodes)
+            if quotas is not None:
+                yield Proposal(make_choice(pool, candidate.zone, take_nodes(pool, fitting, quotas)),
+                               candidate.min_seconds)
+
+
+def segment_quotas(pool: CandidateNodes, zone: int, available: IntArray, wanted: int) -> IntArray | None:
+    """Nodes of each leaf below `zone` in as few zones as possible at each level; None if it has too few.
+
+    `available`, shape (zones,), holds the nodes of each leaf in whole segments; `wanted` is a multiple of a segment.
+    The smallest zone that holds the rest is filled, else the largest one.
+    """
+    total = available.copy()
+    for level in pool.levels:
+        total[level.parents] += np.add.reduceat(total[level.zones], level.child_begin)
+    if total[zone] < wanted:
+        return None
+    quotas = np.zeros_like(available)
+    stack = [(zone, wanted)]
+    while stack:
+        parent, rest = stack.pop()
+        # the zone's own nodes count as a child
+        parts = np.append(np.flatnonzero((pool.parent == parent) & (total > 0)), parent)
+        sizes = np.append(total[parts[:-1]], available[parent])
+        for i in np.lexsort((pool.tie_break[parts], -sizes)):
+            fits = np.flatnonzero(sizes >= rest)
+            chosen = int(fits[sizes[fits].argmin()]) if len(fits) else int(i)
+            count = min(rest, int(sizes[chosen]))
+            if not count:
+                continue
+            sizes[chosen] = 0
+            rest -= count
+            if parts[chosen] == parent:
+                quotas[parent] = count
+            else:
+                stack.append((int(parts[chosen]), count))
+            if not rest:
+                break
+    return quotas

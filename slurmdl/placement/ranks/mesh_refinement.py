@@ -1,0 +1,56 @@
+"""Improve the rank maps of small meshes: swaps of whole nodes and of ranks, and exchange of nodes for unused ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slurmdl.placement.arrays import IntArray
+from slurmdl.placement.iteration_cost import NetworkLinks, predict_cost
+from slurmdl.placement.phase import Phase
+from slurmdl.placement.ranks.rank_swaps import swap_search
+
+MAX_ALTERNATIONS = 3  # of swaps of nodes and of ranks
+
+
+def refine_map(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntArray, *, node_by_node: bool,
+               keep_rank0: bool = False, nodes_are_fixed: bool = True) -> IntArray:
+    """Improve the node of each rank, shape (ranks,); never at a higher predicted cost.
+
+    Nodes are swapped only if all have the same number of ranks.
+
+    Args:
+        node_by_node: the ranks of a node stay together.
+        keep_rank0: rank 0 stays on its node.
+        nodes_are_fixed: no node without ranks is used instead of another one.
+    """
+    seconds = predict_cost(phases, links, node_of_rank).sort_key
+    for _ in range(MAX_ALTERNATIONS):
+        improved = _swap_nodes(phases, links, node_of_rank, keep_rank0, nodes_are_fixed)
+        if not node_by_node:
+            improved = swap_search(phases, links, improved, keep_rank0)
+        new_seconds = predict_cost(phases, links, improved).sort_key
+        if new_seconds >= seconds:
+            break
+        node_of_rank, seconds = improved, new_seconds
+    return node_of_rank
+
+
+def _swap_nodes(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntArray, keep_rank0: bool,
+                nodes_are_fixed: bool) -> IntArray:
+    """Swap all ranks of nodes: the swap search for the traffic between the sets of ranks that share a node.
+
+    The set with rank 0 comes first, as the search keeps the first one in its place; unused nodes have empty sets.
+    """
+    used, block, counts = np.unique(node_of_rank, return_inverse=True, return_counts=True)
+    if counts.min() != counts.max():
+        return node_of_rank
+    first = int(block[0])
+    number = np.where(block == first, 0, np.where(block < first, block + 1, block))
+    nodes = np.concatenate([used[first:first + 1], np.delete(used, first)])
+    if not nodes_are_fixed:
+        nodes = np.concatenate([nodes, np.setdiff1d(np.arange(len(links.nodes)), nodes)])
+    between = [Phase(number[phase.source], number[phase.target], phase.bytes_per_pair, phase.rounds)
+               for phase in phases]
+    return swap_search(between, links, nodes, keep_rank0)[number]
