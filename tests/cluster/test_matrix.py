@@ -13,13 +13,20 @@ frameworks: [slurmdl, ddp, ddp-mpi, post-local]
 strategies: [ps]
 models: {{"mlp:16": digits}}
 nodes: [2]
-placements: [slurm, slurmdl]
+placements: [slurmdl]
 repeats: 1
 steps: 6
 warmup_steps: 2
 launcher: {launcher}
 target_accuracy: 0.1
 evaluate_every: 3
+"""
+#: adapter whose cells end by an action
+ENDS = """\
+import os, subprocess, time, torch
+STRATEGIES = ('x',)
+def unavailable_reason(): return ''
+def setup(*arguments): {action}
 """
 #: framework that is unavailable in the test images -> reason
 UNAVAILABLE = {"ddp-mpi": "this PyTorch is built without MPI"}
@@ -41,7 +48,7 @@ def test_bench_run_reports_all_frameworks(cluster):
     done = cluster.run(["slurmdl", "bench", "run", "spec.yaml"], directory=folder, timeout=400)
     assert done.returncode == 0, done.stderr
     rows = read_report(folder / "spec")
-    assert len(rows) == 8
+    assert len(rows) == 4
     for row in rows:
         if row["framework"] in UNAVAILABLE:
             assert row["status"].startswith(f"missing: {UNAVAILABLE[row['framework']]}"), row
@@ -56,32 +63,33 @@ def test_bench_run_reports_all_frameworks(cluster):
 
 
 def test_bench_run_reports_impossible_cells_and_runs_the_rest(cluster):
-    """A cell with more nodes than the cluster has, and an adapter that raises an exception."""
+    """A cell with more nodes than the cluster has, an adapter that raises an exception, and a cancelled cell."""
     folder = cluster.directory("matrix")
     (folder / "raises.py").write_text("STRATEGIES = ('x',)\ndef unavailable_reason(): return ''\n"
                                       "def setup(*arguments): raise RuntimeError('adapter error')\n")
+    (folder / "ends.py").write_text(ENDS.format(
+        action="subprocess.run(['scancel', os.environ['SLURM_JOB_ID']]); time.sleep(100)"))
     (folder / "spec.yaml").write_text(
-        f"frameworks: [slurmdl, {folder}/raises.py]\nmodels: {{mlp: digits}}\nnodes: [1, 100]\nplacements: [slurm]\n"
-        f"repeats: 1\nsteps: 2\nlauncher: {launcher_of(cluster)}\n")
+        f"frameworks: [{folder}/ends.py, {folder}/raises.py, slurmdl]\nmodels: {{mlp: digits}}\nnodes: [1, 100]\n"
+        f"placements: [slurm]\nrepeats: 1\nsteps: 2\nlauncher: {launcher_of(cluster)}\n")
     done = cluster.run(["slurmdl", "bench", "run", "spec.yaml", "--results", "here"], directory=folder, timeout=300)
     assert done.returncode == 0, done.stderr
     status = {(row["framework"].rpartition("/")[2], row["nodes"]): row["status"]
                for row in read_report(folder / "here")}
     assert status["slurmdl", "1"].startswith("done")
     assert status["slurmdl", "100"].startswith("refused: ")
+    assert status["ends.py", "1"].startswith("cancelled")
     assert status["raises.py", "1"].startswith("failed: ") and "adapter error" in status["raises.py", "1"]
     assert json.loads((folder / "here" / "spec.json").read_text())["nodes"] == [1, 100]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("action", "status"), [
-    ("subprocess.run(['scancel', os.environ['SLURM_JOB_ID']]); time.sleep(100)", "cancelled"),
-    pytest.param("torch.empty(1 << 50)", "failed: .*allocate", marks=pytest.mark.nightly),
-    pytest.param("time.sleep(1000)", "time limit", marks=pytest.mark.nightly)])
+    ("torch.empty(1 << 50)", "failed: .*allocate"), ("time.sleep(1000)", "time limit")])
 def test_bench_run_reports_cause_of_ended_cell_and_runs_the_rest(cluster, action, status):
-    """A cell that is ended by scancel, lack of memory, or the time limit."""
+    """A cell that is ended by lack of memory, or the time limit."""
     folder = cluster.directory("matrix")
-    (folder / "ends.py").write_text("import os, subprocess, time, torch\nSTRATEGIES = ('x',)\n"
-                                    f"def unavailable_reason(): return ''\ndef setup(*arguments): {action}\n")
+    (folder / "ends.py").write_text(ENDS.format(action=action))
     (folder / "spec.yaml").write_text(
         f"frameworks: [{folder}/ends.py, slurmdl]\nmodels: {{mlp: digits}}\nnodes: [2]\nplacements: [slurm]\n"
         f"repeats: 1\nsteps: 2\ntime_limit_minutes: 1\nlauncher: {launcher_of(cluster)}\n")

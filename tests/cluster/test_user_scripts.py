@@ -10,16 +10,17 @@ from jobs import MPI_PROGRAM
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 JOB = """\
-#SBATCH -N4 --ntasks-per-node=1
+#SBATCH -N{nodes} --ntasks-per-node=1
 #DL --dl-strategy={strategy}
 export OMP_NUM_THREADS=1
 slurmdl srun {option} python {program}
 """
 
 
-def run_script(cluster, program: str, strategy: str = "allreduce", option: str = "") -> str:
+def run_script(cluster, program: str, strategy: str = "allreduce", option: str = "", nodes: int = 2) -> str:
     """Run a script in a job; return its output."""
-    script = cluster.script(JOB.format(strategy=strategy, program=program, option=option or cluster.launcher))
+    script = cluster.script(JOB.format(strategy=strategy, program=program, option=option or cluster.launcher,
+                                       nodes=nodes))
     for example in EXAMPLES.glob("*.py"):
         shutil.copy(example, script.parent)
     (script.parent / "plain_mpi.py").write_text(MPI_PROGRAM)
@@ -34,22 +35,23 @@ def parse_accuracy(text: str) -> float:
 def test_ddp_script_runs_unchanged(cluster):
     text = run_script(cluster, "ddp.py")
     assert parse_accuracy(text) > 85, text
-    assert len({line.split(" on ")[1] for line in text.splitlines() if line.startswith("rank ")}) == 4, text
+    assert len({line.split(" on ")[1] for line in text.splitlines() if line.startswith("rank ")}) == 2, text
 
 
 @pytest.mark.parametrize("option", ["", "--launcher=mpirun"])
 def test_mpi4py_script_runs_unchanged(cluster, option):
-    text = run_script(cluster, "plain_mpi.py", option=option)
+    text = run_script(cluster, "plain_mpi.py", option=option, nodes=4)
     assert sorted(line for line in text.splitlines() if line.startswith("rank")) == [
         f"rank {rank} of 4 total 10.0" for rank in range(4)]
 
 
 @pytest.mark.parametrize("strategy", ["gossip", pytest.param("ps", marks=pytest.mark.nightly)])
 def test_library_takes_strategy_and_zones_from_the_job(cluster, strategy):
-    """Placement puts the four nodes in one zone."""
-    text = run_script(cluster, "wrap_script.py", strategy)
+    """Placement puts the nodes in one zone."""
+    text = run_script(cluster, "wrap_script.py", strategy, nodes=3 if strategy == "ps" else 2)
     assert parse_accuracy(text) > 85, text
     compact = " ".join(text.split())
     assert f"strategy {strategy}" in compact
     assert "zones 1" in compact
     assert "bytes, inter-zone 0" in compact
+    assert "seconds/step" in compact
