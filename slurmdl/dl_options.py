@@ -262,6 +262,7 @@ def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[
     """
     merged = dict(base)
     strategy, servers = layer.get("strategy"), layer.get("ps")
+    pattern: str | None
     if servers not in (None, "0") and strategy not in (None, "ps"):
         raise UsageError(f"--dl-ps={servers}: the strategy {strategy} has no parameter servers; "
                          "expected --dl-strategy=ps")

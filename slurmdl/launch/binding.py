@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import TYPE_CHECKING
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
+from slurmdl.launch.job_start import REJECTED
 from slurmdl.launch.submission import Submission
 from slurmdl.launch.submission_record import RequestedSize
 
@@ -136,7 +138,7 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
     if request.dl.node_binding == "nodelist":
         return Decision((_nodelist_option(placement),), placement)
     if request.dl.node_binding == "zone":
-        return Decision((_zone_option(job, state, placement),), placement)
+        return Decision(_zone_options(job, state, placement, not_starting_reason), placement)
     if request.dl.node_binding == "late":
         return _late_decision(job, placement)
     if request.start_unknown_reason:
@@ -158,6 +160,8 @@ def unpredictable_start_reason(request: JobRequest, cluster: ClusterSnapshot, no
     """Why only Slurm knows whether the job starts now on these free nodes, or ""."""
     if request.unmodelled_reason:
         return request.unmodelled_reason
+    if 0 < request.segment < len(nodes):
+        return "before Slurm 25.11 several segments and a node list exclude each other"
     for reservation in cluster.reservations:
         if not (reservation.active or reservation.name == request.reservation
                 or set(reservation.nodes).isdisjoint(nodes)):
@@ -221,6 +225,28 @@ def _nodelist_option(placement: Placement) -> str:
     from slurmdl.slurm.hostlist import fold_hostlist
 
     return f"--nodelist={fold_hostlist(placement.nodes)}"
+
+
+def _zone_options(job: Submission, state: ClusterState, placement: Placement,
+                  not_starting_reason: NotStartingReason | None) -> tuple[str, ...]:
+    """Options that keep the job in its zones: features, on blocks also or only segments, on trees also --switches."""
+    segment = _segment_option(job, state.topology, placement)
+    if segment and not_starting_reason and \
+            not_starting_reason(Decision((segment,)), placement.nodes).startswith(REJECTED):
+        segment = ""  # before Slurm 24.05, or more nodes than a base block
+    if segment and not _zone_features(state, tuple(placement.nodes_per_zone)):
+        return (segment,)
+    return (_zone_option(job, state, placement), *filter(None, [segment]))
+
+
+def _segment_option(job: Submission, topology: Topology, placement: Placement) -> str:
+    """The largest --segment of which this choice consists; "" without blocks, for single nodes, or if it is given."""
+    if topology.kind != "block" or job.request.segment:
+        return ""
+    common = gcd(*placement.nodes_per_zone.values())
+    base = topology.block_sizes[0] if topology.block_sizes else common
+    size = max(size for size in range(1, common + 1) if common % size == 0 and size <= base)
+    return f"--segment={size}" if size > 1 else ""
 
 
 def _zone_option(job: Submission, state: ClusterState, placement: Placement) -> str:

@@ -29,6 +29,8 @@ from slurmdl.slurm import hostlist, process
 if TYPE_CHECKING:
     from slurmdl.launch.submission import SubmitCommand
 
+#: start of a reason: sbatch does not accept the job
+REJECTED = "Slurm rejects it"
 #: a start within this time is now: offset of the clocks, and duration of the query
 _NOW_TOLERANCE_S = 5.0
 _START_PATTERN = re.compile(r"\bto start at (\S+) (?:a )?using \d+ processors on nodes (\S+)")
@@ -51,7 +53,7 @@ def not_starting_reason(command: SubmitCommand, nodes: Sequence[str]) -> str:
         return str(error)
     start = parse_test_only(result.stderr)
     if start is None:
-        return f"Slurm rejects it: {result.first_error or 'no message'}"
+        return f"{REJECTED}: {result.first_error or 'no message'}"
     start_time, start_nodes = start
     if set(start_nodes) != set(nodes):
         return f"Slurm would choose {hostlist.fold_hostlist(start_nodes)}"

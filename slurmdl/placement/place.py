@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node
-from slurmdl.errors import PlacementError
+from slurmdl.errors import PlacementError, UsageError
 from slurmdl.job_request import JobRequest
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
+from slurmdl.mesh import size_mismatch
 from slurmdl.placement.algorithms.problem import SearchProblem
-from slurmdl.placement.arrays import FloatArray
+from slurmdl.placement.arrays import BoolArray, FloatArray
+from slurmdl.placement.candidate_nodes import topology_index
 from slurmdl.placement.eligibility import candidate_partitions, eligible_tasks
 from slurmdl.placement.job_size import JobSize, resolve_job_size
 from slurmdl.placement.ranks.rank_orders import best_rank_map
@@ -31,10 +33,11 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     Each choice that may win is evaluated with its own rank map. The least cost wins, then the fewest zones, the least
     Slurm weight, and the fewest unused nodes. If too few nodes are free now, the choice is among the nodes that fit
     when idle, and `free_now` is false. `matrices` is the user's own traffic, see traffic.Traffic. With
-    --dl-ranks-per-node the job still needs nodes for its tasks, but the traffic is that of its ranks.
+    --dl-ranks-per-node, or a mesh with more ranks than one task per node, the job still needs nodes for its tasks, but
+    the traffic is that of its ranks.
 
     Raises PlacementError with the reason if no choice is possible or determined by the request, and UsageError for an
-    unknown zone in --dl-zone.
+    unknown zone in --dl-zone, or for a mesh that does not have the job's number of ranks.
     """
     if request.unplaceable_reason:
         raise PlacementError(request.unplaceable_reason)
@@ -42,9 +45,15 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
         raise PlacementError("-w is given: the nodes are chosen already")
     job, traffic = resolve_job_size(request), Traffic.from_options(request.dl, matrices)
     check_feasible(job, cluster, topology)
+    check_segment(request, job, topology)
     ranks_per_node, tasks_per_node = request.dl.ranks_per_node, job.max_tasks_per_node
+    if traffic.mesh and not ranks_per_node and job.tasks == job.nodes < traffic.mesh.mesh.ranks:
+        ranks_per_node = traffic.mesh.mesh.ranks // job.nodes  # each task is a launcher
+        request = replace(request, dl=replace(request.dl, ranks_per_node=ranks_per_node))
     if ranks_per_node:
         job = JobSize(job.nodes, job.nodes * ranks_per_node)
+    if traffic.mesh and (mismatch := size_mismatch(traffic.mesh.mesh, job.tasks)):
+        raise UsageError(mismatch)
     problem = SearchProblem(job, traffic.phases(job.tasks), request.dl.place, traffic.is_zone_dependent, traffic.mesh)
     search = PlacementSearch(request, cluster, topology, scores, problem, traffic)
     reason = ""
@@ -54,6 +63,8 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
             max_tasks = eligible.tasks_now if free_now else eligible.tasks_when_idle
             if ranks_per_node:
                 max_tasks = np.where(max_tasks >= tasks_per_node, ranks_per_node, 0)
+            if request.exclusive_blocks and free_now:
+                max_tasks = np.where(in_idle_leaf(cluster, topology), max_tasks, 0)
             try:
                 return search.best_placement(max_tasks, free_now)
             except PlacementError as error:
@@ -74,6 +85,26 @@ def check_feasible(job: JobSize, cluster: ClusterSnapshot, topology: Topology) -
     cpus = int(cluster.cpus.sum())
     if job.tasks > cpus:
         raise PlacementError(f"{job.tasks} tasks requested; the cluster has {cpus} CPUs")
+
+
+def check_segment(request: JobRequest, job: JobSize, topology: Topology) -> None:
+    """Raise PlacementError if no allocation can consist of the segments of --segment."""
+    if topology.kind != "block" or not 0 < request.segment <= job.nodes:
+        return  # Slurm ignores larger segments
+    if job.nodes % request.segment:
+        valid = ", ".join(str(size) for size in range(1, job.nodes + 1) if job.nodes % size == 0)
+        raise PlacementError(f"--segment={request.segment} does not divide {job.nodes} nodes; expected {valid}")
+    largest = int(np.bincount(topology.leaf[topology.leaf >= 0]).max())
+    if request.segment > largest:
+        raise PlacementError(f"--segment={request.segment}: the largest block has {largest} nodes")
+
+
+def in_idle_leaf(cluster: ClusterSnapshot, topology: Topology) -> BoolArray:
+    """Whether no node of a node's leaf zone runs anything; shape (nodes of the snapshot,)."""
+    index = topology_index(cluster, topology)
+    leaf = np.append(topology.leaf, -1)[index]
+    is_busy = cluster.cpus_unallocated < cluster.cpus
+    return np.asarray(~np.isin(leaf, leaf[is_busy & (leaf >= 0)]))
 
 
 def select_subset(allocated: Sequence[str], request: JobRequest, required_node: str, topology: Topology,

@@ -104,7 +104,8 @@ class PlacementSearch:
         if not self.has_enough_nodes(pool) and not has_fixed_split:
             # uneven: nodes with fewer slots than an even split needs, next to nodes with more
             pool = self.build_pool(max_tasks)
-            evaluated = [self.evaluate(pool, choice) for choice in uneven_choices(pool, self.job)]
+            evaluated = [self.evaluate(pool, choice) for choice in uneven_choices(pool, self.job)
+                         if self.is_allowed(pool, choice)]
         is_even = not evaluated
         if is_even:
             evaluated = self.evaluate_proposals(even_pool)
@@ -140,6 +141,9 @@ class PlacementSearch:
     def proposals(self, pool: CandidateNodes) -> Iterator[Proposal]:
         """Choices that may win."""
         problem, candidates = self.problem, rank_zones(pool, self.problem)
+        if self.segment:
+            yield from segment_choices(pool, problem, candidates, self.segment)
+            return
         if problem.mesh and problem.place == "pack":
             yield from segment_choices(pool, problem, candidates)
         if problem.place == "pack" and problem.depends_on_counts:
@@ -163,6 +167,8 @@ class PlacementSearch:
         evaluated: list[EvaluatedChoice] = []
         seen: set[tuple[bytes, int]] = set()
         for choice, min_seconds, _ in self.proposals(pool):
+            if not self.is_allowed(pool, choice):
+                continue
             least = min((entry.seconds for entry in evaluated), default=np.inf)
             signature = pool.choice_signature(choice.nodes), choice.unused_nodes
             effort = len(evaluated) * self.job.tasks / MAX_EVALUATED_TASKS
@@ -170,7 +176,22 @@ class PlacementSearch:
             if signature not in seen and (effort <= 1 or not cannot_win):
                 seen.add(signature)
                 evaluated.append(self.evaluate(pool, choice))
+        if not evaluated:
+            limit = f"--segment={self.segment}" if self.segment else f"--switches={self.request.switches}"
+            raise PlacementError(f"{limit}: no choice of {self.job.nodes} nodes satisfies it now")
         return evaluated
+
+    @property
+    def segment(self) -> int:
+        """Nodes of each segment that must share a leaf zone; 0 without segments, which only blocks have."""
+        segment = self.request.segment if self.topology.kind == "block" else 0
+        return segment if segment <= self.job.nodes else 0
+
+    def is_allowed(self, pool: CandidateNodes, choice: NodeChoice) -> bool:
+        """Whether a choice satisfies --segment and --switches."""
+        counts = np.bincount(pool.leaf[choice.nodes])
+        return not (self.segment and (counts % self.segment).any()) and \
+            not 0 < self.request.switches < np.count_nonzero(counts)
 
     def evaluate(self, pool: CandidateNodes, choice: NodeChoice) -> EvaluatedChoice:
         """Compute the rank orders of a choice; Slurm distributes the tasks over the nodes in snapshot order."""
@@ -217,8 +238,8 @@ class PlacementSearch:
         """Improve a choice by the best single-node swap of each round, while one helps."""
         for _ in range(MAX_SWAP_ROUNDS):
             swaps = islice(single_node_swaps(pool, best.choice), MAX_SWAPS_PER_ROUND)
-            better = min((self.evaluate(pool, choice) for choice in swaps), key=lambda entry: entry.sort_key,
-                         default=best)
+            better = min((self.evaluate(pool, choice) for choice in swaps if self.is_allowed(pool, choice)),
+                         key=lambda entry: entry.sort_key, default=best)
             if better.sort_key >= best.sort_key:
                 break
             best = better
@@ -232,14 +253,16 @@ class PlacementSearch:
         start = sorted(evaluated, key=lambda entry: entry.sort_key)[:MAX_MESH_STARTS]
         choices = {entry.nodes: entry for entry in start}
         for entry in start:
-            used = entry.choice.nodes
-            unused = np.setdiff1d(np.arange(len(pool.snapshot_index)), used)
+            used, tree = entry.choice.nodes, pool.nodes_below(_root_of(pool, entry.choice.zone))
+            unused = np.setdiff1d(np.arange(tree.start, tree.stop), used)
             unused = unused[np.argsort(~np.isin(pool.leaf[unused], pool.leaf[used]), kind="stable")]
             nodes = np.concatenate([used, unused[:max(0, MAX_REFINED_NODES - len(used))]])
             chosen = nodes[entry.rank_orders.nodes_after_refinement(
                 [self.cluster.names[i] for i in pool.snapshot_index[nodes].tolist()], self.topology, self.scores)]
-            improved = self.evaluate(pool, make_choice(pool, _smallest_common_zone(pool, chosen), chosen))
-            choices.setdefault(improved.nodes, improved)
+            choice = make_choice(pool, _smallest_common_zone(pool, chosen), chosen)
+            if self.is_allowed(pool, choice):
+                improved = self.evaluate(pool, choice)
+                choices.setdefault(improved.nodes, improved)
         ranked = sorted(choices.values(), key=lambda entry: entry.sort_key)[:MAX_MESH_FINALISTS]
         return min(ranked, key=lambda entry: (entry.rank_orders.best_map.cost.sort_key, entry.sort_key))
 
@@ -274,9 +297,7 @@ def single_node_swaps(pool: CandidateNodes, choice: NodeChoice) -> Iterator[Node
     """
     is_used = np.zeros(len(pool.snapshot_index), bool)
     is_used[choice.nodes] = True
-    root = choice.zone
-    while pool.parent[root] >= 0:
-        root = int(pool.parent[root])
+    root = _root_of(pool, choice.zone)
     is_free = ~is_used
     is_free[:pool.node_begin[root]] = is_free[pool.node_end[root]:] = False
     used, free = np.flatnonzero(is_used), np.flatnonzero(is_free)
@@ -287,6 +308,12 @@ def single_node_swaps(pool: CandidateNodes, choice: NodeChoice) -> Iterator[Node
         for removed in removable:
             nodes = np.append(used[used != removed], added)
             yield make_choice(pool, _smallest_common_zone(pool, nodes), nodes)
+
+
+def _root_of(pool: CandidateNodes, zone: int) -> int:
+    while pool.parent[zone] >= 0:
+        zone = int(pool.parent[zone])
+    return zone
 
 
 def _smallest_common_zone(pool: CandidateNodes, nodes: IntArray) -> int:
