@@ -112,10 +112,11 @@ class Cluster(ABC):
 
     def wait_for(self, job: int | str, states: set[str], timeout: float = 60) -> dict[str, str]:
         """Wait until a job is in one of `states`; return its record."""
-        deadline = time.monotonic() + timeout
+        deadline, delay = time.monotonic() + timeout, 0.1
         while (record := self.job(job)).get("JobState") not in states:
             assert time.monotonic() < deadline, self._describe(record)
-            time.sleep(0.1)
+            time.sleep(delay)
+            delay = min(1.2 * delay, 0.5)  # each query takes CPU time from the jobs
         return record
 
     def _describe(self, record: dict[str, str]) -> str:

@@ -81,7 +81,7 @@ def test_time_limit_stops_and_requeues(cluster):
 
 
 def test_cancelled_job_writes_checkpoint_and_is_not_requeued(cluster):
-    job, folder = submit_training(cluster, "gossip", 0.1)
+    job, folder = submit_training(cluster, "gossip", 0.1, more="-N2")
     wait_for_checkpoint(folder)
     assert cluster.run(["scancel", str(job)]).returncode == 0
     assert cluster.wait(job)["JobState"] == "CANCELLED"

@@ -304,8 +304,9 @@ def test_missing_sbatch_causes_one_message(cluster):
     assert "sbatch" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["plan_dir: 2024-13-01", "[" * 2000, "options: {zone: nowhere}",
-                                  "link_defaults: {node_bandwidth: \0}"])
+@pytest.mark.parametrize("text", [
+    "plan_dir: 2024-13-01", "options: {zone: nowhere}", *(pytest.param(text, marks=pytest.mark.nightly) for text in (
+        "[" * 2000, "link_defaults: {node_bandwidth: \0}"))])
 def test_broken_configuration_does_not_prevent_the_job(cluster, text):
     script = cluster.script(f"#SBATCH -N2\n{MAPPED}")
     config = script.parent / "slurmdl"

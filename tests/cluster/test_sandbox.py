@@ -299,7 +299,8 @@ def test_controller_in_use_elsewhere_stays_enabled(cgroup_root):
     assert list(cgroup_root.glob("slurmdl-sandbox*")) == []
 
 
-@pytest.mark.parametrize("seconds", [0.05, 0.15, 0.25])
+@pytest.mark.parametrize("seconds", [
+    0.15, *(pytest.param(seconds, marks=pytest.mark.nightly) for seconds in (0.05, 0.25))])
 def test_down_and_up_remove_leftovers_of_an_interrupted_start(seconds):
     name = f"cut-{os.getpid()}"
     code = ("from slurmdl.sandbox import lifecycle, spec; print(1, flush=True);"

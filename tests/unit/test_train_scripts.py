@@ -25,19 +25,22 @@ def slurmdl_lines(text: str) -> list[str]:
 @pytest.mark.parametrize("strategy", ["gossip", *(pytest.param(name, marks=pytest.mark.nightly)
                                                   for name in ("ps", "allreduce"))])
 def test_strategy_is_set_by_environment(strategy: str, tmp_path: Path) -> None:
-    """All workers end with the same model; a server exits in wrap() with status 0."""
-    proc = mpirun(3, SCRIPT, "none",
+    """All workers end with the same model; a server exits in wrap() with status 0.
+
+    The ranks of MPI are accepted in spite of torch's variables.
+    """
+    ranks, steps = 3 if strategy == "ps" else 2, 10
+    proc = mpirun(ranks, SCRIPT, "none", per_rank="export RANK=$R",
                   environ={"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_COMM_PATTERN": "hierarchical" if
                                               strategy == "allreduce" else "",
-                           "SLURMDL_TRAIN_TRACE_DIR": str(tmp_path)})
+                           "SLURMDL_TRAIN_TRACE_DIR": str(tmp_path), "WORLD_SIZE": str(ranks)})
     assert proc.returncode == 0, proc.stderr
     workers = sorted(line for line in proc.stdout.splitlines() if line.startswith("worker"))
-    steps = 10 if strategy == "ps" else 7
-    assert len(workers) == (2 if strategy == "ps" else 3)
+    assert len(workers) == 2
     assert len({line.split(":")[1] for line in workers}) == 1
     assert f"{steps} steps" in workers[0]
     assert f"strategy {strategy}" in " ".join(proc.stderr.split())
-    for rank in range(3):
+    for rank in range(ranks):
         events = json.loads((tmp_path / f"rank-{rank}.json").read_text())["traceEvents"]
         assert {event["pid"] for event in events} == {rank}
         names = [event["name"] for event in events if event["ph"] == "X"]
@@ -47,19 +50,19 @@ def test_strategy_is_set_by_environment(strategy: str, tmp_path: Path) -> None:
 
 def test_overlapped_reduction_equals_one_process() -> None:
     """With several buckets, starting from rank 0's model."""
-    proc = mpirun(3, SCRIPT, "buckets")
+    proc = mpirun(2, SCRIPT, "buckets")
     assert proc.returncode == 0, proc.stderr
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.ones(40, 4) * torch.arange(40)[:, None] / 40
-    batches = GlobalBatches(40, 3, 2, True, 1)
+    batches = GlobalBatches(40, 2, 2, True, 1)
     for index in global_batches(batches, 0):
         opt.zero_grad()
         model(data[index]).square().mean().backward()
         opt.step()
     workers = [line for line in proc.stdout.splitlines() if line.startswith("worker")]
-    assert len(workers) == 3
+    assert len(workers) == 2
     for line in workers:
         assert json.loads(line.partition("steps, ")[2]) == pytest.approx(model.weight.detach().flatten().tolist(),
                                                                          abs=1e-6)
@@ -72,10 +75,12 @@ def test_run_is_closed_at_exit() -> None:
 
 
 @pytest.mark.parametrize("fault, status, words", [
-    ("model", 76, "slurmdl: rank 1 on n1 has parameter weight (3, 4) float32 trained where rank 0 has parameter "
-                  "weight (2, 4) float32 trained: all ranks need the same"),
+    # on virtual ranks in test_train_library.py
+    pytest.param("model", 76, "slurmdl: rank 1 on n1 has parameter weight (3, 4) float32 trained where rank 0 has "
+                 "parameter weight (2, 4) float32 trained: all ranks need the same", marks=pytest.mark.nightly),
     ("early", 76, "slurmdl: train: rank 1 on n1: rank 0 continues, but this one has ended after 2 steps"),
-    ("exit", 76, "slurmdl: train: rank 1 on n1: rank 0 continues, but this one has ended after 2 steps"),
+    pytest.param("exit", 76, "slurmdl: train: rank 1 on n1: rank 0 continues, but this one has ended after 2 steps",
+                 marks=pytest.mark.nightly),
     ("nan", 76, "slurmdl: rank 1 on n1: step 1: the gradient of weight has infinite or NaN entries")])
 def test_fault_of_one_worker_ends_all_ranks(fault: str, status: int, words: str) -> None:
     proc = mpirun(2, SCRIPT, fault, per_rank="export SLURMD_NODENAME=n$R")
@@ -91,7 +96,10 @@ def test_fault_of_one_worker_ends_all_ranks(fault: str, status: int, words: str)
     (["-m", "torch.distributed.run", "--nproc-per-node=2"], {}, "torchrun started 2 processes"),
     ([], {"RANK": "0", "WORLD_SIZE": "4"}, "WORLD_SIZE=4"),
     # inherited from an MPI launcher that started torchrun: MPI would treat both processes as the same rank
-    (["-m", "torch.distributed.run", "--nproc-per-node=2"], {"PMI_RANK": "0", "PMI_SIZE": "1"}, "torchrun")])
+    ([], {"PMI_RANK": "0", "PMI_SIZE": "1", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+          "TORCHELASTIC_RUN_ID": "none"}, "torchrun"),
+    pytest.param(["-m", "torch.distributed.run", "--nproc-per-node=2"], {"PMI_RANK": "0", "PMI_SIZE": "1"},
+                 "torchrun", marks=pytest.mark.nightly)])
 def test_ranks_of_other_launchers_are_rejected(launcher: list[str], environ: dict[str, str], culprit: str) -> None:
     proc = python(*launcher, SCRIPT, "none", environ=environ)
     assert proc.returncode != 0
@@ -102,14 +110,8 @@ def test_ranks_of_other_launchers_are_rejected(launcher: list[str], environ: dic
     assert "worker" not in proc.stdout
 
 
-def test_mpi_launcher_with_torch_variables_is_accepted() -> None:
-    proc = mpirun(2, SCRIPT, "none", environ={"WORLD_SIZE": "2"}, per_rank="export RANK=$R")
-    assert proc.returncode == 0, proc.stderr
-    assert len([line for line in proc.stdout.splitlines() if line.startswith("worker")]) == 2
-
-
-@pytest.mark.parametrize("strategy", ["allreduce", *(
-    pytest.param(name, marks=pytest.mark.nightly) for name in ("gossip", "ps", "local-sgd"))])
+@pytest.mark.nightly  # also in test_train_overflow.py, on virtual ranks
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps", "local-sgd"])
 def test_mixed_precision_reduces_scale_after_overflow(strategy: str) -> None:
     """float16 with autocast and GradScaler."""
     proc = mpirun(3, SCRIPT, "float16", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
@@ -122,14 +124,16 @@ def test_mixed_precision_reduces_scale_after_overflow(strategy: str) -> None:
     assert not slurmdl_lines(proc.stderr)
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
-def test_uncaught_exception_ends_all_ranks(strategy: str) -> None:
-    proc = mpirun(3, SCRIPT, "exception", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
+@pytest.mark.parametrize(("strategy", "ranks"), [
+    ("allreduce", 2), pytest.param("ps", 3, marks=pytest.mark.nightly)])
+def test_uncaught_exception_ends_all_ranks(strategy: str, ranks: int) -> None:
+    proc = mpirun(ranks, SCRIPT, "exception", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
     assert proc.returncode == 1
     assert "KeyError: \"of the user's own\"" in proc.stderr
     assert proc.stderr.count("Traceback") == 1
 
 
+@pytest.mark.nightly  # also in tests/cluster/test_user_scripts.py, in a job
 def test_example_learns() -> None:
     proc = mpirun(2, EXAMPLE)
     assert proc.returncode == 0, proc.stderr
