@@ -64,12 +64,12 @@ def test_surviving_ranks_continue(tmp_path: Path, case: str) -> None:
 
 
 @needs_ulfm
+@pytest.mark.nightly  # with allreduce also in tests/cluster/test_rank_failure_jobs.py
 @pytest.mark.parametrize(("method", "killed_rank", "reason"), [
     ({"strategy": "allreduce"}, 1, "allreduce needs all ranks"),
-    pytest.param({"strategy": "local-sgd", "period": 4}, 0, "local-sgd needs all ranks", marks=pytest.mark.nightly),
-    pytest.param({"strategy": "ps", "ps": 1}, 0, "no ps is left", marks=pytest.mark.nightly),
-    pytest.param({"strategy": "ps", "ps": 2}, 0, "no backup of the shard of failed rank 0",
-                 marks=pytest.mark.nightly),
+    ({"strategy": "local-sgd", "period": 4}, 0, "local-sgd needs all ranks"),
+    ({"strategy": "ps", "ps": 1}, 0, "no ps is left"),
+    ({"strategy": "ps", "ps": 2}, 0, "no backup of the shard of failed rank 0"),
 ], ids=["allreduce", "local-sgd", "the only server", "a server before its first copy"])
 def test_unrecoverable_failure_ends_all_ranks(tmp_path: Path, method: dict[str, Any], killed_rank: int,
                                               reason: str) -> None:
@@ -84,6 +84,7 @@ def test_unrecoverable_failure_ends_all_ranks(tmp_path: Path, method: dict[str, 
 
 
 @needs_mpi
+@pytest.mark.nightly  # also in tests/cluster/test_rank_failure_jobs.py
 def test_failure_without_ulfm_ends_all_ranks(tmp_path: Path) -> None:
     case = json.dumps({"method": {"strategy": "gossip"}, "steps": STEPS, "kill_steps": {1: 40}})
     proc = mpirun(3, SCRIPT, str(tmp_path), case)

@@ -1,49 +1,23 @@
-"""Simulated runs: equal to MPI runs, reproducible, and timed by a virtual clock."""
+"""Simulated runs: reproducible, and timed by a virtual clock (equal to MPI runs: test_train_strategies.py)."""
 
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from mpi import mpirun, needs_mpi
-from mpi_programs.virtual_vs_mpi import CASES, RANKS, run_virtual_case
 
 from slurmdl.errors import InvalidRunError, TrainError, UsageError
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train
 from slurmdl.train.transports.link_queues import Link, QueueingNetwork
 
-PROGRAM = Path(__file__).with_name("mpi_programs") / "virtual_vs_mpi.py"
-
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def mpi_results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return the results of each rank over MPI, by case."""
-    folder = tmp_path_factory.mktemp("real")
-    proc = mpirun(RANKS, str(PROGRAM), str(folder))
-    assert proc.returncode == 0, proc.stderr
-    return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(RANKS)]
-
-
-@needs_mpi
-@pytest.mark.parametrize("case", CASES)
-def test_virtual_run_sends_the_same_messages_as_mpi(case: str, mpi_results: list[dict[str, Any]]) -> None:
-    for over_mpi, virtual in zip((results[case] for results in mpi_results), run_virtual_case(case), strict=True):
-        assert virtual["log"] == over_mpi["log"]
-        assert virtual["bytes_sent"] == over_mpi["bytes_sent"]
-        assert sum(size for _, size, _ in virtual["log"]) == sum(virtual["bytes_sent"].values()) > 0
-        if over_mpi["worker_rank"] is not None:
-            assert np.abs(virtual["parameters"] - over_mpi["parameters"]).max() < 1e-5
 
 
 def run_summary(*arguments: str) -> dict[str, Any]:
@@ -104,6 +78,11 @@ def test_error_names_virtual_rank_unless_all_ranks_raise_it() -> None:
         run_summary("--virtual-ranks", "2", "--virtual-zones", "B:2", "--strategy", "gossip", "--lr", "1e30")
     with pytest.raises(InvalidRunError, match=r"^--comm-pattern ring"):
         run_summary("--virtual-ranks", "2", "--strategy", "gossip", "--comm-pattern", "ring")
+    with pytest.raises(UsageError, match=r"--batch-size 800: each worker has only 718 images"):
+        run_summary("--virtual-ranks", "2", "--batch-size", "800")
+    for path, reason in (("/nowhere/summary", "No such file or directory"), ("/etc", "Is a directory")):
+        with pytest.raises(TrainError, match=rf"^rank 0 on \S+: --summary {path}: cannot be written \({reason}\)"):
+            run_summary("--virtual-ranks", "2", "--summary", path)
     with pytest.raises(InvalidRunError, match=r"^--straggler 2=: no such rank; expected 0 to 1"):
         run_summary("--virtual-ranks", "2", "--straggler", "2=4")
 

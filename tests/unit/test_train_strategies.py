@@ -1,14 +1,18 @@
-"""Strategies compared with their definitions, over MPI with 2 to 5 ranks."""
+"""Strategies compared with their definitions, over MPI with 4 ranks, nightly also with 2 and 5."""
 
 from __future__ import annotations
 
+import functools
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from mpi import mpirun, needs_mpi
+from mpi_programs.virtual_vs_mpi import CASES, RANKS, run_virtual_case
 
 from slurmdl.comm_layout import split_offsets
 from slurmdl.placement.traffic import Traffic
@@ -17,11 +21,29 @@ STEPS, FLOAT = 12, 4
 pytestmark = needs_mpi
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly), 5])
-def program_result(request: pytest.FixtureRequest) -> tuple[int, dict[str, Any]]:
-    proc = mpirun(request.param, str(Path(__file__).with_name("mpi_programs") / "strategies.py"))
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("real")
+
+
+@functools.cache
+def run_program(size: int, folder: Path) -> dict[str, Any]:
+    """Return the strategies' results; with `RANKS` ranks, write each rank's results of `CASES` to `folder`."""
+    program = Path(__file__).with_name("mpi_programs") / "strategies.py"
+    proc = mpirun(size, str(program), *[str(folder)] * (size == RANKS))
     assert proc.returncode == 0, proc.stderr
-    return request.param, json.loads(proc.stdout)
+    result: dict[str, Any] = json.loads(proc.stdout)
+    return result
+
+
+@pytest.fixture(scope="module", params=[4, *(pytest.param(size, marks=pytest.mark.nightly) for size in (2, 5))])
+def program_result(request: pytest.FixtureRequest, folder: Path) -> tuple[int, dict[str, Any]]:
+    return request.param, run_program(request.param, folder)
 
 
 def locality_level(result: dict[str, Any], source: int, target: int) -> str:
@@ -126,3 +148,20 @@ def test_ps_equals_one_process_on_global_batch(program_result: tuple[int, dict[s
         by_servers = [STEPS * workers * (offsets[i + 1] - offsets[i]) * FLOAT for i in range(servers)]
         by_workers = [STEPS * (run["length"] * FLOAT + servers * header)] * workers
         assert total(run["bytes_sent"]) == by_servers + by_workers
+
+
+@pytest.fixture(scope="module")
+def mpi_results(folder: Path) -> list[dict[str, Any]]:
+    """Return the results of each rank over MPI, by case."""
+    run_program(RANKS, folder)
+    return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_virtual_run_sends_the_same_messages_as_mpi(case: str, mpi_results: list[dict[str, Any]]) -> None:
+    for over_mpi, virtual in zip((results[case] for results in mpi_results), run_virtual_case(case), strict=True):
+        assert virtual["log"] == over_mpi["log"]
+        assert virtual["bytes_sent"] == over_mpi["bytes_sent"]
+        assert sum(size for _, size, _ in virtual["log"]) == sum(virtual["bytes_sent"].values()) > 0
+        if over_mpi["worker_rank"] is not None:
+            assert np.abs(virtual["parameters"] - over_mpi["parameters"]).max() < 1e-5

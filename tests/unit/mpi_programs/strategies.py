@@ -1,17 +1,21 @@
 """MPI program of test_train_strategies.py: runs each strategy; prints JSON.
 
+Then writes the results of virtual_vs_mpi.py to the directory argv[1], if it is given.
 Zones of three ranks are emulated, two of them on one node, so that zones differ in size and all levels occur.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from mpi4py import MPI
+from virtual_vs_mpi import write_results
 
 from slurmdl.plan import group_ranks
 from slurmdl.train.comm_thread import CommThread
@@ -140,3 +144,5 @@ result = {"zones": world.zones, "nodes": world.nodes,
           "ps": [compare_with_one_process("ps", "shards", servers) for servers in range(1, min(size, 3))]}
 if rank == 0:
     print(json.dumps(result))
+if len(sys.argv) > 1:
+    write_results(Path(sys.argv[1]))

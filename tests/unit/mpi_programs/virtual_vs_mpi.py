@@ -1,12 +1,8 @@
-"""Runs of synchronous strategies for test_train_simulate.py, over MPI as a program, or on virtual ranks.
-
-The program writes the results of all cases to one file per rank in the directory argv[1].
-"""
+"""Runs of synchronous strategies for test_train_strategies.py, over MPI or on virtual ranks."""
 
 from __future__ import annotations
 
 import pickle
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +19,7 @@ from slurmdl.train.transports.transport import Transport
 from slurmdl.train.world import init_mpi
 
 RANKS = 4
-COMMON = ("--steps", "40", "--model", "mlp:16", "--seed", "3", "--virtual-ranks", str(RANKS),
+COMMON = ("--steps", "24", "--model", "mlp:16", "--seed", "3", "--virtual-ranks", str(RANKS),
           "--virtual-zones", "A:1x2,B:2x1", "--lr-schedule", "cosine", "--batch-size", "16")
 CASES = {
     "ring": "--strategy allreduce --comm-pattern ring",
@@ -82,9 +78,10 @@ def run_virtual_case(case: str) -> list[dict[str, Any]]:
     return list(trainer.run_virtual(options, lambda transport, environ: run_case(case, transport, environ)))
 
 
-if __name__ == "__main__":
+def write_results(folder: Path) -> None:
+    """Run all cases over MPI; write their results to one file per rank."""
     transport = init_mpi()
     nodes, zones = trainer.rank_places(parse_train_options(COMMON, {}))
     environ = trainer.rank_environ(nodes[transport.rank], zones[transport.rank])
     results = {case: run_case(case, transport, environ) for case in CASES}
-    Path(sys.argv[1], str(transport.rank)).write_bytes(pickle.dumps(results))
+    (folder / str(transport.rank)).write_bytes(pickle.dumps(results))
