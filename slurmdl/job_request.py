@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, PlacementError
+from slurmdl.gpu_request import GPU_OPTIONS, GpuRequest, TaskCounts, count_gpus, expand_tres_per_task, parse_gpu_count
 
 #: options by which users choose nodes, or that send the job elsewhere -> spelling in messages
-_USER_NODE_OPTIONS = {"nodelist": "-w", "nodefile": "-F", "prefer": "--prefer", "switches": "--switches",
-                      "contiguous": "--contiguous", "spread-job": "--spread-job", "segment": "--segment",
-                      "clusters": "-M", "cluster-constraint": "--cluster-constraint", "external": "--external"}
+_USER_NODE_OPTIONS = {"nodelist": "-w", "nodefile": "-F", "prefer": "--prefer",
+                      "contiguous": "--contiguous", "spread-job": "--spread-job",
+                      "spread-segments": "--spread-segments", "clusters": "-M",
+                      "cluster-constraint": "--cluster-constraint", "external": "--external"}
 #: options among them that name nodes or another cluster
 _NODE_NAMING_OPTIONS = ("nodelist", "nodefile", "clusters", "cluster-constraint", "external")
 #: options that may delay the start of the job
@@ -20,8 +22,11 @@ _DELAYED_START_OPTIONS = ("hold", "dependency", "begin", "licenses", "bb", "bbf"
 #: options that request resources that placement does not model
 _UNMODELLED_OPTIONS = ("sockets-per-node", "cores-per-socket", "threads-per-core", "extra-node-info",
                        "hint", "mincpus", "tmp", "core-spec", "thread-spec", "ntasks-per-core", "ntasks-per-socket",
-                       "ntasks-per-gpu", "ntasks-per-tres", "cpus-per-gpu", "mem-per-gpu", "gpus-per-socket",
-                       "tres-per-task", "resources", "overcommit", "oversubscribe", "batch", "network", "reboot")
+                       "gpus-per-socket", "tres-per-task", "resources", "overcommit", "oversubscribe", "batch",
+                       "network", "reboot")
+#: options among them -> what is missing to model them
+_MISSING_FACTS = {"gpus-per-socket": "the sockets of the nodes are unknown",
+                  "tres-per-task": "only CPUs and one type of GPU are"}
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,17 @@ class JobRequest:
     The *_reason fields are "" if they do not apply.
 
     Attributes:
-        nodes: (min, max) number of nodes; max is None for an open range.
+        nodes: (min, max) number of nodes; max is None for an open range. This and the numbers of tasks and CPUs
+            include what follows from the GPU options.
         memory_per_node_mb, memory_per_cpu_mb: 0 for all of the node's memory.
         partitions: partitions of -p, () for the default one.
         exclude, nodelist: expanded hostlists.
         gres_per_node: name or name:type -> count.
+        gpus: what follows from GPU options other than the GPUs per node.
         exclusive: whether the job needs whole nodes.
+        exclusive_blocks: whether no other job may use its blocks (--exclusive=topo).
+        segment: nodes of each part of the job that must share a block (topology/block only); 0 if not given.
+        switches: maximum number of leaf switches; 0 if not given.
         unplaceable_reason: why no nodes can be chosen for it ("job array", "heterogeneous job", ...).
         unrestrictable_reason: why it cannot be restricted to zones: the user names nodes or another cluster, or an
             option is not understood.
@@ -60,7 +70,11 @@ class JobRequest:
     exclude: tuple[str, ...] = ()
     nodelist: tuple[str, ...] = ()
     gres_per_node: dict[str, int] = field(default_factory=dict)
+    gpus: GpuRequest | None = None
     exclusive: bool = False
+    exclusive_blocks: bool = False
+    segment: int = 0
+    switches: int = 0
     reservation: str = ""
     unplaceable_reason: str = ""
     unrestrictable_reason: str = ""
@@ -79,23 +93,35 @@ def build_request(settings: Mapping[str, str], dl: DlOptions, unplaceable_reason
         settings: long name of an sbatch option -> value, "" for a flag, after precedence.
         unplaceable_reason: a reason that is already known, or "".
     """
+    settings, counts_reason, gpus = expand_tres_per_task(settings), "", None
     try:
+        counts = TaskCounts(_parse_node_range(settings), *(
+            _parse_count(settings, name) for name in ("ntasks", "ntasks-per-node", "cpus-per-task")))
+        gres_per_node = _collect_gres(settings)
+        try:
+            counts, gpus = _count_gpus(settings, counts, gres_per_node)
+        except PlacementError as error:
+            counts_reason = str(error)
         return JobRequest(
             dl=dl,
-            nodes=_parse_node_range(settings),
-            ntasks=_parse_count(settings, "ntasks"),
-            ntasks_per_node=_parse_count(settings, "ntasks-per-node"),
-            cpus_per_task=_parse_count(settings, "cpus-per-task"),
+            nodes=counts.nodes,
+            ntasks=counts.ntasks,
+            ntasks_per_node=counts.ntasks_per_node,
+            cpus_per_task=counts.cpus_per_task,
             memory_per_node_mb=_parse_megabytes(settings, "mem"),
             memory_per_cpu_mb=_parse_megabytes(settings, "mem-per-cpu"),
             partitions=tuple(filter(None, settings.get("partition", "").split(","))),
             constraint=settings.get("constraint") or None,
             exclude=_expand_hosts(settings.get("exclude", "")),
             nodelist=_expand_hosts(settings.get("nodelist", "")),
-            gres_per_node=_collect_gres(settings),
+            gres_per_node=gres_per_node,
+            gpus=gpus,
             reservation=settings.get("reservation", ""),
             exclusive=settings.get("exclusive", "oversubscribe") != "oversubscribe",
-            unplaceable_reason=unplaceable_reason or _unplaceable_reason(settings),
+            exclusive_blocks=settings.get("exclusive") == "topo",
+            segment=_parse_count(settings, "segment") or 0,
+            switches=_parse_switches(settings),
+            unplaceable_reason=unplaceable_reason or _unplaceable_reason(settings) or counts_reason,
             unrestrictable_reason=unplaceable_reason or _user_choice_reason(settings, _NODE_NAMING_OPTIONS),
             start_unknown_reason=next((f"--{name} decides when the job starts" for name in _DELAYED_START_OPTIONS
                                        if name in settings), ""),
@@ -124,10 +150,35 @@ def _unmodelled_reason(settings: Mapping[str, str]) -> str:
         return "--reservation names several reservations"
     for name in _UNMODELLED_OPTIONS:
         if name in settings:
-            return f"--{name} is not modelled"
-    if ("gpus" in settings or "gpus-per-task" in settings) and not _collect_gres(settings):
-        return "the number of GPUs per node is unknown without --gpus-per-node"
+            return f"--{name} is not modelled" + (f": {_MISSING_FACTS[name]}" if name in _MISSING_FACTS else "")
     return ""
+
+
+def _count_gpus(settings: Mapping[str, str], counts: TaskCounts,
+                gres_per_node: Mapping[str, int]) -> tuple[TaskCounts, GpuRequest | None]:
+    """The counts that follow from the GPU options; see count_gpus for the exceptions."""
+    if "ntasks-per-tres" in settings:  # the same option, but for its name
+        settings = {"ntasks-per-gpu": settings["ntasks-per-tres"], **settings}
+    if settings.keys().isdisjoint(GPU_OPTIONS):
+        return counts, None
+    if "mem-per-gpu" in settings and not settings.keys().isdisjoint(("mem", "mem-per-cpu")):
+        raise PlacementError("--mem-per-gpu next to another limit of memory is not modelled")
+    per_node = {name: count for name, count in gres_per_node.items() if name.partition(":")[0] == "gpu"}
+    typed = {option: parse_gpu_count(option, settings[option]) for option in ("gpus", "gpus-per-task")
+             if option in settings}
+    names = {*per_node, *(name for name, _ in typed.values())}
+    if len(names) > 1:
+        raise PlacementError(f"several GPU types are not modelled ({', '.join(sorted(names))})")
+    if not names and "ntasks-per-gpu" not in settings:
+        raise PlacementError("resources per GPU without a number of GPUs are not modelled")
+    for others in (("cpus-per-gpu",), ("gpus-per-node", "gres")):
+        if settings.keys() >= {"ntasks-per-gpu", *others}:
+            raise PlacementError(f"--ntasks-per-gpu with --{' and --'.join(others)} is not modelled")
+    return count_gpus(counts, next(iter(names), "gpu"), per_node=sum(per_node.values()),
+                      per_job=typed.get("gpus", ("", 0))[1], per_task=typed.get("gpus-per-task", ("", 0))[1],
+                      tasks_per_gpu=_parse_count(settings, "ntasks-per-gpu") or 0,
+                      cpus_per_gpu=_parse_count(settings, "cpus-per-gpu") or 0,
+                      memory_per_gpu_mb=_parse_megabytes(settings, "mem-per-gpu") or 0)
 
 
 def _parse_node_range(settings: Mapping[str, str]) -> tuple[int, int | None] | None:
@@ -163,6 +214,12 @@ def _parse_count(settings: Mapping[str, str], name: str) -> int | None:
     return int(match[0]) or None if match else None
 
 
+def _parse_switches(settings: Mapping[str, str]) -> int:
+    """COUNT of --switches=COUNT[@TIME]; Slurm waits at most TIME for fewer switches."""
+    match = _match_setting(settings, "switches", r"\s*([0-9]{1,9})(@.*)?")
+    return int(match[1]) if match else 0
+
+
 def _parse_megabytes(settings: Mapping[str, str], name: str) -> int | None:
     match = _match_setting(settings, name, r"\s*([0-9]{1,15})(?:([kKmMgGtT])[bB]?)?")
     if match is None:
@@ -182,21 +239,17 @@ def _expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def _collect_gres(settings: Mapping[str, str]) -> dict[str, int]:
-    """Generic resources per node (name or name:type -> count) of --gres, --gpus-per-node and --gpus-per-task."""
-    def items(option: str) -> Iterable[str]:
-        return filter(None, settings.get(option, "").split(","))
-
-    requests = [(item.removeprefix("gres:").removeprefix("gres/"), 1) for item in items("gres")]
-    requests += [(f"gpu:{item}", 1) for item in items("gpus-per-node")]
-    tasks = _parse_count(settings, "ntasks-per-node")
-    if tasks and "gpus-per-node" not in settings:
-        requests += [(f"gpu:{item}", tasks) for item in items("gpus-per-task")]
+    """Generic resources per node (name or name:type -> count); --gres overrides --gpus-per-node."""
     counts: dict[str, int] = {}
-    for text, multiplier in requests:
-        match = re.fullmatch(r"([A-Za-z_][\w.+-]*(?::[A-Za-z_][\w.+-]*)?)(?:[:=]([0-9]{1,9}))?", text)
-        if text.lower() == "none":
-            continue
-        if not match:
-            raise InputError(f"the generic resource {text} is not understood")
-        counts[match[1]] = counts.get(match[1], 0) + int(match[2] or 1) * multiplier
+    for option, prefix in (("gpus-per-node", "gpu:"), ("gres", "")):
+        own: dict[str, int] = {}
+        for item in filter(None, settings.get(option, "").split(",")):
+            text = prefix + item.removeprefix("gres:").removeprefix("gres/")
+            match = re.fullmatch(r"([A-Za-z_][\w.+-]*(?::[A-Za-z_][\w.+-]*)?)(?:[:=]([0-9]{1,9}))?", text)
+            if text.lower() == "none":
+                continue
+            if not match:
+                raise InputError(f"the generic resource {text} is not understood")
+            own[match[1]] = own.get(match[1], 0) + int(match[2] or 1)
+        counts.update(own)
     return {name: count for name, count in counts.items() if count}

@@ -88,7 +88,8 @@ def _eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: st
     for known in cluster.partitions:
         if known.name == partition:
             exclusive = exclusive or known.oversubscribe == "EXCLUSIVE"
-            if request.memory_per_cpu_mb is None and request.memory_per_node_mb is None:
+            if request.memory_per_cpu_mb is None and request.memory_per_node_mb is None \
+                    and not (request.gpus and request.gpus.memory_per_gpu_mb):
                 request = replace(request, memory_per_cpu_mb=known.memory_per_cpu,
                                   memory_per_node_mb=known.memory_per_node)
     reserved = _reserved_nodes(request, cluster)
@@ -112,6 +113,7 @@ def _eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: st
     reject("reserved", _node_mask(cluster, (
         name for reservation in cluster.reservations
         if reservation.active and reservation.name not in own_reservations for name in reservation.nodes)))
+    request = replace(request, exclusive=exclusive)
     on_whole_node = _tasks_that_fit(request, cluster, cluster.cpus, cluster.memory, subtract_used=False)
     when_idle = np.where(accepted, on_whole_node, 0)
     reject("too small", when_idle == 0)
@@ -163,19 +165,35 @@ def _profile_rejection_reason(profile: NodeProfile, partition: str | None, const
 def _tasks_that_fit(request: JobRequest, cluster: ClusterSnapshot, cpus: IntArray, memory: IntArray,
                     subtract_used: bool) -> IntArray:
     """Tasks that fit into these CPUs and MB of each node, and into its generic resources or the unused ones."""
-    cpus_per_task = request.cpus_per_task or 1
+    cpus_per_task, gpus = request.cpus_per_task or 1, request.gpus
     tasks = cpus // cpus_per_task
     if request.memory_per_cpu_mb:
         tasks = np.minimum(tasks, memory // (request.memory_per_cpu_mb * cpus_per_task))
     elif request.memory_per_node_mb:
         tasks = np.where(memory >= request.memory_per_node_mb, tasks, 0)
-    else:
+    elif not (gpus and gpus.memory_per_gpu_mb):
         # --mem=0, or no --mem and an unknown default: the job may take all of the node's memory
         tasks = np.where(memory == cluster.memory, tasks, 0)
-    if request.gres_per_node:
-        has_gres = [all(_gres_count(node.gres, name) - subtract_used * _gres_count(node.gres_used, name) >= count
-                        for name, count in request.gres_per_node.items()) for node in cluster.profiles]
-        tasks = np.where(np.array(has_gres, bool)[cluster.profile_index], tasks, 0)
+
+    def free_count(name: str) -> IntArray:
+        return np.array([_gres_count(profile.gres, name) - subtract_used * _gres_count(profile.gres_used, name)
+                         for profile in cluster.profiles], np.int64)[cluster.profile_index]
+
+    for name, count in request.gres_per_node.items():
+        tasks = np.where(free_count(name) >= count, tasks, 0)
+    if gpus:
+        usable = configured = free_count(gpus.name)
+        if gpus.cpus_per_gpu:
+            usable = np.minimum(usable, cpus // gpus.cpus_per_gpu)
+        if gpus.memory_per_gpu_mb:
+            usable = np.minimum(usable, memory // gpus.memory_per_gpu_mb)
+        # a whole node comes with all its GPUs, and their CPUs and memory
+        needed = np.maximum(gpus.per_node or 1, configured if request.exclusive else 0)
+        tasks = np.where(usable >= needed, tasks, 0)
+        if gpus.per_task:
+            tasks = np.minimum(tasks, usable // gpus.per_task)
+    if request.ntasks_per_node:
+        tasks = np.where(tasks >= request.ntasks_per_node, tasks, 0)
     return np.asarray(tasks, np.int64)
 
 

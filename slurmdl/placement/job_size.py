@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurmdl.errors import PlacementError
 from slurmdl.job_request import JobRequest
+from slurmdl.slurm.step_layout import block_distribution
 
 
 @dataclass(frozen=True)
@@ -18,13 +20,18 @@ class JobSize:
         return -(-self.tasks // self.nodes)
 
     def tasks_on_node(self, index: int) -> int:
-        """Tasks of the i-th node in Slurm's even split: the first nodes take the remainder."""
+        """Tasks of the i-th node in an even split: the first nodes take the remainder.
+
+        Slurm splits evenly with --ntasks-per-node and on whole nodes; see `split_tasks` for other jobs.
+        """
         return self.tasks // self.nodes + (index < self.tasks % self.nodes)
 
 
 def resolve_job_size(request: JobRequest) -> JobSize:
     """Size of the job; PlacementError if Slurm would choose the node count, or if the counts are contradictory."""
     per_node, tasks = request.ntasks_per_node, request.ntasks
+    if request.gpus and request.dl.node_binding == "late":
+        raise PlacementError("--dl-node-binding=late: the GPU options count GPUs for a fixed number of nodes")
     if request.nodes is not None:
         min_nodes, max_nodes = request.nodes
         if min_nodes != max_nodes:
@@ -43,3 +50,26 @@ def resolve_job_size(request: JobRequest) -> JobSize:
     if per_node and tasks > nodes * per_node:
         raise PlacementError(f"{tasks} tasks do not fit on {nodes} nodes with {per_node} tasks each")
     return JobSize(nodes, tasks)
+
+
+def split_tasks(request: JobRequest, job: JobSize, max_tasks: Sequence[int]) -> list[int]:
+    """Tasks per node as Slurm 22.05 allocates their CPUs (select/cons_tres, CPUs or cores of one thread).
+
+    Without a number of tasks per node, each node in Slurm's order takes all it can, and leaves one CPU for each of
+    the next nodes: `-N 3 -n 10` gives 8, 1, 1 (_cpus_to_use in src/plugins/select/cons_tres/job_test.c).
+
+    Args:
+        max_tasks: tasks that each node of the job can take, in Slurm's order.
+    """
+    if request.ntasks_per_node or request.exclusive:
+        limits = [request.ntasks_per_node or limit for limit in max_tasks]
+        return block_distribution(limits, job.tasks)
+    cpus_per_task, gpus = request.cpus_per_task or 1, request.gpus
+    min_cpus = max(cpus_per_task, gpus.cpus_per_gpu * max(gpus.per_node, 1) if gpus else 0)
+    remaining = max(job.tasks * cpus_per_task, job.nodes * min_cpus)
+    limits = []
+    for further_nodes, limit in zip(reversed(range(job.nodes)), max_tasks, strict=True):
+        cpus = min(limit * cpus_per_task, max(remaining - further_nodes, min_cpus))
+        limits.append(cpus // cpus_per_task)
+        remaining -= cpus
+    return block_distribution(limits, job.tasks)

@@ -149,7 +149,7 @@ def test_request_holds_placement_inputs():
 
 @pytest.mark.parametrize(("settings", "gres"), [
     ({"gpus-per-node": "2"}, {"gpu": 2}), ({"gpus-per-node": "h100:2"}, {"gpu:h100": 2}),
-    ({"gpus-per-task": "1", "ntasks-per-node": "4"}, {"gpu": 4}), ({"gres": "gpu"}, {"gpu": 1}),
+    ({"gpus-per-node": "2", "gres": "gpu:4,tmp:1"}, {"gpu": 4, "tmp": 1}), ({"gres": "gpu"}, {"gpu": 1}),
     ({"gres": "none"}, {}),
 ])
 def test_gpus_per_node(settings, gres):
@@ -164,7 +164,7 @@ def test_memory_units(settings, megabytes):
 
 @pytest.mark.parametrize(("argv", "reason"), [
     (["-a", "1-3"], "array"), (["-N1", ":", "-N2"], "heterogeneous"), (["-w", "n1"], "-w is given"),
-    (["--prefer=a"], "--prefer"), (["--switches=1"], "--switches"), (["-M", "other"], "-M"),
+    (["--prefer=a"], "--prefer"), (["--spread-job"], "--spread-job"), (["-M", "other"], "-M"),
     (["--container-image", "x.sqsh"], "--container-image is not understood"), (["-Z"], "-Z is not understood"),
     (["-N", "x"], "--nodes=x is not understood"), (["-m", "arbitrary"], "arbitrary"),
     (["-x", "n[1-"], "hostlist"), (["/no/such/script"], "cannot be read"),
@@ -194,7 +194,8 @@ def test_delayed_start_options_give_a_start_unknown_reason(argv):
     assert not request.unplaceable_reason
 
 
-@pytest.mark.parametrize("argv", [["--reservation=r,s"], ["--tmp=1G"], ["--gpus=4"], ["--hint=nomultithread"]])
+@pytest.mark.parametrize("argv", [["--reservation=r,s"], ["--tmp=1G"], ["--hint=nomultithread"],
+                                  ["--gpus-per-socket=1"], ["--tres-per-task=license/x=1,cpu=2"]])
 def test_unmodelled_options_give_a_reason(argv):
     request = read(*argv).request
     assert request.unmodelled_reason
