@@ -130,7 +130,7 @@ def test_zone_binding_keeps_the_job_in_the_zone(new_cluster, features, option):
     assert {zone(node) for node in rank_nodes(cluster.output(job))} == {"zoneB"}
 
 
-@pytest.mark.parametrize("features", [True, False])
+@pytest.mark.parametrize("features", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_named_zone_is_a_limit(new_cluster, features):
     """Jobs and array tasks wait for zoneA, although zoneB has enough free nodes."""
     cluster = new_cluster(zone_features=features, features={"": "any", "n8": "rare"}, slurm_conf_lines=AT_ONCE)
@@ -171,8 +171,10 @@ def test_binding_off_adds_no_options(cluster):
     assert "--" not in dry_run_command(cluster, "--dl-node-binding=off", "-N3")
 
 
-@pytest.mark.parametrize("args", [["-n4"], ["-N2-3"], ["-N2-"], ["-N2", "--array=1-2"], ["-N1", ":", "-N1"]])
-@pytest.mark.parametrize("binding", ["auto", "nodelist", "late"])
+@pytest.mark.parametrize(("args", "binding"), [
+    pytest.param(args, binding, marks=() if binding == "auto" or args == ["-N2-3"] else pytest.mark.nightly)
+    for binding in ("auto", "nodelist", "late")
+    for args in (["-n4"], ["-N2-3"], ["-N2-"], ["-N2", "--array=1-2"], ["-N1", ":", "-N1"])])
 def test_uncertain_node_counts_are_not_bound(cluster, args, binding):
     line = dry_run_command(cluster, f"--dl-node-binding={binding}", "--no-requeue", *args)
     assert not [option for option in ("--nodelist", "--prefer", "--nodes") if option in line]
@@ -184,7 +186,8 @@ WAIT_AND_PRINT_NODES = 'while [ ! -e go ]; do sleep 0.1; done\n' \
 
 
 @pytest.mark.parametrize(("args", "tasks"), [
-    (["-N3"], 3), (["-N3", "-n3"], 3), (["-N3", "-n5"], 5), (["-N3", "--ntasks-per-node=2"], 6)])
+    (["-N3"], 3), (["-N3", "-n5"], 5), *(pytest.param(args, tasks, marks=pytest.mark.nightly) for args, tasks in (
+        (["-N3", "-n3"], 3), (["-N3", "--ntasks-per-node=2"], 6)))])
 def test_late_binding_releases_the_worst_node(cluster, args, tasks):
     """n3 has a slow link and is released; each step has the requested number of tasks."""
     script = cluster.script(PRINT_RANKS + WAIT_AND_PRINT_NODES)

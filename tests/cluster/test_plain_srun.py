@@ -14,10 +14,17 @@ REFERENCE = Path(__file__).parents[2] / "docs/reference.md"
 
 #: options of the job -> options of its steps
 STEPS = {
-    "-N 6 --exclusive": ["", "-n 6", "-n 9", "-N 6 -n 12 --exact", "--ntasks-per-node=2", "--tasks-per-node=1",
-                         "-n 12 --ntasks-per-node=2", "-c 2", "-n 6 -c 1 --cpu-bind=none", "-n 6 -J other"],
-    "-N 6 --ntasks-per-node=2": ["", "-n 12", "--ntasks-per-node=2"],
-    "-n 6 -c 2": ["", "-c 2", "-n 6 --mpi=none"],
+    "-N 6 --exclusive": ["", "-n 9", "--ntasks-per-node=2", "--tasks-per-node=1", "-c 2",
+                         "-n 6 -c 1 --cpu-bind=none", "-n 6 -J other"],
+    "-N 6 --ntasks-per-node=2": ["", "--ntasks-per-node=2"],
+    "-n 6 -c 2": ["", "-n 6 --mpi=none"],
+}
+#: the same with more options, for the nightly tests
+MORE_STEPS = {
+    **STEPS,
+    "-N 6 --exclusive": [*STEPS["-N 6 --exclusive"], "-n 6", "-N 6 -n 12 --exact", "-n 12 --ntasks-per-node=2"],
+    "-N 6 --ntasks-per-node=2": [*STEPS["-N 6 --ntasks-per-node=2"], "-n 12"],
+    "-n 6 -c 2": [*STEPS["-n 6 -c 2"], "-c 2"],
 }
 #: each step runs twice with plain srun, to detect differences between any two steps, and once with slurmdl srun
 KINDS = ("srun", "srun", "slurmdl srun")
@@ -43,9 +50,11 @@ def differences(left: dict[str, dict[str, str]], right: dict[str, dict[str, str]
             if left[task].get(name) != right[task].get(name)}
 
 
-def test_variables_differ_from_plain_srun_as_documented(cluster):
+@pytest.mark.parametrize("steps", [pytest.param(STEPS, id="few"),
+                                   pytest.param(MORE_STEPS, id="more", marks=pytest.mark.nightly)])
+def test_variables_differ_from_plain_srun_as_documented(cluster, steps):
     noise, differing = set(), {}
-    for job, options in STEPS.items():
+    for job, options in steps.items():
         directory = cluster.directory()
         lines = []
         for number, option in enumerate(options):
@@ -118,7 +127,8 @@ def test_step_over_components_of_a_heterogeneous_job_ends(mpi):
     assert ("without --mpi=pmix" in stderr) != has_mpi
 
 
-@pytest.mark.parametrize(("end", "status"), [("exit 3", "3"), ("kill -9 $$", "137")])
+@pytest.mark.parametrize(("end", "status"), [pytest.param("exit 3", "3", marks=pytest.mark.nightly),
+                                             ("kill -9 $$", "137")])
 def test_tasks_continue_when_one_fails(cluster, end, status):
     """The output is that of plain srun, with any MPI in PATH."""
     task = f"[ $SLURM_PROCID = 1 ] && {end}; sleep 2; echo task $SLURM_PROCID continues"

@@ -20,7 +20,7 @@ needs_ulfm = pytest.mark.skipif(not (OPEN_MPI / "bin/mpirun").exists(),
 
 #: job script with a rank per node; the steps are slow, so that a failure can be injected during the training
 JOB = """\
-#SBATCH -N4 --ntasks-per-node=1 --no-kill --no-requeue
+#SBATCH -N{nodes} --ntasks-per-node=1 --no-kill --no-requeue
 {variables}
 slurmdl srun {launcher} python -m slurmdl.train --strategy {strategy} --emulate-compute 0.02:20000 --steps {steps} \\
     --log-every 10 --summary summary.json
@@ -35,7 +35,7 @@ export OMPI_MCA_btl_tcp_if_include=eth0 PRTE_MCA_prte_if_include=eth0"""
 CHECKPOINT_JOB = """\
 #SBATCH -N3 --ntasks-per-node=1 --no-kill --requeue --open-mode=append
 {variables}
-slurmdl srun {launcher} python -m slurmdl.train --strategy allreduce --emulate-compute 0.05:20000 --steps 150 \\
+slurmdl srun {launcher} python -m slurmdl.train --strategy allreduce --emulate-compute 0.05:20000 --steps 80 \\
     --log-every 10 --checkpoint-dir kept --checkpoint-every 20 --summary summary.json
 status=$?
 echo "status $status"
@@ -57,9 +57,9 @@ class Training:
         self.nodes = trainer_nodes(self.text())
 
     @classmethod
-    def start(cls, cluster, launcher_name: str, strategy: str) -> Training:
+    def start(cls, cluster, launcher_name: str, strategy: str, nodes: int = 4) -> Training:
         launcher, variables = LAUNCHERS[launcher_name]
-        text = JOB.format(launcher=launcher, variables=variables, strategy=strategy, steps=STEPS)
+        text = JOB.format(nodes=nodes, launcher=launcher, variables=variables, strategy=strategy, steps=STEPS)
         return cls(cluster, cluster.script(text))
 
     def text(self) -> str:
@@ -87,15 +87,15 @@ class Training:
 
 @needs_ulfm
 def test_gossip_continues_without_killed_rank(new_sandbox):
-    training = Training.start(new_sandbox(nodes=4), "mpirun 5", "gossip")
+    training = Training.start(new_sandbox(nodes=3), "mpirun 5", "gossip", nodes=3)
     assert "if a rank fails: the others continue (ULFM)" in training.text()
-    os.kill(training.process(training.nodes[3]), signal.SIGKILL)
-    training.wait_for(f"slurmdl: train: ULFM: continues without rank 3 on {training.nodes[3]}, from step ", 20)
+    os.kill(training.process(training.nodes[2]), signal.SIGKILL)
+    training.wait_for(f"slurmdl: train: ULFM: continues without rank 2 on {training.nodes[2]}, from step ", 20)
     training.cluster.wait(training.job)
     assert "status 0" in training.text()
     summary = training.summary()
     assert summary["steps"] == STEPS
-    assert [(lost["rank"], lost["node"]) for lost in summary["failed_ranks"]] == [(3, training.nodes[3])]
+    assert [(lost["rank"], lost["node"]) for lost in summary["failed_ranks"]] == [(2, training.nodes[2])]
 
 
 @needs_ulfm
@@ -114,7 +114,7 @@ def test_rank_stopped_for_20_s_is_not_failed(new_sandbox):
 
 @needs_ulfm
 def test_allreduce_ends_all_ranks_at_once(new_sandbox):
-    training = Training.start(new_sandbox(nodes=4), "mpirun 5", "allreduce")
+    training = Training.start(new_sandbox(nodes=3), "mpirun 5", "allreduce", nodes=3)
     assert "if a rank fails: all ranks end (allreduce needs all ranks)" in training.text()
     os.kill(training.process(training.nodes[1]), signal.SIGKILL)
     training.wait_for("status 76", 20)
@@ -125,9 +125,9 @@ def test_allreduce_ends_all_ranks_at_once(new_sandbox):
 
 @pytest.mark.parametrize("launcher_name", ["srun", pytest.param("mpirun 4", marks=pytest.mark.nightly)])
 def test_killed_rank_without_ulfm_ends_all(new_sandbox, launcher_name):
-    training = Training.start(new_sandbox(nodes=4), launcher_name, "gossip")
+    training = Training.start(new_sandbox(nodes=2), launcher_name, "gossip", nodes=2)
     assert "if a rank fails: all ranks end (no ULFM in Open MPI" in training.text()
-    os.kill(training.process(training.nodes[3]), signal.SIGKILL)
+    os.kill(training.process(training.nodes[1]), signal.SIGKILL)
     training.wait_for("status ", 30)
     assert "status 0" not in training.text()
     assert training.summary() is None
@@ -151,7 +151,7 @@ def test_job_with_checkpoints_restarts_after_killed_rank(new_sandbox, launcher_n
     # the rank is killed during the checkpoint of step 40 or just after it
     assert int(text.partition("resumed after step ")[2].split()[0]) in (20, 40)
     assert ("since a checkpoint needs all ranks" in text) == (launcher_name != "srun"), text
-    assert training.summary()["steps"] == 150
+    assert training.summary()["steps"] == 80
 
 
 @pytest.mark.nightly

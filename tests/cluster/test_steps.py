@@ -16,15 +16,22 @@ TASK = 'echo "$SLURM_PROCID $(hostname) $(nproc) ${SLURM_CPUS_PER_TASK:-none}"'
 #: options of the job -> options of mapped steps, options of unmapped steps
 STEPS: dict[str, tuple[list[str], list[str]]] = {
     "-N 8 --exclusive": (
-        ["", "-n 8", "-n 9", "-n 16", "-N 8 -n 13", "--ntasks-per-node=1", "--ntasks-per-node=2", "-N 8 -c 1",
-         "-c 2", "-n 8 -c 2", "-n 11 -c 1", "-n 12 --exact", "-n 10 --overlap", "-r 5 -N 3", "-r 2 -N 4 -n 6",
-         "-w n1,n4 -N 2 -n 2", "-w n[2-6] -N 5 -n 9", "-x n1 -N 7", "-x n2,n5 -N 6 -n 12", "-n16 -lu"],
-        ["-N 3", "-n 3", "-N 2-5", "-m cyclic", "-O -n 20", "-w n1 -N 2", "-n 8 : -n 8"]),
+        ["", "-n 9", "-N 8 -n 13", "--ntasks-per-node=2", "-c 2", "-n 11 -c 1", "-n 12 --exact", "-r 2 -N 4 -n 6",
+         "-w n[2-6] -N 5 -n 9", "-x n2,n5 -N 6 -n 12", "-n16 -lu"],
+        ["-N 3", "-m cyclic", "-w n1 -N 2", "-n 8 : -n 8"]),
     "-N 4 -n 6": (["", "-n 5", "-n 4", "-c 1", "--ntasks-per-node=1 -n 4"], ["-n 2", "-r 1 -N 2 -n 2"]),
     "-n 4 -c 2": (["", "-n 8", "-c 2", "-c 1"], ["-n 3"]),
     "-N 4 --ntasks-per-node=2": (["", "-n 8", "-c 1"], ["-N 2"]),
 }
 
+
+#: nightly: more options of the same kinds
+MORE_STEPS: dict[str, tuple[list[str], list[str]]] = {
+    "-N 8 --exclusive": (
+        ["-n 8", "-n 16", "--ntasks-per-node=1", "-N 8 -c 1", "-n 8 -c 2", "-n 10 --overlap", "-r 5 -N 3",
+         "-w n1,n4 -N 2 -n 2", "-x n1 -N 7"],
+        ["-n 3", "-N 2-5", "-O -n 20"]),
+}
 
 #: wait until all steps are complete: a completing step still occupies its nodes, so Slurm might choose other nodes
 WAIT_FOR_STEPS = "while squeue -h -s -j $SLURM_JOB_ID -o %i | grep -q '[.][0-9]'; do sleep 0.05; done"
@@ -67,9 +74,11 @@ def cpus_by_node(tasks: Sequence[Sequence[str]]) -> dict[str, list[list[str]]]:
     return results
 
 
-@pytest.mark.parametrize("job", STEPS)
-def test_layout_equals_plain_srun(cluster, job):
-    mapped, unmapped = STEPS[job]
+@pytest.mark.parametrize(("job", "steps"), [
+    *(pytest.param(job, STEPS, id=job) for job in STEPS),
+    *(pytest.param(job, MORE_STEPS, id=f"{job}, more steps", marks=pytest.mark.nightly) for job in MORE_STEPS)])
+def test_layout_equals_plain_srun(cluster, job, steps):
+    mapped, unmapped = steps[job]
     script = cluster.script(comparison_script(mapped + unmapped))
     results = parse_results(cluster.output(cluster.submit(["sbatch", *job.split(), str(script)]), timeout=120))
     # newer releases start each step on a different node, 24.11 applies -c of the job to steps, and 26.05 counts -r in

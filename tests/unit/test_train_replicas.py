@@ -203,8 +203,8 @@ def test_replicas_are_equal_without_detection_of_nested_passes(monkeypatch: pyte
 
 
 @needs_mpi
-@pytest.mark.parametrize("case, exchanges",
-                         [("halves", 12), pytest.param("checkpoints", 6, marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # also above on virtual ranks, and overlapped over MPI in test_train_scripts.py
+@pytest.mark.parametrize("case, exchanges", [("halves", 12), ("checkpoints", 6)])
 def test_late_gradients_over_mpi(case: str, exchanges: int) -> None:
     """Gradients are reduced during the backward pass."""
     proc = mpirun(2, SCRIPT, case)
