@@ -115,8 +115,8 @@ class Model:
         parsed = submission.parse_submission([*options, "--wrap=true"], {}).request
         if parsed.unrestrictable_reason:
             return parsed
-        if parsed.unplaceable_reason or parsed.unmodelled_reason:
-            raise PlacementError(parsed.unplaceable_reason or parsed.unmodelled_reason)
+        if parsed.unplaceable_reason:
+            raise PlacementError(parsed.unplaceable_reason)
         return parsed
 
     def answer(self, request: Request, cluster: ClusterSnapshot) -> Answer:
@@ -269,8 +269,8 @@ def busy_rows(sandbox: Sandbox, seed: int, count: int) -> Iterator[Row]:
             except PlacementError:
                 continue
             fitting = list(fitting_nodes(parsed, cluster, job.max_tasks_per_node))
-            if parsed.unrestrictable_reason or len(fitting) < job.nodes:
-                continue
+            if parsed.unrestrictable_reason or parsed.unmodelled_reason or len(fitting) < job.nodes:
+                continue  # slurmdl binds no nodes, or asks Slurm before
             nodes = sorted(generator.sample(fitting, job.nodes))
             asked += 1
             if not starts_on(sandbox, request, nodes):

@@ -28,6 +28,9 @@ class GpuRequest:
             fewer, next to nodes with more.
         per_task: GPUs of each task.
         memory_per_gpu_mb: replaces the memory per CPU or node, defaults included.
+        unmodelled_reason: why Slurm may refuse a list of nodes that fit. It counts all free GPUs of a listed node
+            towards the GPUs of the job, even those that the job does not take, and then compares the rest with what
+            the next node needs (gres_sched_add, gres_select_filter_sock_core).
     """
 
     name: str = "gpu"
@@ -35,6 +38,7 @@ class GpuRequest:
     per_task: int = 0
     cpus_per_gpu: int = 0
     memory_per_gpu_mb: int = 0
+    unmodelled_reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,11 +93,15 @@ def count_gpus(counts: TaskCounts, name: str, *, per_job: int, per_node: int, pe
         if tasks % (nodes or 1):
             raise PlacementError(f"{tasks} tasks of --ntasks-per-gpu={tasks_per_gpu} do not divide by {nodes} nodes")
         counts = replace(counts, ntasks_per_node=tasks // (nodes or 1))
-    if per_job and cpus_per_gpu and nodes and (tasks or 1) > nodes and not (per_task or counts.ntasks_per_node):
-        raise PlacementError("--gpus with --cpus-per-gpu: the tasks per node depend on the GPUs of each node")
+    if nodes and (tasks or 1) > nodes and not counts.ntasks_per_node and (
+            memory_per_gpu_mb if per_task else per_job and cpus_per_gpu):
+        options = "--gpus-per-task with --mem-per-gpu" if per_task else "--gpus with --cpus-per-gpu"
+        raise PlacementError(f"{options}: the tasks per node are not certain without --ntasks-per-node")
+    is_refusable = per_job and nodes != 1 and (per_node or (per_task and cpus_per_gpu))
     if nodes and not per_task:
         per_node = max(per_node, -(-per_job // nodes))
-    return counts, GpuRequest(name, max(per_node, per_task), per_task, cpus_per_gpu, memory_per_gpu_mb)
+    return counts, GpuRequest(name, max(per_node, per_task), per_task, cpus_per_gpu, memory_per_gpu_mb,
+                              "Slurm may refuse a node list with these GPU options" if is_refusable else "")
 
 
 def _derive_counts(counts: TaskCounts, per_job: int, per_node: int, per_task: int, tasks_per_gpu: int,

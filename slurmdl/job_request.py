@@ -125,7 +125,7 @@ def build_request(settings: Mapping[str, str], dl: DlOptions, unplaceable_reason
             unrestrictable_reason=unplaceable_reason or _user_choice_reason(settings, _NODE_NAMING_OPTIONS),
             start_unknown_reason=next((f"--{name} decides when the job starts" for name in _DELAYED_START_OPTIONS
                                        if name in settings), ""),
-            unmodelled_reason=_unmodelled_reason(settings),
+            unmodelled_reason=_unmodelled_reason(settings) or (gpus.unmodelled_reason if gpus else ""),
             requeue="no-requeue" not in settings)
     except InputError as error:
         reason = unplaceable_reason or str(error)
