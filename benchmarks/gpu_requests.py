@@ -63,12 +63,13 @@ while read -r request; do
     rm -f answer
     if job=$(sbatch --parsable -Q -o /dev/null $request job.sh $PWD/answer 2>error); then
         i=0
-        while [ ! -e answer ] && [ $i -lt 200 ]; do
+        reason=
+        while [ ! -e answer ] && [ $i -lt 1200 ] && [ "$reason" != PartitionNodeLimit ]; do
             sleep 0.05
             i=$((i + 1))
-            [ $((i %% 20)) = 0 ] && squeue -h -j "$job" -o %%r | grep -q PartitionNodeLimit && break
+            [ $((i %% 20)) != 0 ] || reason=$(squeue -h -j "$job" -o %%r)
         done
-        cat answer 2>/dev/null || squeue -h -j "$job" -o %%r
+        cat answer 2>/dev/null || echo "${reason:-lost}"
     else
         grep -q 'contact\\|timed out' error && echo broken || echo rejected
     fi
@@ -294,7 +295,7 @@ def rows(part: str, seed: int, quick: bool) -> Iterator[Row]:
 
 
 def _versions() -> dict[str, str]:
-    done = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True)
     return {"slurm": done.stdout.strip()}
 
 
