@@ -28,7 +28,10 @@ _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "to
             "deepspeed.launcher.runner": "deepspeed"}
 _SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
 #: options of torchrun that take no value
-_TORCHRUN_FLAGS = ("standalone", "module", "no-python", "run-path", "virtual-local-rank", "help")
+_TORCHRUN_FLAGS = ("standalone", "module", "no-python", "run-path", "virtual-local-rank", "help",
+                   "ignore-missing-fault-tol-cfg")
+#: NVRx's launcher is a torchrun with further options
+_TORCHRUN_PROGRAMS = ("torchrun", "ft_launcher")
 _TORCHRUN_OPTIONS = ("nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf",
                      "max-restarts", "monitor-interval", "start-method", "event-log-handler", "role", "log-dir",
                      "redirects", "tee", "local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters",
@@ -192,7 +195,9 @@ def _launcher_in(words: Sequence[Word]) -> tuple[str, int] | None:
     """Name of the launcher, and the index of its first argument; other programs may precede it (env, numactl)."""
     for i, word in enumerate(words):
         program, following = word.value.rpartition("/")[2], words[i + 1].value if i + 1 < len(words) else ""
-        if program == "torchrun" or (program == "deepspeed" and following.startswith("-")):
+        if program in _TORCHRUN_PROGRAMS:
+            return "torchrun", i + 1
+        if program == "deepspeed" and following.startswith("-"):
             return program, i + 1
         if (program, following) in (("accelerate", "launch"), ("ray", "start"), ("ray", "symmetric-run")):
             return program, i + 2

@@ -35,6 +35,7 @@ def keep_map(command: str, rank0: str = "n1", environ: dict[str, str] | None = N
     ("torchrun --nnodes=6 --nproc-per-node=gpu train.py", "torchrun", (6, 6), 8),
     ("torchrun --nnodes=6 --nproc-per-node=cpu train.py", "torchrun", (6, 6), 0),
     ("python3 -u -m torch.distributed.run --nnodes=6 train.py", "torchrun", (6, 6), 1),
+    ("ft_launcher --ignore-missing-fault-tol-cfg --nnodes=6 --ft-cfg-path c.yaml t.py", "torchrun", (6, 6), 1),
     ("numactl --localalloc env A=1 torchrun --nnodes=6 train.py", "torchrun", (6, 6), 1),
     ("bash -lc 'cd /x && A=1 torchrun --nnodes=${SLURM_NNODES} --nproc_per_node \"2\" train.py; echo done'",
      "torchrun", (6, 6), 2),
