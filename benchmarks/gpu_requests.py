@@ -61,10 +61,10 @@ mv $1.new $1
 END
 while read -r request; do
     rm -f answer
-    if job=$(sbatch --parsable -Q -o /dev/null $request job.sh $PWD/answer 2>error); then
+    if job=$(sbatch --parsable -o /dev/null $request job.sh $PWD/answer 2>error); then
         i=0
         reason=
-        while [ ! -e answer ] && [ $i -lt 1200 ] && [ "$reason" != PartitionNodeLimit ]; do
+        while [ ! -e answer ] && [ $i -lt 1200 ] && [ "${reason#Partition}" = "$reason" ]; do
             sleep 0.05
             i=$((i + 1))
             [ $((i %% 20)) != 0 ] || reason=$(squeue -h -j "$job" -o %%r)
@@ -170,7 +170,7 @@ def ask_slurm(sandbox: Sandbox, requests: Sequence[Request]) -> list[Answer]:
 
 
 def _parse_answer(line: str, request: Request) -> Answer:
-    if line in ("rejected", "PartitionNodeLimit"):  # the latter waits for more nodes than there are
+    if line == "rejected" or line.startswith("Partition"):  # waits for more nodes or CPUs than there are
         return None
     try:
         nodes, ntasks, tasks_per_node, cpus_per_node, cpus_per_task = line.split()

@@ -166,12 +166,14 @@ def _tasks_that_fit(request: JobRequest, cluster: ClusterSnapshot, cpus: IntArra
                     subtract_used: bool) -> IntArray:
     """Tasks that fit into these CPUs and MB of each node, and into its generic resources or the unused ones."""
     cpus_per_task, gpus = request.cpus_per_task or 1, request.gpus
-    tasks = cpus // cpus_per_task
     if request.memory_per_cpu_mb:
-        tasks = np.minimum(tasks, memory // (request.memory_per_cpu_mb * cpus_per_task))
-    elif request.memory_per_node_mb:
+        with_memory = np.minimum(cpus, memory // request.memory_per_cpu_mb)
+        # a whole node comes with all its CPUs
+        cpus = np.where(with_memory < cpus, 0, cpus) if request.exclusive else with_memory
+    tasks = cpus // cpus_per_task
+    if request.memory_per_node_mb and not request.memory_per_cpu_mb:
         tasks = np.where(memory >= request.memory_per_node_mb, tasks, 0)
-    elif not (gpus and gpus.memory_per_gpu_mb):
+    elif not (request.memory_per_cpu_mb or (gpus and gpus.memory_per_gpu_mb)):
         # --mem=0, or no --mem and an unknown default: the job may take all of the node's memory
         tasks = np.where(memory == cluster.memory, tasks, 0)
 

@@ -27,6 +27,7 @@ _REQUEST_LINES = """\
 -N2 --gpus=6 --gpus-per-node=4
 -N4 -n6 --gpus-per-node=8
 -N2 --gpus-per-node=9
+-N4 -c4 --gpus-per-node=9 --ntasks-per-gpu=1
 -N2 --gpus-per-node=2 --gres=gpu:4
 -N2 --gpus-per-task=4
 -N2 -n5 --gpus-per-task=1

@@ -119,6 +119,9 @@ def test_late_binding_is_refused_with_gpu_options() -> None:
     ("-N2 --gpus=a100:4", [4, 4, 0]), ("-N2 --gpus=4 --ntasks-per-gpu=2", [4, 4, 0]),
     ("-N2 --gpus=6 --ntasks-per-gpu=2", [0, 0, 0]), ("-N2 -G2 --exclusive --mem-per-gpu=300", [0, 4, 0]),
     ("-N2 -G2 --exclusive --mem-per-gpu=250", [4, 4, 0]),
+    ("-N2 --gpus=4 --cpus-per-gpu=1 --mem-per-cpu=400", [2, 2, 0]),
+    ("-N2 --gpus=6 --cpus-per-gpu=1 --mem-per-cpu=400", [0, 0, 0]),
+    ("-N2 -G2 --exclusive --mem-per-cpu=250", [4, 4, 0]), ("-N2 -G2 --exclusive --mem-per-cpu=260", [0, 0, 0]),
 ])
 def test_gpus_limit_the_tasks_of_a_node(options: str, expected: list[int]) -> None:
     """The first node has four GPUs, the second two, the third none; each has four CPUs and 1,000 MB."""
