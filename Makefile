@@ -4,6 +4,7 @@
 # make bench-demo         repeat the demo, into results/demo.json
 # make bench-topology     time to read and to query topologies, into results/topology.json
 # make bench-placement    speed and quality of placement, into results/placement.json
+# make bench-mesh         meshes: exact optimum, other rules, speed, and a program on a sandbox, into results/mesh.json
 # make bench-model        predicted and measured communication times of random placements, into results/model.json
 # make bench-launchers    launchers: seconds per step in the planned order, and overhead of slurmdl srun
 # make bench-gpu-requests GPU requests: nodes and tasks by the model and by Slurm, into results/gpu-requests.json
@@ -38,8 +39,8 @@ AS_ROOT := tools/as-root
 # test files in parallel, more than cores: tests with clusters or MPI ranks mostly wait
 WORKERS ?= 4
 
-BENCHES := bench-demo bench-topology bench-placement bench-model bench-launchers bench-spank bench-strategies bench-scores \
-	bench-heterogeneous bench-simulate bench-paper bench-gpu-requests
+BENCHES := bench-demo bench-topology bench-placement bench-mesh bench-model bench-launchers bench-spank bench-strategies \
+	bench-scores bench-heterogeneous bench-simulate bench-paper bench-gpu-requests
 
 .PHONY: demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean \
 	packages rpms compose compose-test test-matrix test-oracle test-packages test-plugin-releases $(BENCHES)
@@ -75,6 +76,10 @@ bench-placement: install
 	@mkdir -p results
 	-@tools/install-debian-deps scotch
 	$(AS_ROOT) $(BIN)/python -m benchmarks.placement --results results/placement.json
+
+bench-mesh: install
+	@mkdir -p results
+	$(AS_ROOT) $(BIN)/python -m benchmarks.mesh --results results/mesh.json
 
 bench-model: install
 	@mkdir -p results

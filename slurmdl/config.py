@@ -6,7 +6,9 @@ The keys, all optional::
       strategy: gossip
       node-binding: auto
     link_defaults:        # assumed for links that were not measured
-      node_bandwidth: 1.25e9      # bytes/s of a node's link
+      node_bandwidth: 1.25e9      # bytes/s of a node's link, all adapters together
+      leaf_bandwidth: 9.0e11      # bytes/s between nodes of one leaf zone over a network of its own, e.g. NVLink
+      rails: 8            # adapters of a node; rank i of a node uses adapter i modulo rails
       zone_bandwidth: [1.25e10]   # bytes/s of a zone's uplink by level, leaf first; the last value repeats
       latency: 2.0e-5     # seconds per message and level crossed
     link_scores:          # see docs/links.md
@@ -87,6 +89,8 @@ class Config:
 
     options: Mapping[str, str] = field(default_factory=dict)
     node_bandwidth: float | None = None
+    leaf_bandwidth: float | None = None
+    rails: float | None = None
     zone_bandwidth: tuple[float, ...] = ()
     latency: float | None = None
     plan_dir: str | None = None
@@ -124,7 +128,7 @@ def _read_config_file(path: str) -> dict[str, Any]:
 
 def _merge_config(base: Config, data: dict[str, Any], path: str) -> Config:
     links = _parse_section(data.get("link_defaults") or {}, "link_defaults.",
-                           ("node_bandwidth", "zone_bandwidth", "latency"), path)
+                           ("node_bandwidth", "leaf_bandwidth", "rails", "zone_bandwidth", "latency"), path)
     texts = {key: _checked_setting(data[key], key, path) for key in ("plan_dir", "cluster_backend")
              if key in data and not (key == "plan_dir" and data[key] is None)}
     return replace(base, **links, **texts, options=_parse_options(base.options, data.get("options") or {}, path),
@@ -204,6 +208,8 @@ def _checked_number(value: Any, name: str, path: str) -> float:
         number = float(value)  # YAML 1.1 reads 1e9, which has no point, as text
     except (TypeError, ValueError, OverflowError):
         number = -1.0
+    if name == "link_defaults.rails" and number != int(number):
+        raise _invalid_value(name, value, "a whole number greater than 0", path)
     if isinstance(value, bool) or not 0 <= number < float("inf") or (not number and not allow_zero):
         raise _invalid_value(name, value, "a number, 0 or more" if allow_zero else "a number greater than 0", path)
     return number

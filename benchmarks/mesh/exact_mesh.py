@@ -1,7 +1,7 @@
 """Exact optimum of the nodes and ranks of a small mesh, by constraint programming (CP-SAT of OR-tools).
 
 Independent of the search of `place_job`: one variable per pair of rank and node, one per message and link on its way,
-the predicted seconds as objective. Links without latency only.
+the predicted seconds as objective. Links without latency and with one rail only.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ def solve_mesh(phases: list[Phase], network: NetworkLinks, ranks: int, ranks_per
             model.add(variable == sum(is_at[rank][node] for node in members))
             variables.append(variable)
         inside.append(variables)
+    # in a network of two tiers a node's link carries only what leaves the leaf zone
+    leaf_capacity = network.leaf_capacity.tolist()
+    link_of_zone = len(network.nodes)
     busy = []
     scale = TIME_SCALE / known
     for phase in phases:
@@ -69,16 +72,22 @@ def solve_mesh(phases: list[Phase], network: NetworkLinks, ranks: int, ranks_per
         for link, members in enumerate(below):
             if len(members) == len(network.nodes) or not pairs:
                 continue
-            out, into = [], []
-            for source, target, count in pairs:
-                units = round(count / capacity[link] * scale)
-                leaves, enters = model.new_bool_var(""), model.new_bool_var("")
-                model.add(leaves >= inside[link][source] - inside[link][target])
-                model.add(enters >= inside[link][target] - inside[link][source])
-                out.append(units * leaves)
-                into.append(units * enters)
-            model.add(slowest >= sum(out))
-            model.add(slowest >= sum(into))
+            leaf = inside[link_of_zone + int(network.leaf[link])] if leaf_capacity and link < link_of_zone else None
+            for first_end, second_end in ((0, 1), (1, 0)):  # out of the link, and into it
+                over_link, in_leaf = [], []
+                for pair in pairs:
+                    here, there, count = pair[first_end], pair[second_end], pair[2]
+                    crosses = model.new_bool_var("")
+                    outside = inside[link][there] if leaf is None else leaf[there]
+                    model.add(crosses >= inside[link][here] - outside)
+                    over_link.append(round(count / capacity[link] * scale) * crosses)
+                    if leaf is not None:
+                        stays = model.new_bool_var("")
+                        model.add(stays >= inside[link][here] + leaf[there] - inside[link][there] - 1)
+                        in_leaf.append(round(count / leaf_capacity[link] * scale) * stays)
+                model.add(slowest >= sum(over_link))
+                if in_leaf:
+                    model.add(slowest >= sum(in_leaf))
     model.minimize(sum(busy))
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s

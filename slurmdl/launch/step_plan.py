@@ -117,6 +117,8 @@ def compute_zone_costs(network: NetworkLinks) -> dict[str, float]:
     # the slowest uplink of each zone's path that is not on the other zone's path
     uplinks = np.where(shared.any(axis=3), np.inf, uplink[path][:, None, :]).min(axis=2)
     slowest = np.minimum(np.minimum(uplinks, uplinks.T), np.minimum(node_capacity[:, None], node_capacity))
+    if len(network.leaf_capacity):
+        np.fill_diagonal(slowest, network.leaf_capacity[0])
     pair_index = np.searchsorted(leaves, network.slow_paths.leaf_pairs)
     for (i, j), capacity in zip(pair_index.tolist(), network.slow_paths.capacity.tolist(), strict=True):
         slowest[i, j] = slowest[j, i] = min(slowest[i, j], capacity)

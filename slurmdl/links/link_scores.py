@@ -124,6 +124,9 @@ class LinkScores:
         nodes, zones: name -> LinkScore.
         inter_leaf: "leafA|leafB", names sorted -> LinkScore of the path between the two leaf zones.
         default_node_bandwidth: bytes/s of a node's link.
+        default_leaf_bandwidth: bytes/s of a node to the other nodes of its leaf zone, over a network of its own such
+            as NVLink between the nodes of a block; 0 if the node's link carries this traffic, too.
+        default_rails: adapters that share a node's link equally; rank i of a node sends over adapter i modulo rails.
         default_zone_bandwidth: bytes/s of a zone's uplink by level (index 0 = leaf); the last entry holds for all
             higher levels. () for half of the sum of the node links below each zone (2:1 oversubscription).
         default_latency: one-way seconds per message at each level crossed.
@@ -136,6 +139,8 @@ class LinkScores:
     nodes: Mapping[str, LinkScore] = field(default_factory=dict)
     zones: Mapping[str, LinkScore] = field(default_factory=dict)
     default_node_bandwidth: float = 1.25e9
+    default_leaf_bandwidth: float = 0.0
+    default_rails: int = 1
     default_zone_bandwidth: tuple[float, ...] = ()
     default_latency: float = 2e-5
     inter_leaf: Mapping[str, LinkScore] = field(default_factory=dict)
@@ -202,10 +207,12 @@ class LinkScores:
             if key not in known:
                 raise InputError(f"unknown key {key!r}; expected {', '.join(known)}")
         values: dict[str, Any] = {key: _parse_links(key, data[key], on_reject) for key in KIND_OF_KEY if key in data}
-        for key, allow_zero in (("default_node_bandwidth", False), ("half_life", False), ("default_latency", True),
-                                ("time", True), ("tolerance", True)):
+        for key, allow_zero in (("default_node_bandwidth", False), ("default_leaf_bandwidth", True),
+                                ("half_life", False), ("default_latency", True), ("time", True), ("tolerance", True)):
             if key in data and not (key == "half_life" and data[key] is None):
                 values[key] = _parse_number(key, data[key], allow_zero)
+        if "default_rails" in data:
+            values["default_rails"] = int(_parse_number("default_rails", data["default_rails"]))
         if "default_zone_bandwidth" in data:
             bandwidths = data["default_zone_bandwidth"]
             if not isinstance(bandwidths, (list, tuple)):

@@ -109,6 +109,7 @@ def _defaults(config: Config) -> LinkScores:
     """Configured defaults of links without a score, and the cost model."""
     settings = config.link_scores
     return LinkScores(default_node_bandwidth=config.node_bandwidth or LinkScores.default_node_bandwidth,
+                      default_leaf_bandwidth=config.leaf_bandwidth or 0.0, default_rails=int(config.rails or 1),
                       default_zone_bandwidth=config.zone_bandwidth,
                       default_latency=config.latency or LinkScores.default_latency,
                       half_life=settings.half_life or None,
@@ -164,7 +165,8 @@ def _merge_sources(defaults: LinkScores, loaded: Sequence[LinkScores]) -> LinkSc
 
 def _declared_defaults(scores: LinkScores) -> dict[str, Any]:
     """Defaults that a source declares itself."""
-    return {name: value for name in ("default_node_bandwidth", "default_zone_bandwidth", "default_latency")
+    return {name: value for name in ("default_node_bandwidth", "default_leaf_bandwidth", "default_rails",
+                                     "default_zone_bandwidth", "default_latency")
             if (value := getattr(scores, name)) != getattr(LinkScores, name)}
 
 

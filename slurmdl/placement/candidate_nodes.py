@@ -50,6 +50,7 @@ class CandidateNodes:
     Attributes:
         snapshot_index, max_tasks, weight: shape (nodes,); `weight` is Slurm's.
         node_capacity, zone_capacity: bytes/s of the node links and of the zone uplinks.
+        leaf_bandwidth: bytes/s between the nodes of a leaf zone over a network of its own; 0 without one.
         node_latency, zone_latency: seconds, one-way.
         ancestors: shape (nodes, depth), zones above each node from the leaf upwards, padded with -1.
         topology_zone_index: shape (zones,); -1 for the zone that joins all trees, always the last one.
@@ -72,6 +73,7 @@ class CandidateNodes:
     node_begin: IntArray
     node_end: IntArray
     tie_break: IntArray
+    leaf_bandwidth: float = 0.0
 
     @property
     def zone_count(self) -> int:
@@ -197,7 +199,7 @@ def build_candidate_nodes(request: JobRequest, cluster: ClusterSnapshot, topolog
         ancestors[np.arange(len(nodes)), depth] = top
     return CandidateNodes(snapshot, max_tasks[snapshot], weight[order], bandwidth[order], latency[order], ancestors,
                           zones, zone_bandwidth, zone_latency, parent, level, begin, end,
-                          seeded_permutation(len(zones), request.seed))
+                          seeded_permutation(len(zones), request.seed), scores.default_leaf_bandwidth)
 
 
 def subset(pool: CandidateNodes, nodes: IntArray, top: int) -> CandidateNodes:
@@ -209,4 +211,5 @@ def subset(pool: CandidateNodes, nodes: IntArray, top: int) -> CandidateNodes:
     return CandidateNodes(pool.snapshot_index[nodes], pool.max_tasks[nodes], pool.weight[nodes],
                           pool.node_capacity[nodes], pool.node_latency[nodes], index[ancestors],
                           pool.topology_zone_index[used], pool.zone_capacity[used], pool.zone_latency[used],
-                          index[pool.parent[used]], pool.level[used], begin, end, pool.tie_break[used])
+                          index[pool.parent[used]], pool.level[used], begin, end, pool.tie_break[used],
+                          pool.leaf_bandwidth)

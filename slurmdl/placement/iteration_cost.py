@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import repeat
 
 import numpy as np
@@ -39,6 +40,9 @@ class NetworkLinks:
         zones: names of the zones above these nodes, in topology order; shape (zones,).
         ancestors: shape (nodes, depth), zones above each node from the leaf upwards, padded with -1; depth > 0.
         node_capacity, zone_capacity: bytes/s in each direction.
+        leaf_capacity: bytes/s of each node over a network of its leaf zone's own, shape (nodes,); shape (0,) without
+            one: all messages use the node's link.
+        rails: adapters that share the node's link equally.
         node_latency, zone_latency: seconds, one-way.
         zone_level: shape (zones,).
         level_group: shape (nodes, levels), for each level the highest ancestor up to that level, at least the leaf,
@@ -56,6 +60,36 @@ class NetworkLinks:
     zone_level: IntArray
     level_group: IntArray
     slow_paths: SlowInterLeafPaths
+    leaf_capacity: FloatArray = field(default_factory=lambda: np.zeros(0))
+    rails: int = 1
+
+    @cached_property
+    def capacities(self) -> FloatArray:
+        """Bytes/s of the links in the order of `_LinkLoad`: rails of the nodes, zones, networks inside leaf zones."""
+        rails = np.repeat(self.node_capacity / self.rails, self.rails)
+        return np.concatenate([rails, self.zone_capacity, self.leaf_capacity])
+
+    @cached_property
+    def link_names(self) -> tuple[str, ...]:
+        """Names of `capacities`, then of the slow paths."""
+        rails = tuple(name for name in self.nodes for _ in range(self.rails))
+        return (*rails, *self.zones, *self.nodes[:len(self.leaf_capacity)], *self.slow_paths.names)
+
+    @property
+    def first_zone(self) -> int:
+        """Index of the first zone in `capacities`."""
+        return len(self.nodes) * self.rails
+
+    @cached_property
+    def as_tree(self) -> NetworkLinks:
+        """The links as a tree, for searches: the links of the nodes of a leaf zone limit its uplink together."""
+        if not len(self.leaf_capacity):
+            return self
+        leaf_total = np.bincount(self.leaf + 1, self.node_capacity, len(self.zones) + 1)[1:]
+        is_leaf = np.isin(np.arange(len(self.zones)), self.leaf)
+        zone_capacity = np.where(is_leaf, np.minimum(self.zone_capacity, leaf_total), self.zone_capacity)
+        return replace(self, node_capacity=self.leaf_capacity, zone_capacity=zone_capacity,
+                       leaf_capacity=np.zeros(0), rails=1)
 
     @property
     def leaf(self) -> IntArray:
@@ -75,8 +109,10 @@ def network_links(nodes: Sequence[str], topology: Topology, scores: LinkScores) 
     level = topology.level[used].astype(np.int64)
     node_capacity, node_latency = capacity.node_links(nodes, scores)
     slow_paths = _find_slow_paths(zones, zone_capacity, zone_latency, scores)
+    leaf_capacity = np.full(len(nodes) if scores.default_leaf_bandwidth else 0, scores.default_leaf_bandwidth)
     return NetworkLinks(tuple(nodes), zones, ancestors, node_capacity, zone_capacity, node_latency,
-                        zone_latency, level, _level_groups(ancestors, level), slow_paths)
+                        zone_latency, level, _level_groups(ancestors, level), slow_paths, leaf_capacity,
+                        scores.default_rails)
 
 
 def zone_links(ancestors: IntArray, topology: Topology,
@@ -130,15 +166,14 @@ def predict_cost(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: Int
         if times[slowest] > max_time:
             max_time, bottleneck = float(times[slowest]), slowest
         seconds += float(_phase_seconds(phase, links, times))
-        inter_node += float(load.outbound[:len(links.nodes)].sum())
+        inter_node += float(load.node_bytes(links))
         by_level += load.inter_group
         total += _total_bytes(phase)
     inter_zone = float(by_level[0]) if len(by_level) else 0.0
     leaf_zones = np.bincount(links.leaf[node_of_rank] + 1, minlength=1)[1:] > 0
-    names = (*links.nodes, *links.zones, *links.slow_paths.names)
     intra_node, intra_zone = (min(max((total - part) / total, 0.0), 1.0) if total else 1.0
                               for part in (inter_node, inter_zone))
-    return Cost(seconds, inter_node, inter_zone, names[bottleneck] if bottleneck >= 0 else "",
+    return Cost(seconds, inter_node, inter_zone, links.link_names[bottleneck] if bottleneck >= 0 else "",
                 tuple(by_level.tolist()), intra_node, intra_zone, int(leaf_zones.sum()))
 
 
@@ -155,8 +190,7 @@ def ps_split_costs(phases: Sequence[Phase], links: NetworkLinks, servers: IntArr
         load = _all_pairs_load(phase, links, links.level_group[:, :1], *counts)
         inter_zone = load.inter_group[..., 0] if load.inter_group.shape[-1] else np.zeros(len(servers))
         seconds = _phase_seconds(phase, links, _link_times(links, load))
-        inter_node = load.outbound[:, :len(links.nodes)].sum(axis=-1)
-        total += np.stack([seconds, inter_zone, inter_node], axis=-1)
+        total += np.stack([seconds, inter_zone, load.node_bytes(links)], axis=-1)
     return total
 
 
@@ -174,7 +208,7 @@ class _LinkLoad:
     """Bytes over links; the arrays may have leading axes for several assignments of the ranks.
 
     Attributes:
-        outbound, inbound: bytes over the links of the nodes, then of the zones; shape (..., nodes + zones).
+        outbound, inbound: bytes over each of `NetworkLinks.capacities`; shape (..., links).
         inter_leaf: bytes over each slow path in its busier direction.
         inter_group: bytes between the groups of each level (`NetworkLinks.level_group`).
     """
@@ -184,11 +218,15 @@ class _LinkLoad:
     inter_leaf: FloatArray
     inter_group: FloatArray
 
+    def node_bytes(self, links: NetworkLinks) -> FloatArray:
+        """Bytes between nodes; shape (...)."""
+        in_leaves = self.outbound[..., links.first_zone + len(links.zones):]
+        return np.asarray(self.outbound[..., :links.first_zone].sum(axis=-1) + in_leaves.sum(axis=-1))
+
 
 def _link_times(links: NetworkLinks, load: _LinkLoad) -> FloatArray:
-    """Busy seconds of each link; shape (..., nodes + zones + slow paths)."""
-    capacities = np.concatenate([links.node_capacity, links.zone_capacity])
-    return np.concatenate([np.maximum(load.outbound, load.inbound) / capacities,
+    """Busy seconds of each link; shape (..., links + slow paths)."""
+    return np.concatenate([np.maximum(load.outbound, load.inbound) / links.capacities,
                            load.inter_leaf / links.slow_paths.capacity], axis=-1)
 
 
@@ -197,9 +235,13 @@ def _phase_seconds(phase: Phase, links: NetworkLinks, times: FloatArray) -> Floa
 
     `times` are the result of `_link_times`.
     """
-    nodes, zones = len(links.nodes), len(links.nodes) + len(links.zones)
-    node_time, zone_time, path_time = times[..., :nodes], times[..., nodes:zones], times[..., zones:]
-    node_latency = np.where(node_time > 0, links.node_latency, 0.0).max(axis=-1, initial=0.0)
+    first, last, paths = links.first_zone, links.first_zone + len(links.zones), len(links.capacities)
+    node_time, zone_time, path_time = times[..., :first], times[..., first:last], times[..., paths:]
+    rail_latency = np.repeat(links.node_latency, links.rails) if links.rails > 1 else links.node_latency
+    node_latency = np.where(node_time > 0, rail_latency, 0.0).max(axis=-1, initial=0.0)
+    if paths > last:
+        leaf_latency = np.where(times[..., last:paths] > 0, links.node_latency, 0.0)
+        node_latency = np.maximum(node_latency, leaf_latency.max(axis=-1, initial=0.0))
     latency = node_latency
     for level in sorted_unique(links.zone_level):
         is_loaded = (zone_time > 0) & (links.zone_level == level)
@@ -218,8 +260,22 @@ def _phase_load(phase: Phase, links: NetworkLinks, node_of_rank: IntArray) -> _L
     size = np.broadcast_to(phase.bytes_per_pair, is_remote.shape)[is_remote].astype(float)
     source, target = source[is_remote], target[is_remote]
     inter_group = [size.sum(where=group[source] != group[target]) for group in links.level_group.T]
-    return _LinkLoad(_outbound_bytes(links, source, target, size), _outbound_bytes(links, target, source, size),
+    rail = _rail_of_rank(links, node_of_rank)
+    source_rail, target_rail = rail[phase.source[is_remote]], rail[phase.target[is_remote]]
+    return _LinkLoad(_outbound_bytes(links, source, target, size, source_rail),
+                     _outbound_bytes(links, target, source, size, target_rail),
                      _inter_leaf_load(links, source, target, size), np.array(inter_group))
+
+
+def _rail_of_rank(links: NetworkLinks, node_of_rank: IntArray) -> IntArray:
+    """Index in `NetworkLinks.capacities` of the rail over which each rank sends beyond its leaf zone."""
+    if links.rails == 1:
+        return node_of_rank
+    order = np.argsort(node_of_rank, kind="stable")
+    begin = np.searchsorted(node_of_rank[order], np.arange(len(links.nodes)))
+    local_rank = np.empty_like(node_of_rank)
+    local_rank[order] = np.arange(len(order)) - begin[node_of_rank[order]]
+    return np.asarray(node_of_rank * links.rails + local_rank % links.rails)
 
 
 def _all_pairs_load(phase: Phase, links: NetworkLinks, groups: IntArray, source_counts: IntArray,
@@ -240,8 +296,18 @@ def _all_pairs_load(phase: Phase, links: NetworkLinks, groups: IntArray, source_
 
     zones = len(links.zones)
     sources, targets = both_sums(links.ancestors, zones)
-    outbound, inbound = both_directions(np.concatenate([source_counts, sources], axis=-1),
-                                        np.concatenate([target_counts, targets], axis=-1))
+    by_node = both_directions(source_counts.astype(float), target_counts.astype(float))
+    by_zone = both_directions(sources, targets)
+    in_leaf = [np.zeros((*source_counts.shape[:-1], 0))] * 2
+    if len(links.leaf_capacity):
+        # a node's traffic with the rest of its leaf zone
+        in_leaf = [phase.bytes_per_pair * here * (np.where(links.leaf >= 0, in_zone[..., links.leaf], there) - there)
+                   for here, there, in_zone in ((source_counts, target_counts, targets),
+                                                (target_counts, source_counts, sources))]
+        by_node = (by_node[0] - in_leaf[0], by_node[1] - in_leaf[1])
+    # the ranks of a node load its rails alike
+    outbound, inbound = (np.concatenate([np.repeat(node / links.rails, links.rails, axis=-1), zone, leaf], axis=-1)
+                         for node, zone, leaf in zip(by_node, by_zone, in_leaf, strict=True))
     left, right = links.slow_paths.leaf_pairs.T
     inter_leaf = phase.bytes_per_pair * np.maximum(sources[..., left] * targets[..., right],
                                                    sources[..., right] * targets[..., left])
@@ -274,10 +340,18 @@ def _inter_leaf_load(links: NetworkLinks, source: IntArray, target: IntArray, si
     return np.asarray(np.maximum(total[left, right], total[right, left]))
 
 
-def _outbound_bytes(links: NetworkLinks, source: IntArray, target: IntArray, size: FloatArray) -> FloatArray:
-    """Bytes that leave each node, and each zone that is above the source but not above the target of a message."""
+def _outbound_bytes(links: NetworkLinks, source: IntArray, target: IntArray, size: FloatArray,
+                    rail: IntArray) -> FloatArray:
+    """Bytes over each link, from nodes and zones that are above the source but not above the target of a message.
+
+    `rail` is the rail of each message.
+    """
     zones, target_zones = np.zeros(len(links.zones)), links.ancestors[target]
     for column in links.ancestors[source].T:
         leaves = (column >= 0) & ~(target_zones == column[:, None]).any(axis=1)
         zones += np.bincount(column[leaves], size[leaves], len(zones))
-    return np.concatenate([np.bincount(source, size, len(links.nodes)), zones])
+    if not len(links.leaf_capacity):
+        return np.concatenate([np.bincount(rail, size, links.first_zone), zones])
+    inside = (links.leaf[source] == links.leaf[target]) & (links.leaf[source] >= 0)
+    return np.concatenate([np.bincount(rail[~inside], size[~inside], links.first_zone), zones,
+                           np.bincount(source[inside], size[inside], len(links.nodes))])

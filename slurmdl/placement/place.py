@@ -33,8 +33,8 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     Each choice that may win is evaluated with its own rank map. The least cost wins, then the fewest zones, the least
     Slurm weight, and the fewest unused nodes. If too few nodes are free now, the choice is among the nodes that fit
     when idle, and `free_now` is false. `matrices` is the user's own traffic, see traffic.Traffic. With
-    --dl-ranks-per-node, or a mesh with more ranks than one task per node, the job still needs nodes for its tasks, but
-    the traffic is that of its ranks.
+    --dl-ranks-per-node, or a mesh with more ranks than one task per node, the job still needs nodes for its tasks,
+    but the traffic is that of its ranks.
 
     Raises PlacementError with the reason if no choice is possible or determined by the request, and UsageError for an
     unknown zone in --dl-zone, or for a mesh that does not have the job's number of ranks.

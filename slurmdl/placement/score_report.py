@@ -15,6 +15,7 @@ from slurmdl.links.capacity import OVERSUBSCRIPTION
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.links.link_table import format_age, link_rows
 from slurmdl.placement.eligibility import is_idle
+from slurmdl.placement.mesh_traffic import DEFAULT_MODEL
 from slurmdl.placement.result import Placement, RankMap
 from slurmdl.topology.topology import Topology
 
@@ -87,6 +88,9 @@ def format_assumptions(dl: DlOptions, topology: Topology, scores: LinkScores) ->
     default = " (default)" if dl.model_bytes == DlOptions.model_bytes else ""
     traffic = f"traffic of {dl.comm_pattern}" if dl.comm_pattern and not is_comm_pattern(dl.comm_pattern) else \
         f"model {units.format_bytes(dl.model_bytes)}{default}"
+    if dl.mesh:
+        volumes = ", ".join(filter(None, [dl.model, dl.mesh_bytes])) or f"{DEFAULT_MODEL} (default)"
+        traffic = f"mesh {dl.mesh}, {volumes}"
     return f"{traffic}, {link_assumption(topology, scores)}"
 
 
@@ -98,6 +102,10 @@ def unmeasured_link_assumption(topology: Topology, scores: LinkScores) -> str:
     """Assumption about node links, and about uplinks of zones with a parent."""
     default = " (default)" if scores.default_node_bandwidth == LinkScores.default_node_bandwidth else ""
     text = f"links {units.format_bit_rate(scores.default_node_bandwidth)}{default}"
+    if scores.default_rails > 1:
+        text += f" on {scores.default_rails} rails"
+    if scores.default_leaf_bandwidth:
+        text += f", {units.format_bit_rate(scores.default_leaf_bandwidth)} inside a leaf zone"
     has_parent = topology.parent >= 0
     if not has_parent.any():
         return text

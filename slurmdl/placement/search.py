@@ -41,6 +41,7 @@ MAX_EVEN_ZONES = 1  # zones with even choices for such large jobs
 MAX_SWAPS_PER_ROUND = 32  # node swaps
 MAX_SWAP_ROUNDS = 4
 MAX_SWAP_TASKS = 64  # largest job with node swaps
+MAX_LARGE_MESH_ZONES = 2  # zones whose choices are compared for a mesh of such a large job
 MAX_MESH_STARTS = 5  # choices that are improved for a mesh
 MAX_MESH_FINALISTS = 6  # choices that are compared by their final rank maps
 MAX_REFINED_NODES = 64  # nodes among which they are improved
@@ -118,7 +119,7 @@ class PlacementSearch:
                 winner = self.refine_mesh(pool, evaluated) if self.traffic.mesh else self.swap_nodes(pool, winner)
         rank_map = winner.rank_orders.best_map
         has_bound = is_even and not self.traffic.is_zone_dependent and not self.traffic.matrices and \
-            not self.traffic.mesh
+            not self.traffic.mesh and not self.scores.default_leaf_bandwidth
         bound = compute_lower_bound(even_pool, self.problem, rank_map.cost.seconds) if has_bound else None
         # the first of several choices with the same nodes per zone is enough
         losers = {format_zone_counts(entry.nodes_per_zone): entry for entry in reversed(evaluated)
@@ -145,6 +146,8 @@ class PlacementSearch:
             yield from segment_choices(pool, problem, candidates, self.segment)
             return
         if problem.mesh and problem.place == "pack":
+            if self.job.tasks > MAX_FULL_SEARCH_TASKS:
+                candidates = candidates[:MAX_LARGE_MESH_ZONES]
             yield from segment_choices(pool, problem, candidates)
         if problem.place == "pack" and problem.depends_on_counts:
             is_large = self.job.tasks > MAX_FULL_SEARCH_TASKS

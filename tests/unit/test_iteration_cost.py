@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from placing import SCORES, cost_of, two_level
 
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.placement.iteration_cost import network_links
+from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
@@ -139,3 +140,52 @@ def test_all_pairs_load_equals_the_sum_of_messages() -> None:
 def test_servers_without_workers_are_an_error(ranks: int, ps: int) -> None:
     with pytest.raises(PlacementError):
         Traffic("ps", N, ps).phases(ranks)
+
+
+def naive_seconds(traffic: Traffic, nodes: list[str], topology: Topology, leaf_bandwidth: float, rails: int) -> float:
+    """Seconds without latency: node links of 1,000 bytes/s in equal rails, uplinks of 50, networks in leaf zones."""
+    seconds = 0.0
+    for phase in traffic.phases(len(nodes)):
+        load: defaultdict[tuple[object, ...], float] = defaultdict(float)
+        pairs = list(itertools.product(phase.source, phase.target)) if phase.all_pairs else \
+            list(zip(phase.source, phase.target, strict=True))
+        sizes = np.broadcast_to(phase.bytes_per_pair, len(pairs))
+        for (source, target), size in zip(pairs, sizes, strict=True):
+            here, there = nodes[source], nodes[target]
+            if here == there:
+                continue
+            for rank, node, direction in ((source, here, "out"), (target, there, "in")):
+                if topology.leaf_of(here) == topology.leaf_of(there):
+                    if leaf_bandwidth:
+                        load["leaf", node, direction] += size / leaf_bandwidth
+                        continue
+                else:
+                    load["uplink", topology.leaf_of(node), direction] += size / 50
+                local = nodes[:rank].count(node)
+                if phase.all_pairs:
+                    load["node", node, direction] += size / 1000
+                else:
+                    load["node", node, local % rails, direction] += size / (1000 / rails)
+        seconds += max(load.values(), default=0.0)
+    return seconds
+
+
+@pytest.mark.parametrize("leaf_bandwidth", [0.0, 5000.0])
+@pytest.mark.parametrize("rails", [1, 2, 4])
+@pytest.mark.parametrize(("strategy", "dl"), [
+    ("allreduce", {}), ("ps", {"ps": 2}), ("gossip", {"comm_pattern": "random-matching"}),
+    ("gossip", {"comm_pattern": "base-2"}),
+    ("allreduce", {"mesh": "dp=2,pp=2,tp=2", "mesh_bytes": "dp=900,pp=50,tp=3000"}),
+    ("allreduce", {"mesh": "dp=2,ep=4", "mesh_bytes": "dp=900,ep=500"})])
+def test_links_of_two_tiers_and_rails(strategy: str, dl: dict[str, object], rails: int,
+                                      leaf_bandwidth: float) -> None:
+    traffic = Traffic.from_options(DlOptions(strategy, model_bytes=N, **dl))  # type: ignore[arg-type]
+    scores = LinkScores(default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,), default_latency=0.0,
+                        default_leaf_bandwidth=leaf_bandwidth, default_rails=rails)
+    generator = np.random.default_rng(rails)
+    for slots in (["a1", "a2", "b1", "b2"] * 2, ["a1", "a2"] * 4, ["a1", "b1"] * 4):
+        nodes = generator.permutation(slots).tolist()
+        names = sorted(set(nodes))
+        order = np.array([names.index(node) for node in nodes])
+        cost = predict_cost(traffic.phases(8), network_links(names, TOPOLOGY, scores), order)
+        assert cost.seconds == pytest.approx(naive_seconds(traffic, nodes, TOPOLOGY, leaf_bandwidth, rails))

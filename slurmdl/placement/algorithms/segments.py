@@ -15,7 +15,7 @@ from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate, path_wid
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.candidate_nodes import CandidateNodes
 
-MAX_SEGMENT_SIZES = 6  # sizes that are tried, the largest ones
+MAX_SEGMENT_SIZES = 4  # sizes that are tried, the largest ones
 
 
 def segment_choices(pool: CandidateNodes, problem: SearchProblem, candidates: Sequence[ZoneCandidate],

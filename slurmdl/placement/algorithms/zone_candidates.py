@@ -39,6 +39,12 @@ class LatencyCap:
         """Bytes/s of the node links; 0 for links that exceed the cap."""
         return np.where(pool.node_latency <= self.node_s, pool.node_capacity, 0.0)
 
+    def first_link_capacity(self, pool: CandidateNodes) -> FloatArray:
+        """Bytes/s of each node inside its leaf zone; 0 for nodes whose link exceeds the cap."""
+        if not pool.leaf_bandwidth:
+            return self.node_capacity(pool)
+        return np.where(pool.node_latency <= self.node_s, pool.leaf_bandwidth, 0.0)
+
     def zone_capacity(self, pool: CandidateNodes) -> FloatArray:
         """Bytes/s of the zone uplinks; 0 for links that exceed the cap."""
         max_latency = np.append(self.uplinks_s, np.inf)[np.minimum(pool.level, len(self.uplinks_s))]
@@ -78,17 +84,19 @@ def relevant_latency_caps(pool: CandidateNodes, seconds: float, rounds: float) -
 def path_widths(pool: CandidateNodes, top: int, cap: LatencyCap) -> FloatArray:
     """Bytes/s of the narrowest link from each node below `top` up to it, 0 if one exceeds the cap; shape (nodes,)."""
     nodes = pool.nodes_below(top)
-    width, zone_capacity = cap.node_capacity(pool)[nodes], cap.zone_capacity(pool)
+    width, zone_capacity = cap.first_link_capacity(pool)[nodes], cap.zone_capacity(pool)
+    node_capacity = cap.node_capacity(pool)[nodes]
     for zones in pool.ancestors[nodes].T:
         below = (zones >= 0) & (pool.level[zones] < pool.level[top])
-        width = np.where(below, np.minimum(width, zone_capacity[zones]), width)
+        width = np.where(below, np.minimum(np.minimum(width, node_capacity), zone_capacity[zones]), width)
     return width
 
 
 def kth_widest_paths(pool: CandidateNodes, k: int, cap: LatencyCap) -> FloatArray:
     """Bytes/s of the k-th widest path within the cap from the nodes of each zone to it, 0 if none; shape (zones,)."""
     widths = np.zeros(pool.zone_count)
-    width, zone_capacity = cap.node_capacity(pool), cap.zone_capacity(pool)
+    width, zone_capacity = cap.first_link_capacity(pool), cap.zone_capacity(pool)
+    node_capacity = cap.node_capacity(pool)
     zone: IntArray = pool.leaf.copy() if len(pool.snapshot_index) else pool.snapshot_index
     for level in range(int(pool.level.max(initial=-1)) + 1):
         nodes = np.flatnonzero((zone >= 0) & (pool.level[zone] == level))
@@ -102,7 +110,7 @@ def kth_widest_paths(pool: CandidateNodes, k: int, cap: LatencyCap) -> FloatArra
             order = nodes if is_uniform else nodes[np.lexsort((-width[nodes], run))]
             has_enough = counts >= k
             widths[zones[begin[has_enough]]] = width[order][begin[has_enough] + k - 1]
-            width[nodes] = np.minimum(width[nodes], zone_capacity[zones])
+            width[nodes] = np.minimum(np.minimum(width[nodes], node_capacity[nodes]), zone_capacity[zones])
             zone[nodes] = pool.parent[zones]
     return widths
 
@@ -132,7 +140,7 @@ def rank_zones(pool: CandidateNodes, problem: SearchProblem) -> list[ZoneCandida
     capacity = np.zeros(pool.zone_count)
     cap_index = np.zeros(pool.zone_count, np.int64)
     caps: list[LatencyCap] = []
-    min_transfer = problem.min_node_bytes / float(pool.node_capacity.max())
+    min_transfer = problem.min_node_bytes / max(float(pool.node_capacity.max()), pool.leaf_bandwidth)
     for cap in latency_caps(pool):
         if caps and min_transfer + 2 * problem.rounds * cap.node_s > seconds[reachable].min(initial=np.inf):
             break
@@ -157,7 +165,9 @@ def rank_zones(pool: CandidateNodes, problem: SearchProblem) -> list[ZoneCandida
     zones = zones[np.lexsort((pool.tie_break[zones], pool.node_count[zones], pool.level[zones], seconds[zones]))]
     first_of_level = np.concatenate([zones[pool.level[zones] == level][:MAX_ZONES_PER_LEVEL]
                                      for level in sorted_unique(pool.level[zones])])
-    return [ZoneCandidate(int(zone), float(seconds[zone]), float(capacity[zone]), caps[cap_index[zone]])
+    # two networks share the bytes of a node, so those of one link have no bound
+    min_seconds = np.zeros_like(seconds) if pool.leaf_bandwidth else seconds
+    return [ZoneCandidate(int(zone), float(min_seconds[zone]), float(capacity[zone]), caps[cap_index[zone]])
             for zone in zones[np.isin(zones, first_of_level)]]
 
 

@@ -23,9 +23,9 @@ from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology
 
 #: ranks of all orders of a mesh that are evaluated for each choice of nodes, and for the chosen one
-MAX_MESH_RANKS, MAX_FINAL_MESH_RANKS = 2**13, 2**17
-MAX_REFINED_RANKS = 64  # ranks of the largest mesh that is refined from several starts
-MAX_STARTS = 3
+MAX_MESH_RANKS, MAX_FINAL_MESH_RANKS = 2**11, 2**14
+MAX_REFINED_RANKS = 64  # ranks of the largest mesh that is refined
+MAX_STARTS = 3  # maps from which it is refined
 
 
 def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
@@ -114,7 +114,9 @@ class RankOrders:
 
     def _search(self, rank0_node: int | None) -> _BestOrder:
         """Best order by rules, or with rank 0 on any node also by swaps."""
-        best = self._best_of({**self._rule_based(rank0_node, MAX_FINAL_MESH_RANKS), **self._generic(rank0_node)})
+        best = self._best_of({**self._generic(rank0_node), **self._rule_based(rank0_node, MAX_FINAL_MESH_RANKS)}
+                             if self.traffic.mesh else
+                             {**self._rule_based(rank0_node), **self._generic(rank0_node)})
         return self._improve_by_swaps(best, keep_rank0=False) if rank0_node is None else best
 
     def _with_fixed_rank0(self, free: _BestOrder) -> _BestOrder:
@@ -131,7 +133,7 @@ class RankOrders:
         """Orders for this traffic that need no swaps: name -> node of each rank."""
         depth, tasks = depth_first(self.network, rank0_node), self.tasks
         if self.traffic.mesh:
-            return {**self._generic(rank0_node), **self._mesh_order(depth, max_mesh_ranks)}
+            return self._mesh_order(depth, max_mesh_ranks) or self._generic(rank0_node)
         if self.traffic.needs_search:
             largest = largest_first(self.network, tasks, rank0_node)
             orders = {**self._generic(rank0_node), "largest-first": np.repeat(largest, tasks[largest])}
@@ -197,7 +199,9 @@ class RankOrders:
 
     def _improve_by_swaps(self, current: _BestOrder, keep_rank0: bool) -> _BestOrder:
         """Swap ranks if no rule fits the traffic, the search is tractable, and it helps."""
-        if self.traffic.mesh and self.rank_count <= MAX_REFINED_RANKS and self._is_tractable():
+        if self.traffic.mesh:
+            if self.rank_count > MAX_REFINED_RANKS or not self._is_tractable():
+                return current
             starts = [current.node_of_rank, *self._mesh_starts(current.node_of_rank)]
             refined = (refine_map(self.phases, self.network, start, node_by_node=self.node_by_node,
                                   keep_rank0=keep_rank0) for start in starts)

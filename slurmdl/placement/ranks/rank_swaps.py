@@ -32,7 +32,7 @@ def swap_search(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntA
                 keep_rank0: bool = False) -> IntArray:
     """Improve the node of each rank by pairwise swaps; never at a higher predicted cost."""
     maps = [node_of_rank]
-    search = _SwapSearch(traffic_matrices(phases, len(node_of_rank)), links, node_of_rank, keep_rank0)
+    search = _SwapSearch(traffic_matrices(phases, len(node_of_rank)), links.as_tree, node_of_rank, keep_rank0)
     rounds = min(MAX_ROUNDS, max(4, MAX_PAIRS // len(node_of_rank)**2))
     for power in NORM_POWERS:
         rounds = search.descend(power, rounds)
