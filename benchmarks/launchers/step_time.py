@@ -77,7 +77,8 @@ def rows(seed: int) -> Iterator[Row]:
         control_plain, control = (measure(sandbox, f"{command} {CONTROL}") for command in ("srun", "slurmdl srun"))
         for step, seconds in control.items():
             share = median(seconds) / median(control_plain[step])
-            yield make_row(f"torchrun, c10d with --local-addr: {step} (control)", seconds, "s", baseline=median(control_plain[step]),
+            yield make_row(f"torchrun, c10d with --local-addr: {step} (control)", seconds, "s",
+                           baseline=median(control_plain[step]),
                            target=f"above {TARGET_SHARE} of plain srun", met=share > TARGET_SHARE)
     finally:
         lifecycle.sandbox_down(sandbox.spec.name)
