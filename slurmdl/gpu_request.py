@@ -88,7 +88,7 @@ def count_gpus(counts: TaskCounts, name: str, *, per_job: int, per_node: int, pe
     per_job, counts = _derive_counts(counts, per_job, per_node, per_task, tasks_per_gpu, cpus_per_gpu)
     nodes, tasks = counts.nodes and counts.nodes[0], counts.ntasks
     if per_job > 1 and not nodes and not per_task:
-        raise PlacementError(f"the node count is not certain (--gpus={per_job} without -N or --gpus-per-node)")
+        raise PlacementError(f"the node count is not certain ({per_job} GPUs without -N or --gpus-per-node)")
     if tasks_per_gpu and tasks:
         if tasks % (nodes or 1):
             raise PlacementError(f"{tasks} tasks of --ntasks-per-gpu={tasks_per_gpu} do not divide by {nodes} nodes")
