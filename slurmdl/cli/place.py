@@ -63,10 +63,12 @@ def run(argv: list[str]) -> int:
     state = _load_state(site, own_options, job.request)
     decision = _make_decision(job, state, query_slurm=not {"cluster", "topology"} & own_options.keys())
     if "svg" in own_options:
+        from slurmdl.mesh import parse_mesh
         from slurmdl.placement.placement_svg import draw_placement
 
         write_output_file(own_options["svg"], "--svg", draw_placement(
-            _placement_or_reason(decision), state.topology, state.cluster))
+            _placement_or_reason(decision), state.topology, state.cluster,
+            parse_mesh(job.request.dl.mesh, "--dl-mesh") if job.request.dl.mesh else None))
     format_result = _format_json if "json" in own_options else _format_text
     print_escaped(format_result(job.request.dl, decision, state))
     return 0

@@ -14,6 +14,7 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.eligibility import is_idle
+from slurmdl.placement.mesh_traffic import MeshTraffic
 from slurmdl.placement.result import Cost, Placement, RankMap, format_zone_counts
 from slurmdl.placement.score_report import decisive_scores, format_assumptions, format_score_report
 from slurmdl.slurm.hostlist import fold_hostlist
@@ -44,7 +45,7 @@ def explain_placement(placement: Placement, topology: Topology, cluster: Cluster
     assumptions = format_assumptions(dl, topology, scores)
     lines += [f"choice     {names}: {placement.reason}",
               f"considered ({assumptions})", *_candidate_lines(placement),
-              "ranks", *_rank_lines(rank_map, topology),
+              "ranks", *_rank_lines(rank_map, topology), *_mesh_lines(dl, rank_map, topology),
               f"cost of one iteration on these nodes, by order of the ranks ({assumptions})", *_order_lines(rank_map),
               *_traffic_lines(rank_map.cost), f"bound      {_format_bound(placement)}"]
     if scores.link_count:
@@ -99,6 +100,22 @@ def _rank_lines(rank_map: RankMap, topology: Topology) -> Iterator[str]:
     for run in runs:
         span = f"{run[0][0]}-{run[-1][0]}" if len(run) > 1 else str(run[0][0])
         yield f"  {span:11}  {run[0][1]:6}  {format_zone_counts(Counter(zone for _, _, zone, _ in run))}"
+
+
+def _mesh_lines(dl: DlOptions, rank_map: RankMap, topology: Topology) -> Iterator[str]:
+    """For each dimension of a mesh: the size of its groups, and the most nodes and leaf zones that one has."""
+    traffic = MeshTraffic.from_options(dl)
+    if traffic is None or traffic.mesh.ranks != len(rank_map.nodes):
+        return
+    yield f"mesh       {traffic.mesh}"
+    for dimension in traffic.dimensions:
+        groups = [[rank_map.nodes[rank] for rank in group] for group in traffic.groups(dimension.dims).tolist()]
+        nodes = max(len(set(group)) for group in groups)
+        zones = max(len({topology.leaf_of(node) for node in group}) for group in groups)
+        where = "on one node" if nodes == 1 else f"on up to {nodes} nodes " + (
+            "of one leaf zone" if zones == 1 else f"in {zones} leaf zones")
+        size = units.format_bytes(traffic.volumes[dimension.kind].bytes)
+        yield f"  {dimension.kind:4} {len(groups)} groups of {dimension.size} ranks, {where}; {size} per iteration"
 
 
 def _order_lines(rank_map: RankMap) -> Iterator[str]:

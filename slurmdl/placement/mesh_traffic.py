@@ -43,14 +43,22 @@ _PHASE_ORDER = ("tp", "cp", "ep", "pp", "fsdp", "dp")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Numbers of a transformer that its traffic depends on; `expert_params` of the parameters belong to experts."""
+    """Numbers of a transformer that its traffic depends on.
+
+    Attributes:
+        params, expert_params: all parameters, and those of experts.
+        micro_batches: of one rank in an iteration; 0 for 4 times the stages of the pipeline, which make its bubble
+            small (Huang et al., GPipe, 2019), or 1 without a pipeline.
+        topk: experts that receive each token.
+        dtype: a key of BYTES_PER_NUMBER, of activations and gradients.
+    """
 
     params: float
     hidden: int
     layers: int
     seq: int
     micro_batch: int = 1
-    micro_batches: int = 1
+    micro_batches: int = 0
     topk: int = 2
     expert_params: float = 0
     dtype: str = "bf16"
@@ -101,13 +109,14 @@ def model_volumes(model: ModelShape, mesh: Mesh) -> dict[str, Volume]:
     tp, cp, pp, ep, fsdp = (mesh.size_of(kind) for kind in ("tp", "cp", "pp", "ep", "fsdp"))
     activations = model.seq * model.micro_batch * model.hidden * number
     # each stage of the pipeline has its share of the layers
-    layer_passes = model.layers / pp * model.micro_batches
+    micro_batches = model.micro_batches or (4 * pp if pp > 1 else 1)
+    layer_passes = model.layers / pp * micro_batches
     dense = (model.params - model.expert_params) / (tp * pp)
     local = (dense + model.expert_params / (tp * pp * ep)) * number
     return {"tp": Volume(4 * layer_passes * activations / cp, 4 * layer_passes),
             "cp": Volume(6 * layer_passes * activations / tp, 3 * layer_passes),
             "ep": Volume(4 * layer_passes * model.topk * activations / (cp * tp), 4 * layer_passes),
-            "pp": Volume(model.micro_batches * activations / (cp * tp), model.micro_batches),
+            "pp": Volume(micro_batches * activations / (cp * tp), micro_batches),
             "fsdp": Volume(3 * local, 3 * model.layers / pp),
             "dp": Volume(local / fsdp)}
 

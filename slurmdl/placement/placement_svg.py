@@ -1,4 +1,4 @@
-"""SVG of a placement: zones as boxes, nodes as cells with their ranks and roles."""
+"""SVG of a placement: zones as boxes, nodes as cells with their ranks and roles, or coordinates in a mesh."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from slurmdl.cluster.snapshot import ClusterSnapshot
+from slurmdl.mesh import Mesh
 from slurmdl.placement.eligibility import is_idle
 from slurmdl.placement.result import Placement
 from slurmdl.slurm.hostlist import ranged_string
@@ -19,21 +20,25 @@ MIN_WIDTH = 760.0  # pixels, for the legend
 
 _COLORS = {"ps": "#c2410c", "worker": "#1d4ed8", "free": "#dbeafe", "busy": "#b6c2d1"}
 _LEGEND = {"ps": "parameter server", "worker": "worker", "free": "idle, not chosen", "busy": "in use or not usable"}
+#: colors of the coordinates along a dimension of a mesh, repeated if there are more
+_COORDINATE_COLORS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0f766e", "#475569")
 
 
-def draw_placement(placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> str:
+def draw_placement(placement: Placement, topology: Topology, cluster: ClusterSnapshot,
+                   mesh: Mesh | None = None) -> str:
     """SVG document with a box per zone and the chosen nodes in the colors of their roles.
 
-    Up to MAX_NAMED_NODES nodes show names and ranks. With more, only zones with chosen nodes are drawn, with their
-    ranks; nodes are dots with name and ranks as tooltips.
+    With a mesh the colors are the coordinates along the dimension that differs most between zones. Up to
+    MAX_NAMED_NODES nodes show names and ranks. With more, only zones with chosen nodes are drawn, with their ranks;
+    nodes are dots with name and ranks as tooltips.
     """
-    return _Drawing(placement, topology, cluster).render()
+    return _Drawing(placement, topology, cluster, mesh).render()
 
 
 class _Drawing:
     """Drawing of a placement: layout from the leaves upwards, then the elements from the root downwards."""
 
-    def __init__(self, placement: Placement, topology: Topology, cluster: ClusterSnapshot) -> None:
+    def __init__(self, placement: Placement, topology: Topology, cluster: ClusterSnapshot, mesh: Mesh | None) -> None:
         self.placement, self.topology = placement, topology
         self.shows_names = len(topology.nodes) <= MAX_NAMED_NODES
         self.grid = Grid(4, 76, 52) if self.shows_names else Grid(24, 8, 8, 3)
@@ -46,10 +51,30 @@ class _Drawing:
         self.idle_nodes = {node.name for node in cluster.nodes if is_idle(node)}
         self.ranks: dict[str, list[int]] = {}
         self.roles: dict[str, set[str]] = {}
+        self.colors, self.legend = dict(_COLORS), dict(_LEGEND)
         if placement.rank_map:
-            for rank, (node, role) in enumerate(zip(placement.rank_map.nodes, placement.rank_map.roles, strict=True)):
+            kinds = placement.rank_map.roles
+            if mesh:
+                kinds = self._color_by_coordinate(mesh, placement.rank_map.nodes)
+            for rank, (node, kind) in enumerate(zip(placement.rank_map.nodes, kinds, strict=True)):
                 self.ranks.setdefault(node, []).append(rank)
-                self.roles.setdefault(node, set()).add(role)
+                self.roles.setdefault(node, set()).add(kind)
+
+    def _color_by_coordinate(self, mesh: Mesh, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Kind of each rank: its coordinate along the dimension that has the fewest coordinates in a zone."""
+        coordinates = [mesh.coordinates(rank) for rank in range(mesh.ranks)]
+        sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
+
+        def share_in_zones(name: str) -> float:
+            pairs = {(self.topology.leaf_of(node), at[name]) for node, at in zip(nodes, coordinates, strict=True)}
+            return len(pairs) / len({zone for zone, _ in pairs}) / sizes[name]
+
+        dimension = min((name for name in mesh.names if sizes[name] > 1), key=share_in_zones, default=mesh.names[0])
+        kinds = [f"{dimension} {i}" for i in range(sizes[dimension])]
+        self.colors |= {kind: _COORDINATE_COLORS[i % len(_COORDINATE_COLORS)] for i, kind in enumerate(kinds)}
+        shown = dict.fromkeys(kinds[:len(_COORDINATE_COLORS)])
+        self.legend = {**{kind: kind for kind in shown}, "free": _LEGEND["free"], "busy": _LEGEND["busy"]}
+        return tuple(kinds[at[dimension]] for at in coordinates)
 
     def render(self) -> str:
         boxes = layout_boxes(self.child_zones, self._leaf_size, MARGIN, 64, row_width=lambda sizes: MAX_ROW_WIDTH)
@@ -85,16 +110,18 @@ class _Drawing:
         radius = 0 if len(kinds) > 1 else 4 if self.shows_names else 1
         for i, kind in enumerate(kinds):
             yield (f'<rect x="{x + i * width:g}" y="{y:g}" width="{width:g}" height="{self.grid.height:g}" '
-                   f'rx="{radius}" fill="{_COLORS[kind]}"><title>{title}</title></rect>')
+                   f'rx="{radius}" fill="{self.colors[kind]}"><title>{title}</title></rect>')
         if self.shows_names:
             color = "white" if ranks else "#334155"
             yield svg_text(x + 8, y + 20, truncate(node, 9, "…"), fill=color, weight="bold")
             if ranks:
-                yield svg_text(x + 8, y + 40, truncate(_rank_label(ranks), 11, "…"), fill=color, size=12)
+                label = _rank_label(ranks)
+                short = label if len(label) <= 10 else label.partition(" ")[2]
+                yield svg_text(x + 8, y + 40, truncate(short, 10, "…"), fill=color, size=12)
 
     def _draw_legend(self, x: float, y: float) -> Iterator[str]:
-        for kind, meaning in _LEGEND.items():
-            yield f'<rect x="{x:g}" y="{y - 11:g}" width="14" height="14" rx="2" fill="{_COLORS[kind]}"/>'
+        for kind, meaning in self.legend.items():
+            yield f'<rect x="{x:g}" y="{y - 11:g}" width="14" height="14" rx="2" fill="{self.colors[kind]}"/>'
             yield svg_text(x + 20, y, meaning)
             x += 40 + 7.5 * len(meaning)
 

@@ -70,7 +70,8 @@ class EvaluatedChoice:
 
     def loss_reason(self, winner: EvaluatedChoice) -> str:
         if self.seconds > winner.seconds:
-            return f"{self.seconds / winner.seconds:.3g} times the time per iteration" if winner.seconds else "slower"
+            ratio = self.seconds / winner.seconds if winner.seconds else np.inf
+            return f"{ratio:.3g} times the time per iteration" if 1.005 <= ratio < np.inf else "slower"
         reasons = ("more bytes", "more zones", "higher Slurm weight", "leaves more nodes of the zone unused")
         for reason, value, best in zip(reasons, self.sort_key, winner.sort_key, strict=True):
             if value != best:

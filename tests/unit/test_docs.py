@@ -142,6 +142,15 @@ def test_make_targets_of_the_pages_exist():
         assert {name for name in named if name not in targets} == set(), page
 
 
+def test_picture_of_a_mesh_is_drawn_by_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    command = "place --topology topology/topology.conf --cluster examples/cluster.json"
+    assert command in (ROOT / "docs/mesh.md").read_text()
+    options = ["--dl-link-scores=off", "-N6", "--ntasks-per-node=4", "--dl-mesh=dp=2,pp=3,tp=4", "--wrap=:"]
+    assert main([*command.split(), *options, f"--svg={tmp_path}/mesh.svg"]) == 0
+    assert (tmp_path / "mesh.svg").read_text() == (ROOT / "docs/mesh.svg").read_text()
+
+
 def test_picture_in_readme_is_drawn_by_place(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     command = "place --topology topology/topology.conf --cluster examples/cluster.json"

@@ -119,6 +119,7 @@ def test_volumes_of_a_model() -> None:
     assert volumes["tp"].bytes == 4 * 8 * 3 * activations  # 8 layers of each stage, 3 micro-batches
     assert volumes["pp"].bytes == 3 * activations / 8
     assert volumes["dp"].bytes == 7e9 * 2 / 32
+    assert model_volumes(parse_model(DEFAULT_MODEL, "--dl-model"), mesh)["pp"].bytes == 16 * activations / 8
     hybrid = model_volumes(parse_model(DEFAULT_MODEL, "--dl-model"), parse_mesh("hsdp=4x8", "--dl-mesh"))
     assert hybrid["fsdp"].bytes == 3 * 7e9 * 2
     assert hybrid["dp"].bytes == 7e9 * 2 / 8
