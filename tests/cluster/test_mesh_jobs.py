@@ -1,0 +1,41 @@
+"""Meshes on a real Slurm: torch's device mesh is the placed one, and bad input is refused before the submission."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples/mesh.py"
+
+
+def test_device_mesh_is_the_placed_one(cluster):
+    """Eight nodes in two zones, pp with most traffic: all stages of a replica are in one zone."""
+    program = cluster.script(EXAMPLE.read_text(), "mesh.py")
+    script = cluster.script(f"export GLOO_SOCKET_IFNAME=eth0\nslurmdl srun python {program}")
+    output = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N8", "--dl-mesh=pp=4,dp=2",
+                                            "--dl-mesh-bytes=pp=400M,dp=1M", str(script)]))
+    lines = re.findall(r"rank (\d+) on (n\d+): \{'pp': (\d), 'dp': (\d)\}, sums \{'pp': 6.0, 'dp': 1.0\}", output)
+    assert len(lines) == 8, output
+    zones = {replica: {int(node[1:]) % 2 for _, node, _, at in lines if at == replica} for replica in "01"}
+    assert sorted(zones.values(), key=min) == [{0}, {1}], output
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["-N4", "-n8", "--dl-mesh=dp=2,tp=8"], r"a mesh of 16 ranks; the job has 8; expected dp=1"),
+    (["-N4", "--dl-mesh=dp=2,ttp=2"], r"unknown dimension 'ttp'; expected tp"),
+    (["-N4", "--dl-mesh=dp=4", "--dl-model=params=7B,layers=2,seq=8"], r"hidden is missing"),
+    (["-N4", "--dl-mesh=dp=4", "--dl-mesh-bytes=tp=1G"], r"unknown dimension 'tp'; expected dp"),
+    (["-N4", "--dl-mesh=dp=4", "--dl-strategy=gossip"], r"not valid with --dl-strategy=gossip")])
+def test_bad_mesh_submits_nothing(cluster, options, message):
+    script = cluster.script("true")
+    done = cluster.run(["slurmdl", "sbatch", *options, str(script)])
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (64, "", 1), done.stderr
+    assert re.search(message, done.stderr) and "Traceback" not in done.stderr
+
+
+def test_step_of_another_size_runs_without_the_mesh(cluster):
+    script = cluster.script("slurmdl srun -n1 echo one task\nslurmdl srun -n4 sh -c 'echo four tasks'")
+    output = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", "--dl-mesh=dp=4", str(script)]))
+    assert "one task" in output and output.count("four tasks") == 4
