@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,7 +118,8 @@ def solve_case(seed: int) -> Outcome | None:
 def outcomes(seed: int, instances: int) -> Iterator[Outcome]:
     """Solve cases in parallel until `instances` have a proven optimum above 0."""
     proven = 0
-    with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
+    # the pool ends its workers by SIGTERM
+    with multiprocessing.Pool(len(os.sched_getaffinity(0)), signal.signal, (signal.SIGTERM, signal.SIG_DFL)) as pool:
         for first in itertools.count(seed * 1_000_000, 50):
             for outcome in pool.imap(solve_case, range(first, first + 50)):
                 if outcome is not None and outcome.optimum > 0:

@@ -18,11 +18,12 @@ from benchmarks.results import Row, make_row
 from slurmdl.dl_options import DlOptions
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.arrays import IntArray
-from slurmdl.placement.iteration_cost import network_links, predict_cost
+from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
 from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
+from slurmdl.topology.topology import Topology
 
 NODES, ZONES = 8, 4
 #: bits/s of a node's link, and of the uplinks of the zones
@@ -96,10 +97,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 def _measured_rows(sandbox: lifecycle.Sandbox, seed: int) -> Iterator[Row]:
     topology, generator = sandbox.spec.topology, np.random.default_rng(seed)
-    scores = LinkScores(default_node_bandwidth=NODE_RATE / 8 * PAYLOAD,
-                        zones={zone: LinkScore(rate / 8 * PAYLOAD)
-                               for zone, rate in zip(topology.zones, ZONE_RATES, strict=False)})
-    network = network_links(topology.nodes, topology, scores)
+    scores, network = shaped_scores(topology), make_network(topology)
     for mesh, volumes in MESHES.items():
         dl = DlOptions(mesh=mesh, mesh_bytes=",".join(f"{name}={size}" for name, size in volumes.items()))
         traffic = Traffic.from_options(dl)
@@ -122,6 +120,17 @@ def _measured_rows(sandbox: lifecycle.Sandbox, seed: int) -> Iterator[Row]:
                        [correlation], "", target=f"at least {TARGET}", met=correlation >= TARGET)
         control = spearman(generator.permutation(predicted_all), measured)
         yield make_row(f"{mesh}: control, shuffled predictions", [control], "", target="below 0.5", met=control < 0.5)
+
+
+def shaped_scores(topology: Topology) -> LinkScores:
+    """The shaped rates of the links as link scores."""
+    return LinkScores(default_node_bandwidth=NODE_RATE / 8 * PAYLOAD,
+                      zones={zone: LinkScore(rate / 8 * PAYLOAD)
+                             for zone, rate in zip(topology.zones, ZONE_RATES, strict=False)})
+
+
+def make_network(topology: Topology) -> NetworkLinks:
+    return network_links(topology.nodes, topology, shaped_scores(topology))
 
 
 def _measure(sandbox: lifecycle.Sandbox, traffic: Traffic, maps: Sequence[IntArray]) -> list[float]:
