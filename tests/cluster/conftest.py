@@ -14,6 +14,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -194,14 +195,16 @@ class SandboxCluster(Cluster):
 
 
 def _up(slurm_conf_lines: tuple[str, ...] = (), **options: object) -> SandboxCluster:
-    """Start a sandbox of 8 nodes in 2 zones; `options` are `nodes`, `zones` and fields of SandboxSpec.
+    """Start a sandbox of 8 nodes in 2 zones; `options` are `nodes`, `zones`, `names` and fields of SandboxSpec.
 
     Slurm schedules jobs at once, unless `slurm_conf_lines` sets SchedulerParameters.
     """
     if not any(line.startswith("SchedulerParameters=") for line in slurm_conf_lines):
         slurm_conf_lines = (*AT_ONCE, *slurm_conf_lines)
     nodes, zones = int(options.pop("nodes", 8)), int(options.pop("zones", 2))  # type: ignore[call-overload]
-    spec = SandboxSpec(f"test-{os.getpid()}-{next(_numbers)}", round_robin_topology(nodes, zones),
+    topology = round_robin_topology(nodes, zones)
+    topology = replace(topology, nodes=options.pop("names", topology.nodes))
+    spec = SandboxSpec(f"test-{os.getpid()}-{next(_numbers)}", topology,
                        slurm_conf_lines=slurm_conf_lines, **options)  # type: ignore[arg-type]
     try:
         return SandboxCluster(lifecycle.sandbox_up(spec))
