@@ -42,8 +42,8 @@ MAX_SWAPS_PER_ROUND = 32  # node swaps
 MAX_SWAP_ROUNDS = 4
 MAX_SWAP_TASKS = 64  # largest job with node swaps
 MAX_LARGE_MESH_ZONES = 2  # zones whose choices are compared for a mesh of such a large job
-MAX_MESH_STARTS = 5  # choices that are improved for a mesh
-MAX_MESH_FINALISTS = 6  # choices that are compared by their final rank maps
+MAX_MESH_STARTS = 4  # choices that are improved for a mesh
+MAX_MESH_FINALISTS = 4  # choices that are compared by their final rank maps
 MAX_REFINED_NODES = 64  # nodes among which they are improved
 MAX_AVOIDED_PATHS = 4  # slow inter-leaf paths that are avoided one after the other
 
@@ -255,20 +255,23 @@ class PlacementSearch:
         In an improved choice, sets of ranks that share a node are swapped with each other and moved to unused nodes.
         """
         start = sorted(evaluated, key=lambda entry: entry.sort_key)[:MAX_MESH_STARTS]
-        choices = {entry.nodes: entry for entry in start}
+        choices = {entry.nodes: (entry.rank_orders.rule_based_cost, entry) for entry in start}
         for entry in start:
             used, tree = entry.choice.nodes, pool.nodes_below(_root_of(pool, entry.choice.zone))
             unused = np.setdiff1d(np.arange(tree.start, tree.stop), used)
             unused = unused[np.argsort(~np.isin(pool.leaf[unused], pool.leaf[used]), kind="stable")]
             nodes = np.concatenate([used, unused[:max(0, MAX_REFINED_NODES - len(used))]])
-            chosen = nodes[entry.rank_orders.nodes_after_refinement(
-                [self.cluster.names[i] for i in pool.snapshot_index[nodes].tolist()], self.topology, self.scores)]
+            cost, indices = entry.rank_orders.nodes_after_refinement(
+                [self.cluster.names[i] for i in pool.snapshot_index[nodes].tolist()], self.topology, self.scores)
+            chosen = nodes[indices]
             choice = make_choice(pool, _smallest_common_zone(pool, chosen), chosen)
             if self.is_allowed(pool, choice):
                 improved = self.evaluate(pool, choice)
-                choices.setdefault(improved.nodes, improved)
-        ranked = sorted(choices.values(), key=lambda entry: entry.sort_key)[:MAX_MESH_FINALISTS]
-        return min(ranked, key=lambda entry: (entry.rank_orders.best_map.cost.sort_key, entry.sort_key))
+                known = choices.get(improved.nodes, (cost, improved))
+                choices[improved.nodes] = min(known, (cost, improved), key=lambda item: item[0].sort_key)
+        ranked = sorted(choices.values(), key=lambda item: (item[0].sort_key, item[1].sort_key))
+        return min((entry for _, entry in ranked[:MAX_MESH_FINALISTS]),
+                   key=lambda entry: (entry.rank_orders.best_map.cost.sort_key, entry.sort_key))
 
     def zone_name(self, pool: CandidateNodes, zone: int) -> str:
         index = int(pool.topology_zone_index[zone])

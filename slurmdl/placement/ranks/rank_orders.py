@@ -99,8 +99,9 @@ class RankOrders:
                        ("ps",) * servers + ("worker",) * (self.rank_count - servers), best.cost, best.name,
                        best.costs, free.cost)
 
-    def nodes_after_refinement(self, nodes: Sequence[str], topology: Topology, scores: LinkScores) -> IntArray:
-        """Indices in `nodes` of the nodes that a mesh uses if it may exchange its own for the others of them.
+    def nodes_after_refinement(self, nodes: Sequence[str], topology: Topology,
+                               scores: LinkScores) -> tuple[Cost, IntArray]:
+        """Cost, and indices in `nodes`, of the nodes of a mesh that may exchange its own ones for the others.
 
         The first of `nodes` are the mesh's own, in any order.
         """
@@ -109,8 +110,9 @@ class RankOrders:
         index = {name: i for i, name in enumerate(nodes)}
         start = np.array([index[self.network.nodes[node]] for node in best.tolist()], np.int64)
         links = network_links(nodes, topology, scores)
-        return sorted_unique(refine_map(self.phases, links, start, node_by_node=self.node_by_node,
-                                        nodes_are_fixed=False))
+        refined = refine_map(self.phases, links, [start], node_by_node=self.node_by_node, nodes_are_fixed=False,
+                             restarts=1)
+        return predict_cost(self.phases, links, refined), sorted_unique(refined)
 
     def _search(self, rank0_node: int | None) -> _BestOrder:
         """Best order by rules, or with rank 0 on any node also by swaps."""
@@ -203,9 +205,9 @@ class RankOrders:
             if self.rank_count > MAX_REFINED_RANKS or not self._is_tractable():
                 return current
             starts = [current.node_of_rank, *self._mesh_starts(current.node_of_rank)]
-            refined = (refine_map(self.phases, self.network, start, node_by_node=self.node_by_node,
-                                  keep_rank0=keep_rank0) for start in starts)
-            return self._best_of({"swaps": min(refined, key=lambda order: self._order_cost(order).sort_key)}, current)
+            refined = refine_map(self.phases, self.network, starts, node_by_node=self.node_by_node,
+                                 keep_rank0=keep_rank0)
+            return self._best_of({"swaps": refined}, current)
         if not self._is_swappable():
             return current
         return self._best_of({"swaps": rank_swaps.swap_search(
