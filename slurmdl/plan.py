@@ -14,6 +14,7 @@ import os
 import secrets
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -187,6 +188,21 @@ def compare_ranks(planned: Sequence[str], actual: Mapping[int, str]) -> tuple[st
     if unseen:
         return "unseen", f"{line}; the others were not seen, on {sample_names(unseen)}"
     return "correct", line
+
+
+def segments_text(plan: Plan, environ: Mapping[str, str] = os.environ) -> str:
+    """How many segments of the job are whole, to be added to the line of `compare_ranks`; "" without --segment.
+
+    A segment is whole if its nodes share a leaf zone. Slurm sets SLURM_JOB_SEGMENT_SIZE since 25.05. An update of a
+    job can break its segments without a message (SchedMD/slurm#225).
+    """
+    size = environ.get("SLURM_JOB_SEGMENT_SIZE", "")
+    nodes = set(plan.nodes)
+    if not size.isdigit() or int(size) < 2 or len(nodes) % int(size):
+        return ""
+    per_leaf = Counter(path[-1] for node in nodes if (path := plan.zones.get(node, ())))
+    whole = sum(count // int(size) for count in per_leaf.values())
+    return f"; {whole} of {len(nodes) // int(size)} segments of {size} nodes are whole"
 
 
 def planned_rank(local_rank: int = 0, environ: Mapping[str, str] = os.environ) -> int:

@@ -172,7 +172,7 @@ def check_node(task_pid: int, environ: Mapping[str, str]) -> None:
     if not any(node_report.ranks for node_report in reports):
         return  # the program has ended at once, or its ranks have no RANK
     verdict, line = format_result(plan.nodes, reports)
-    warn(line)
+    warn(line + plans.segments_text(plan, environ))
     if mode == "strict" and verdict == "misplaced":
         warn("--dl-strict: the step is canceled")
         process.run_command(["scancel", f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"])
@@ -198,7 +198,7 @@ def verify_rank(environ: Mapping[str, str]) -> bool:
         with socket.create_server(("", address[1]), backlog=1024) as server:
             others = receive_reports(server, key, set(range(1, len(plan))), lambda: time.monotonic() > end)
         verdict, line = format_result(plan.nodes, [report, *others])
-        warn(line)
+        warn(line + plans.segments_text(plan, environ))
         return verdict == "correct"
     try:
         send_report(report, address, key, lambda: time.monotonic() > end)

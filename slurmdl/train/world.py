@@ -271,7 +271,7 @@ def _usable_plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Pl
         warn(f"train: the plan is ignored: it is for {len(plan)} ranks, these are {len(nodes)}")
         return None
     verdict, line = plans.compare_ranks(plan.nodes, dict(enumerate(nodes)))
-    warn(line if verdict == "correct" else f"train: the plan is ignored: {line}")
+    warn(line + plans.segments_text(plan, environ) if verdict == "correct" else f"train: the plan is ignored: {line}")
     return plan if verdict == "correct" else None
 
 

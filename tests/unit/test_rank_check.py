@@ -158,3 +158,13 @@ def test_env_of_a_task_has_its_planned_ranks():
         "RANK": "3", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "NODE_RANK": "1", "PET_NODE_RANK": "1",
         "PET_MASTER_ADDR": "n1", "PET_MASTER_PORT": "12345", "PET_LOCAL_ADDR": "~1000001-n10"}
     assert env.task_environ({**environ, "SLURMD_NODENAME": "n1"})["PET_LOCAL_ADDR"] == "n1"
+
+
+@pytest.mark.parametrize(("zones", "size", "text"), [
+    ("aabb", "2", "; 2 of 2 segments of 2 nodes are whole"), ("aaab", "2", "; 1 of 2 segments of 2 nodes are whole"),
+    ("abcd", "2", "; 0 of 2 segments of 2 nodes are whole"), ("aabb", "3", ""), ("aabb", "", ""), ("aabb", "x", "")])
+def test_whole_segments_are_counted(zones, size, text):
+    """Two ranks on each node; Slurm names the segments' size in the environment."""
+    paths = {f"n{i}": ("root", zone) for i, zone in enumerate(zones)}
+    plan = plans.Plan("allreduce", tuple(node for node in paths for _ in range(2)), ("worker",) * 8, paths)
+    assert plans.segments_text(plan, {"SLURM_JOB_SEGMENT_SIZE": size} if size else {}) == text
