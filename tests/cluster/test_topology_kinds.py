@@ -47,6 +47,27 @@ def test_blocks(new_cluster_since):
     assert zone_changes(rank_nodes(cluster.output(job))) == 1
 
 
+def test_segments(new_cluster_since):
+    """Of a mesh, the groups with most traffic are segments; a zone binding gives Slurm their size."""
+    pairs = "".join(f"BlockName=p{i} Nodes=n[{2 * i - 1}-{2 * i}]\n" for i in range(1, 5)) + "BlockSizes=2\n"
+    cluster = new_cluster_since((24, 5), slurm_conf_lines=("TopologyPlugin=topology/block",),
+                                config_files={"topology.conf": pairs})
+
+    def blocks(*options: str) -> list[int]:
+        job = cluster.submit(["slurmdl", "sbatch", "-N4", *options, str(script)], directory=script.parent)
+        return [(int(node[1:]) + 1) // 2 for node in rank_nodes(cluster.output(job))]
+
+    script = cluster.script(MAPPED)
+    mesh = ["--dl-mesh=tp=2,dp=2", "--dl-mesh-bytes=tp=1G,dp=1M"]
+    shown = cluster.run(["slurmdl", "sbatch", "-N4", "--dl-dry-run", "--dl-node-binding=zone", *mesh, str(script)])
+    assert "--segment=2" in shown.stdout.split(), shown.stdout + shown.stderr
+    for options in (["--dl-node-binding=zone"], ["--segment=2"], ["--segment=2", "--no-requeue"]):
+        first, second, third, last = blocks(*mesh, *options)
+        assert first == third != second == last, "ranks 0 and 2 are a tensor group"
+    refused = cluster.run(["slurmdl", "place", "-N4", "--segment=3", "--wrap=:"])
+    assert "--segment=3 does not divide 4 nodes; expected 1, 2, 4" in refused.stdout, refused.stdout
+
+
 def test_several_topologies(new_cluster_since):
     """Ranks follow the topology of the partition, zones or pairs, with any TopologyPlugin."""
     cluster = new_cluster_since((25, 5), config_files={"topology.yaml": SEVERAL},
