@@ -21,6 +21,7 @@ from slurmdl.launch.binding import Decision
 from slurmdl.launch.cluster_state import ClusterState
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.topology import scontrol_topology
+from slurmdl.topology.source import ZoneDecl, build_topology
 
 SCRIPT = b"#!/bin/sh\n#SBATCH -N 2 --ntasks-per-node=2\nslurmdl srun true\n"
 
@@ -101,6 +102,44 @@ def test_named_zone_excludes_all_other_nodes(argv, state, options, reason):
     decision = sbatch.decide_with_slurm(parse(*argv), state)
     assert list(decision.binding_options) == options
     assert reason in decision.reason and bool(reason) == bool(decision.reason)
+
+
+def blocks_state(*sizes: int, base: int = 4) -> ClusterState:
+    """Blocks of idle nodes without features."""
+    zones = [ZoneDecl(f"b{i}", nodes=tuple(f"b{i}n{j}" for j in range(size))) for i, size in enumerate(sizes)]
+    topology = replace(build_topology(zones, kind="block", source="test"), block_sizes=(base,))
+    nodes = [Node(name, ("IDLE",), cpus=4, cpus_unallocated=4, memory=1000, memory_unallocated=1000)
+             for name in topology.nodes]
+    return ClusterState(ClusterSnapshot.from_nodes(nodes), topology, LinkScores())
+
+
+@pytest.mark.parametrize(("argv", "sizes", "answer", "options"), [
+    (["-N8", "--dl-mesh=dp=2,tp=4"], (4, 4), "", ["--segment=4"]),
+    (["-N12", "--dl-mesh=dp=3,tp=4", "--dl-mesh-bytes=tp=1G,dp=1M"], (6, 5, 4), "", ["--segment=4"]),
+    (["-N6"], (6, 5), "", ["--segment=3"]),  # one block, whose base size is 4
+    (["-N8", "--segment=2"], (4, 4), "", None),  # the user's own
+    (["-N8"], (4, 4), "Slurm rejects it: unrecognized option '--segment'", None),
+    (["-N8"], (4, 4), "Slurm would choose b0n0", ["--segment=4"])])
+def test_zone_binding_adds_segments(argv, sizes, answer, options):
+    job = parse("--dl-node-binding=zone", *argv, script=b"#!/bin/sh\n")
+
+    def decide():
+        return binding.decide_binding(job, blocks_state(*sizes), (), inside_job=False,
+                                      not_starting_reason=lambda decision, nodes: answer)
+
+    if options is None:
+        assert decide().reason.startswith("--dl-node-binding=zone: no node features identify the zones")
+    else:
+        assert list(decide().binding_options) == options
+
+
+@pytest.mark.parametrize(("answer", "options"), [("", ["--nodelist=b0n[0-3],b1n[0-3]"]), ("Slurm rejects it: x", [])])
+def test_node_list_with_several_segments_needs_the_answer_of_slurm(answer, options):
+    job = parse("-N8", "--segment=4", "--no-requeue", script=b"#!/bin/sh\n")
+    decision = binding.decide_binding(job, blocks_state(4, 4), (), inside_job=False,
+                                      not_starting_reason=lambda decision, nodes: answer)
+    assert list(decision.binding_options) == options
+    assert ("several segments and a node list exclude each other" in decision.reason) == bool(answer)
 
 
 def test_zone_features_looks_up_each_node_once(monkeypatch):
