@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ from slurmdl.slurm.hostlist import fold_hostlist
 
 MAX_NAMED_ZONES = 4  # zones, or groups of zones, in a label
 MAX_LABEL_LENGTH = 80  # characters
+MAX_TIE = 0.005  # relative difference of times of a mesh that count as equal
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,20 @@ class Cost:
         """Time, bytes between zones, bytes between nodes, without rounding noise."""
         return (float(f"{self.seconds:.9e}"), float(f"{self.inter_zone_bytes:.9e}"),
                 float(f"{self.inter_node_bytes:.9e}"))
+
+
+def rank_tied_costs(costs: Sequence[Cost]) -> list[int]:
+    """Indices of these costs of a mesh, the best first: those within MAX_TIE of the fastest by bytes between zones.
+
+    The times of a mesh are not predicted that exactly, and the bytes also burden the links of other jobs.
+    """
+    longest = min(cost.seconds for cost in costs) * (1 + MAX_TIE)
+
+    def key(i: int) -> tuple[float, ...]:
+        tied = costs[i].seconds <= longest
+        return (not tied, round(costs[i].inter_zone_bytes) if tied else 0, *costs[i].sort_key)
+
+    return sorted(range(len(costs)), key=key)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ An algorithm is a function `(pool, problem, zone candidates) -> proposals` in sl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -27,7 +27,7 @@ from slurmdl.placement.arrays import IntArray, run_starts
 from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
 from slurmdl.placement.job_size import JobSize
 from slurmdl.placement.ranks.rank_orders import RankOrders
-from slurmdl.placement.result import Candidate, Placement, format_zone_counts
+from slurmdl.placement.result import Candidate, Cost, Placement, format_zone_counts, rank_tied_costs
 from slurmdl.placement.traffic import Traffic
 from slurmdl.slurm.step_layout import block_distribution
 from slurmdl.topology.topology import Topology
@@ -111,7 +111,7 @@ class PlacementSearch:
         is_even = not evaluated
         if is_even:
             evaluated = self.evaluate_proposals(even_pool)
-        winner = min(evaluated, key=lambda entry: entry.sort_key)
+        winner = self.best_choice(evaluated, lambda entry: entry.rank_orders.rule_based_cost)
         if is_even:
             pool, winner, others = self.avoid_slow_paths(even_pool, winner)
             evaluated += others
@@ -270,8 +270,17 @@ class PlacementSearch:
                 known = choices.get(improved.nodes, (cost, improved))
                 choices[improved.nodes] = min(known, (cost, improved), key=lambda item: item[0].sort_key)
         ranked = sorted(choices.values(), key=lambda item: (item[0].sort_key, item[1].sort_key))
-        return min((entry for _, entry in ranked[:MAX_MESH_FINALISTS]),
-                   key=lambda entry: (entry.rank_orders.best_map.cost.sort_key, entry.sort_key))
+        finalists = rank_tied_costs([cost for cost, _ in ranked])[:MAX_MESH_FINALISTS]
+        return self.best_choice([ranked[i][1] for i in finalists],
+                                lambda entry: entry.rank_orders.best_map.cost)
+
+    def best_choice(self, choices: Sequence[EvaluatedChoice],
+                    cost_of: Callable[[EvaluatedChoice], Cost]) -> EvaluatedChoice:
+        """The choice of least cost; for a mesh see `rank_tied_costs`."""
+        if not self.traffic.mesh:
+            return min(choices, key=lambda entry: entry.sort_key)
+        ordered = sorted(choices, key=lambda entry: entry.sort_key)
+        return ordered[rank_tied_costs([cost_of(entry) for entry in ordered])[0]]
 
     def zone_name(self, pool: CandidateNodes, zone: int) -> str:
         index = int(pool.topology_zone_index[zone])

@@ -190,8 +190,8 @@ def test_training_scripts_on_nodes_whose_names_sort_badly(new_cluster):
         "bash": f"slurmdl srun bash -c '{accelerate} --machine_rank $SLURM_NODEID --num_processes 12 accelerated.py'",
         "lightning": "slurmdl srun python trained.py",
         "control": f"slurmdl srun --dl-launcher=none torchrun --nnodes=12 {C10D} gather.py",
-        "control2": f"slurmdl srun --dl-launcher=none {accelerate} --rdzv_backend c10d --num_processes 12 "
-                    "accelerated.py",
+        "control2": f"slurmdl srun --dl-launcher=none bash -c '{accelerate} --machine_rank $SLURM_PROCID "
+                    "--rdzv_backend c10d --num_processes 12 accelerated.py'",
     }, {"gather.py": GATHER, "accelerated.py": ACCELERATE, "trained.py": LIGHTNING})
     order = planned(cluster, 12)
     assert order == ["n1", "n3", "n5", "n7", "n9", "n11", "n2", "n4", "n6", "n8", "n10", "n12"]

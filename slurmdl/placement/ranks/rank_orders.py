@@ -18,7 +18,7 @@ from slurmdl.placement.ranks import ps_assignment, rank_swaps
 from slurmdl.placement.ranks.mesh_orders import mesh_orders
 from slurmdl.placement.ranks.mesh_refinement import refine_map
 from slurmdl.placement.ranks.recursive_bisection import bisection_map
-from slurmdl.placement.result import Cost, RankMap
+from slurmdl.placement.result import Cost, RankMap, rank_tied_costs
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology
 
@@ -154,9 +154,8 @@ class RankOrders:
 
     def _mesh_order(self, depth: IntArray, max_ranks: int) -> dict[str, IntArray]:
         """The best of the orders of the mesh."""
-        best = min(self._mesh_maps(depth, max_ranks), default=None,
-                   key=lambda order: self._order_cost(order).sort_key)
-        return {} if best is None else {"mesh": best}
+        maps = self._mesh_maps(depth, max_ranks)
+        return {"mesh": maps[rank_tied_costs([*map(self._order_cost, maps)])[0]]} if maps else {}
 
     def _mesh_maps(self, depth: IntArray, max_ranks: int) -> list[IntArray]:
         """Orders of the mesh on the nodes in depth-first order: the node of each rank, up to `max_ranks` in all."""
@@ -193,11 +192,20 @@ class RankOrders:
             # in many trees the leaf order and the alphabetical order equal the depth-first order
             same = next((known for known in costs if np.array_equal(orders[known], order)), name)
             costs[name] = costs.get(same) or self._order_cost(order)
-        name = min(costs, key=lambda name: costs[name].sort_key)
+        names = [*costs]
+        if self.traffic.mesh:
+            name = names[rank_tied_costs([costs[name] for name in names])[0]]
+        else:
+            name = min(names, key=lambda name: costs[name].sort_key)
         best = _BestOrder(name, orders[name], {**(incumbent.costs if incumbent else {}), **costs})
-        if incumbent and incumbent.cost.sort_key <= best.cost.sort_key:
+        if incumbent and self._is_no_worse(incumbent.cost, best.cost):
             return replace(incumbent, costs=best.costs)
         return best
+
+    def _is_no_worse(self, cost: Cost, other: Cost) -> bool:
+        if self.traffic.mesh:
+            return rank_tied_costs([cost, other])[0] == 0
+        return cost.sort_key <= other.sort_key
 
     def _improve_by_swaps(self, current: _BestOrder, keep_rank0: bool) -> _BestOrder:
         """Swap ranks if no rule fits the traffic, the search is tractable, and it helps."""
