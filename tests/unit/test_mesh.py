@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from slurmdl import plan as plans
+from slurmdl.config import load_config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, UsageError
 from slurmdl.job_request import JobRequest
-from slurmdl.links.link_scores import LinkScores
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.links.score_sources import load_from_sources
 from slurmdl.mesh import Mesh, parse_mesh, size_mismatch
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.mesh_boxes import boxes, bytes_leaving, consecutive_box, min_bytes_leaving
@@ -19,6 +21,7 @@ from slurmdl.placement.mesh_traffic import DEFAULT_MODEL, MeshTraffic, model_vol
 from slurmdl.placement.place import place_job
 from slurmdl.placement.ranks.mesh_orders import mesh_orders
 from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.score_report import link_assumption
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology
 from tests.placing import cluster, node, two_level
@@ -285,3 +288,29 @@ def test_planned_mesh_is_that_of_the_plan() -> None:
     for without in ({}, {"SLURMDL_PLAN": plans.encode_plan(plans.Plan("allreduce", ("n1",), ("worker",), {}))}):
         with pytest.raises(InputError, match="the step has no mesh; expected"):
             plans.planned_mesh(without)
+
+
+def test_two_tiers_are_configured_and_shown(tmp_path) -> None:
+    file = tmp_path / "slurmdl.yaml"
+    file.write_text("link_defaults: {leaf_bandwidth: 3.6e12, node_bandwidth: 2.0e11, rails: 4}\n")
+    scores = load_from_sources(load_config([str(file)]), "off", {}).scores
+    assert (scores.default_leaf_bandwidth, scores.default_node_bandwidth, scores.default_rails) == (3.6e12, 2e11, 4)
+    assert LinkScores.from_json(scores.to_json()) == scores
+    shown = link_assumption(TWO_ZONES, scores)
+    assert shown.startswith("links 1.6 Tbit/s on 4 rails, 28.8 Tbit/s inside a leaf zone"), shown
+    for value in ("0", "1.5", "x", "-2"):
+        file.write_text(f"link_defaults: {{rails: {value}}}\n")
+        with pytest.raises(InputError, match=r"link_defaults.rails: invalid value .*; expected"):
+            load_config([str(file)])
+
+
+def test_a_leaf_zone_with_a_network_of_its_own_is_preferred() -> None:
+    """Three nodes in the zone of fast node links, or with NVLink between four slow ones."""
+    fast = {name: LinkScore(4000.0, 0.0) for name in ("n1", "n3", "n5", "n7")}
+    slow = {name: LinkScore(1000.0, 0.0) for name in ("n2", "n4", "n6", "n8")}
+    request = JobRequest(DlOptions(mesh="dp=4", mesh_bytes="dp=1000"), nodes=(4, 4))
+    plain = LinkScores(nodes={**fast, **slow}, default_latency=0.0)
+    assert place_job(request, EIGHT, TWO_ZONES, plain).nodes_per_zone == {"z0": 4}
+    tiers = LinkScores(nodes={**fast, **slow}, default_latency=0.0, default_leaf_bandwidth=10000.0)
+    placement = place_job(request, EIGHT, TWO_ZONES, tiers)
+    assert placement.rank_map and placement.rank_map.cost.seconds == pytest.approx(1500 / 10000)
