@@ -75,7 +75,7 @@ def test_jobs_without_a_choice_are_submitted_as_written(filtered):
         (["-N2"], {}, ""), (["-N2", "--dl-ps=1", "--dl-node-binding=off"], {}, ""),
         (pin, {"SLURMDL_SUBMISSION": "{}"}, ""), (pin, {"SLURM_JOB_ID": "1"}, ""),
         ([*pin, "--array=1-2"], {}, "job array"), ([*pin, "--contiguous"], {}, "--contiguous"),
-        ([*pin, "--switches=1"], {}, "--switches"),
+        ([*pin, "--spread-job"], {}, "--spread-job"),
         (["-N2", "--dl-node-binding=late"], {}, "slurmdl srun"), (["-N2", "--dl-ps=1"], {}, "--hold")]
     assert binding_fields(submitted_record(cluster, "--hold", *pin, wrap)) != UNBOUND
     for words, environ, message in cases:
