@@ -27,9 +27,9 @@ from slurmdl.topology.topology import Topology
 
 NODES, ZONES = 8, 4
 #: bits/s of a node's link, and of the uplinks of the zones
-NODE_RATE, ZONE_RATES = 3e8, (2e7, 4e7, 8e7, 1.6e8)
+NODE_RATE, ZONE_RATES = 3e8, (4e7, 7e7, 1.2e8, 2e8)
 #: mesh -> bytes of each dimension; messages are much larger than the 70 KB burst of a link's token bucket
-MESHES = {"pp=2,dp=4": {"pp": 1_000_000, "dp": 2_000_000}, "dp=4,tp=2": {"dp": 500_000, "tp": 2_000_000}}
+MESHES = {"pp=2,dp=4": {"pp": 500_000, "dp": 1_000_000}, "dp=4,tp=2": {"dp": 400_000, "tp": 1_000_000}}
 #: payload share of a rate: frames of 9,000 bytes with 66 bytes of Ethernet, IP and TCP headers
 PAYLOAD = 0.99
 RANDOM_MAPS = 40
