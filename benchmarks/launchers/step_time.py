@@ -18,7 +18,7 @@ C10D = "--rdzv-backend=c10d --rdzv-endpoint=$head:29500"
 LINES = {
     "one task per rank": "python step.py",
     "torchrun, c10d": f"torchrun --nnodes={NODES} --nproc-per-node=1 {C10D} step.py",
-    "torchrun, elastic c10d": f"torchrun --nnodes={NODES - 1}:{NODES} --max-restarts=2 {C10D} step.py",
+    "torchrun, elastic c10d": f"torchrun --nnodes={NODES - 1}:{NODES} {C10D} step.py",
     "torchrun, node rank SLURM_NODEID": f"bash -c 'torchrun --nnodes={NODES} --node-rank=$SLURM_NODEID "
                                         "--master-addr=$head --master-port=29501 step.py'",
 }

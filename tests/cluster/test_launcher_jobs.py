@@ -14,7 +14,7 @@ from jobs import slurmdl_messages
 
 #: prints the node of every rank, gathered by torch.distributed
 GATHER = """\
-import os, sys
+import os, sys, time
 import torch.distributed as dist
 dist.init_process_group("gloo")
 places = [None] * dist.get_world_size()
@@ -23,6 +23,7 @@ if dist.get_rank() == 0:
     sys.stdout.write("".join(f"rank {rank} {node}\\n" for rank, node in sorted(places)))
 dist.barrier()
 sys.stdout.flush()
+time.sleep(1)  # a rank that leaves the barrier late must not lose its peers: torchrun would restart all
 os._exit(0)  # gloo's threads may abort a process that ends later than others
 """
 ACCELERATE = GATHER.replace('dist.init_process_group("gloo")',
