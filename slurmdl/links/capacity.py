@@ -26,6 +26,7 @@ SLOW_PATH_FRACTION = 0.25
 #: one-way seconds below which latency differences are measurement error, through the kernel and with RDMA
 TCP_LATENCY_RESOLUTION_S, RDMA_LATENCY_RESOLUTION_S = 25e-6, 1e-6
 _MIN_TIME_S = 1e-6  # of RTTs and latencies, shorter than any message takes
+_MIN_TOLERANCE = 1e-9  # steps of a smaller tolerance would be lost in rounding
 
 MSS_BYTES = 1448.0  # payload bytes of a segment on Ethernet with an MTU of 1500
 SEGMENTS_PER_ACK = 2.0  # of delayed acknowledgements
@@ -145,7 +146,7 @@ def weighted_score(throughput: FloatArray, loss: FloatArray, rtt: FloatArray, go
 
 def quantize(value: FloatArray, baseline: FloatArray, tolerance: float) -> FloatArray:
     """Round value / baseline (above 0) in log space; values within the relative tolerance become the baseline."""
-    if tolerance <= 0:
+    if tolerance <= _MIN_TOLERANCE:
         return value
     step = 2 * np.log1p(tolerance)
     return np.asarray(baseline * np.exp(step * np.round(np.log(value / baseline) / step)))

@@ -64,7 +64,8 @@ def test_quantize_rounds_within_the_tolerance_to_the_baseline() -> None:
     assert (capacity.quantize(np.array([81.0, 124.0, 100.0, 99.0]), baseline, 0.25) == baseline).all()
     assert (capacity.quantize(np.array([10.0]), baseline[:1], 0.25) < 15).all()
     exact = np.array([81.0])
-    assert capacity.quantize(exact, baseline[:1], 0.0) is exact
+    for tolerance in (0.0, 1e-308):  # a step of the second one is not representable
+        assert capacity.quantize(exact, baseline[:1], tolerance) is exact
 
 
 def test_unmeasured_link_has_its_default() -> None:
