@@ -15,11 +15,11 @@ from slurmdl.sandbox.spec import LOGIN
 def daemon_pid(sandbox: Sandbox, host: str) -> int:
     """Return the process id, as seen from the machine, of slurmctld on the login host or slurmd on a node."""
     daemon = "slurmctld" if host == LOGIN else "slurmd"
-    namespace = os.stat(f"/proc/{sandbox.pids[host]}/ns/pid")
+    namespace = os.stat(f"/proc/{sandbox.pids[host]}/ns/pid")  # its times are those of the lookup
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError):
             if (entry.name.isdigit() and Path(entry.path, "comm").read_text().strip() == daemon
-                    and os.stat(f"{entry.path}/ns/pid") == namespace):
+                    and os.path.samestat(os.stat(f"{entry.path}/ns/pid"), namespace)):
                 return int(entry.name)
     log = sandbox.root / "log" / f"{daemon if host == LOGIN else host}.log"
     last_lines = log.read_text(errors="replace").splitlines()[-1:] if log.exists() else []

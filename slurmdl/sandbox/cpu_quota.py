@@ -141,10 +141,10 @@ def _disable_controller(root: Path) -> None:
 
 def _host_pids(pid: int) -> set[str]:
     """Return the process ids of a host, as seen from the machine."""
-    namespace = os.stat(f"/proc/{pid}/ns/pid")
+    namespace = os.stat(f"/proc/{pid}/ns/pid")  # its times are those of the lookup
     pids = set()
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and os.stat(f"{entry.path}/ns/pid") == namespace:
+            if entry.name.isdigit() and os.path.samestat(os.stat(f"{entry.path}/ns/pid"), namespace):
                 pids.add(entry.name)
     return pids

@@ -73,7 +73,7 @@ class Training:
         for entry in Path("/proc").iterdir():
             try:
                 argv = (entry / "cmdline").read_bytes().split(b"\0")
-                is_on_node = os.stat(entry / "ns/pid") == os.stat(f"/proc/{self.cluster.sandbox.pids[node]}/ns/pid")
+                is_on_node = os.path.samefile(entry / "ns/pid", f"/proc/{self.cluster.sandbox.pids[node]}/ns/pid")
             except (OSError, NotADirectoryError):
                 continue
             if is_on_node and b"slurmdl.train" in argv and b"python" in argv[0]:
