@@ -17,7 +17,7 @@ from slurmdl.launch.srun_args import SrunArgs
 from slurmdl.launch.submission_record import SubmissionRecord
 from slurmdl.launch.task_command import TaskCommand
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.mesh import parse_mesh
+from slurmdl.mesh import launched_ranks_per_node, parse_mesh
 from slurmdl.slurm import jobs, pmi, process, slurm_conf, step_layout
 from slurmdl.slurm.slurm_conf import SlurmConfig
 from slurmdl.slurm.step_layout import StepLayout
@@ -111,7 +111,9 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
     if launcher is None and dl.launcher not in ("auto", "none"):
         launcher = LauncherCommand.unread(dl.launcher, operands)
     if launcher is None or not launcher.is_multi_node:
-        ranks_per_node = dl.ranks_per_node or _mesh_ranks_per_node(dl, len(counts))
+        ranks_per_node = dl.ranks_per_node
+        if dl.mesh and not ranks_per_node:
+            ranks_per_node = launched_ranks_per_node(parse_mesh(dl.mesh, "--dl-mesh"), sum(counts), len(counts))
         is_node_map = max(counts) == 1 and ranks_per_node > 1 and context.args.launcher == "srun"
         return replace(context, ranks_per_task=ranks_per_node) if is_node_map else context
     if context.args.launcher != "srun":
@@ -128,11 +130,6 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
         check = {**check, **rank_check.check_variables()}
     return replace(context, launcher=launcher, ranks_per_task=ranks or 1, local_hosts=hosts,
                    rank_check_variables=check)
-
-
-def _mesh_ranks_per_node(dl: DlOptions, nodes: int) -> int:
-    """Ranks that each node starts if the mesh of a step with one task per node has more ranks; 0 without a mesh."""
-    return parse_mesh(dl.mesh, "--dl-mesh").ranks // nodes if dl.mesh else 0
 
 
 def load_job_topology(slurm_config: SlurmConfig, nodes: Sequence[str], partition: str,

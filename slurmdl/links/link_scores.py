@@ -212,7 +212,10 @@ class LinkScores:
             if key in data and not (key == "half_life" and data[key] is None):
                 values[key] = _parse_number(key, data[key], allow_zero)
         if "default_rails" in data:
-            values["default_rails"] = int(_parse_number("default_rails", data["default_rails"]))
+            rails = _parse_number("default_rails", data["default_rails"])
+            if rails != int(rails):
+                raise InputError(f"default_rails: invalid value {rails:g}; expected a whole number greater than 0")
+            values["default_rails"] = int(rails)
         if "default_zone_bandwidth" in data:
             bandwidths = data["default_zone_bandwidth"]
             if not isinstance(bandwidths, (list, tuple)):

@@ -12,7 +12,7 @@ from slurmdl.errors import PlacementError, UsageError
 from slurmdl.job_request import JobRequest
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.mesh import size_mismatch
+from slurmdl.mesh import launched_ranks_per_node, size_mismatch
 from slurmdl.placement.algorithms.problem import SearchProblem
 from slurmdl.placement.arrays import BoolArray, FloatArray
 from slurmdl.placement.candidate_nodes import topology_index
@@ -47,8 +47,8 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     check_feasible(job, cluster, topology)
     check_segment(request, job, topology)
     ranks_per_node, tasks_per_node = request.dl.ranks_per_node, job.max_tasks_per_node
-    if traffic.mesh and not ranks_per_node and job.tasks == job.nodes < traffic.mesh.mesh.ranks:
-        ranks_per_node = traffic.mesh.mesh.ranks // job.nodes  # each task is a launcher
+    if traffic.mesh and not ranks_per_node:
+        ranks_per_node = launched_ranks_per_node(traffic.mesh.mesh, job.tasks, job.nodes)
         request = replace(request, dl=replace(request.dl, ranks_per_node=ranks_per_node))
     if ranks_per_node:
         job = JobSize(job.nodes, job.nodes * ranks_per_node)

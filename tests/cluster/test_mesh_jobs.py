@@ -36,6 +36,7 @@ def test_bad_mesh_submits_nothing(cluster, options, message):
 
 
 def test_step_of_another_size_runs_without_the_mesh(cluster):
-    script = cluster.script("slurmdl srun -n1 echo one task\nslurmdl srun -n4 sh -c 'echo four tasks'")
+    script = cluster.script("slurmdl srun -N1 -n1 sh -c 'echo one task, $SLURMDL_RANKS_PER_TASK ranks'\n"
+                            "slurmdl srun -n4 sh -c 'echo four tasks'")
     output = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", "--dl-mesh=dp=4", str(script)]))
-    assert "one task" in output and output.count("four tasks") == 4
+    assert "one task, ranks" in output and output.count("four tasks") == 4
