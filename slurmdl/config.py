@@ -99,9 +99,15 @@ class Config:
 
 
 def config_paths(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Paths of the site's file and of the user's file (XDG Base Directory Specification)."""
-    base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
-    return SITE_CONFIG_FILE, os.path.join(base, "slurmdl", "slurmdl.yaml")
+    """Paths of the site's file and of the user's file."""
+    return SITE_CONFIG_FILE, os.path.join(user_dir(environ, "config"), "slurmdl.yaml")
+
+
+def user_dir(environ: Mapping[str, str], kind: str) -> str:
+    """slurmdl's directory for the user's "config" or "state" (XDG Base Directory Specification)."""
+    default = os.path.join(environ.get("HOME") or os.path.expanduser("~"),
+                           {"config": ".config", "state": ".local/state"}[kind])
+    return os.path.join(environ.get(f"XDG_{kind.upper()}_HOME") or default, "slurmdl")
 
 
 def load_config(paths: Sequence[str] | None = None) -> Config:

@@ -26,7 +26,7 @@ from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.train.report.meters import PHASES
 
-FRAMEWORKS = ("slurmdl", "ddp", "ddp-mpi", "post-local")
+FRAMEWORKS = ("slurmdl", "ddp", "post-local")
 NODES, CPUS = (1, 2, 4), 2
 #: bits/s of the links of nodes and zones
 RATE = 1e9

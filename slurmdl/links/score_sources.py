@@ -18,7 +18,7 @@ from time import monotonic, time
 from typing import Any
 
 from slurmdl import file_trust
-from slurmdl.config import Config
+from slurmdl.config import Config, user_dir
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.links.aggregate import DEFAULT_RULES, MAX_CLOCK_SKEW_S, AggregationRules, aggregate_scores
 from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights, raise_rejection
@@ -67,10 +67,8 @@ class _SourceReader:
 
 
 def user_probe_file(environ: Mapping[str, str]) -> str:
-    """File of the user's own probe samples, JSON lines (XDG Base Directory Specification)."""
-    base = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"),
-                                                         ".local", "state")
-    return os.path.join(base, "slurmdl", "probe.jsonl")
+    """File of the user's own probe samples, JSON lines."""
+    return os.path.join(user_dir(environ, "state"), "probe.jsonl")
 
 
 def load_from_sources(config: Config, source: str, environ: Mapping[str, str]) -> LoadedScores:

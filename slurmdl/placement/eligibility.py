@@ -33,10 +33,12 @@ class EligibleTasks:
     """Tasks that the nodes of one partition can take, and numbers of rejected nodes by reason.
 
     `tasks_now` counts the free resources, `tasks_when_idle` the whole node; shape (nodes of the snapshot,).
+    `exclusive`: the job or its partition takes whole nodes.
     """
 
     tasks_now: IntArray
     tasks_when_idle: IntArray
+    exclusive: bool
     rejection_counts: Mapping[str, int]
 
 
@@ -125,7 +127,7 @@ def _eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: st
     free = _tasks_that_fit(request, cluster, cluster.cpus_unallocated, cluster.memory_unallocated, subtract_used=True)
     now = np.where(accepted & can_start, np.minimum(free, when_idle), 0)
     reject("busy", now == 0)
-    return EligibleTasks(now, when_idle, +rejection_counts)
+    return EligibleTasks(now, when_idle, exclusive, +rejection_counts)
 
 
 def _node_mask(cluster: ClusterSnapshot, names: Iterable[str]) -> BoolArray:

@@ -22,7 +22,7 @@ class JobSize:
     def tasks_on_node(self, index: int) -> int:
         """Tasks of the i-th node in an even split: the first nodes take the remainder.
 
-        Slurm splits evenly with --ntasks-per-node and on whole nodes; see `split_tasks` for other jobs.
+        For jobs without --ntasks-per-node and whole nodes see `split_tasks`.
         """
         return self.tasks // self.nodes + (index < self.tasks % self.nodes)
 
@@ -61,6 +61,8 @@ def split_tasks(request: JobRequest, job: JobSize, max_tasks: Sequence[int]) -> 
     Args:
         max_tasks: tasks that each node of the job can take, in Slurm's order.
     """
+    if request.dl.ranks_per_node:
+        return [request.dl.ranks_per_node] * job.nodes
     if request.ntasks_per_node or request.exclusive:
         limits = [request.ntasks_per_node or limit for limit in max_tasks]
         return block_distribution(limits, job.tasks)

@@ -66,7 +66,8 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
             if request.exclusive_blocks and free_now:
                 max_tasks = np.where(in_idle_leaf(cluster, topology), max_tasks, 0)
             try:
-                return search.best_placement(max_tasks, free_now)
+                resolved = replace(search, request=replace(request, exclusive=eligible.exclusive))
+                return resolved.best_placement(max_tasks, free_now)
             except PlacementError as error:
                 rejected = ", ".join(f"{count} {why}" for why, count in eligible.rejection_counts.items())
                 reason = f"{error}; rejected: {rejected}" if rejected else str(error)
@@ -125,8 +126,8 @@ def select_subset(allocated: Sequence[str], request: JobRequest, required_node: 
     cpus = job.max_tasks_per_node
     cluster = ClusterSnapshot.from_nodes([Node(name, ("IDLE",), cpus=cpus, cpus_unallocated=cpus)
                                           for name in allocated])
-    selected = place_job(JobRequest(replace(request.dl, zone=()), request.nodes, tasks), cluster, topology, scores,
-                         matrices).nodes
+    selected = place_job(JobRequest(replace(request.dl, zone=()), request.nodes, tasks, exclusive=True), cluster,
+                         topology, scores, matrices).nodes
     if required_node in selected:
         return selected
 

@@ -25,11 +25,10 @@ from slurmdl.placement.algorithms.segments import segment_choices
 from slurmdl.placement.algorithms.zone_candidates import rank_zones
 from slurmdl.placement.arrays import IntArray, run_starts
 from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
-from slurmdl.placement.job_size import JobSize
+from slurmdl.placement.job_size import JobSize, split_tasks
 from slurmdl.placement.ranks.rank_orders import RankOrders
 from slurmdl.placement.result import Candidate, Cost, Placement, format_zone_counts, rank_tied_costs
 from slurmdl.placement.traffic import Traffic
-from slurmdl.slurm.step_layout import block_distribution
 from slurmdl.topology.topology import Topology
 
 MAX_TOO_SMALL_ZONES = 4  # zones listed as too small
@@ -119,8 +118,8 @@ class PlacementSearch:
             if depends_on_order and self.request.dl.place == "pack" and self.job.tasks <= MAX_SWAP_TASKS:
                 winner = self.refine_mesh(pool, evaluated) if self.traffic.mesh else self.swap_nodes(pool, winner)
         rank_map = winner.rank_orders.best_map
-        has_bound = is_even and not self.traffic.is_zone_dependent and not self.traffic.matrices and \
-            not self.traffic.mesh and not self.scores.default_leaf_bandwidth
+        has_bound = is_even and np.ptp(winner.rank_orders.tasks) <= 1 and not self.scores.default_leaf_bandwidth and \
+            not (self.traffic.is_zone_dependent or self.traffic.matrices or self.traffic.mesh)
         bound = compute_lower_bound(even_pool, self.problem, rank_map.cost.seconds) if has_bound else None
         # the first of several choices with the same nodes per zone is enough
         losers = {format_zone_counts(entry.nodes_per_zone): entry for entry in reversed(evaluated)
@@ -201,10 +200,7 @@ class PlacementSearch:
         """Compute the rank orders of a choice; Slurm distributes the tasks over the nodes in snapshot order."""
         nodes = choice.nodes[np.argsort(pool.snapshot_index[choice.nodes])]
         names = [self.cluster.names[i] for i in pool.snapshot_index[nodes].tolist()]
-        max_tasks = pool.max_tasks[nodes]
-        tasks = [self.job.tasks_on_node(i) for i in range(len(names))] \
-            if max_tasks.min() >= self.job.max_tasks_per_node else \
-            block_distribution(max_tasks.tolist(), self.job.tasks)
+        tasks = split_tasks(self.request, self.job, pool.max_tasks[nodes].tolist())
         rank_orders = RankOrders(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.traffic,
                                  self.request.dl.rank0, node_by_node=self.request.dl.ranks_per_node > 0)
         nodes_per_zone = Counter({self.zone_name(pool, leaf): count

@@ -51,10 +51,12 @@ def float_parser(low: float, high: float, percent: bool = False) -> Callable[[st
     return parse
 
 
-def _choice_parser(*valid: str) -> Callable[[str], str]:
+def choice_parser(*valid: str, settings: bool = False) -> Callable[[str], str]:
+    """Make an argparse type for valid names, with `settings` also for NAME:SETTINGS."""
     def parse(text: str) -> str:
-        if text not in valid:
-            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(valid)}")
+        name = text.partition(":")[0] if settings else text
+        if name not in valid:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(valid)}")
         return text
     return parse
 
@@ -74,17 +76,17 @@ def _option(parse: Callable[[str], Any], default: Any, metavar: str, help_text: 
 class StrategyConfig:
     """A synchronization strategy and its settings; None for settings that were not given."""
 
-    strategy: str | None = _option(_choice_parser(*COMM_PATTERNS), None, "NAME",
+    strategy: str | None = _option(choice_parser(*COMM_PATTERNS), None, "NAME",
                                    f"{', '.join(COMM_PATTERNS)} (default: the plan's, else allreduce)")
     comm_pattern: str | None = _option(
         str, None, "NAME", "communication pattern: " + "; ".join(
             f"{', '.join(names)} ({strategy})" for strategy, names in COMM_PATTERNS.items())
         + " (default: the plan's, else the first; for allreduce across known zones hierarchical)")
     ps: int | None = _option(int_parser(0), None, "N", "parameter servers (default: the plan's, else 1 with ps)")
-    compression: str = _option(_choice_parser(*COMPRESSION_NAMES), "none", "NAME",
+    compression: str = _option(choice_parser(*COMPRESSION_NAMES), "none", "NAME",
                                f"compression of messages: {', '.join(COMPRESSION_NAMES)}")
     trigger: str | None = _option(
-        _choice_parser(*TRIGGER_NAMES), None, "NAME",
+        choice_parser(*TRIGGER_NAMES), None, "NAME",
         "when to exchange: every --period steps, or when the model has drifted by --drift-threshold (default: "
         "period; with adaptive-gossip, --drift-threshold or --comm-budget: drift)")
     period: int | None = _option(int_parser(1), None, "STEPS", "steps between exchanges (default: 1; local-sgd: 32)")
@@ -101,7 +103,7 @@ class StrategyConfig:
     max_staleness: int | None = _option(
         int_parser(0), None, "STEPS",
         "ps: maximum lead of the fastest worker over the slowest, in steps (default: 0, synchronous)")
-    load_balance: str = _option(_choice_parser(*LOAD_BALANCE_MODES), "off", "MODE",
+    load_balance: str = _option(choice_parser(*LOAD_BALANCE_MODES), "off", "MODE",
                                 "larger batches, or more local steps, for faster ranks: "
                                 f"{', '.join(LOAD_BALANCE_MODES)}")
     outer_lr: float = _option(float_parser(0, 10), 0.7, "X", "local-sgd: outer learning rate")

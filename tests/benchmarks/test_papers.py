@@ -85,7 +85,7 @@ def line(framework: str, nodes: int, images: float, sums: float = 1.0) -> Report
 
 def test_frameworks_evaluate_uses_ddp_as_baseline() -> None:
     lines = [line("slurmdl", 1, 10.0), line("ddp", 1, 9.5), line("slurmdl", 4, 30.0), line("ddp", 4, 20.0, sums=0.9),
-             ReportRow(Cell("ddp-mpi", "allreduce", "resnet50", 1, "slurm"), "missing: not in this PyTorch"),
+             ReportRow(Cell("absent", "allreduce", "resnet50", 1, "slurm"), "missing: not in this PyTorch"),
              ReportRow(Cell("slurmdl", "allreduce", "resnet50", 2, "slurm"), "failed: of its own")]
     rows = by_metric(list(frameworks.evaluate("weak scaling", lines)))
     slurmdl = rows["weak scaling, emulated computation: slurmdl allreduce, 4 nodes: images/s"]
@@ -95,7 +95,7 @@ def test_frameworks_evaluate_uses_ddp_as_baseline() -> None:
     assert (sent.value, sent.baseline) == (20 + 30, 20 + 20)
     assert rows["weak scaling, emulated computation: ddp allreduce, 4 nodes: sum of the phases over the step time"
                 ].met is False
-    assert rows["weak scaling: ddp-mpi: missing: not in this PyTorch"].met is None
+    assert rows["weak scaling: absent: missing: not in this PyTorch"].met is None
     assert rows["weak scaling: slurmdl allreduce, resnet50, 2 nodes, slurm: failed: of its own"].met is False
     assert rows["weak scaling: images/s on one node, slowest framework over fastest (control)"].met
 

@@ -9,7 +9,7 @@ import re
 import pytest
 
 SPEC = """\
-frameworks: [slurmdl, ddp, ddp-mpi, post-local]
+frameworks: [slurmdl, ddp, absent.py, post-local]
 strategies: [ps]
 models: {{"mlp:16": digits}}
 nodes: [2]
@@ -28,8 +28,12 @@ STRATEGIES = ('x',)
 def unavailable_reason(): return ''
 def setup(*arguments): {action}
 """
-#: framework that is unavailable in the test images -> reason
-UNAVAILABLE = {"ddp-mpi": "this PyTorch is built without MPI"}
+#: adapter of a framework that is not installed
+ABSENT = """\
+STRATEGIES = ('x',)
+def unavailable_reason(): return 'it is not installed'
+def setup(*arguments): raise AssertionError
+"""
 
 
 def launcher_of(cluster):
@@ -44,14 +48,15 @@ def read_report(folder):
 def test_bench_run_reports_all_frameworks(cluster):
     """Each cell has results or the reason for their absence; a second run repeats no cell."""
     folder = cluster.directory("matrix")
+    (folder / "absent.py").write_text(ABSENT)
     (folder / "spec.yaml").write_text(SPEC.format(launcher=launcher_of(cluster)))
     done = cluster.run(["slurmdl", "bench", "run", "spec.yaml"], directory=folder, timeout=400)
     assert done.returncode == 0, done.stderr
     rows = read_report(folder / "spec")
     assert len(rows) == 4
     for row in rows:
-        if row["framework"] in UNAVAILABLE:
-            assert row["status"].startswith(f"missing: {UNAVAILABLE[row['framework']]}"), row
+        if row["framework"] == "absent.py":
+            assert row["status"] == "missing: it is not installed", row
             continue
         assert row["status"].startswith("done"), (row, done.stderr)
         assert float(row["images/s"]) > 0

@@ -201,11 +201,11 @@ def test_finished_cells_are_not_run_again(tmp_path: Path, monkeypatch: pytest.Mo
 
     def run_cell(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: object) -> CellResult:
         ran.append((cell.name, repeat))
-        status = {"ddp-mpi": "missing", "ddp": "failed"}.get(cell.framework, "done")
+        status = {"post-local": "missing", "ddp": "failed"}.get(cell.framework, "done")
         return CellResult(cell, repeat, status, ranks=(rank_result(0),))
 
     monkeypatch.setattr(submit, "_run_cell", run_cell)
-    requested = Spec(frameworks=("slurmdl", "ddp", "ddp-mpi"), nodes=(1,), placements=("slurm",), repeats=2)
+    requested = Spec(frameworks=("slurmdl", "ddp", "post-local"), nodes=(1,), placements=("slurm",), repeats=2)
     messages: list[str] = []
     submit.run(requested, tmp_path, report_progress=messages.append)
     assert (len(ran), len(messages)) == (5, 7)

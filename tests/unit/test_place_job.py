@@ -115,10 +115,17 @@ def test_switch_trees_are_not_joined() -> None:
         place_job(JobRequest(nodes=(2, 2)), IDLE, topology, SCORES)
 
 
-def test_tasks_are_split_evenly() -> None:
-    placement = place_job(JobRequest(nodes=(2, 2), ntasks=5), IDLE, EIGHT, SCORES)
+@pytest.mark.parametrize("request_, partition, split", [
+    (JobRequest(nodes=(2, 2), ntasks=5), "NO", [1, 4]),
+    (JobRequest(nodes=(2, 2), ntasks=5, exclusive=True), "NO", [2, 3]),
+    (JobRequest(nodes=(2, 2), ntasks=5), "EXCLUSIVE", [2, 3]),
+    (JobRequest(nodes=(2, 2), ntasks=5, ntasks_per_node=3), "NO", [2, 3]),
+])
+def test_tasks_are_split_as_slurm_splits_them(request_: JobRequest, partition: str, split: list[int]) -> None:
+    idle = ClusterSnapshot.from_nodes(IDLE.nodes, (Partition("main", True, oversubscribe=partition),))
+    placement = place_job(request_, idle, EIGHT, SCORES)
     assert placement.rank_map is not None
-    assert sorted(Counter(placement.rank_map.nodes).values()) == [2, 3]
+    assert sorted(Counter(placement.rank_map.nodes).values()) == split
 
 
 def test_partition_with_enough_nodes_is_used() -> None:

@@ -17,8 +17,7 @@ from slurmdl.errors import UsageError
 from slurmdl.train.transports.transport import Transport
 
 #: name -> module
-FRAMEWORKS = {name: f"slurmdl.bench.frameworks.{name.replace('-', '_')}" for name in (
-    "slurmdl", "ddp", "ddp-mpi", "post-local")}
+FRAMEWORKS = {name: f"slurmdl.bench.frameworks.{name.replace('-', '_')}" for name in ("slurmdl", "ddp", "post-local")}
 
 
 @dataclass(frozen=True)

@@ -18,28 +18,21 @@ def unavailable_reason() -> str:
 
 
 def setup(transport: Transport, strategy: str, module: Any, optimizer: Any) -> TrainingSession:
-    return wrap_in_ddp(module, optimizer, init_process_group(transport))
-
-
-def wrap_in_ddp(module: Any, optimizer: Any, close: Any) -> TrainingSession:
-    """Wrap a model after `init_process_group`, whose result is `close`."""
     from torch.nn.parallel import DistributedDataParallel
 
+    close = init_process_group(transport)
     model = DistributedDataParallel(module)
     return TrainingSession(model, optimizer, no_sync=model.no_sync, close=close)
 
 
-def init_process_group(transport: Transport, backend: str = "") -> Any:
-    """Create the process group (default: NCCL if all ranks have a GPU, else gloo), and return its destructor."""
+def init_process_group(transport: Transport) -> Any:
+    """Create the process group, with NCCL if all ranks have a GPU, else gloo, and return its destructor."""
     import torch
     import torch.distributed as dist
 
-    if backend == "mpi":
-        dist.init_process_group(backend)  # takes the ranks from MPI, like the transport
-    else:
-        with_gpus = dist.is_nccl_available() and all(transport.allgather(torch.cuda.is_available()))
-        with socket.create_server(("", 0)) as free:  # a port on which rank 0 can listen
-            address = transport.broadcast(f"tcp://{socket.gethostname()}:{free.getsockname()[1]}")
-        dist.init_process_group("nccl" if with_gpus else "gloo", init_method=address, rank=transport.rank,
-                                world_size=transport.size)
+    with_gpus = dist.is_nccl_available() and all(transport.allgather(torch.cuda.is_available()))
+    with socket.create_server(("", 0)) as free:  # a port on which rank 0 can listen
+        address = transport.broadcast(f"tcp://{socket.gethostname()}:{free.getsockname()[1]}")
+    dist.init_process_group("nccl" if with_gpus else "gloo", init_method=address, rank=transport.rank,
+                            world_size=transport.size)
     return dist.destroy_process_group

@@ -81,8 +81,7 @@ def _collect_sample(options: Mapping[str, str]) -> None:
 
 
 def state_dir() -> str:
-    """Default state directory (XDG Base Directory Specification)."""
-    if not os.geteuid():
-        return "/var/lib/slurmdl"
-    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(base, "slurmdl")
+    """Default state directory."""
+    from slurmdl.config import user_dir
+
+    return user_dir(os.environ, "state") if os.geteuid() else "/var/lib/slurmdl"

@@ -6,14 +6,21 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from slurmdl import yaml_input
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
 from slurmdl.train.p2p import LOCALITY_LEVELS
-from slurmdl.train.strategy_config import StrategyConfig, add_strategy_options, float_parser, int_parser, resolve
+from slurmdl.train.strategy_config import (
+    StrategyConfig,
+    add_strategy_options,
+    choice_parser,
+    float_parser,
+    int_parser,
+    resolve,
+)
 from slurmdl.train.trainer.data_readers import DATASETS
 from slurmdl.train.trainer.models import MODELS
 from slurmdl.train.trainer.optimizers import LR_SCHEDULES, OPTIMIZERS
@@ -40,15 +47,6 @@ class Straggler:
 
 _positive_int, _nonnegative_int = int_parser(1), int_parser(0)
 _nonnegative_float, _fraction = float_parser(0.0, math.inf), float_parser(0.0, 1.0)
-
-
-def _spec_parser(names: Collection[str]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        name = text.partition(":")[0]
-        if name not in names:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(names)}")
-        return text
-    return read
 
 
 def _parse_fold(text: str) -> tuple[int, int]:
@@ -119,9 +117,9 @@ class Options:
     batch_size: int = _option(32, "images per worker and step (default: %(default)s)", type=_positive_int,
                               metavar="N")
     model: str = _option("mlp:256,128", f"network: {', '.join(MODELS)}, see docs/train.md (default: %(default)s)",
-                         type=_spec_parser(MODELS), metavar="SPEC")
+                         type=choice_parser(*MODELS, settings=True), metavar="SPEC")
     data: str = _option("digits", f"data set: {', '.join(DATASETS)}, see docs/train.md (default: %(default)s)",
-                        type=_spec_parser(DATASETS), metavar="SPEC")
+                        type=choice_parser(*DATASETS, settings=True), metavar="SPEC")
     optimizer: str = _option("sgd", "default: %(default)s", choices=OPTIMIZERS)
     lr: float = _option(0.05, "learning rate (default: %(default)s)", type=_nonnegative_float, metavar="X")
     momentum: float = _option(0.9, "momentum of sgd (default: %(default)s)", type=_fraction, metavar="X")
