@@ -80,6 +80,7 @@ bench-placement: install
 bench-mesh: install
 	@mkdir -p results
 	$(BIN)/python -m benchmarks.mesh --only optimality --results results/mesh-optimality.json
+	$(BIN)/python -m benchmarks.mesh --only groups --results results/mesh-groups.json
 	$(BIN)/python -m benchmarks.mesh --only rules,speed --results results/mesh.json
 	$(AS_ROOT) $(BIN)/python -m benchmarks.mesh --only step-time --results results/mesh-step-time.json
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
+from slurmdl.groups import parse_group_bytes, parse_groups
 from slurmdl.mesh import parse_mesh
 from slurmdl.plan import COMM_PATTERNS, STRATEGIES
 from slurmdl.slurm import getopt
@@ -35,6 +36,8 @@ class DlOptions:
         comm_pattern: one of plan.COMM_PATTERNS[strategy], "" for the first of them, or a file of matrices.
         mesh: dimensions of a mesh of ranks (mesh.parse_mesh), "" for none.
         model, mesh_bytes: what its traffic is computed from (placement.mesh_traffic), "" if not given.
+        groups: groups of nodes (groups.parse_groups), whose meshes `mesh` then holds; "" for none.
+        group_bytes: their traffic (groups.parse_group_bytes), "" if not given.
         link_scores: "auto", "off", a file, or the URL of a Prometheus server.
         probe: seconds, one of PROBE_CHOICES.
         launcher: one of LAUNCHER_CHOICES.
@@ -52,6 +55,8 @@ class DlOptions:
     mesh: str = ""
     model: str = ""
     mesh_bytes: str = ""
+    groups: str = ""
+    group_bytes: str = ""
     link_scores: str = "auto"
     probe: str = "0"
     launcher: str = "auto"
@@ -143,6 +148,10 @@ OPTIONS = (
     DlOption("model", "text", "KEY=N,...", "model whose traffic the mesh carries, e.g. params=7B,hidden=4096,"
              "layers=32,seq=4096,micro-batch=1,dtype=bf16"),
     DlOption("mesh-bytes", "text", "DIM=N,...", "bytes per iteration of each of its dimensions, e.g. tp=2G,dp=14G"),
+    DlOption("groups", "text", "NAME=NODES,...", "groups of nodes, the first ranks in the first one, e.g. "
+             "trainer=8,rollout=24; their meshes: --dl-mesh=GROUP:DIM=N,.../GROUP:..."),
+    DlOption("group-bytes", "text", "GROUP[:GROUP]=N,...", "bytes per iteration inside a group, and from one group "
+             "to another, e.g. trainer:rollout=14G"),
     DlOption("link-scores", "text", "auto|off|FILE|URL", "source of link scores: JSON, CSV, or a Prometheus server"),
     DlOption("probe", "choice", "|".join(PROBE_CHOICES), "seconds to probe the links of the job's nodes before ranks "
              "are mapped"),
@@ -257,8 +266,9 @@ def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[
     """Settings of `base` overridden by those of `layer`.
 
     A layer that names a strategy drops parameter servers, mesh and pattern of another strategy from `base`.
-    A layer that sets parameter servers without a strategy selects the strategy ps, one that sets a mesh the strategy
-    allreduce without a pattern. Raises UsageError if the layer itself sets a strategy or pattern that excludes them.
+    A layer that sets parameter servers without a strategy selects the strategy ps, one that sets a mesh or groups the
+    strategy allreduce without a pattern. Raises UsageError if the layer itself sets a strategy or pattern that
+    excludes them.
     """
     merged = dict(base)
     strategy, servers = layer.get("strategy"), layer.get("ps")
@@ -266,15 +276,21 @@ def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[
     if servers not in (None, "0") and strategy not in (None, "ps"):
         raise UsageError(f"--dl-ps={servers}: the strategy {strategy} has no parameter servers; "
                          "expected --dl-strategy=ps")
-    if "mesh" in layer:
+    mapped = next((name for name in ("groups", "mesh") if name in layer), None)
+    if mapped:
         layer = {"strategy": "allreduce", **layer}
         pattern = layer.get("comm_pattern", "ring")
         if strategy not in (None, "allreduce") or servers not in (None, "0") or pattern != "ring":
             other = f"--dl-comm-pattern={pattern}" if pattern != "ring" else f"--dl-strategy={strategy or 'ps'}"
-            raise UsageError(f"--dl-mesh={layer['mesh']}: not valid with {other}; expected allreduce and ring")
+            raise UsageError(f"--dl-{mapped}={layer[mapped]}: not valid with {other}; expected allreduce and ring")
         merged.pop("comm_pattern", None)
+        if mapped == "groups":
+            merged.pop("mesh", None)
+        elif ":" not in layer["mesh"].removeprefix("megatron:"):
+            merged.pop("groups", None)
     if layer.get("strategy") not in (None, "allreduce") or servers not in (None, "0"):
         merged.pop("mesh", None)
+        merged.pop("groups", None)
     if layer.get("strategy") not in (None, "ps"):
         merged.pop("ps", None)
     merged.update(layer)
@@ -290,17 +306,21 @@ def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[
 def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
     """Options from layers of settings, the weakest first (see `overlay_settings`).
 
-    Raises UsageError if a value is invalid, or as `overlay_settings`. A model and bytes without a mesh are ignored.
+    Raises UsageError if a value is invalid, or as `overlay_settings`. A model and bytes without a mesh, or without
+    groups, are ignored.
     """
     merged: dict[str, str] = {}
     for layer in layers:
         merged = overlay_settings(merged, layer)
     if merged.get("strategy") == "ps":
         merged.setdefault("ps", "1")
-    if "mesh" in merged:
+    if "groups" in merged:
+        groups = parse_groups(merged["groups"], "--dl-groups", merged.get("mesh", ""))
+        if "group_bytes" in merged:
+            parse_group_bytes(merged["group_bytes"], groups, "--dl-group-bytes")
+    elif "mesh" in merged:
         parse_mesh(merged["mesh"], "--dl-mesh")
-    else:
-        for name in ("model", "mesh_bytes"):
-            merged.pop(name, None)
+    for unused in ("model", "mesh_bytes") * ("mesh" not in merged) + ("group_bytes",) * ("groups" not in merged):
+        merged.pop(unused, None)
     return DlOptions(**{field: _BY_FIELD[field].parse(value, f"--dl-{_BY_FIELD[field].name}")
                         for field, value in merged.items()})

@@ -127,11 +127,6 @@ def _parse_megatron(text: str, source: str) -> Mesh:
     return _checked(Mesh(names, counts, ("ep", "cp") if context > 1 else ("ep",)), f"{source}={text}")
 
 
-def launched_ranks_per_node(mesh: Mesh, tasks: int, nodes: int) -> int:
-    """Ranks that each task starts if it is a launcher: one task per node, and a mesh with more ranks; else 0."""
-    return mesh.ranks // nodes if tasks == nodes < mesh.ranks else 0
-
-
 def size_mismatch(mesh: Mesh, ranks: int) -> str:
     """Why a mesh does not fit a number of ranks, and the sizes that would; "" if it fits."""
     if mesh.ranks == ranks:

@@ -11,6 +11,7 @@ import binascii
 import errno
 import json
 import os
+import re
 import secrets
 import stat
 import zlib
@@ -28,7 +29,6 @@ VERSION = 2
 MAX_ENV_BYTES = 96 * 1024
 
 _MAX_NAMED_RANKS = 3  # misplaced ranks that a message names
-ROLES = ("ps", "worker")
 STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "local-sgd", "ps")
 #: strategy -> its communication patterns, the default first
 COMM_PATTERNS = {
@@ -57,11 +57,11 @@ class Plan:
 
     Attributes:
         strategy: one of STRATEGIES.
-        nodes, roles: entry i belongs to rank i; a role is one of ROLES.
+        nodes, roles: entry i belongs to rank i; a role is "ps", "worker" or the name of a group of nodes.
         zones: node -> zone path, root first, leaf last; () for a node without a zone.
         costs: "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, "leaf|leaf" inside one.
         comm_pattern: one of COMM_PATTERNS[strategy]; "" if the ranks are mapped for traffic matrices of the user.
-        mesh: the mesh of the ranks as in --dl-mesh; "" without one.
+        mesh, groups: the mesh of the ranks and their groups as in --dl-mesh and --dl-groups; "" without.
     """
 
     strategy: str
@@ -71,13 +71,13 @@ class Plan:
     costs: Mapping[str, float] = field(default_factory=dict)
     comm_pattern: str = ""
     mesh: str = ""
+    groups: str = ""
 
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.roles):
             raise InputError(f"plan: {len(self.nodes)} ranks but {len(self.roles)} roles")
-        for role in self.roles:
-            if role not in ROLES:
-                raise InputError(f"plan: role {role!r} is not one of {', '.join(ROLES)}")
+        if invalid := [role for role in set(self.roles) if not re.fullmatch(r"[A-Za-z][\w-]{0,31}", role)]:
+            raise InputError(f"plan: invalid role {invalid[0]!r}; expected ps, worker or the name of a group")
         if self.strategy not in STRATEGIES:
             raise InputError(f"plan: strategy {self.strategy!r} is not one of {', '.join(STRATEGIES)}")
         if self.comm_pattern not in ("", *COMM_PATTERNS[self.strategy]):
@@ -109,7 +109,8 @@ class Plan:
                        zones={str(node): tuple(map(str, path)) for node, path in data["zones"].items()},
                        costs={str(pair): float(cost) for pair, cost in data.get("costs", {}).items()},
                        comm_pattern=str(data.get("comm_pattern", "")),
-                       mesh=str(data.get("mesh", "")))
+                       mesh=str(data.get("mesh", "")),
+                       groups=str(data.get("groups", "")))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"plan: malformed ({type(error).__name__}: {error})") from error
 
@@ -225,6 +226,8 @@ def planned_rank(local_rank: int = 0, environ: Mapping[str, str] = os.environ) -
 def planned_mesh(environ: Mapping[str, str] = os.environ) -> Mesh:
     """The mesh that the ranks of this step were mapped for, e.g. for torch.distributed.device_mesh.init_device_mesh.
 
+    With groups of nodes it is the mesh of this task's group, for its rank in the group.
+
         mesh = slurmdl.planned_mesh()
         device_mesh = init_device_mesh("cuda", mesh.sizes, mesh_dim_names=mesh.names)
         mesh.coordinates(rank)    # {"dp": 0, "pp": 1, "tp": 3}
@@ -234,6 +237,15 @@ def planned_mesh(environ: Mapping[str, str] = os.environ) -> Mesh:
     plan = plan_from_environ(environ)
     if plan is None or not plan.mesh:
         raise InputError("the step has no mesh; expected `slurmdl srun` with --dl-mesh=DIM=N,...")
+    if plan.groups:
+        from slurmdl.groups import parse_groups
+
+        role = environ.get("SLURMDL_ROLE", "")
+        groups = parse_groups(plan.groups, "SLURMDL_PLAN: groups", plan.mesh)
+        group = next((group for group in groups if group.name == role), None)
+        if group is None or group.mesh is None:
+            raise InputError(f"the group {role!r} (SLURMDL_ROLE) has no mesh; the meshes are {plan.mesh}")
+        return group.mesh
     return parse_mesh(plan.mesh, "SLURMDL_PLAN: mesh")
 
 

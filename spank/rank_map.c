@@ -137,7 +137,7 @@ static void export_map(const char *nodes, uint32_t size)
 	setenv("SLURMDL_MASTER_ADDR", text, 1);
 	export_number("SLURMDL_MASTER_PORT", draw_port());
 	export_number("SLURMDL_WORLD_SIZE", size);
-	copy_env("SLURMDL_PS_RANKS", "SLURMDL_RANKMAP_PS_RANKS");
+	copy_env("SLURMDL_ROLE_RANKS", "SLURMDL_RANKMAP_ROLE_RANKS");
 	copy_env("SLURMDL_ZONE_RANKS", "SLURMDL_RANKMAP_ZONE_RANKS");
 	copy_env("SLURMDL_PLAN", "SLURMDL_RANKMAP_PLAN");
 }

@@ -67,7 +67,7 @@ static void set_number(struct names *names, const char *name, uint32_t value)
 	set(names, name, text);
 }
 
-static const char *const map_variables[] = {"SLURMDL_PLAN", "SLURMDL_WORLD_SIZE", "SLURMDL_PS_RANKS", "SLURMDL_ZONE_RANKS",
+static const char *const map_variables[] = {"SLURMDL_PLAN", "SLURMDL_WORLD_SIZE", "SLURMDL_ROLE_RANKS", "SLURMDL_ZONE_RANKS",
 				     "SLURMDL_MASTER_ADDR", "SLURMDL_MASTER_PORT"};
 
 void dl_export_task_env(spank_t spank, const struct dl_task *task, const struct dl_task_env *env)
@@ -80,7 +80,7 @@ void dl_export_task_env(spank_t spank, const struct dl_task *task, const struct 
 	snprintf(names.previous, sizeof(names.previous), "%s", previous ? previous : "");
 	spank_get_item(spank, S_TASK_ID, &local);
 	snprintf(text, sizeof(text), "%u", env->role_rank);
-	if (env->role) {
+	if (env->role[0]) {
 		spank_setenv(spank, "SLURMDL_ROLE", env->role, 1);
 		spank_setenv(spank, "SLURMDL_ROLE_RANK", text, 1);
 	} else {

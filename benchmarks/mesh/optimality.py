@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,10 +54,9 @@ class Outcome:
     proven: bool
 
 
-def draw_case(seed: int) -> Case | None:
-    """Draw 6 to 24 nodes in 2 to 5 leaf zones and a mesh of up to 24 ranks; None if none fits."""
-    generator = np.random.default_rng(seed)
-    leaves, count = int(generator.integers(2, 6)), int(generator.integers(6, 25))
+def draw_topology(generator: np.random.Generator, max_nodes: int = 24) -> Topology:
+    """Draw 6 or more nodes in 2 to 5 leaf zones; the source of the topology is its kind."""
+    leaves, count = int(generator.integers(2, 6)), int(generator.integers(6, max_nodes + 1))
     names = [f"n{i:02d}" for i in generator.permutation(count)]
     cuts = np.sort(generator.choice(np.arange(1, count), leaves - 1, replace=False))
     zones = [ZoneDecl(f"z{i}", nodes=tuple(part.tolist())) for i, part in enumerate(np.split(np.array(names), cuts))]
@@ -69,12 +68,32 @@ def draw_case(seed: int) -> Case | None:
             zones += [ZoneDecl("m0", children=tuple(below[:half])), ZoneDecl("m1", children=tuple(below[half:]))]
             below = ["m0", "m1"]
         zones.append(ZoneDecl("root", children=tuple(below)))
-    topology = build_topology(zones, kind="tree" if kind == "tree" else "block", source=kind)
+    return build_topology(zones, kind="tree" if kind == "tree" else "block", source=kind)
+
+
+def draw_scores(generator: np.random.Generator, kind: str) -> LinkScores:
+    """Draw the capacities of links of a kind of topology."""
+    return LinkScores(default_node_bandwidth=1e9, default_latency=0.0,
+                      default_zone_bandwidth=(float(generator.choice([5e8, 1e9, 2e9, 4e9])),
+                                              float(generator.choice([5e8, 1e9, 4e9]))),
+                      default_leaf_bandwidth=8e9 if kind == "two tiers" else 0.0)
+
+
+def idle_cluster(topology: Topology) -> ClusterSnapshot:
+    return ClusterSnapshot.from_nodes(
+        [Node(name, ("IDLE",), cpus=4, cpus_unallocated=4, memory=4000, memory_unallocated=4000, partitions=("main",))
+         for name in sorted(topology.nodes)], (Partition("main", True, memory_per_cpu=1000),))
+
+
+def draw_case(seed: int) -> Case | None:
+    """Draw a cluster and a mesh of up to MAX_RANKS ranks; None if none fits."""
+    generator = np.random.default_rng(seed)
+    topology = draw_topology(generator)
     per_node = int(generator.choice([1, 1, 2, 4]))
     for _ in range(100):
         data, pipeline, tensor = (int(size) for size in generator.choice([1, 2, 2, 3, 4], 3))
         ranks = data * pipeline * tensor
-        if ranks % per_node == 0 and 2 <= ranks // per_node <= count and ranks <= MAX_RANKS:
+        if ranks % per_node == 0 and 2 <= ranks // per_node <= len(topology.nodes) and ranks <= MAX_RANKS:
             break
     else:
         return None
@@ -82,24 +101,21 @@ def draw_case(seed: int) -> Case | None:
     dimensions = {"dp": data // experts, "ep": experts, "pp": pipeline, "tp": tensor}
     high = {"dp": 8.0, "ep": 3.0, "pp": 1.0, "tp": 4.0}
     volumes = ",".join(f"{name}={generator.uniform(0.05, high[name]):.3f}G" for name in dimensions)
-    scores = LinkScores(default_node_bandwidth=1e9, default_latency=0.0,
-                        default_zone_bandwidth=(float(generator.choice([5e8, 1e9, 2e9, 4e9])),
-                                                float(generator.choice([5e8, 1e9, 4e9]))),
-                        default_leaf_bandwidth=8e9 if kind == "two tiers" else 0.0)
-    cluster = ClusterSnapshot.from_nodes(
-        [Node(name, ("IDLE",), cpus=4, cpus_unallocated=4, memory=4000, memory_unallocated=4000, partitions=("main",))
-         for name in sorted(names)], (Partition("main", True, memory_per_cpu=1000),))
+    scores = draw_scores(generator, topology.source)
     mesh = ",".join(f"{name}={size}" for name, size in dimensions.items())
     dl = DlOptions(mesh=mesh, mesh_bytes=volumes, rank0="any")
     nodes = ranks // per_node
-    return Case(JobRequest(dl, nodes=(nodes, nodes), ntasks_per_node=per_node), cluster, topology, scores, per_node)
+    return Case(JobRequest(dl, nodes=(nodes, nodes), ntasks_per_node=per_node), idle_cluster(topology), topology,
+                scores, per_node)
 
 
-def solve_case(seed: int) -> Outcome | None:
-    """Predicted seconds of one case; None if the job does not fit one tree of the cluster."""
+def solve_drawn_case(seed: int) -> Outcome | None:
     case = draw_case(seed)
-    if case is None:
-        return None
+    return solve_case(case) if case else None
+
+
+def solve_case(case: Case) -> Outcome | None:
+    """Predicted seconds of one case; None if the job does not fit one tree of the cluster."""
     try:
         placement = place_job(case.request, case.cluster, case.topology, case.scores)
     except SlurmdlError:
@@ -115,13 +131,14 @@ def solve_case(seed: int) -> Outcome | None:
                    predict_cost(phases, network, by_name).seconds, exact.proven)
 
 
-def outcomes(seed: int, instances: int) -> Iterator[Outcome]:
-    """Solve cases in parallel until `instances` have a proven optimum above 0."""
+def outcomes(seed: int, instances: int,
+             solve: Callable[[int], Outcome | None] = solve_drawn_case) -> Iterator[Outcome]:
+    """Solve cases in parallel until `instances` have a proven optimum above 0; `solve` draws one from a seed."""
     proven = 0
     # the pool ends its workers by SIGTERM
     with multiprocessing.Pool(len(os.sched_getaffinity(0)), signal.signal, (signal.SIGTERM, signal.SIG_DFL)) as pool:
         for first in itertools.count(seed * 1_000_000, 50):
-            for outcome in pool.imap(solve_case, range(first, first + 50)):
+            for outcome in pool.imap(solve, range(first, first + 50)):
                 if outcome is not None and outcome.optimum > 0:
                     proven += outcome.proven
                     yield outcome
@@ -129,9 +146,10 @@ def outcomes(seed: int, instances: int) -> Iterator[Outcome]:
                     return
 
 
-def rows(seed: int, instances: int = INSTANCES) -> Iterator[Row]:
+def rows(seed: int, instances: int = INSTANCES,
+         solve: Callable[[int], Outcome | None] = solve_drawn_case) -> Iterator[Row]:
     drawn = []
-    for outcome in outcomes(seed, instances):
+    for outcome in outcomes(seed, instances, solve):
         drawn.append(outcome)
         if len(drawn) % 50 == 0:
             print(f"optimality: {len(drawn)} cases", file=sys.stderr, flush=True)

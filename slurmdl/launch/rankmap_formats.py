@@ -128,8 +128,8 @@ def _parse_torchrun(text: str, map_input: RankMapInput) -> list[str]:
 #: maximum length of a variable with its name (execve(2), MAX_ARG_STRLEN)
 _MAX_VARIABLE_BYTES = 128 * 1024
 #: variable of a rank map -> variable of the tasks
-_TASK_VARIABLES = {"SLURMDL_RANKMAP_PS_RANKS": "SLURMDL_PS_RANKS", "SLURMDL_RANKMAP_ZONE_RANKS": "SLURMDL_ZONE_RANKS",
-                   "SLURMDL_RANKMAP_PLAN": "SLURMDL_PLAN"}
+_TASK_VARIABLES = {"SLURMDL_RANKMAP_ROLE_RANKS": "SLURMDL_ROLE_RANKS",
+                   "SLURMDL_RANKMAP_ZONE_RANKS": "SLURMDL_ZONE_RANKS", "SLURMDL_RANKMAP_PLAN": "SLURMDL_PLAN"}
 
 
 def _format_shell(map_input: RankMapInput) -> str:

@@ -17,7 +17,7 @@ from slurmdl.slurm.getopt import CommandLine
 NODE_LOST_MESSAGE = "has lost communication with a remote daemon"
 
 #: variables set by the launcher and the task shell; unset for a step that starts inside a task
-STEP_VARIABLES = ("SLURMDL_PLAN", "SLURMDL_TASK_SCRIPT", "SLURMDL_PS_RANKS", "SLURMDL_ZONE_RANKS",
+STEP_VARIABLES = ("SLURMDL_PLAN", "SLURMDL_TASK_SCRIPT", "SLURMDL_ROLE_RANKS", "SLURMDL_ZONE_RANKS",
                   "SLURMDL_WORLD_SIZE", "SLURMDL_MASTER_ADDR", "SLURMDL_MASTER_PORT", "SLURMDL_JOB_NAME",
                   "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "SLURMDL_LAUNCHER", "SLURMDL_RANKS_PER_TASK",
                   "SLURMDL_VERIFY", "SLURMDL_VERIFY_PYTHON", "SLURMDL_VERIFY_SCRIPT",
@@ -130,18 +130,24 @@ def mpirun_command(line: CommandLine, plan: Plan, task: TaskCommand, variables: 
 
 def task_variables(plan: Plan, master_port: int) -> dict[str, str]:
     """The variables that are the same for all tasks; the task shell derives the others from them."""
-    zones: dict[str, list[int]] = {}
-    for rank in range(len(plan)):
-        if plan.leaf_zone(rank):
-            zones.setdefault(plan.leaf_zone(rank), []).append(rank)
+    zones = [plan.leaf_zone(rank) for rank in range(len(plan))]
     return {
         "SLURMDL_PLAN": plans.encode_plan(plan),
         "SLURMDL_WORLD_SIZE": str(len(plan)),
-        "SLURMDL_PS_RANKS": fold_ranks(rank for rank, role in enumerate(plan.roles) if role == "ps"),
-        "SLURMDL_ZONE_RANKS": "".join(f"{zone}:{fold_ranks(ranks)};" for zone, ranks in zones.items()),
+        "SLURMDL_ROLE_RANKS": _fold_by_name(plan.roles),
+        "SLURMDL_ZONE_RANKS": _fold_by_name(zones),
         "SLURMDL_MASTER_ADDR": plan.nodes[0],
         "SLURMDL_MASTER_PORT": str(master_port),
     }
+
+
+def _fold_by_name(names: Sequence[str]) -> str:
+    """Ranks of each name, given the name of each rank, "" for none: "A:0-3;B:4,6;"."""
+    ranks: dict[str, list[int]] = {}
+    for rank, name in enumerate(names):
+        if name:
+            ranks.setdefault(name, []).append(rank)
+    return "".join(f"{name}:{fold_ranks(own)};" for name, own in ranks.items())
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from slurmdl import config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UnavailableError
+from slurmdl.groups import launched_ranks_per_node
 from slurmdl.job_request import JobRequest
 from slurmdl.launch import cluster_state, late_binding, launchers, rank_check, task_command, traffic_file
 from slurmdl.launch.launchers import LauncherCommand
@@ -17,7 +18,6 @@ from slurmdl.launch.srun_args import SrunArgs
 from slurmdl.launch.submission_record import SubmissionRecord
 from slurmdl.launch.task_command import TaskCommand
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.mesh import launched_ranks_per_node, parse_mesh
 from slurmdl.slurm import jobs, pmi, process, slurm_conf, step_layout
 from slurmdl.slurm.slurm_conf import SlurmConfig
 from slurmdl.slurm.step_layout import StepLayout
@@ -112,8 +112,8 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
         launcher = LauncherCommand.unread(dl.launcher, operands)
     if launcher is None or not launcher.is_multi_node:
         ranks_per_node = dl.ranks_per_node
-        if dl.mesh and not ranks_per_node:
-            ranks_per_node = launched_ranks_per_node(parse_mesh(dl.mesh, "--dl-mesh"), sum(counts), len(counts))
+        if not ranks_per_node:
+            ranks_per_node = launched_ranks_per_node(dl.mesh, dl.groups, sum(counts), len(counts))
         is_node_map = max(counts) == 1 and ranks_per_node > 1 and context.args.launcher == "srun"
         return replace(context, ranks_per_task=ranks_per_node) if is_node_map else context
     if context.args.launcher != "srun":

@@ -3,8 +3,7 @@
 # All names of its own begin with _dl_ and are unset at the end.
 # Input: _dl_rank, _dl_local_rank and _dl_local_size, from the launcher's variables.
 
-# _dl_position LIST: _dl_at = index of the rank in a folded list such as 0,4-5, empty if it is not in the list;
-# _dl_before = number of lower ranks in the list
+# _dl_position LIST: _dl_at = index of the rank in a folded list such as 0,4-5, empty if it is not in the list
 _dl_position() {
     _dl_at= _dl_before=0 _dl_list=${1:+$1,}
     while [ -n "$_dl_list" ]; do
@@ -19,19 +18,20 @@ _dl_position() {
     done
 }
 
-_dl_position "$SLURMDL_PS_RANKS"
-if [ -n "$_dl_at" ]; then
-    SLURMDL_ROLE=ps SLURMDL_ROLE_RANK=$_dl_at
-else
-    SLURMDL_ROLE=worker SLURMDL_ROLE_RANK=$((_dl_rank - _dl_before))
-fi
+# _dl_find TEXT: _dl_name = the name whose list has the rank, in a text such as A:0-3;B:4,6; and _dl_at = its index there
+_dl_find() {
+    _dl_name= _dl_lists=$1
+    while [ -z "$_dl_name" ] && [ -n "$_dl_lists" ]; do
+        _dl_part=${_dl_lists%%;*} _dl_lists=${_dl_lists#*;} _dl_next=${_dl_part%%:*}
+        _dl_position "${_dl_part#*:}"
+        [ -n "$_dl_at" ] && _dl_name=$_dl_next
+    done
+}
 
-SLURMDL_ZONE= _dl_zones=$SLURMDL_ZONE_RANKS
-while [ -n "$_dl_zones" ]; do
-    _dl_zone=${_dl_zones%%;*} _dl_zones=${_dl_zones#*;}
-    _dl_position "${_dl_zone#*:}"
-    [ -n "$_dl_at" ] && SLURMDL_ZONE=${_dl_zone%%:*} _dl_zones=
-done
+_dl_find "$SLURMDL_ROLE_RANKS"
+SLURMDL_ROLE=$_dl_name SLURMDL_ROLE_RANK=$_dl_at
+_dl_find "$SLURMDL_ZONE_RANKS"
+SLURMDL_ZONE=$_dl_name
 
 # SLURMDL_EXPORTED names the variables set here, so that a launch inside this task does not take them for the user's
 SLURMDL_EXPORTED=
@@ -66,8 +66,8 @@ case $SLURMDL_LAUNCHER in
 esac
 export SLURMDL_ROLE SLURMDL_ROLE_RANK SLURMDL_ZONE SLURMDL_EXPORTED
 
-unset -f _dl_position _dl_default
-unset _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_zone _dl_zones
+unset -f _dl_position _dl_find _dl_default
+unset _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_name _dl_lists _dl_next
 unset SLURMDL_TASK_SCRIPT
 if [ -n "$SLURMDL_VERIFY_SCRIPT" ]; then
     # detached; $$ is the process ID of the program, too

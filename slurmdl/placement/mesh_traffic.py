@@ -163,14 +163,16 @@ class MeshTraffic:
 
     @classmethod
     def from_options(cls, dl: DlOptions) -> MeshTraffic | None:
-        """The mesh of --dl-mesh with the bytes of --dl-model and --dl-mesh-bytes; None without a mesh.
+        """The mesh of --dl-mesh; None without one, and for meshes of groups."""
+        return cls.of_mesh(parse_mesh(dl.mesh, "--dl-mesh"), dl) if dl.mesh and not dl.groups else None
+
+    @classmethod
+    def of_mesh(cls, mesh: Mesh, dl: DlOptions) -> MeshTraffic:
+        """A mesh with the bytes of --dl-model and --dl-mesh-bytes.
 
         Bytes given directly take precedence. Without both options the traffic is that of DEFAULT_MODEL; with
         --dl-mesh-bytes alone, dimensions that it does not name send nothing.
         """
-        if not dl.mesh:
-            return None
-        mesh = parse_mesh(dl.mesh, "--dl-mesh")
         volumes: dict[str, Volume] = {}
         if dl.model or not dl.mesh_bytes:
             volumes = model_volumes(parse_model(dl.model or DEFAULT_MODEL, "--dl-model"), mesh)

@@ -9,10 +9,10 @@ import numpy as np
 
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node
 from slurmdl.errors import PlacementError, UsageError
+from slurmdl.groups import launched_ranks_per_node
 from slurmdl.job_request import JobRequest
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.mesh import launched_ranks_per_node, size_mismatch
 from slurmdl.placement.algorithms.problem import SearchProblem
 from slurmdl.placement.arrays import BoolArray, FloatArray
 from slurmdl.placement.candidate_nodes import topology_index
@@ -37,7 +37,7 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     but the traffic is that of its ranks.
 
     Raises PlacementError with the reason if no choice is possible or determined by the request, and UsageError for an
-    unknown zone in --dl-zone, or for a mesh that does not have the job's number of ranks.
+    unknown zone in --dl-zone, or for a mesh or groups that do not have the job's number of ranks or nodes.
     """
     if request.unplaceable_reason:
         raise PlacementError(request.unplaceable_reason)
@@ -47,14 +47,15 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     check_feasible(job, cluster, topology)
     check_segment(request, job, topology)
     ranks_per_node, tasks_per_node = request.dl.ranks_per_node, job.max_tasks_per_node
-    if traffic.mesh and not ranks_per_node:
-        ranks_per_node = launched_ranks_per_node(traffic.mesh.mesh, job.tasks, job.nodes)
+    if not ranks_per_node:
+        ranks_per_node = launched_ranks_per_node(request.dl.mesh, request.dl.groups, job.tasks, job.nodes)
         request = replace(request, dl=replace(request.dl, ranks_per_node=ranks_per_node))
     if ranks_per_node:
         job = JobSize(job.nodes, job.nodes * ranks_per_node)
-    if traffic.mesh and (mismatch := size_mismatch(traffic.mesh.mesh, job.tasks)):
+    if mismatch := traffic.size_mismatch(job.nodes, job.tasks):
         raise UsageError(mismatch)
-    problem = SearchProblem(job, traffic.phases(job.tasks), request.dl.place, traffic.is_zone_dependent, traffic.mesh)
+    problem = SearchProblem(job, traffic.phases(job.tasks), request.dl.place, traffic.is_zone_dependent, traffic.mesh,
+                            tuple(group.nodes for group in traffic.groups.groups) if traffic.groups else ())
     search = PlacementSearch(request, cluster, topology, scores, problem, traffic)
     reason = ""
     for free_now in (True, False):

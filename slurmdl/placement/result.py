@@ -10,7 +10,7 @@ from slurmdl.slurm.hostlist import fold_hostlist
 
 MAX_NAMED_ZONES = 4  # zones, or groups of zones, in a label
 MAX_LABEL_LENGTH = 80  # characters
-MAX_TIE = 0.005  # relative difference of times of a mesh that count as equal
+MAX_TIE = 0.005  # relative difference of times of a mesh or of groups that count as equal
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Cost:
 
 
 def rank_tied_costs(costs: Sequence[Cost]) -> list[int]:
-    """Indices of these costs of a mesh, the best first: those within MAX_TIE of the fastest by bytes between zones.
+    """Indices of these costs, the best first: those within MAX_TIE of the fastest by bytes between zones.
 
-    The times of a mesh are not predicted that exactly, and the bytes also burden the links of other jobs.
+    The times of meshes and groups are not predicted that exactly, and the bytes also burden the links of other jobs.
     """
     longest = min(cost.seconds for cost in costs) * (1 + MAX_TIE)
 
@@ -63,7 +63,7 @@ class RankMap:
     """Order of the tasks on given nodes.
 
     Attributes:
-        nodes, roles: node and role (one of plan.ROLES) of each rank.
+        nodes, roles: node and role (see plan.Plan) of each rank.
         order: name of the best order, e.g. "depth-first"; see ranks.rank_orders.best_rank_map.
         order_costs: predicted cost of every evaluated order, including the best one.
         any_rank0_cost: predicted cost of the best order with rank 0 on any node; None if unknown.

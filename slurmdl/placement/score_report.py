@@ -88,7 +88,10 @@ def format_assumptions(dl: DlOptions, topology: Topology, scores: LinkScores) ->
     default = " (default)" if dl.model_bytes == DlOptions.model_bytes else ""
     traffic = f"traffic of {dl.comm_pattern}" if dl.comm_pattern and not is_comm_pattern(dl.comm_pattern) else \
         f"model {units.format_bytes(dl.model_bytes)}{default}"
-    if dl.mesh:
+    if dl.groups:
+        volumes = f"{dl.group_bytes}{' and the meshes' if dl.mesh else ''}" if dl.group_bytes else traffic
+        traffic = f"groups {dl.groups}, {volumes}"
+    elif dl.mesh:
         volumes = ", ".join(filter(None, [dl.model, dl.mesh_bytes])) or f"{DEFAULT_MODEL} (default)"
         traffic = f"mesh {dl.mesh}, {volumes}"
     return f"{traffic}, {link_assumption(topology, scores)}"

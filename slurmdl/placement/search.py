@@ -21,7 +21,7 @@ from slurmdl.placement.algorithms.apportion import even_choices, uneven_choices
 from slurmdl.placement.algorithms.lower_bound import compute_lower_bound
 from slurmdl.placement.algorithms.problem import NodeChoice, Proposal, SearchProblem, make_choice
 from slurmdl.placement.algorithms.ps_search import ps_choices
-from slurmdl.placement.algorithms.segments import segment_choices
+from slurmdl.placement.algorithms.segments import group_choices, segment_choices
 from slurmdl.placement.algorithms.zone_candidates import rank_zones
 from slurmdl.placement.arrays import IntArray, run_starts
 from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
@@ -116,10 +116,11 @@ class PlacementSearch:
             evaluated += others
             depends_on_order = self.traffic.needs_search or self.traffic.is_zone_dependent
             if depends_on_order and self.request.dl.place == "pack" and self.job.tasks <= MAX_SWAP_TASKS:
-                winner = self.refine_mesh(pool, evaluated) if self.traffic.mesh else self.swap_nodes(pool, winner)
+                winner = self.refine_choices(pool, evaluated) if self.traffic.prefers_few_bytes else \
+                    self.swap_nodes(pool, winner)
         rank_map = winner.rank_orders.best_map
         has_bound = is_even and np.ptp(winner.rank_orders.tasks) <= 1 and not self.scores.default_leaf_bandwidth and \
-            not (self.traffic.is_zone_dependent or self.traffic.matrices or self.traffic.mesh)
+            not (self.traffic.is_zone_dependent or self.traffic.matrices or self.traffic.mesh or self.traffic.groups)
         bound = compute_lower_bound(even_pool, self.problem, rank_map.cost.seconds) if has_bound else None
         # the first of several choices with the same nodes per zone is enough
         losers = {format_zone_counts(entry.nodes_per_zone): entry for entry in reversed(evaluated)
@@ -149,6 +150,8 @@ class PlacementSearch:
             if self.job.tasks > MAX_FULL_SEARCH_TASKS:
                 candidates = candidates[:MAX_LARGE_MESH_ZONES]
             yield from segment_choices(pool, problem, candidates)
+        if problem.group_sizes and problem.place == "pack":
+            yield from group_choices(pool, problem, candidates)
         if problem.place == "pack" and problem.depends_on_counts:
             is_large = self.job.tasks > MAX_FULL_SEARCH_TASKS
             if self.job.nodes > 1:
@@ -245,7 +248,7 @@ class PlacementSearch:
             best = better
         return best
 
-    def refine_mesh(self, pool: CandidateNodes, evaluated: Sequence[EvaluatedChoice]) -> EvaluatedChoice:
+    def refine_choices(self, pool: CandidateNodes, evaluated: Sequence[EvaluatedChoice]) -> EvaluatedChoice:
         """The best of several choices with their final rank maps, and of improved choices.
 
         In an improved choice, sets of ranks that share a node are swapped with each other and moved to unused nodes.
@@ -272,8 +275,8 @@ class PlacementSearch:
 
     def best_choice(self, choices: Sequence[EvaluatedChoice],
                     cost_of: Callable[[EvaluatedChoice], Cost]) -> EvaluatedChoice:
-        """The choice of least cost; for a mesh see `rank_tied_costs`."""
-        if not self.traffic.mesh:
+        """The choice of least cost; for a mesh or groups see `rank_tied_costs`."""
+        if not self.traffic.prefers_few_bytes:
             return min(choices, key=lambda entry: entry.sort_key)
         ordered = sorted(choices, key=lambda entry: entry.sort_key)
         return ordered[rank_tied_costs([cost_of(entry) for entry in ordered])[0]]

@@ -14,11 +14,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from slurmdl import groups, mesh
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.gossip_graphs import GRAPHS
-from slurmdl.mesh import size_mismatch
 from slurmdl.placement.arrays import FloatArray, IntArray, sorted_unique
+from slurmdl.placement.group_traffic import GroupTraffic, ring
 from slurmdl.placement.mesh_traffic import MeshTraffic
 from slurmdl.placement.phase import Phase
 from slurmdl.plan import COMM_PATTERNS, group_ranks
@@ -35,7 +36,7 @@ class Traffic:
         pattern: one of plan.COMM_PATTERNS[strategy], "" for the first one; with matrices their file.
         matrices: the user's own phases instead of a pattern, each of shape (ranks, ranks): entry [i, j] is the number
             of bytes that rank i sends to rank j per iteration; the diagonal is ignored.
-        mesh: traffic of a mesh of ranks instead of a pattern; None without one.
+        mesh, groups: traffic of a mesh of ranks, or of groups of nodes, instead of a pattern; None without.
     """
 
     strategy: str
@@ -44,10 +45,12 @@ class Traffic:
     pattern: str = ""
     matrices: tuple[FloatArray, ...] = ()
     mesh: MeshTraffic | None = None
+    groups: GroupTraffic | None = None
 
     @classmethod
     def from_options(cls, dl: DlOptions, matrices: tuple[FloatArray, ...] = ()) -> Traffic:
-        return cls(dl.strategy, dl.model_bytes, dl.ps, dl.comm_pattern, matrices, MeshTraffic.from_options(dl))
+        return cls(dl.strategy, dl.model_bytes, dl.ps, dl.comm_pattern, matrices, MeshTraffic.from_options(dl),
+                   GroupTraffic.from_options(dl))
 
     @property
     def pattern_name(self) -> str:
@@ -56,21 +59,41 @@ class Traffic:
     @property
     def is_zone_dependent(self) -> bool:
         """Whether the phases depend on the zones of the ranks."""
-        return self.pattern_name in ("hierarchical", "zone-aware") and not self.matrices and self.mesh is None
+        return self.pattern_name in ("hierarchical", "zone-aware") and not (self.matrices or self.mesh or self.groups)
 
     @property
     def needs_search(self) -> bool:
         """Whether no rule gives the best rank order, so that it is searched."""
-        return bool(self.matrices or self.mesh) or self.pattern_name in ("one-peer-exponential", "base-2")
+        return bool(self.matrices or self.mesh or self.groups) or \
+            self.pattern_name in ("one-peer-exponential", "base-2")
+
+    @property
+    def prefers_few_bytes(self) -> bool:
+        """Whether the bytes between zones decide between nearly equal times (result.rank_tied_costs)."""
+        return bool(self.mesh or self.groups)
+
+    def size_mismatch(self, nodes: int, ranks: int) -> str:
+        """Why a mesh or groups do not fit a job of this size, and the sizes that would; "" if they fit."""
+        if self.groups:
+            return groups.node_count_mismatch(self.groups.groups, nodes)
+        return mesh.size_mismatch(self.mesh.mesh, ranks) if self.mesh else ""
+
+    def roles(self, ranks: int) -> tuple[str, ...]:
+        """Role of each rank: the name of its group, or ps or worker."""
+        if self.groups:
+            return tuple(name for name, own in self.groups.ranks_by_group(ranks).items() for _ in own)
+        return ("ps",) * self.ps + ("worker",) * (ranks - self.ps)
 
     def phases(self, ranks: int, zone_of_rank: IntArray | None = None) -> list[Phase]:
         """Phases of one iteration; `zone_of_rank`, shape (ranks,), holds leaf zones, None if they are all the same.
 
         Raises PlacementError for strategy `ps` without a server or worker, a pattern of another strategy, or matrices
-        or a mesh for another number of ranks.
+        a mesh or groups for another number of ranks.
         """
+        if self.groups:
+            return self.groups.phases(ranks)
         if self.mesh:
-            if mismatch := size_mismatch(self.mesh.mesh, ranks):
+            if mismatch := mesh.size_mismatch(self.mesh.mesh, ranks):
                 raise PlacementError(mismatch)
             return self.mesh.phases()
         if self.strategy == "ps" and not 0 < self.ps < ranks:
@@ -90,7 +113,7 @@ class Traffic:
         if pattern == "shards":
             return list(_ps_phases(ranks, self.ps, self.model_bytes))
         if pattern == "ring":
-            return list(_ring_phases(ranks, self.model_bytes))
+            return list(ring(np.arange(ranks), self.model_bytes))
         if pattern == "hierarchical":
             return list(_hierarchical_phases(zone_of_rank, self.model_bytes))
         return list(_gossip_phases(pattern, zone_of_rank, self.model_bytes))
@@ -117,12 +140,6 @@ def _ps_phases(ranks: int, ps: int, model_bytes: float) -> Iterator[Phase]:
     servers, workers = np.arange(ps), np.arange(ps, ranks)
     yield Phase(servers, workers, model_bytes / ps, all_pairs=True)
     yield Phase(workers, servers, model_bytes / ps, all_pairs=True)
-
-
-def _ring_phases(ranks: int, model_bytes: float) -> Iterator[Phase]:
-    """Reduce-scatter and allgather: n - 1 rounds each, with 1/n of the model to the next rank."""
-    all_ranks = np.arange(ranks)
-    yield Phase(all_ranks, np.roll(all_ranks, -1), 2 * model_bytes * (ranks - 1) / ranks, rounds=2 * (ranks - 1))
 
 
 def _hierarchical_phases(zone_of_rank: IntArray, model_bytes: float) -> Iterator[Phase]:

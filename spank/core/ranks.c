@@ -80,27 +80,30 @@ enum dl_error dl_find_rank(struct dl_span list, uint32_t size, uint32_t rank, st
 	return DL_OK;
 }
 
-enum dl_error dl_zone_of(const char *text, uint32_t size, uint32_t rank, struct dl_span *zone)
+enum dl_error dl_name_of(const char *text, uint32_t size, uint32_t rank, struct dl_span *name, uint32_t *index)
 {
-	zone->at = text;
-	zone->length = 0;
+	name->at = text;
+	name->length = 0;
+	*index = 0;
 	if (strnlen(text, DL_TEXT_MAX + 1) > DL_TEXT_MAX)
 		return DL_TOO_LONG;
 	while (*text) {
 		struct dl_position position;
-		size_t all = strcspn(text, ";"), name = strcspn(text, ":;");
-		if (name == all)
+		size_t all = strcspn(text, ";"), length = strcspn(text, ":;");
+		if (length == all)
 			return DL_BAD_ITEM;
-		if (!name)
+		if (!length)
 			return DL_BAD_NAME;
-		if (name > DL_NAME_MAX)
+		if (length > DL_NAME_MAX)
 			return DL_TOO_LONG;
 		enum dl_error error =
-			dl_find_rank((struct dl_span){text + name + 1, all - name - 1}, size, rank, &position);
+			dl_find_rank((struct dl_span){text + length + 1, all - length - 1}, size, rank, &position);
 		if (error)
 			return error;
-		if (position.in && !zone->length)
-			*zone = (struct dl_span){text, name};
+		if (position.in && !name->length) {
+			*name = (struct dl_span){text, length};
+			*index = position.rank;
+		}
 		text += all + (text[all] == ';');
 	}
 	return DL_OK;

@@ -39,8 +39,8 @@ struct dl_position {
 /* Find a rank in a list of ascending ranks below size: 0,4-5. The empty list is valid. */
 enum dl_error dl_find_rank(struct dl_span list, uint32_t size, uint32_t rank, struct dl_position *position);
 
-/* Zone of a rank in leafA:0-3;leafB:4-7; length 0 if it has none. */
-enum dl_error dl_zone_of(const char *text, uint32_t size, uint32_t rank, struct dl_span *zone);
+/* The name whose list has the rank, in leafA:0-3;leafB:4,6; and the index of the rank there; length 0 if none has it. */
+enum dl_error dl_name_of(const char *text, uint32_t size, uint32_t rank, struct dl_span *name, uint32_t *index);
 
 /* Iterate over n2,n1(x2),n3, the nodes of ranks 0, 1-2 and 3. *at is the unread text, "" at the end. */
 enum dl_error dl_next_nodes(const char **at, struct dl_span *node, uint32_t *repeats);

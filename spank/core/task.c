@@ -46,10 +46,12 @@ static bool malformed(struct dl_task_env *env, const char *variable, const char 
 	return false;
 }
 
-/* Roles without a map: the first ranks are the parameter servers. */
+/* Roles without a map: the first ranks are the parameter servers. Only a map has the nodes of groups. */
 static void from_rank(const struct dl_task *task, struct dl_task_env *env)
 {
 	unsigned servers = 0;
+	if (task->groups)
+		return;
 	bool wanted = task->strategy ? !strcmp(task->strategy, "ps") : task->servers != NULL;
 	if (wanted && !(task->servers && dl_number(task->servers, &servers)))
 		servers = 1;
@@ -60,16 +62,15 @@ static void from_rank(const struct dl_task *task, struct dl_task_env *env)
 				 servers, task->size);
 		return;
 	}
-	env->role = task->rank < servers ? "ps" : "worker";
+	snprintf(env->role, sizeof(env->role), "%s", task->rank < servers ? "ps" : "worker");
 	env->role_rank = task->rank < servers ? task->rank : task->rank - servers;
 }
 
 /* Role, zone and master from the map; false if it does not apply to this step. */
 static bool from_map(const struct dl_task *task, struct dl_task_env *env)
 {
-	uint32_t size = 0, port = 0;
-	struct dl_position servers;
-	struct dl_span zone, node = {"", 0};
+	uint32_t size = 0, port = 0, role_rank, ignored;
+	struct dl_span role, zone, node = {"", 0};
 	enum dl_error error;
 
 	if (!dl_number(task->map_size, &size))
@@ -85,11 +86,10 @@ static bool from_map(const struct dl_task *task, struct dl_task_env *env)
 			 "srun did not apply the map (it does without -w and -F); the step runs without its map");
 		return false;
 	}
-	const char *list = task->ps_ranks ? task->ps_ranks : "";
-	error = dl_find_rank((struct dl_span){list, strnlen(list, DL_TEXT_MAX + 1)}, size, task->rank, &servers);
+	error = dl_name_of(task->role_ranks ? task->role_ranks : "", size, task->rank, &role, &role_rank);
 	if (error)
-		return malformed(env, "SLURMDL_PS_RANKS", dl_error_text(error));
-	error = dl_zone_of(task->zone_ranks ? task->zone_ranks : "", size, task->rank, &zone);
+		return malformed(env, "SLURMDL_ROLE_RANKS", dl_error_text(error));
+	error = dl_name_of(task->zone_ranks ? task->zone_ranks : "", size, task->rank, &zone, &ignored);
 	if (error)
 		return malformed(env, "SLURMDL_ZONE_RANKS", dl_error_text(error));
 	struct dl_span master = {task->master, task->master ? strnlen(task->master, DL_NAME_MAX + 1) : 0};
@@ -101,9 +101,9 @@ static bool from_map(const struct dl_task *task, struct dl_task_env *env)
 	if (error)
 		return malformed(env, "SLURMDL_RANKMAP_NODES", dl_error_text(error));
 
-	if (task->ps_ranks) {
-		env->role = servers.in ? "ps" : "worker";
-		env->role_rank = servers.in ? servers.rank : task->rank - servers.rank;
+	if (task->role_ranks) {
+		copy(env->role, role);
+		env->role_rank = role_rank;
 	} else {
 		from_rank(task, env);
 	}

@@ -8,16 +8,16 @@
 /* Strings are NULL if not in the environment. */
 struct dl_task {
 	uint32_t rank, size, step;
-	const char *strategy, *servers; /* valid values of --dl-strategy and --dl-ps */
+	const char *strategy, *servers, *groups; /* valid values of --dl-strategy, --dl-ps and --dl-groups */
 	bool mapped;                    /* the step was started with --dl-rank-map */
-	const char *map_size, *ps_ranks, *zone_ranks, *master, *port, *nodes;
+	const char *map_size, *role_ranks, *zone_ranks, *master, *port, *nodes;
 	const char *node, *address; /* SLURMD_NODENAME, SLURM_TOPOLOGY_ADDR */
 	const char *distribution;   /* SLURM_DISTRIBUTION */
 };
 
 struct dl_task_env {
 	bool mapped;      /* the map applies to this step */
-	const char *role; /* NULL if unknown */
+	char role[DL_NAME_MAX + 1]; /* "" if unknown */
 	uint32_t role_rank;
 	char zone[DL_NAME_MAX + 1];
 	char master[DL_NAME_MAX + 1]; /* "" without a map */

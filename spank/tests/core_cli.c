@@ -1,5 +1,5 @@
 /* Command line of the core, for tests that compare it with Python. Each input line is a request with fields separated
- * by tabs: option NAME VALUE; role SIZE RANK PS_RANKS ZONE_RANKS; nodes RANK TEXT. The answer is one line. */
+ * by tabs: option NAME VALUE; role SIZE RANK ROLE_RANKS ZONE_RANKS; nodes RANK TEXT. The answer is one line. */
 #define _GNU_SOURCE
 #include "../core/options.h"
 #include "../core/task.h"
@@ -23,7 +23,7 @@ static void option(char **field)
 static void role(char **field)
 {
 	struct dl_task task = {.size = (uint32_t)atol(field[1]), .rank = (uint32_t)atol(field[2]), .mapped = true,
-			       .map_size = field[1], .ps_ranks = field[3], .zone_ranks = field[4], .master = "m", .port = "1",
+			       .map_size = field[1], .role_ranks = field[3], .zone_ranks = field[4], .master = "m", .port = "1",
 			       .distribution = "arbitrary"};
 	struct dl_task_env env;
 	dl_task_env_fill(&task, &env);

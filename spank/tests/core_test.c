@@ -118,18 +118,21 @@ static void zones(void)
 	};
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
 		struct dl_span zone;
-		enum dl_error error = dl_zone_of(cases[i].text, 10, cases[i].rank, &zone);
+		uint32_t index;
+		enum dl_error error = dl_name_of(cases[i].text, 10, cases[i].rank, &zone, &index);
 		CHECK(error == cases[i].error, "'%s': %s", cases[i].text, dl_error_text(error));
 		CHECK(error || dl_span_is(zone, cases[i].zone), "'%s' %u: %.*s", cases[i].text, cases[i].rank,
 		      (int)zone.length, zone.at);
 	}
 	static char longest[DL_TEXT_MAX + 2];
 	struct dl_span zone;
+	uint32_t index;
+	CHECK(!dl_name_of("A:0,2;B:1,3-7;", 10, 5, &zone, &index) && index == 3, "index %u in B", index);
 	memset(longest, 'a', sizeof(longest) - 1);
-	CHECK(dl_zone_of(longest, 10, 0, &zone) == DL_TOO_LONG, "accepted");
+	CHECK(dl_name_of(longest, 10, 0, &zone, &index) == DL_TOO_LONG, "accepted");
 	strcpy(longest + DL_NAME_MAX + 1, ":0");
-	CHECK(dl_zone_of(longest, 10, 0, &zone) == DL_TOO_LONG, "a name of 256 characters is accepted");
-	CHECK(dl_zone_of(longest + 1, 10, 0, &zone) == DL_OK, "a name of 255 characters is not accepted");
+	CHECK(dl_name_of(longest, 10, 0, &zone, &index) == DL_TOO_LONG, "a name of 256 characters is accepted");
+	CHECK(dl_name_of(longest + 1, 10, 0, &zone, &index) == DL_OK, "a name of 255 characters is not accepted");
 }
 
 static void nodes(void)
@@ -165,7 +168,7 @@ static void nodes(void)
 /* Return a valid mapped task; each case changes one field. */
 static struct dl_task mapped(void)
 {
-	return (struct dl_task){.rank = 4, .size = 6, .step = 1003, .mapped = true, .map_size = "6", .ps_ranks = "0,3",
+	return (struct dl_task){.rank = 4, .size = 6, .step = 1003, .mapped = true, .map_size = "6", .role_ranks = "ps:0,3;worker:1-2,4-5;",
 				.zone_ranks = "A:0-2;B:3-5;", .master = "n3", .port = "10149", .nodes = "n3(x2),n1,n4,n2(x2)",
 				.node = "n2", .address = "core.B.n2", .distribution = "arbitrary"};
 }
@@ -178,11 +181,11 @@ static void tasks(void)
 	CHECK(env.mapped && !strcmp(env.role, "worker") && env.role_rank == 2 && !strcmp(env.zone, "B") &&
 		      !strcmp(env.master, "n3") && env.port == 10149 && !env.warning[0],
 	      "%d %s %u %s %s %u %s", env.mapped, env.role, env.role_rank, env.zone, env.master, env.port, env.warning);
-	task.rank = 3, task.nodes = NULL, task.ps_ranks = "0,3", task.step = 0;
+	task.rank = 3, task.nodes = NULL, task.role_ranks = "ps:0,3;worker:1-2,4-5;", task.step = 0;
 	dl_task_env_fill(&task, &env);
 	CHECK(!strcmp(env.role, "ps") && env.role_rank == 1 && env.port == 10149 && !env.warning[0], "%s %u %s", env.role,
 	      env.role_rank, env.warning);
-	task.ps_ranks = NULL;
+	task.role_ranks = NULL;
 	dl_task_env_fill(&task, &env);
 	CHECK(!strcmp(env.role, "worker") && env.role_rank == 3, "%s %u", env.role, env.role_rank);
 
@@ -191,12 +194,20 @@ static void tasks(void)
 	CHECK(env.mapped && !strcmp(env.role, "ps") && !strcmp(env.zone, "B") && !env.warning[0], "%s %s %s", env.role,
 	      env.zone, env.warning);
 
+	task = mapped();
+	task.groups = "a=2,b=1", task.role_ranks = "a:0-3;b:4-5;";
+	dl_task_env_fill(&task, &env);
+	CHECK(!strcmp(env.role, "b") && env.role_rank == 0, "%s %u", env.role, env.role_rank);
+	task.map_size = "7"; /* the map does not apply */
+	dl_task_env_fill(&task, &env);
+	CHECK(!env.mapped && !env.role[0], "%s", env.role);
+
 	struct dl_task wrong[10];
 	for (int i = 0; i < 10; i++)
 		wrong[i] = mapped();
 	wrong[0].map_size = "5";
 	wrong[1].map_size = "x";
-	wrong[2].ps_ranks = "6";
+	wrong[2].role_ranks = "ps:6;";
 	wrong[3].zone_ranks = "A";
 	wrong[4].master = NULL;
 	wrong[5].port = "70000";
@@ -242,8 +253,7 @@ static void roles_without_a_map(void)
 				       .servers = cases[i].servers, .node = "n1", .address = "core.A.n1"};
 		struct dl_task_env env;
 		dl_task_env_fill(&task, &env);
-		CHECK(!env.role == !cases[i].role && (!env.role || !strcmp(env.role, cases[i].role)), "case %zu: %s", i,
-		      env.role ? env.role : "none");
+		CHECK(!strcmp(env.role, cases[i].role ? cases[i].role : ""), "case %zu: %s", i, env.role);
 		CHECK(env.role_rank == cases[i].role_rank, "case %zu: %u", i, env.role_rank);
 		CHECK(!cases[i].role == !!env.warning[0], "case %zu: %s", i, env.warning);
 		CHECK(!strcmp(env.zone, "A") && !env.mapped, "case %zu: %s", i, env.zone);

@@ -43,9 +43,10 @@ static __attribute__((unused)) void fuzz_list(const char *text)
 static __attribute__((unused)) void fuzz_zones(const char *text)
 {
 	struct dl_span zone;
+	uint32_t index;
 	for (uint32_t rank = 0; rank < 8; rank++)
-		if (!dl_zone_of(text, 64, rank, &zone))
-			must(zone.length <= DL_NAME_MAX && !memchr(zone.at, ':', zone.length));
+		if (!dl_name_of(text, 64, rank, &zone, &index))
+			must(zone.length <= DL_NAME_MAX && !memchr(zone.at, ':', zone.length) && index <= rank);
 }
 
 static __attribute__((unused)) void fuzz_nodes(const char *text)
@@ -72,12 +73,12 @@ static __attribute__((unused)) void fuzz_task(const char *text)
 	}
 	for (uint32_t rank = 0; rank < 4; rank++) {
 		struct dl_task task = {.rank = rank, .size = 4, .step = rank * 7919, .mapped = true, .strategy = field[0],
-				       .servers = field[1], .map_size = "4", .ps_ranks = field[2], .zone_ranks = field[3],
+				       .servers = field[1], .map_size = "4", .role_ranks = field[2], .zone_ranks = field[3],
 				       .master = field[4], .port = field[5], .nodes = field[6], .node = field[7],
 				       .address = field[8], .distribution = field[9] ? "block" : "arbitrary"};
 		struct dl_task_env env;
 		dl_task_env_fill(&task, &env);
-		must(!env.role || env.role_rank < 4);
+		must(!env.role[0] || env.role_rank < 4);
 		must(!env.mapped || (env.master[0] && env.port < 65536));
 		must(env.mapped || !env.master[0]);
 	}

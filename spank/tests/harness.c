@@ -229,8 +229,8 @@ static const char *value(void)
 }
 
 static const char *const names[] = {
-	"SLURMDL_WORLD_SIZE", "SLURMDL_PS_RANKS", "SLURMDL_ZONE_RANKS", "SLURMDL_MASTER_ADDR", "SLURMDL_MASTER_PORT", "SLURMDL_PLAN", "SLURMDL_EXPORTED",
-	"SLURMDL_TASK_SCRIPT", "SLURMDL_RANKMAP_JOB", "SLURMDL_RANKMAP_NODES", "SLURMDL_RANKMAP_PS_RANKS", "SLURMDL_RANKMAP_ZONE_RANKS",
+	"SLURMDL_WORLD_SIZE", "SLURMDL_ROLE_RANKS", "SLURMDL_ZONE_RANKS", "SLURMDL_MASTER_ADDR", "SLURMDL_MASTER_PORT", "SLURMDL_PLAN", "SLURMDL_EXPORTED",
+	"SLURMDL_TASK_SCRIPT", "SLURMDL_RANKMAP_JOB", "SLURMDL_RANKMAP_NODES", "SLURMDL_RANKMAP_ROLE_RANKS", "SLURMDL_RANKMAP_ZONE_RANKS",
 	"SLURMDL_RANKMAP_PLAN", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "SLURM_DISTRIBUTION", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
 	"SLURM_ARRAY_TASK_ID", "SLURM_HOSTFILE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
 	"MASTER_PORT", "SLURMDL_ROLE",
@@ -241,10 +241,10 @@ static const char *const names[] = {
 static const struct {
 	const char *name, *value;
 } right[] = {
-	{"SLURMDL_WORLD_SIZE", "4"}, {"SLURMDL_PS_RANKS", "0,2"}, {"SLURMDL_ZONE_RANKS", "leafA:0-1;leafB:2-3;"},
+	{"SLURMDL_WORLD_SIZE", "4"}, {"SLURMDL_ROLE_RANKS", "ps:0,2;worker:1,3;"}, {"SLURMDL_ZONE_RANKS", "leafA:0-1;leafB:2-3;"},
 	{"SLURMDL_MASTER_ADDR", "n1"}, {"SLURMDL_MASTER_PORT", "10149"}, {"SLURM_DISTRIBUTION", "arbitrary"}, {"SLURMD_NODENAME", "n1"},
 	{"SLURM_TOPOLOGY_ADDR", "core.leafA.n1"}, {"SLURMDL_RANKMAP_NODES", "n1,n2(x2),n1"}, {"SLURMDL_RANKMAP_JOB", "71"},
-	{"SLURM_JOB_ID", "71"}, {"SLURM_JOB_NODELIST", "n1,n2,n3"}, {"SLURMDL_RANKMAP_PS_RANKS", "0,2"},
+	{"SLURM_JOB_ID", "71"}, {"SLURM_JOB_NODELIST", "n1,n2,n3"}, {"SLURMDL_RANKMAP_ROLE_RANKS", "ps:0,2;worker:1,3;"},
 };
 
 static void draw_environment(void (*to)(const char *, const char *))
@@ -274,7 +274,7 @@ static void check_task(bool hands_off)
 		return;
 	must(ours && get("SLURMDL_ZONE") && get("RANK") && get("WORLD_SIZE") && get("LOCAL_RANK"), "a task without its variables");
 	must(!role == !index && (!role || (uint32_t)atol(index) < handle.size), "a rank that the role has not");
-	must(!role || !strcmp(role, "ps") || !strcmp(role, "worker"), "a role that is none");
+	must(!role || *role, "an empty role");
 	must(!strstr(ours, "MASTER_ADDR") || *get("MASTER_ADDR"), "an empty address is given as ours");
 	must(!strstr(ours, "MASTER_ADDR") || get("SLURMDL_WORLD_SIZE"), "an address without a map");
 	must(!strstr(ours, " RANK") || (uint32_t)atol(get("RANK")) == handle.rank, "a wrong rank");

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.mesh import optimality, rules, step_time
+from benchmarks.mesh import groups, optimality, rules, step_time
 from benchmarks.mesh.exact_mesh import solve_mesh
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.traffic import Traffic
@@ -42,6 +42,12 @@ def test_placements_are_compared_with_the_optimum() -> None:
     rows = {row.metric: row for row in optimality.rows(7, instances=4)}
     assert rows["instances with a proven optimum"].value >= 4
     assert rows["predicted seconds / optimum, median"].value == pytest.approx(1.0, abs=0.1)
+
+
+def test_groups_are_compared_with_the_optimum() -> None:
+    rows = {row.metric: row for row in groups.rows(7, instances=8)}
+    assert rows["instances with a proven optimum"].value >= 8
+    assert rows["predicted seconds / optimum, 99th percentile"].value == pytest.approx(1.0, abs=0.1)
 
 
 def test_rules_choose_whole_blocks_first() -> None:

@@ -1,4 +1,4 @@
-"""Meshes on a real Slurm: torch's device mesh is the placed one, and bad input is refused before the submission."""
+"""Meshes and groups of nodes on a real Slurm; bad input is refused before the submission."""
 
 from __future__ import annotations
 
@@ -22,7 +22,24 @@ def test_device_mesh_is_the_placed_one(cluster):
     assert sorted(zones.values(), key=min) == [{0}, {1}], output
 
 
+def test_tasks_find_their_group(cluster):
+    """Groups of three and five nodes in two zones of four: most traffic of the larger one stays in a zone."""
+    task = ("echo $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE $SLURMDL_ROLE_RANK "
+            "$(python -c 'import slurmdl; print(slurmdl.planned_mesh())' 2>&1 | tail -n 1)")
+    script = cluster.script(f'slurmdl srun sh -c "{task}"'.replace("$", "\\$"))
+    output = cluster.output(cluster.submit([
+        "slurmdl", "sbatch", "-N8", "--dl-groups=trainer=3,rollout=5", "--dl-mesh=trainer:dp=3",
+        "--dl-mesh-bytes=dp=400M", "--dl-group-bytes=rollout=1M", str(script)]))
+    lines = sorted((line.split(maxsplit=4) for line in output.splitlines()), key=lambda fields: int(fields[0]))
+    assert [fields[2:4] for fields in lines] == \
+        [["trainer", str(i)] for i in range(3)] + [["rollout", str(i)] for i in range(5)], output
+    assert len({int(node[1:]) % 2 for _, node, role, *_ in lines if role == "trainer"}) == 1, output
+    assert all(fields[4] == "dp=3" if fields[2] == "trainer" else "has no mesh" in fields[4] for fields in lines), output
+
+
 @pytest.mark.parametrize(("options", "message"), [
+    (["-N4", "--dl-groups=a=2,b=3"], r"--dl-groups=a=2,b=3: 5 nodes; the job has 4; expected b=2"),
+    (["-N4", "--dl-groups=a=2,b=2", "--dl-group-bytes=a:c=1G"], r"unknown group 'c'; expected a, b"),
     (["-N4", "-n8", "--dl-mesh=dp=2,tp=8"], r"a mesh of 16 ranks; the job has 8; expected dp=1"),
     (["-N4", "--dl-mesh=dp=2,ttp=2"], r"unknown dimension 'ttp'; expected tp"),
     (["-N4", "--dl-mesh=dp=4", "--dl-model=params=7B,layers=2,seq=8"], r"hidden is missing"),

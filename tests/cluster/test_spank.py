@@ -22,7 +22,7 @@ STEP = f"srun sh -c '{TASK}'"
 #: script lines that export a rank map of six tasks on four nodes
 MAP = """
 export SLURMDL_RANKMAP_JOB=$SLURM_JOB_ID SLURMDL_RANKMAP_NODES='n3(x2),n1,n4,n2(x2)' SLURMDL_RANKMAP_PLAN=plan
-export SLURMDL_RANKMAP_PS_RANKS=0,3 SLURMDL_RANKMAP_ZONE_RANKS='zoneA:0-2;zoneB:3-5;'
+export SLURMDL_RANKMAP_ROLE_RANKS='ps:0,3;worker:1-2,4-5;' SLURMDL_RANKMAP_ZONE_RANKS='zoneA:0-2;zoneB:3-5;'
 """
 MAPPED = ["n3", "n3", "n1", "n4", "n2", "n2"]
 PLAIN = ["n1", "n1", "n2", "n3", "n3", "n4"]
@@ -305,13 +305,13 @@ def test_mismatched_map_warns_once(plugged):
 echo "@ fewer"; srun --dl-rank-map -n5 sh -c '{TASK}' 2>&1
 echo "@ nodelist"; srun --dl-rank-map -w n[1-4] sh -c '{TASK}' 2>&1
 echo "@ more"; srun --dl-rank-map -O -n7 sh -c '{TASK}' 2>&1 || true
-echo "@ servers"; SLURMDL_RANKMAP_PS_RANKS=0,x srun --dl-rank-map sh -c '{TASK}' 2>&1
+echo "@ servers"; SLURMDL_RANKMAP_ROLE_RANKS='ps:0,x;' srun --dl-rank-map sh -c '{TASK}' 2>&1
 echo "@ zones"; SLURMDL_RANKMAP_ZONE_RANKS='zoneB:0-1;zoneA:2;zoneB:3-5' srun --dl-rank-map sh -c '{TASK}' 2>&1
 echo "@ after"; {STEP}
 """)
     outputs = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)])))
     for title, message in (("fewer", "has 6 tasks, the step 5"), ("nodelist", "did not apply the map"),
-                        ("servers", "PS_RANKS")):
+                        ("servers", "ROLE_RANKS")):
         assert len(slurmdl_lines(outputs[title])) == 1 and message in slurmdl_lines(outputs[title])[0], outputs[title]
         assert set(column(outputs[title], "MASTER_ADDR")) == {"-"}
         assert roles(outputs[title])[:2] == ["ps0", "worker0"]
@@ -409,7 +409,7 @@ def test_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
 def test_hostile_job_name_and_huge_environment(plugged):
     cluster = plugged()
     name = "a'b\"c;$(touch /tmp/executed)`touch /tmp/executed`\nd"
-    huge_environment = {"SLURMDL_RANKMAP_NODES": "n" * 120_000, "SLURMDL_PS_RANKS": "9" * 120_000,
+    huge_environment = {"SLURMDL_RANKMAP_NODES": "n" * 120_000, "SLURMDL_ROLE_RANKS": "9" * 120_000,
                         "SLURMDL_EXPORTED": " RANK" * 20_000}
     script = cluster.script(STEP)
     job = cluster.submit(["sbatch", "-N4", "-J", name, "--dl-ps=1", str(script)], env=huge_environment)

@@ -37,7 +37,10 @@ EVERY_OPTION = {
                   ranks_per_node=8)),
     "mesh": (
         {"mesh": "dp=2,tp=4", "model": "params=1B,hidden=64,layers=2,seq=8", "mesh_bytes": "tp=2G"},
-        DlOptions(mesh="dp=2,tp=4", model="params=1B,hidden=64,layers=2,seq=8", mesh_bytes="tp=2G"))}
+        DlOptions(mesh="dp=2,tp=4", model="params=1B,hidden=64,layers=2,seq=8", mesh_bytes="tp=2G")),
+    "groups": (
+        {"groups": "a=2,b=1", "group_bytes": "b=1G,a:b=2G", "mesh": "a:dp=2,tp=4"},
+        DlOptions(groups="a=2,b=1", group_bytes="b=1G,a:b=2G", mesh="a:dp=2,tp=4"))}
 
 
 @pytest.mark.parametrize(("values", "expected"), EVERY_OPTION.values(), ids=EVERY_OPTION)

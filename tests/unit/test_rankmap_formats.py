@@ -29,7 +29,7 @@ def test_text_of_torchrun(golden):
 
 
 def test_text_of_shell(golden):
-    variables = {"SLURMDL_PS_RANKS": "", "SLURMDL_ZONE_RANKS": "a'b:0-6;", "SLURMDL_PLAN": "file:/a b/plan",
+    variables = {"SLURMDL_ROLE_RANKS": "", "SLURMDL_ZONE_RANKS": "a'b:0-6;", "SLURMDL_PLAN": "file:/a b/plan",
                  "SLURMDL_MASTER_PORT": "1"}
     map_input = RankMapInput(PLAN, NODES, job_id=7, task_variables=variables)
     golden("launchers/shell.txt", rankmap_formats.format_rank_map("shell", map_input))
@@ -38,8 +38,8 @@ def test_text_of_shell(golden):
 def test_shell_reads_the_values_and_unsets_a_previous_map():
     variables = {"SLURMDL_PLAN": "$(echo executed) `echo executed` '\"\n;"}
     text = rankmap_formats.format_rank_map("shell", RankMapInput(PLAN, NODES, job_id=7, task_variables=variables))
-    previous = {"SLURMDL_RANKMAP_PS_RANKS": "0", "SLURMDL_RANKMAP_JOB": "6"}
-    names = ("JOB", "NODES", "PS_RANKS", "PLAN")
+    previous = {"SLURMDL_RANKMAP_ROLE_RANKS": "ps:0;", "SLURMDL_RANKMAP_JOB": "6"}
+    names = ("JOB", "NODES", "ROLE_RANKS", "PLAN")
     show = "; ".join(f'printf "%s\\0" "${{SLURMDL_RANKMAP_{name}-unset}}"' for name in names)
     proc = subprocess.run(["sh", "-c", f'eval "$1"; {show}', "sh", text], env=previous, capture_output=True,
                           text=True, check=True)

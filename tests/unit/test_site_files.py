@@ -107,7 +107,7 @@ def test_example_shows_the_defaults(tmp_path):
         if each.name not in examples:
             assert getattr(loaded.link_scores, each.name) == getattr(config.LinkScoresConfig(), each.name), each.name
     options = {name: value for name, value in loaded.options.items() if name not in (
-        "zone", "comm_pattern", "mesh", "model", "mesh_bytes")}
+        "zone", "comm_pattern", "mesh", "model", "mesh_bytes", "groups", "group_bytes")}
     assert dl_options.merge_layers(options) == dl_options.DlOptions()
 
 

@@ -117,7 +117,7 @@ def test_messages_agree_with_python(query, option):
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    roles = draw(st.lists(st.sampled_from(("ps", "worker")), min_size=1, max_size=12))
+    roles = draw(st.lists(st.sampled_from(("ps", "worker", "trainer-1")), min_size=1, max_size=12))
     nodes = [f"n{draw(st.integers(0, 4))}" for _ in roles]
     zones = {f"n{i}": ("core", f"zone{i % 3}") if i else () for i in range(5)}
     return Plan("ps", tuple(nodes), tuple(roles), zones)
@@ -140,7 +140,7 @@ done"""
 @given(plans())
 def test_roles_and_zones_agree_with_the_plan_and_the_shell(query, plan):
     variables = step_command.task_variables(plan, 12345)
-    lines = [query("role", len(plan), rank, variables["SLURMDL_PS_RANKS"], variables["SLURMDL_ZONE_RANKS"])
+    lines = [query("role", len(plan), rank, variables["SLURMDL_ROLE_RANKS"], variables["SLURMDL_ZONE_RANKS"])
              for rank in range(len(plan))]
     assert lines == [f"{plan.roles[rank]} {plan.roles[:rank].count(plan.roles[rank])} {plan.leaf_zone(rank)}"
                      for rank in range(len(plan))]

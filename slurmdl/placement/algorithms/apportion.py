@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from slurmdl.placement.algorithms.problem import NodeChoice, Proposal, SearchProblem, make_choice
-from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate, path_widths
+from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate, fitting_nodes
 from slurmdl.placement.arrays import IntArray, run_starts
 from slurmdl.placement.candidate_nodes import CandidateNodes
 from slurmdl.placement.job_size import JobSize
@@ -23,16 +23,11 @@ def even_choices(pool: CandidateNodes, problem: SearchProblem,
     fewest leaves evenly; "spread" all leaves evenly.
     """
     for candidate in candidates:
-        zone, nodes, cap = candidate.zone, pool.nodes_below(candidate.zone), candidate.latency_cap
-        if problem.place == "spread":
-            # all leaves, whatever their uplinks, without nodes whose links would slow down all others
-            fits = ((pool.node_capacity[nodes] >= candidate.min_capacity) & (pool.node_latency[nodes] <= cap.node_s))
-        else:
-            fits = path_widths(pool, zone, cap) >= candidate.min_capacity
-        fitting = nodes.start + np.flatnonzero(fits)
-        available = np.bincount(pool.leaf[fitting], minlength=pool.zone_count)
+        # "spread": all leaves, whatever their uplinks, without nodes whose links would slow down all others
+        fitting, available = fitting_nodes(pool, candidate, only_node_links=problem.place == "spread")
         for quotas in zone_quotas(available, pool.tie_break, problem.job.nodes, problem.place):
-            yield Proposal(make_choice(pool, zone, take_nodes(pool, fitting, quotas)), candidate.min_seconds)
+            choice = make_choice(pool, candidate.zone, take_nodes(pool, fitting, quotas))
+            yield Proposal(choice, candidate.min_seconds)
 
 
 def uneven_choices(pool: CandidateNodes, job: JobSize) -> Iterator[NodeChoice]:

@@ -27,6 +27,7 @@ class SearchProblem:
         place: "pack", "balance" or "spread".
         is_zone_dependent: ranks in several zones send less over the uplinks, and in fewer rounds.
         mesh: the traffic of a mesh, which sends nothing over a link around whole groups; None without one.
+        group_sizes: nodes of each named group; () without groups.
     """
 
     job: JobSize
@@ -34,6 +35,7 @@ class SearchProblem:
     place: str
     is_zone_dependent: bool
     mesh: MeshTraffic | None = None
+    group_sizes: tuple[int, ...] = ()
 
     @cached_property
     def rounds(self) -> float:
@@ -46,7 +48,7 @@ class SearchProblem:
     @cached_property
     def depends_on_counts(self) -> bool:
         """Whether the time depends on the number of ranks below each link, not only on the links in use."""
-        return bool(self.phases) and all(phase.all_pairs for phase in self.phases)
+        return bool(self.phases) and not self.group_sizes and all(phase.all_pairs for phase in self.phases)
 
     @cached_property
     def has_two_roles(self) -> bool:
@@ -56,6 +58,8 @@ class SearchProblem:
     @cached_property
     def min_node_bytes(self) -> float:
         """Lower bound on the bytes over the busier direction of each used node link, summed over the phases."""
+        if self.group_sizes:
+            return 0.0  # some groups may send nothing
         if self.mesh:
             return min_bytes_leaving(self.mesh, self.job.max_tasks_per_node) if self.job.nodes > 1 else 0.0
         return sum(min_node_bytes(phase, self.job) for phase in self.phases)

@@ -1,37 +1,55 @@
-"""Choices in segments: every leaf zone holds a multiple of the segment's nodes, as with Slurm's --segment.
+"""Choices in parts that stay together: the segments of Slurm's --segment, and named groups of nodes.
 
-The groups of a mesh that fill a segment then stay inside one leaf zone.
+Every leaf zone holds a multiple of a segment's nodes, so groups of a mesh that fill a segment stay inside one leaf
+zone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice, permutations
 
 import numpy as np
 
 from slurmdl.placement.algorithms.apportion import take_nodes
 from slurmdl.placement.algorithms.problem import Proposal, SearchProblem, make_choice
-from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate, path_widths
+from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate, fitting_nodes
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.candidate_nodes import CandidateNodes
 
 MAX_SEGMENT_SIZES = 4  # sizes that are tried, the largest ones
+MAX_GROUP_SEQUENCES = 6  # sequences of groups that are tried
 
 
 def segment_choices(pool: CandidateNodes, problem: SearchProblem, candidates: Sequence[ZoneCandidate],
                     segment: int | None = None) -> Iterator[Proposal]:
     """Choices of each zone for a segment size, or for the largest divisors of the node count that fit a leaf zone."""
     for candidate in candidates:
-        nodes = pool.nodes_below(candidate.zone)
-        wide = path_widths(pool, candidate.zone, candidate.latency_cap) >= candidate.min_capacity
-        fitting = nodes.start + np.flatnonzero(wide)
-        available = np.bincount(pool.leaf[fitting], minlength=pool.zone_count)
+        fitting, available = fitting_nodes(pool, candidate)
         largest = int(available.max(initial=0))
         divisors = [size for size in range(min(largest, problem.job.nodes), 1, -1) if problem.job.nodes % size == 0]
         for size in [segment] if segment else divisors[:MAX_SEGMENT_SIZES]:
             quotas = segment_quotas(pool, candidate.zone, available // size * size, problem.job.nodes)
             if quotas is not None:
                 yield Proposal(make_choice(pool, candidate.zone, take_nodes(pool, fitting, quotas)),
+                               candidate.min_seconds)
+
+
+def group_choices(pool: CandidateNodes, problem: SearchProblem,
+                  candidates: Sequence[ZoneCandidate]) -> Iterator[Proposal]:
+    """Choices of each zone for named groups: each in as few zones as possible, one after the other."""
+    sequences = list(dict.fromkeys(islice(permutations(problem.group_sizes), MAX_GROUP_SEQUENCES)))
+    for candidate in candidates:
+        fitting, available = fitting_nodes(pool, candidate)
+        for sequence in sequences:
+            left = available.copy()
+            for size in sequence:
+                quotas = segment_quotas(pool, candidate.zone, left, size)
+                if quotas is None:
+                    break
+                left -= quotas
+            else:
+                yield Proposal(make_choice(pool, candidate.zone, take_nodes(pool, fitting, available - left)),
                                candidate.min_seconds)
 
 

@@ -171,6 +171,15 @@ def rank_zones(pool: CandidateNodes, problem: SearchProblem) -> list[ZoneCandida
             for zone in zones[np.isin(zones, first_of_level)]]
 
 
+def fitting_nodes(pool: CandidateNodes, candidate: ZoneCandidate, *,
+                  only_node_links: bool = False) -> tuple[IntArray, IntArray]:
+    """Nodes of the zone with wide enough paths or node links, and their number in each leaf zone, shape (zones,)."""
+    nodes, cap = pool.nodes_below(candidate.zone), candidate.latency_cap
+    widths = cap.node_capacity(pool)[nodes] if only_node_links else path_widths(pool, candidate.zone, cap)
+    fitting = nodes.start + np.flatnonzero(widths >= candidate.min_capacity)
+    return fitting, np.bincount(pool.leaf[fitting], minlength=pool.zone_count)
+
+
 def min_node_link_seconds(pool: CandidateNodes, problem: SearchProblem) -> FloatArray:
     """Lower bound from node links alone: seconds over the k-th widest one of each zone; shape (zones,)."""
     nodes_only = replace(pool, zone_capacity=np.full(pool.zone_count, np.inf))

@@ -15,6 +15,7 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import IntArray, new_indices, run_starts, sorted_unique
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
 from slurmdl.placement.ranks import ps_assignment, rank_swaps
+from slurmdl.placement.ranks.group_orders import group_nodes
 from slurmdl.placement.ranks.mesh_orders import mesh_orders
 from slurmdl.placement.ranks.mesh_refinement import refine_map
 from slurmdl.placement.ranks.recursive_bisection import bisection_map
@@ -35,7 +36,8 @@ def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: 
     All traffic: alphabetical order (Slurm up to 25.11), leaf order (Slurm 26.05), depth-first order of the zone tree,
     and a detour around slow inter-leaf paths. Parameter servers: the assignment of `ps_assignment`. Traffic without a
     rule: largest zones first, recursive bisection for the user's matrices, and swaps in the best order, if
-    `rank_swaps.is_tractable`. A mesh: the best of `mesh_orders`, bisection and swaps.
+    `rank_swaps.is_tractable`. A mesh: the best of `mesh_orders`, bisection and swaps. Groups of nodes: the best of
+    `group_orders`, with the best order inside each group, and swaps of nodes.
 
     With rank 0 fixed, each order starts with the first node and its zones. If that costs time, the best free order
     is also tried with renumbered ranks.
@@ -77,7 +79,13 @@ class RankOrders:
         if node_by_node and traffic.ps and self.tasks.max() > 1:
             raise PlacementError("parameter servers: their ranks come first, but the launcher numbers the ranks node "
                                  "by node; expected one task per rank")
+        if mismatch := traffic.size_mismatch(len(slots), int(self.tasks.sum())):
+            raise PlacementError(mismatch)
+        if traffic.groups and self.tasks.min() != self.tasks.max():
+            raise PlacementError("--dl-groups: the nodes have different numbers of tasks; expected --ntasks-per-node")
         self.traffic, self.rank_count, self.node_by_node = traffic, int(self.tasks.sum()), node_by_node
+        self.slots, self.topology, self.scores = slots, topology, scores
+        self._group_maps: dict[tuple[str, bytes], IntArray] = {}
         self.rank0_node = int(np.flatnonzero(self.tasks)[0]) if rank0 == "first" else None
         self.phases = traffic.phases(self.rank_count)
         self.network = network_links([node for node, _ in slots], topology, scores)
@@ -85,8 +93,12 @@ class RankOrders:
     @cached_property
     def rule_based_cost(self) -> Cost:
         """Cost of the best order that needs no search; quick enough to compare many choices of nodes."""
-        orders = self._rule_based(self.rank0_node).values()
-        return min((self._order_cost(order) for order in orders), key=lambda cost: cost.sort_key)
+        return self._order_cost(self.best_rule_based(self.rank0_node))
+
+    def best_rule_based(self, rank0_node: int | None) -> IntArray:
+        """The best order that needs no search: the node of each rank."""
+        orders = self._rule_based(rank0_node).values()
+        return min(orders, key=lambda order: self._order_cost(order).sort_key)
 
     @cached_property
     def best_map(self) -> RankMap:
@@ -94,10 +106,8 @@ class RankOrders:
         free = best = self._search(None)
         if self.rank0_node is not None and free.node_of_rank[0] != self.rank0_node:
             best = self._with_fixed_rank0(free)
-        servers = self.traffic.ps
         return RankMap(tuple(self.network.nodes[i] for i in best.node_of_rank.tolist()),
-                       ("ps",) * servers + ("worker",) * (self.rank_count - servers), best.cost, best.name,
-                       best.costs, free.cost)
+                       self.traffic.roles(self.rank_count), best.cost, best.name, best.costs, free.cost)
 
     def nodes_after_refinement(self, nodes: Sequence[str], topology: Topology,
                                scores: LinkScores) -> tuple[Cost, IntArray]:
@@ -105,14 +115,18 @@ class RankOrders:
 
         The first of `nodes` are the mesh's own, in any order.
         """
-        orders = self._rule_based(None).values()
-        best = min(orders, key=lambda order: self._order_cost(order).sort_key)
+        best = self.best_rule_based(None)
         index = {name: i for i, name in enumerate(nodes)}
         start = np.array([index[self.network.nodes[node]] for node in best.tolist()], np.int64)
         links = network_links(nodes, topology, scores)
-        refined = refine_map(self.phases, links, [start], node_by_node=self.node_by_node, nodes_are_fixed=False,
+        refined = refine_map(self.phases, links, [start], node_by_node=self._keeps_nodes_whole, nodes_are_fixed=False,
                              restarts=1)
         return predict_cost(self.phases, links, refined), sorted_unique(refined)
+
+    @property
+    def _keeps_nodes_whole(self) -> bool:
+        """Whether the ranks of a node stay together in a search."""
+        return self.node_by_node or self.traffic.groups is not None
 
     def _search(self, rank0_node: int | None) -> _BestOrder:
         """Best order by rules, or with rank 0 on any node also by swaps."""
@@ -126,6 +140,8 @@ class RankOrders:
         assert self.rank0_node is not None
         best = self._search(self.rank0_node)
         if best.cost.sort_key > free.cost.sort_key:
+            if self.traffic.groups:
+                return self._improve_by_swaps(best, keep_rank0=True)
             orders = renumber_orders(free.node_of_rank, self.rank0_node)
             orders["zones-swapped"] = swap_zones(self.network, self.tasks, free.node_of_rank, self.rank0_node)
             best = self._best_of(orders, best)
@@ -136,6 +152,8 @@ class RankOrders:
         depth, tasks = depth_first(self.network, rank0_node), self.tasks
         if self.traffic.mesh:
             return self._mesh_order(depth, max_mesh_ranks) or self._generic(rank0_node)
+        if self.traffic.groups:
+            return {"groups": self._group_order(depth, rank0_node)}
         if self.traffic.needs_search:
             largest = largest_first(self.network, tasks, rank0_node)
             orders = {**self._generic(rank0_node), "largest-first": np.repeat(largest, tasks[largest])}
@@ -151,6 +169,38 @@ class RankOrders:
             detour = detour_order(self.network, depth)
             orders["detour"] = np.repeat(detour, tasks[detour])
         return orders
+
+    def _group_order(self, depth: IntArray, rank0_node: int | None) -> IntArray:
+        """The best order of the groups, with the nodes and the ranks of each as if it were a job of its own."""
+        traffic = self.traffic.groups
+        assert traffic
+        orders = {}
+        sizes = [group.nodes for group in traffic.groups]
+        for nodes_of_groups in group_nodes(self.network, depth, sizes, rank0_node):
+            parts = []
+            for group, nodes in zip(traffic.groups, nodes_of_groups, strict=True):
+                key = group.name, nodes.tobytes()
+                if key not in self._group_maps:
+                    self._group_maps[key] = self._order_inside(group.name, nodes, rank0_node)
+                parts.append(self._group_maps[key])
+            order = np.concatenate(parts)
+            orders[order.tobytes()] = order
+        found = list(orders.values())
+        return found[rank_tied_costs([*map(self._order_cost, found)])[0]]
+
+    def _order_inside(self, name: str, nodes: IntArray, rank0_node: int | None) -> IntArray:
+        """The node of each rank of a group; a ring follows the depth-first order of its nodes."""
+        assert self.traffic.groups
+        mesh = self.traffic.groups.meshes.get(name)
+        is_fixed = rank0_node is not None and rank0_node in nodes
+        if mesh is None:
+            ordered = np.concatenate([[rank0_node], nodes[nodes != rank0_node]]) if is_fixed else nodes
+            return np.repeat(ordered, self.tasks[ordered])
+        members = np.sort(nodes)
+        inside = RankOrders([self.slots[i] for i in members.tolist()], self.topology, self.scores,
+                            replace(self.traffic, groups=None, mesh=mesh), node_by_node=self.node_by_node)
+        fixed = int(np.flatnonzero(members == rank0_node)[0]) if is_fixed else None
+        return members[inside.best_rule_based(fixed)]
 
     def _mesh_order(self, depth: IntArray, max_ranks: int) -> dict[str, IntArray]:
         """The best of the orders of the mesh."""
@@ -193,7 +243,7 @@ class RankOrders:
             same = next((known for known in costs if np.array_equal(orders[known], order)), name)
             costs[name] = costs.get(same) or self._order_cost(order)
         names = [*costs]
-        if self.traffic.mesh:
+        if self.traffic.prefers_few_bytes:
             name = names[rank_tied_costs([costs[name] for name in names])[0]]
         else:
             name = min(names, key=lambda name: costs[name].sort_key)
@@ -203,18 +253,18 @@ class RankOrders:
         return best
 
     def _is_no_worse(self, cost: Cost, other: Cost) -> bool:
-        if self.traffic.mesh:
+        if self.traffic.prefers_few_bytes:
             return rank_tied_costs([cost, other])[0] == 0
         return cost.sort_key <= other.sort_key
 
     def _improve_by_swaps(self, current: _BestOrder, keep_rank0: bool) -> _BestOrder:
         """Swap ranks if no rule fits the traffic, the search is tractable, and it helps."""
-        if self.traffic.mesh:
+        if self.traffic.mesh or self.traffic.groups:
             if self.rank_count > MAX_REFINED_RANKS or not self._is_tractable():
                 return current
-            starts = [current.node_of_rank, *self._mesh_starts(current.node_of_rank)]
-            refined = refine_map(self.phases, self.network, starts, node_by_node=self.node_by_node,
-                                 keep_rank0=keep_rank0)
+            others = self._mesh_starts(current.node_of_rank) if self.traffic.mesh else []
+            refined = refine_map(self.phases, self.network, [current.node_of_rank, *others],
+                                 node_by_node=self._keeps_nodes_whole, keep_rank0=keep_rank0)
             return self._best_of({"swaps": refined}, current)
         if not self._is_swappable():
             return current
