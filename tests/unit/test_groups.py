@@ -46,8 +46,8 @@ def test_invalid_meshes_of_groups(meshes: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("a=1G,d=2G", "unknown group 'd'; expected a, b"), ("a:d=2G", "unknown group 'd'"), ("a=x", "a: invalid value 'x'"),
-    ("a:b", "a:b: invalid value ''"), ("b=1G", "b has a mesh")])
+    ("a=1G,d=2G", "unknown group 'd'; expected a, b"), ("a:d=2G", "unknown group 'd'"),
+    ("a=x", "a: invalid value 'x'"), ("a:b", "a:b: invalid value ''"), ("b=1G", "b has a mesh")])
 def test_invalid_bytes_of_groups(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_group_bytes(text, parse_groups("a=2,b=2", "--dl-groups", "b:dp=4"), "--dl-group-bytes")
@@ -146,5 +146,5 @@ def test_mesh_of_the_own_group() -> None:
     plan = Plan("allreduce", ("n1", "n2", "n3"), ("a", "a", "b"), {}, mesh="a:dp=2", groups="a=2,b=1")
     environ = {"SLURMDL_PLAN": encode_plan(plan), "SLURMDL_ROLE": "a"}
     assert planned_mesh(environ).sizes == (2,)
-    with pytest.raises(InputError, match="the group 'b' .* has no mesh; the meshes are a:dp=2"):
+    with pytest.raises(InputError, match=r"the group 'b' .* has no mesh; the meshes are a:dp=2"):
         planned_mesh({**environ, "SLURMDL_ROLE": "b"})
