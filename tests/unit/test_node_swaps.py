@@ -33,7 +33,8 @@ def unequal(seed: int) -> tuple[Topology, LinkScores]:
 
 
 @pytest.mark.parametrize(("strategy", "pattern"), [
-    ("allreduce", "hierarchical"), ("gossip", "base-2"), ("gossip", "one-peer-exponential")])
+    ("allreduce", "hierarchical"), ("gossip", "base-2"),
+    pytest.param("gossip", "one-peer-exponential", marks=pytest.mark.nightly)])
 def test_small_jobs_are_close_to_the_best_choice(strategy: str, pattern: str) -> None:
     ratios = []
     for seed in range(12):

@@ -81,7 +81,8 @@ def test_run_is_closed_at_exit() -> None:
     ("early", 76, "slurmdl: train: rank 1 on n1: rank 0 continues, but this one has ended after 2 steps"),
     pytest.param("exit", 76, "slurmdl: train: rank 1 on n1: rank 0 continues, but this one has ended after 2 steps",
                  marks=pytest.mark.nightly),
-    ("nan", 76, "slurmdl: rank 1 on n1: step 1: the gradient of weight has infinite or NaN entries")])
+    pytest.param("nan", 76, "slurmdl: rank 1 on n1: step 1: the gradient of weight has infinite or NaN entries",
+                 marks=pytest.mark.nightly)])
 def test_fault_of_one_worker_ends_all_ranks(fault: str, status: int, words: str) -> None:
     proc = mpirun(2, SCRIPT, fault, per_rank="export SLURMD_NODENAME=n$R")
     assert proc.returncode == status
