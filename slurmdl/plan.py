@@ -212,6 +212,11 @@ def planned_rank(local_rank: int = 0, environ: Mapping[str, str] = os.environ) -
     For programs that number their ranks themselves. Raises InputError if there is no plan, or if it has no such rank
     on this node (SLURMD_NODENAME).
     """
+    return planned_place(local_rank, environ)[1]
+
+
+def planned_place(local_rank: int, environ: Mapping[str, str]) -> tuple[Plan, int]:
+    """The plan of the step, and the rank as by `planned_rank`."""
     plan, node = plan_from_environ(environ), environ.get("SLURMD_NODENAME", "")
     if plan is None:
         raise InputError("SLURMDL_PLAN is not set; expected a step of `slurmdl srun`, or "
@@ -220,7 +225,7 @@ def planned_rank(local_rank: int = 0, environ: Mapping[str, str] = os.environ) -
     if not 0 <= local_rank < len(ranks):
         raise InputError(f"the plan has {len(ranks)} ranks on node {node or 'SLURMD_NODENAME'}, none with local rank "
                          f"{local_rank}")
-    return ranks[local_rank]
+    return plan, ranks[local_rank]
 
 
 def planned_mesh(environ: Mapping[str, str] = os.environ) -> Mesh:

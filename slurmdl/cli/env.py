@@ -2,8 +2,8 @@
 
 In a job script, `eval "$(slurmdl env)"` exports the plan and the address of rank 0 (MASTER_ADDR, MASTER_PORT). It
 takes the layout options of srun and the --dl-* options, e.g. --dl-ranks-per-node=4. In a task of plain srun the same
-line exports RANK, WORLD_SIZE, LOCAL_RANK and NODE_RANK of the plan, and PET_NODE_RANK, PET_MASTER_ADDR,
-PET_MASTER_PORT and PET_LOCAL_ADDR for torchrun:
+line exports RANK, WORLD_SIZE, LOCAL_RANK and NODE_RANK of the plan, SLURMDL_ROLE and SLURMDL_ROLE_RANK, and
+PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT and PET_LOCAL_ADDR for torchrun:
 
     eval "$(slurmdl env --dl-ranks-per-node=4)"
     srun bash -c 'eval "$(slurmdl env)"; torchrun --nnodes=$SLURM_NNODES --nproc-per-node=4 train.py'
@@ -37,13 +37,12 @@ def run(argv: list[str]) -> int:
 
 def task_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a task of plain srun. InputError if the plan is missing or has no rank for this task."""
-    rank = plans.planned_rank(int(environ.get("SLURM_LOCALID", "0")), environ)
-    plan = plans.plan_from_environ(environ)
-    assert plan is not None
+    plan, rank = plans.planned_place(int(environ.get("SLURM_LOCALID", "0")), environ)
     node_rank = list(dict.fromkeys(plan.nodes)).index(plan.nodes[rank])
     address = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environ}
     # see task.sh: a c10d rendezvous sorts the nodes by this text
     order = f"~{1_000_000 + node_rank}-{plan.nodes[rank]}" if node_rank else address.get("MASTER_ADDR", plan.nodes[0])
     return {"RANK": str(rank), "WORLD_SIZE": str(len(plan)), "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
+            "SLURMDL_ROLE": plan.roles[rank], "SLURMDL_ROLE_RANK": str(plan.roles[:rank].count(plan.roles[rank])),
             "NODE_RANK": str(node_rank), "PET_NODE_RANK": str(node_rank),
             **{f"PET_{name}": value for name, value in address.items()}, "PET_LOCAL_ADDR": order}

@@ -156,6 +156,7 @@ def test_env_of_a_task_has_its_planned_ranks():
                "MASTER_ADDR": "n1", "MASTER_PORT": "12345"}
     assert env.task_environ(environ) == {
         "RANK": "3", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "NODE_RANK": "1", "PET_NODE_RANK": "1",
+        "SLURMDL_ROLE": "worker", "SLURMDL_ROLE_RANK": "3",
         "PET_MASTER_ADDR": "n1", "PET_MASTER_PORT": "12345", "PET_LOCAL_ADDR": "~1000001-n10"}
     assert env.task_environ({**environ, "SLURMD_NODENAME": "n1"})["PET_LOCAL_ADDR"] == "n1"
 
