@@ -47,6 +47,7 @@ class JobRequest:
         exclusive_blocks: whether no other job may use its blocks (--exclusive=topo).
         segment: nodes of each part of the job that must share a block (topology/block only); 0 if not given.
         switches: maximum number of leaf switches; 0 if not given.
+        script_ranks_per_node: ranks that the script's launcher starts on each node; 0 without one, or if unknown.
         unplaceable_reason: why no nodes can be chosen for it ("job array", "heterogeneous job", ...).
         unrestrictable_reason: why it cannot be restricted to zones: the user names nodes or another cluster, or an
             option is not understood.
@@ -76,12 +77,19 @@ class JobRequest:
     segment: int = 0
     switches: int = 0
     reservation: str = ""
+    script_ranks_per_node: int = 0
     unplaceable_reason: str = ""
     unrestrictable_reason: str = ""
     start_unknown_reason: str = ""
     unmodelled_reason: str = ""
     requeue: bool = True
     seed: int = 0
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of each node; 0 if the options do not say."""
+        counted = sum(count for name, count in self.gres_per_node.items() if name.partition(":")[0] == "gpu")
+        return counted or (self.gpus.per_node if self.gpus else 0)
 
 
 def build_request(settings: Mapping[str, str], dl: DlOptions, unplaceable_reason: str = "") -> JobRequest:

@@ -20,7 +20,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurmdl.errors import PlacementError
+from slurmdl.errors import PlacementError, SlurmdlError
 
 #: `python -m MODULE` -> launcher
 _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
@@ -47,6 +47,7 @@ _HOST_OPTIONS = ("rdzv-endpoint", "master-addr", "main-process-ip")
 _WORD = re.compile(r"""(?:[^\s'"\\;|&<>()$`]|\\.|'[^']*'|"(?:[^"\\]|\\.)*"|\$\w+|\$\{\w+\}|\$\([^()]*\)|`[^`]*`)+""")
 _OPERATOR = re.compile(r"[;|&\n]+")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_SRUN = re.compile(r"\b(?:slurmdl\s+srun|dlsrun)\b")
 #: quoted text, an escaped character, or a variable
 _PART = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)|\$\w+|\$\{\w+\}""")
 
@@ -158,6 +159,28 @@ def find_launcher(operands: Sequence[str], environ: Mapping[str, str]) -> Launch
                 _parse_options(words[first:], _OPTIONS[name])
             return LauncherCommand(name, tuple(before), text, tuple(after), options, words[first - 1].end)
     return None
+
+
+def script_ranks_per_node(script: str, gpus_per_node: str) -> int:
+    """Ranks per node of the launchers that a job script starts by `slurmdl srun`.
+
+    0 if it starts none on several nodes, says no number, or several numbers. `gpus_per_node` as for
+    `LauncherCommand.ranks_per_node`.
+    """
+    from slurmdl.launch.srun_args import parse_srun_argv
+
+    found = set()
+    for line in script.replace("\\\n", " ").splitlines():
+        command = _SRUN.search(line.partition("#")[0]) if not line.startswith("#") else None
+        for words in _commands(line[command.end():], {})[:1] if command else ():
+            try:
+                operands = parse_srun_argv([word.value for word in words]).line.operands
+            except SlurmdlError:
+                continue
+            launcher = find_launcher(operands, {})
+            if launcher and launcher.is_multi_node:
+                found.add(launcher.ranks_per_node(gpus_per_node))
+    return found.pop() if len(found) == 1 else 0
 
 
 def _commands(text: str, environ: Mapping[str, str]) -> list[list[Word]]:

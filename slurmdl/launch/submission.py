@@ -35,6 +35,9 @@ MAX_SCRIPT_HEAD_BYTES = 1 << 20
 #: name of a script from standard input in messages
 STDIN_NAME = "standard input"
 
+#: what may start ranks of its own, see launchers.find_launcher
+_LAUNCHER = re.compile(r"torchrun|torch\.distributed|ft_launcher|accelerate|deepspeed")
+
 _HETEROGENEOUS_REASON = "a heterogeneous job chooses nodes per component"
 
 
@@ -189,6 +192,11 @@ def parse_submission(argv: Sequence[str], environ: Mapping[str, str], *,
     reason = _unplaceable_reason(parsed_argv, settings, script, environ) or directives.unknown_reason
     sbatch_args, options_end = parsed_argv.sbatch_args()
     request = job_request.build_request(settings, dl_options.merge_layers(*layers), reason)
+    text = script.head.decode(errors="replace") if script else settings.get("wrap", "")
+    if _LAUNCHER.search(text) and request.dl.launcher != "none":
+        from slurmdl.launch.launchers import script_ranks_per_node
+
+        request = replace(request, script_ranks_per_node=script_ranks_per_node(text, str(request.gpus_per_node)))
     return Submission(sbatch_args, options_end, settings, script, request, layers,
                       dl_options.to_environ(cli_dl) if directives.plugin else {},
                       dl_options.to_environ(directives.plugin))

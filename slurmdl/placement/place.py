@@ -49,6 +49,8 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     ranks_per_node, tasks_per_node = request.dl.ranks_per_node, job.max_tasks_per_node
     if not ranks_per_node:
         ranks_per_node = launched_ranks_per_node(request.dl.mesh, request.dl.groups, job.tasks, job.nodes)
+        if not ranks_per_node and job.tasks == job.nodes and not request.dl.ps:
+            ranks_per_node = request.script_ranks_per_node
         request = replace(request, dl=replace(request.dl, ranks_per_node=ranks_per_node))
     if ranks_per_node:
         job = JobSize(job.nodes, job.nodes * ranks_per_node)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
-from placing import two_level
+from placing import cluster, node, two_level
 
 from slurmdl.errors import PlacementError
-from slurmdl.launch import launchers
+from slurmdl.launch import launchers, submission
 from slurmdl.launch.launchers import LauncherCommand
 from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.place import place_job
 from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
 
@@ -130,3 +132,32 @@ def test_ranks_of_a_node_are_consecutive(traffic, rank0):
     assert all(len(set(rank_map.nodes[i:i + 3])) == 1 for i in range(0, 18, 3))
     assert set(rank_map.nodes) == set(nodes)
     assert rank0 == "any" or rank_map.nodes[0] == nodes[0]
+
+
+@pytest.mark.parametrize(("script", "ranks"), [
+    ("slurmdl srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=4 train.py", 4),
+    ("export A=1; slurmdl srun -N6 --dl-explain \\\n  torchrun --nnodes 6 \\\n  --nproc_per_node 4 train.py", 4),
+    ("dlsrun bash -c 'cd x && torchrun --nnodes=6 --nproc-per-node=gpu train.py' # 8 GPUs", 8),
+    ("slurmdl srun accelerate launch --num_machines 2 --num_processes 16 train.py", 8),
+    ("slurmdl srun torchrun --nnodes=6 train.py", 1),
+    ("slurmdl srun torchrun --standalone --nproc-per-node=4 train.py", 0),
+    ("srun torchrun --nnodes=6 --nproc-per-node=4 train.py", 0),
+    ("# slurmdl srun torchrun --nnodes=6 --nproc-per-node=4 train.py", 0),
+    ("slurmdl srun --no-such-dl torchrun --nnodes=6 --nproc-per-node=$N train.py", 0),
+    ("slurmdl srun --dl-wrong=1 torchrun --nnodes=6 --nproc-per-node=4 train.py", 0),
+    ("slurmdl srun torchrun --nnodes=6 --nproc-per-node=4 a.py\nslurmdl srun torchrun --nnodes=6 b.py", 0),
+    ("slurmdl srun python train.py", 0)])
+def test_ranks_per_node_of_a_script(script: str, ranks: int) -> None:
+    assert launchers.script_ranks_per_node(script, "8") == ranks
+
+
+def test_placement_counts_the_ranks_of_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\n#SBATCH -N2 --gpus-per-node=8\n"
+                      "slurmdl srun torchrun --nnodes=2 --nproc-per-node=gpu t.py\n")
+    nodes = cluster(*(node(name, gres={"gpu": 8}) for name in ("a", "b")))
+    for options, ranks in ((), 16), (("-n4",), 4), (("--dl-launcher=none",), 2), (("--dl-ranks-per-node=3",), 6):
+        request = submission.parse_submission([*options, str(script)], {}).request
+        placement = place_job(request, nodes, two_level(["a", "b"]), LinkScores())
+        assert placement.rank_map is not None
+        assert len(placement.rank_map.nodes) == ranks, options
