@@ -82,6 +82,7 @@ bench-mesh: install
 	$(BIN)/python -m benchmarks.mesh --only optimality --results results/mesh-optimality.json
 	$(BIN)/python -m benchmarks.mesh --only groups --results results/mesh-groups.json
 	$(BIN)/python -m benchmarks.mesh --only rules,speed --results results/mesh.json
+	$(AS_ROOT) $(BIN)/python -m benchmarks.mesh --only slurmctld --results results/mesh-slurmctld.json
 	$(AS_ROOT) $(BIN)/python -m benchmarks.mesh --only step-time --results results/mesh-step-time.json
 
 bench-model: install

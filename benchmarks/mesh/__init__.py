@@ -8,7 +8,7 @@ from benchmarks.suite import Suite, module_rows
 
 #: part -> its module, which has `rows(seed)`
 PARTS = {name.replace("_", "-"): f"benchmarks.mesh.{name}"
-         for name in ("optimality", "groups", "rules", "speed", "step_time")}
+         for name in ("optimality", "groups", "rules", "slurmctld", "speed", "step_time")}
 
 
 def versions() -> dict[str, str]:

@@ -118,7 +118,8 @@ def rows(seed: int) -> Iterator[Row]:
                 if nodes is not None:
                     order = np.repeat(nodes, RANKS_PER_NODE)
                     ratios[name].append(predict_cost(phases, network, order).seconds / seconds)
-                    spreads[name].append(_spread(traffic, block[order]) / _spread(traffic, block[placed]))
+                    spreads[name].append(mean_zones_per_group(traffic, block[order])
+                                         / mean_zones_per_group(traffic, block[placed]))
             shuffled.append(predict_cost(phases, network, generator.permutation(placed)).seconds / seconds)
         for name in RULES:
             if ratios[name]:
@@ -129,7 +130,7 @@ def rows(seed: int) -> Iterator[Row]:
                        target="above 1", met=min(shuffled) > 1)
 
 
-def _spread(traffic: Traffic, block_of_rank: IntArray) -> float:
+def mean_zones_per_group(traffic: Traffic, block_of_rank: IntArray) -> float:
     """Mean number of blocks of a group, weighted by the bytes that a rank sends along its dimension."""
     assert traffic.mesh
     total = weight = 0.0

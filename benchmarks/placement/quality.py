@@ -256,7 +256,7 @@ def rows(seed: int = 0) -> Iterator[Row]:
             loaded = LoadedCluster(shape, share, seed + number)
             sizes = [size for size in SIZES if size <= (~loaded.busy).sum()]
             print(f"quality: {shape.name}, {share:.0%} busy", file=sys.stderr, flush=True)
-            for size, cluster, slurm in _slurm_choices(shape, loaded, sizes):
+            for size, cluster, slurm in slurm_choices(shape, loaded, sizes):
                 for pattern, network in itertools.product(PATTERNS, LINKS):
                     try:
                         results.append(loaded.run(pattern, network, size, cluster, slurm))
@@ -270,8 +270,8 @@ def rows(seed: int = 0) -> Iterator[Row]:
             yield from saving_rows(f"{shape.name}, {network}", on_network, network == BYTES_JUDGED)
 
 
-def _slurm_choices(shape: Shape, loaded: LoadedCluster,
-                   sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
+def slurm_choices(shape: Shape, loaded: LoadedCluster,
+                  sizes: Sequence[int]) -> Iterator[tuple[int, ClusterSnapshot, tuple[str, ...]]]:
     """Yield (size of a job, snapshot before it, nodes that Slurm assigns); the nodes are () without Slurm."""
     reason = "Slurm 22.05 has no block topology" if shape.topology.kind != "tree" else \
         "a controller needs root" if os.geteuid() else ""
