@@ -21,7 +21,7 @@
 # make plugin             the SPANK plugin, build/spank/slurmdl.so (spank/README.md)
 # make fuzz-plugin        libFuzzer on each parser of the plugin for SECONDS, and a build with clang
 # make memcheck-plugin    every callback of the plugin in every context under valgrind
-# make test-plugin-releases  build and test the plugin with other releases of Slurm, in chroots of other Debians
+# make test-plugin-releases  the plugin, and segments of blocks, with other releases of Slurm, in chroots of other Debians
 # make pyslurm            build PySlurm for the Slurm of Debian forky, and compare it with scontrol on a cluster
 # make packages           deb packages for the installed release of Slurm, into build/packages
 # make rpms               the same as rpms, from a spec checked by rpmlint
@@ -150,7 +150,7 @@ fuzz-plugin: system-deps
 test-plugin-releases: install
 	-@tools/install-debian-deps debootstrap
 	$(AS_ROOT) tools/test-plugin-releases
-	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider tests/cluster/test_spank_releases.py
+	$(AS_ROOT) $(BIN)/pytest -p no:cacheprovider tests/cluster/test_spank_releases.py tests/cluster/test_segment_releases.py
 
 pyslurm: install
 	-@tools/install-debian-deps debootstrap

@@ -82,7 +82,7 @@ RULES: dict[str, Rule] = {"best fit by block": best_fit, "contiguous nodes": con
 
 def rows(seed: int) -> Iterator[Row]:
     for job, (count, mesh, model) in JOBS.items():
-        dl = DlOptions(mesh=mesh, model=model)
+        dl = DlOptions(mesh=mesh, model=model, node_binding="zone")  # with segments of its own
         traffic = Traffic.from_options(dl)
         assert traffic.mesh
         ranks = traffic.mesh.mesh.ranks

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -24,6 +25,7 @@ from slurmdl.placement.algorithms.ps_search import ps_choices
 from slurmdl.placement.algorithms.segments import group_choices, segment_choices
 from slurmdl.placement.algorithms.zone_candidates import rank_zones
 from slurmdl.placement.arrays import IntArray, run_starts
+from slurmdl.placement.block_rule import BlockRule, block_rule
 from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
 from slurmdl.placement.job_size import JobSize, split_tasks
 from slurmdl.placement.ranks.rank_orders import RankOrders
@@ -183,7 +185,8 @@ class PlacementSearch:
                 seen.add(signature)
                 evaluated.append(self.evaluate(pool, choice))
         if not evaluated:
-            limit = f"--segment={self.segment}" if self.segment else f"--switches={self.request.switches}"
+            limit = f"--segment={self.segment}" if self.segment else f"--switches={self.request.switches}" \
+                if self.request.switches else "topology/block without --segment"
             raise PlacementError(f"{limit}: no choice of {self.job.nodes} nodes satisfies it now")
         return evaluated
 
@@ -194,10 +197,27 @@ class PlacementSearch:
         return segment if segment <= self.job.nodes else 0
 
     def is_allowed(self, pool: CandidateNodes, choice: NodeChoice) -> bool:
-        """Whether a choice satisfies --segment and --switches."""
+        """Whether a choice satisfies --segment and --switches, and the rule of blocks."""
         counts = np.bincount(pool.leaf[choice.nodes])
-        return not (self.segment and (counts % self.segment).any()) and \
-            not 0 < self.request.switches < np.count_nonzero(counts)
+        if (self.segment and (counts % self.segment).any()) or 0 < self.request.switches < np.count_nonzero(counts):
+            return False
+        return self.block_rule is None or \
+            self.block_rule.allows(self.block_number[pool.topology_zone_index[np.flatnonzero(counts)]])
+
+    @cached_property
+    def block_rule(self) -> BlockRule | None:
+        """Slurm's rule for jobs without segments on blocks; None if it does not apply.
+
+        With --dl-node-binding=zone the job gets the segments of the choice.
+        """
+        if self.topology.kind != "block" or self.segment or self.request.dl.node_binding == "zone":
+            return None
+        return block_rule(self.topology, self.job.nodes)
+
+    @cached_property
+    def block_number(self) -> IntArray:
+        """Position of each base block among them; shape (zones of the topology,)."""
+        return np.asarray(np.cumsum(self.topology.level == 0) - 1)
 
     def evaluate(self, pool: CandidateNodes, choice: NodeChoice) -> EvaluatedChoice:
         """Compute the rank orders of a choice; Slurm distributes the tasks over the nodes in snapshot order."""

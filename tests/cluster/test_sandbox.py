@@ -26,10 +26,13 @@ def leftovers(name: str) -> list[str]:
             for file in ("environ", "mountinfo"):
                 if int(pid) != os.getpid() and name.encode() in Path(f"/proc/{pid}/{file}").read_bytes():
                     items.append(f"process {pid} {Path(f'/proc/{pid}/comm').read_text().strip()}")
-    for kind, argv in (("mount", ["findmnt", "-rno", "TARGET"]), ("link", ["ip", "-br", "link"]),
-                       ("rule", ["nft", "list", "ruleset"]), ("namespace", ["ip", "netns"])):
+    # a chroot that tools/debian-chroot makes meanwhile has mounts with slurmdl in their paths, too
+    for kind, argv, word in (("mount", ["findmnt", "-rno", "TARGET"], "slurmdl-sandbox"),
+                             ("link", ["ip", "-br", "link"], "slurmdl"),
+                             ("rule", ["nft", "list", "ruleset"], "slurmdl"),
+                             ("namespace", ["ip", "netns"], "slurmdl")):
         text = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-        items += [f"{kind} {line}" for line in text.splitlines() if name in line or "slurmdl" in line]
+        items += [f"{kind} {line}" for line in text.splitlines() if name in line or word in line]
     cgroups = Path("/sys/fs/cgroup")
     items += [f"control group {path}" for path in cgroups.glob(f"**/slurmdl-sandbox.{name}.*")]
     if not list(cgroups.glob("**/slurmdl-sandbox.*")):  # the marker is shared by all sandboxes
