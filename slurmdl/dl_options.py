@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
-from slurmdl.groups import parse_group_bytes, parse_groups
-from slurmdl.mesh import parse_mesh
 from slurmdl.plan import COMM_PATTERNS, STRATEGIES
 from slurmdl.slurm import getopt
 from slurmdl.slurm.sbatch_options import is_flag_set
@@ -315,10 +313,14 @@ def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
     if merged.get("strategy") == "ps":
         merged.setdefault("ps", "1")
     if "groups" in merged:
+        from slurmdl.groups import parse_group_bytes, parse_groups
+
         groups = parse_groups(merged["groups"], "--dl-groups", merged.get("mesh", ""))
         if "group_bytes" in merged:
             parse_group_bytes(merged["group_bytes"], groups, "--dl-group-bytes")
     elif "mesh" in merged:
+        from slurmdl.mesh import parse_mesh
+
         parse_mesh(merged["mesh"], "--dl-mesh")
     for unused in ("model", "mesh_bytes") * ("mesh" not in merged) + ("group_bytes",) * ("groups" not in merged):
         merged.pop(unused, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,7 +36,7 @@ def write_atomic(path: str, text: str, *, durable: bool = False) -> None:
     file is unchanged and the temporary file removed.
     """
     directory, name = os.path.split(os.path.abspath(path))
-    temporary = os.path.join(directory, f".{name}.{secrets.token_hex(8)}")
+    temporary = os.path.join(directory, f".{name}.{os.urandom(8).hex()}")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:

@@ -12,7 +12,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import stat
 import zlib
 from collections import Counter
@@ -144,7 +143,7 @@ def write_plan_file(text: str, directory: str) -> str:
         raise OSError(errno.ELOOP, "a symbolic link of another user", directory)
     directory_fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        name = f"plan-{secrets.token_hex(8)}"
+        name = f"plan-{os.urandom(8).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(name, flags, 0o600, dir_fd=directory_fd), "w", encoding="utf-8") as file:
             file.write(text)

@@ -9,7 +9,6 @@ nodes report to the first task over TCP; a secret in the step's environment auth
 from __future__ import annotations
 
 import os
-import secrets
 import selectors
 import socket
 import sys
@@ -51,7 +50,7 @@ def verify_variables(strict: bool, environ: Mapping[str, str]) -> dict[str, str]
     """The variable of every mapped step by which its tasks find and authenticate each other; none if it is 0."""
     if environ.get(ENV_VARIABLE) == "0":
         return {}
-    return {ENV_VARIABLE: f"{pick_free_port()} {secrets.token_hex(16)} {'strict' if strict else 'warn'}"}
+    return {ENV_VARIABLE: f"{pick_free_port()} {os.urandom(16).hex()} {'strict' if strict else 'warn'}"}
 
 
 def check_variables() -> dict[str, str]:

@@ -11,7 +11,6 @@ from slurmdl import config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UnavailableError
 from slurmdl.groups import launched_ranks_per_node
-from slurmdl.job_request import JobRequest
 from slurmdl.launch import cluster_state, late_binding, launchers, rank_check, task_command, traffic_file
 from slurmdl.launch.launchers import LauncherCommand
 from slurmdl.launch.srun_args import SrunArgs
@@ -186,6 +185,8 @@ def shrink_late_bound_job(record: SubmissionRecord, dl: DlOptions, site_config: 
 
         topology, _ = load_job_topology(get_slurm_config(), job.nodes, environ.get("SLURM_JOB_PARTITION", ""),
                                         dl.strict)
+        from slurmdl.job_request import JobRequest
+
         request = JobRequest(replace(dl, place=record.options.place), (size.nodes, size.nodes), size.tasks,
                              size.tasks_per_node)
         scores = _load_link_scores(dl, site_config, job.nodes, topology, environ, on_warning)

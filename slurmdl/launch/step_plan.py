@@ -17,7 +17,6 @@ from slurmdl.launch.launchers import AdaptedCommand
 from slurmdl.launch.rankmap_formats import RankMapInput
 from slurmdl.launch.step_command import StepCommand
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement import score_report
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links
 from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.result import RankMap
@@ -74,6 +73,8 @@ def plan_step(context: StepContext) -> StepPlan:
                     launcher_changes=launch.changes if launch else ())
     if not dl.explain:
         return step
+    from slurmdl.placement import score_report
+
     report: tuple[str, ...] = ()
     if scores.link_count:
         decisive = score_report.decisive_step_scores(rank_map, context.job_nodes, topology, scores)

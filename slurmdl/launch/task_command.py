@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
@@ -119,7 +118,7 @@ def pick_free_port() -> int:
     ports of services.
     """
     for _ in range(_MAX_PORT_DRAWS):
-        port = 10_000 + secrets.randbelow(22_000)
+        port = 10_000 + int.from_bytes(os.urandom(4), "little") % 22_000
         if _is_port_free(port):
             break
     return port
