@@ -1,7 +1,7 @@
 """slurmdl: network-aware placement and MPI training of neural networks on Slurm.
 
 Programs that number their ranks themselves use `slurmdl.planned_rank`, programs of a mesh of ranks
-`slurmdl.planned_mesh`; both are defined in slurmdl.plan.
+`slurmdl.planned_mesh`, programs of groups of nodes `slurmdl.planned_group`; they are defined in slurmdl.plan.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slurmdl.plan import planned_group as planned_group
     from slurmdl.plan import planned_mesh as planned_mesh
     from slurmdl.plan import planned_rank as planned_rank
 
@@ -16,7 +17,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("planned_mesh", "planned_rank"):
+    if name in ("planned_group", "planned_mesh", "planned_rank"):
         from slurmdl import plan  # lazy: commands start without it
 
         return getattr(plan, name)

@@ -253,6 +253,31 @@ def planned_mesh(environ: Mapping[str, str] = os.environ) -> Mesh:
     return parse_mesh(plan.mesh, "SLURMDL_PLAN: mesh")
 
 
+@dataclass(frozen=True)
+class PlannedGroup:
+    """A group of nodes: its name, its ranks in the step, and the node of each."""
+
+    name: str
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+
+
+def planned_group(environ: Mapping[str, str] = os.environ) -> PlannedGroup:
+    """The group of this task (--dl-groups), or the ranks with its role, e.g. for torch.distributed.new_group.
+
+        group = slurmdl.planned_group()
+        trainers = torch.distributed.new_group(group.ranks)
+
+    Raises InputError if the step has no plan, or the task no role in it (SLURMDL_ROLE).
+    """
+    plan, name = plan_from_environ(environ), environ.get("SLURMDL_ROLE", "")
+    ranks = tuple(rank for rank, role in enumerate(plan.roles) if role == name) if plan else ()
+    if plan is None or not ranks:
+        raise InputError(f"SLURMDL_ROLE={name}: the step has no plan with this role; expected `slurmdl srun` with "
+                         "--dl-groups=NAME=NODES,...")
+    return PlannedGroup(name, ranks, tuple(plan.nodes[rank] for rank in ranks))
+
+
 def plan_from_environ(environ: Mapping[str, str] = os.environ) -> Plan | None:
     """Plan of this step, or None if there is none."""
     text = environ.get("SLURMDL_PLAN")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slurmdl import planned_mesh
+from slurmdl import planned_group, planned_mesh
 from slurmdl.dl_options import DlOptions, merge_layers
 from slurmdl.errors import InputError, PlacementError, UsageError
 from slurmdl.groups import launched_ranks_per_node, parse_group_bytes, parse_groups
@@ -142,9 +142,14 @@ def test_wrong_number_of_nodes() -> None:
         best_rank_map(slots, LEAVES, THIN, Traffic.from_options(dl))
 
 
-def test_mesh_of_the_own_group() -> None:
+def test_own_group_and_its_mesh() -> None:
     plan = Plan("allreduce", ("n1", "n2", "n3"), ("a", "a", "b"), {}, mesh="a:dp=2", groups="a=2,b=1")
     environ = {"SLURMDL_PLAN": encode_plan(plan), "SLURMDL_ROLE": "a"}
     assert planned_mesh(environ).sizes == (2,)
+    group = planned_group({**environ, "SLURMDL_ROLE": "b"})
+    assert (group.name, group.ranks, group.nodes) == ("b", (2,), ("n3",))
+    for wrong in ({**environ, "SLURMDL_ROLE": "c"}, {"SLURMDL_ROLE": "a"}):
+        with pytest.raises(InputError, match="expected `slurmdl srun` with --dl-groups"):
+            planned_group(wrong)
     with pytest.raises(InputError, match=r"the group 'b' .* has no mesh; the meshes are a:dp=2"):
         planned_mesh({**environ, "SLURMDL_ROLE": "b"})
