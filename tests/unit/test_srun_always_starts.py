@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import secrets
 import signal
 import socket
 import stat
@@ -255,11 +254,11 @@ def test_plan_that_is_no_regular_file_is_rejected(tmp_path, make):
                                                  (socket.AF_INET6, "::1")])
 def test_port_in_use_is_not_picked(monkeypatch, family, address):
     with socket.socket(family) as server:
-        server.bind((address, 0))
+        used_port = task_command.pick_free_port()
+        server.bind((address, used_port))
         server.listen()
-        used_port = server.getsockname()[1]
         drawn = [used_port - 10_000, used_port - 10_000, 21_999]
-        monkeypatch.setattr(secrets, "randbelow", lambda below: drawn.pop(0) if below == 22_000 else 0)
+        monkeypatch.setattr(os, "urandom", lambda count: drawn.pop(0).to_bytes(count, "little"))
         assert task_command.pick_free_port() == 31_999
 
 
