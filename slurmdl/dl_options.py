@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
+from slurmdl.mesh import parse_mesh
 from slurmdl.plan import COMM_PATTERNS, STRATEGIES
 from slurmdl.slurm import getopt
 from slurmdl.slurm.sbatch_options import is_flag_set
@@ -319,8 +320,6 @@ def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
         if "group_bytes" in merged:
             parse_group_bytes(merged["group_bytes"], groups, "--dl-group-bytes")
     elif "mesh" in merged:
-        from slurmdl.mesh import parse_mesh
-
         parse_mesh(merged["mesh"], "--dl-mesh")
     for unused in ("model", "mesh_bytes") * ("mesh" not in merged) + ("group_bytes",) * ("groups" not in merged):
         merged.pop(unused, None)

@@ -30,6 +30,11 @@ class Group:
     nodes: int
     mesh: Mesh | None = None
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of its mesh on each node; 0 without a mesh."""
+        return self.mesh.ranks // self.nodes if self.mesh else 0
+
 
 def parse_groups(text: str, source: str, meshes: str = "", mesh_source: str = "--dl-mesh") -> tuple[Group, ...]:
     """Parse groups and the meshes of some of them; UsageError names `source` or `mesh_source`.
@@ -58,7 +63,7 @@ def parse_groups(text: str, source: str, meshes: str = "", mesh_source: str = "-
         if group.mesh and group.mesh.ranks % group.nodes:
             raise UsageError(f"{mesh_source}: {group.name}: a mesh of {group.mesh.ranks} ranks on {group.nodes} "
                              "nodes; expected the same number on each node")
-    per_node = {group.name: group.mesh.ranks // group.nodes for group in groups.values() if group.mesh}
+    per_node = {group.name: group.ranks_per_node for group in groups.values() if group.mesh}
     if len(set(per_node.values())) > 1:
         numbers = ", ".join(f"{name} {count}" for name, count in per_node.items())
         raise UsageError(f"{mesh_source}={meshes}: ranks per node: {numbers}; expected equal numbers")
@@ -72,9 +77,9 @@ def launched_ranks_per_node(mesh: str, groups: str, tasks: int, nodes: int) -> i
     """
     if not mesh or tasks != nodes:
         return 0
-    if not groups:
-        return parse_mesh(mesh, "--dl-mesh").ranks // nodes
-    return next(group.mesh.ranks // group.nodes for group in parse_groups(groups, "--dl-groups", mesh) if group.mesh)
+    ranks = max(group.ranks_per_node for group in parse_groups(groups, "--dl-groups", mesh)) if groups else \
+        parse_mesh(mesh, "--dl-mesh").ranks // nodes
+    return ranks if ranks > 1 else 0
 
 
 @dataclass(frozen=True)

@@ -171,15 +171,17 @@ def script_ranks_per_node(script: str, gpus_per_node: str) -> int:
 
     found = set()
     for line in script.replace("\\\n", " ").splitlines():
-        command = _SRUN.search(line.partition("#")[0]) if not line.startswith("#") else None
-        for words in _commands(line[command.end():], {})[:1] if command else ():
-            try:
-                operands = parse_srun_argv([word.value for word in words]).line.operands
-            except SlurmdlError:
-                continue
-            launcher = find_launcher(operands, {})
-            if launcher and launcher.is_multi_node:
-                found.add(launcher.ranks_per_node(gpus_per_node))
+        srun = _SRUN.search(line.partition("#")[0])
+        if srun is None:
+            continue
+        words = _commands(line[srun.end():], {})[0]
+        try:
+            operands = parse_srun_argv([word.value for word in words]).line.operands
+        except SlurmdlError:
+            continue
+        launcher = find_launcher(operands, {})
+        if launcher and launcher.is_multi_node:
+            found.add(launcher.ranks_per_node(gpus_per_node))
     return found.pop() if len(found) == 1 else 0
 
 

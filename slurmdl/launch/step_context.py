@@ -110,9 +110,8 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
     if launcher is None and dl.launcher not in ("auto", "none"):
         launcher = LauncherCommand.unread(dl.launcher, operands)
     if launcher is None or not launcher.is_multi_node:
-        ranks_per_node = dl.ranks_per_node
-        if not ranks_per_node:
-            ranks_per_node = launched_ranks_per_node(dl.mesh, dl.groups, sum(counts), len(counts))
+        ranks_per_node = dl.ranks_per_node or \
+            launched_ranks_per_node(dl.mesh, dl.groups, sum(counts), len(counts))
         is_node_map = max(counts) == 1 and ranks_per_node > 1 and context.args.launcher == "srun"
         return replace(context, ranks_per_task=ranks_per_node) if is_node_map else context
     if context.args.launcher != "srun":
@@ -181,12 +180,11 @@ def shrink_late_bound_job(record: SubmissionRecord, dl: DlOptions, site_config: 
 
     def choose_nodes(job: jobs.JobNodes) -> Sequence[str]:
         nonlocal scores
+        from slurmdl.job_request import JobRequest
         from slurmdl.placement.place import select_subset
 
         topology, _ = load_job_topology(get_slurm_config(), job.nodes, environ.get("SLURM_JOB_PARTITION", ""),
                                         dl.strict)
-        from slurmdl.job_request import JobRequest
-
         request = JobRequest(replace(dl, place=record.options.place), (size.nodes, size.nodes), size.tasks,
                              size.tasks_per_node)
         scores = _load_link_scores(dl, site_config, job.nodes, topology, environ, on_warning)

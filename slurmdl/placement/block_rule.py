@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurmdl.placement.arrays import IntArray
+from slurmdl.placement.arrays import IntArray, sorted_unique
 from slurmdl.topology.source import level_multiples
 from slurmdl.topology.topology import Topology
 
@@ -32,8 +32,8 @@ class BlockRule:
 
     def allows(self, blocks: IntArray) -> bool:
         """Whether a job may have nodes in these base blocks, by their position in the topology."""
-        parts = np.unique(blocks // self.part)
-        return len(np.unique(blocks // self.aggregate)) == 1 and len(parts) <= self.max_parts
+        parts = sorted_unique(blocks // self.part)
+        return len(sorted_unique(blocks // self.aggregate)) == 1 and len(parts) <= self.max_parts
 
 
 def block_rule(topology: Topology, nodes: int) -> BlockRule:
@@ -43,12 +43,8 @@ def block_rule(topology: Topology, nodes: int) -> BlockRule:
     needed = -(-nodes // size)
     configured = (1, *level_multiples(topology.block_sizes))
     aggregate = next((multiple for multiple in configured if multiple >= needed), len(base))
-    part = max((multiple for multiple in configured if 2 * multiple <= _next_power_of_two(needed)), default=1)
+    part = max((multiple for multiple in configured if multiple < needed), default=1)
     max_parts = -(-nodes // (part * size))
     if aggregate != part * max_parts:
         max_parts = min(max_parts, aggregate // part)  # as in Slurm, 0 parts if the last aggregate is incomplete
     return BlockRule(aggregate, part, max_parts)
-
-
-def _next_power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()

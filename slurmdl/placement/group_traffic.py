@@ -51,11 +51,10 @@ class GroupTraffic:
     def ranks_by_group(self, ranks: int) -> dict[str, IntArray]:
         """Ranks of each group. Raises PlacementError unless each node has the same number, that of the meshes."""
         per_node, rest = divmod(ranks, self.nodes)
-        for name, mesh in self.meshes.items():
-            planned = mesh.mesh.ranks // next(group.nodes for group in self.groups if group.name == name)
-            if planned != per_node or rest:
-                raise PlacementError(f"--dl-mesh: {name}: {planned} ranks on each node; the job has {ranks} ranks on "
-                                     f"{self.nodes} nodes")
+        for group in self.groups:
+            if group.mesh and (group.ranks_per_node != per_node or rest):
+                raise PlacementError(f"--dl-mesh: {group.name}: {group.ranks_per_node} ranks on each node; the job "
+                                     f"has {ranks} ranks on {self.nodes} nodes")
         if rest:
             raise PlacementError(f"--dl-groups: {ranks} ranks on {self.nodes} nodes; expected the same number on "
                                  "each node (--ntasks-per-node)")

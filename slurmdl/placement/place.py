@@ -49,7 +49,7 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     ranks_per_node, tasks_per_node = request.dl.ranks_per_node, job.max_tasks_per_node
     if not ranks_per_node:
         ranks_per_node = launched_ranks_per_node(request.dl.mesh, request.dl.groups, job.tasks, job.nodes)
-        if not ranks_per_node and job.tasks == job.nodes and not request.dl.ps:
+        if not ranks_per_node and job.tasks == job.nodes and not request.dl.ps and request.script_ranks_per_node > 1:
             ranks_per_node = request.script_ranks_per_node
         request = replace(request, dl=replace(request.dl, ranks_per_node=ranks_per_node))
     if ranks_per_node:

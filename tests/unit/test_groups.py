@@ -125,6 +125,7 @@ def test_a_node_has_ranks_of_one_group(tasks: int) -> None:
 def test_launcher_starts_the_ranks_of_the_meshes() -> None:
     dl = DlOptions(groups="x=2,y=4", mesh="x:dp=2,tp=8/y:dp=4,tp=8")
     assert launched_ranks_per_node(dl.mesh, dl.groups, 6, 6) == 8
+    assert launched_ranks_per_node("dp=2,tp=3", "", 6, 6) == 0  # a task is a rank
     placement = place_job(JobRequest(dl, nodes=(6, 6)), IDLE, LEAVES, THIN)
     assert placement.rank_map is not None
     assert len(placement.rank_map.nodes) == 48

@@ -139,9 +139,8 @@ class RankOrders:
         """Best order with rank 0 on its node, given the best order with rank 0 on another node."""
         assert self.rank0_node is not None
         best = self._search(self.rank0_node)
-        if best.cost.sort_key > free.cost.sort_key:
-            if self.traffic.groups:
-                return self._improve_by_swaps(best, keep_rank0=True)
+        # renumbered ranks would divide the nodes of groups
+        if best.cost.sort_key > free.cost.sort_key and not self.traffic.groups:
             orders = renumber_orders(free.node_of_rank, self.rank0_node)
             orders["zones-swapped"] = swap_zones(self.network, self.tasks, free.node_of_rank, self.rank0_node)
             best = self._best_of(orders, best)
