@@ -67,9 +67,9 @@ class BatchBoundary:
         transport = self._ctx.world.transport
         self._ctx.comm_thread.close()
         transport.barrier()
-        job_ending, outcome = transport.broadcast(shutdown.requeue_job() if self._ctx.world.rank == 0 else None)
-        raise Preempted(f"train: stopped on request: checkpoint of step {number} in {checkpointer.path}; {outcome}",
-                        job_ending)
+        cause = f"train: stopped on request: checkpoint of step {number} in {checkpointer.path}"
+        job_ending, outcome = transport.broadcast(shutdown.requeue_job(cause) if self._ctx.world.rank == 0 else None)
+        raise Preempted(f"{cause}; {outcome}", job_ending)
 
     def on_resume(self) -> None:
         """The iteration has reached the restored position, so random numbers follow."""

@@ -18,6 +18,7 @@ from slurmdl.errors import (
     UsageError,
     internal_error_text,
     report_error,
+    warn,
 )
 from slurmdl.train.library import checkpoint_coordinator
 from slurmdl.train.transports.transport import RankFailedError
@@ -25,8 +26,8 @@ from slurmdl.train.world import finalize_mpi, is_rank_zero, node_name
 
 #: seconds that the first surviving rank has to abort all ranks
 _FIRST_RANK_GRACE_SECONDS = 1.0
-#: seconds for mpirun to forward output before the ranks are aborted
-_OUTPUT_FLUSH_SECONDS = 0.2
+#: seconds for mpirun to forward output before the ranks are aborted, or before Slurm terminates its daemons
+_OUTPUT_FLUSH_SECONDS, _REQUEUE_FLUSH_SECONDS = 0.2, 1.0
 #: timeout of slurmctld under load, and maximum time until it terminates a requeued job
 _CONTROLLER_TIMEOUT_SECONDS, _REQUEUE_WAIT_SECONDS = 20.0, 120.0
 
@@ -48,18 +49,18 @@ def report_failure(error: BaseException) -> int:
     if isinstance(error, (UsageError, InvalidRunError)):
         return report_error(error) if is_rank_zero() else error.exit_status
     mpi = _initialized_mpi()
-    job_ending = False
     text = str(error) if isinstance(error, SlurmdlError) else \
         f"{internal_error_text(error)} (SLURMDL_DEBUG=1 shows where)"
-    if mpi and isinstance(error, RankFailedError):
+    if mpi and isinstance(error, RankFailedError) and _lower_rank_alive(mpi):
         # the first surviving rank reports and aborts all; another one if it does not within the grace period
-        if _lower_rank_alive(mpi):
-            time.sleep(_CONTROLLER_TIMEOUT_SECONDS if error.resumable else _FIRST_RANK_GRACE_SECONDS)
-        if error.resumable:
-            job_ending, outcome = requeue_job()
-            text += f"; {outcome}"
+        time.sleep(_CONTROLLER_TIMEOUT_SECONDS if error.resumable else _FIRST_RANK_GRACE_SECONDS)
     prefix = f"rank {mpi.COMM_WORLD.Get_rank()} on {node_name()}: " if mpi else ""
-    failure = TrainError(f"train: {prefix}{text}")
+    text = f"train: {prefix}{text}"
+    job_ending = False
+    if mpi and isinstance(error, RankFailedError) and error.resumable:
+        job_ending, outcome = requeue_job(text)
+        text += f"; {outcome}"
+    failure = TrainError(text)
     failure.__cause__ = error
     report_error(failure)
     if job_ending:
@@ -90,9 +91,10 @@ def exit_process(status: int) -> NoReturn:
     os._exit(status)
 
 
-def requeue_job() -> tuple[bool, str]:
+def requeue_job(cause: str) -> tuple[bool, str]:
     """Requeue this job, so that it resumes from its checkpoint; called by one rank.
 
+    `cause` is reported before the requeue, which terminates mpirun's daemons and so their forwarding of output.
     Cancelled jobs are not requeued; Slurm itself requeues preempted jobs. Returns whether Slurm is about to terminate
     this job, and a description.
 
@@ -112,6 +114,9 @@ def requeue_job() -> tuple[bool, str]:
             return True, f"job {job} is {state} already, which is left to Slurm"
         if record.get("Requeue") == "0":
             return False, f"job {job} is not requeued: requeueing is not permitted (sbatch --requeue)"
+        warn(f"{cause}; requeues job {job}")
+        sys.stderr.flush()
+        time.sleep(_REQUEUE_FLUSH_SECONDS)
         answer = process.run_command(["scontrol", "requeue", job], timeout=_CONTROLLER_TIMEOUT_SECONDS)
     except UnavailableError as error:
         return False, f"job {job} is not requeued: {error}"
