@@ -41,6 +41,7 @@ class DlOptions:
         probe: seconds, one of PROBE_CHOICES.
         launcher: one of LAUNCHER_CHOICES.
         ranks_per_node: ranks that the program of a step starts on each node; 0 to read it from the command.
+        max_requeues: how often the job may be requeued because of bad nodes.
     """
 
     strategy: str = "allreduce"
@@ -60,6 +61,7 @@ class DlOptions:
     probe: str = "0"
     launcher: str = "auto"
     ranks_per_node: int = 0
+    max_requeues: int = 3
     explain: bool = False
     dry_run: bool = False
     strict: bool = False
@@ -158,6 +160,7 @@ OPTIONS = (
              "from the command (auto), none, or by name"),
     DlOption("ranks-per-node", "count", "N", "ranks that the launcher starts on each node (default: read from the "
              "command, e.g. --nproc-per-node)"),
+    DlOption("max-requeues", "count", "N", "how often the job may requeue itself because of bad nodes (default: 3)"),
     DlOption("explain", "flag", "", "print the decision and its reasons on stderr"),
     DlOption("dry-run", "flag", "", "print the command instead of submitting"),
     DlOption("strict", "flag", "", "fail if no choice can be made, instead of submitting without one"),

@@ -87,6 +87,12 @@ class Preempted(SlurmdlError):
         self.job_ending = job_ending
 
 
+class GaveUpError(SlurmdlError):
+    """A job has bad nodes, and can neither replace them nor be requeued without them."""
+
+    exit_status = 78
+
+
 #: exit status -> meaning; printed in the documentation
 EXIT_STATUS_MEANINGS = {
     64: "wrong usage: unknown option, invalid value, or command called outside its context",
@@ -97,6 +103,7 @@ EXIT_STATUS_MEANINGS = {
     75: "no placement satisfies the request (--dl-strict)",
     76: "training cannot start or continue",
     77: "training stopped on request after a checkpoint; the same command resumes from it",
+    78: "the job has bad nodes, and can neither replace them nor be requeued without them",
     130: "interrupted from the keyboard",
     141: "the reader of the output closed it",
 }

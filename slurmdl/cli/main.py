@@ -15,6 +15,8 @@ COMMANDS = {
     "srun": "inside a job: run a program with its ranks placed (also installed as dlsrun)",
     "env": "in a job: print the planned ranks as shell variables, for launchers that you start yourself",
     "verify": "as the program of a step: check that every rank runs on its planned node",
+    "preflight": "in a job: check its nodes and links before the program starts",
+    "requeue": "requeue a job without bad nodes",
     "place": "show the nodes and ranks that a job would get, and the reasons",
     "links": "measure, store and show the state of the cluster's links",
     "topology": "show and check the zones of the cluster",

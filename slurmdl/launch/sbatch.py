@@ -104,6 +104,8 @@ class SubmissionAttempt:
         if site_config.options:
             job = job.with_defaults(site_config.options)
             self._update_job(job)
+        on_warning: Callable[[str], None] = (lambda _: None) if self.quiet else warn
+        job = self._leave_out_remembered(job, site_config, on_warning)
         if self.dl.node_binding == "off":
             if self.dl.zone:
                 raise PlacementError("--dl-node-binding=off")
@@ -116,7 +118,6 @@ class SubmissionAttempt:
             # concurrent submitters see the same cluster; different seeds make them choose different equal nodes
             seed = 1 + (time.time_ns() ^ os.getpid()) % 2**32
             job = replace(job, request=replace(job.request, seed=seed))
-        on_warning: Callable[[str], None] = (lambda _: None) if self.quiet else warn
         state = cluster_state.load_cluster_state(site_config, self.dl.link_scores, job.request.partitions, on_warning,
                                                  self.dl.strict)
         decision = decide_with_slurm(job, state, self.program)
@@ -129,6 +130,33 @@ class SubmissionAttempt:
             decision = replace(decision, explanation=text)
         self.bound_command = build_submit_command(self.program, job, decision, os.environ)
         self.decision = decision
+
+    def _leave_out_remembered(self, job: Submission, site_config: config.Config,
+                              on_warning: Callable[[str], None]) -> Submission:
+        """Exclude the nodes that the user's jobs found to be bad. A failure is a warning."""
+        from slurmdl.launch.remembered_exclusions import leave_out_nodes, load_active_exclusions
+
+        active = load_active_exclusions(os.environ, on_warning)
+        if not active or self.parsed_argv.is_heterogeneous:
+            return job
+        from slurmdl.cluster.load import query_cluster
+        from slurmdl.launch import job_start
+
+        def rejection_reason(restricted: Submission) -> str:
+            command = build_submit_command(self.program, restricted, Decision(), os.environ)
+            reason = job_start.not_starting_reason(command, ())
+            return reason if reason.startswith(job_start.REJECTED) else ""
+
+        try:
+            job, messages = leave_out_nodes(job, active, query_cluster(site_config.cluster_backend)[0],
+                                            rejection_reason)
+        except SlurmdlError as error:
+            on_warning(f"{error}; no remembered node is excluded")
+            return job
+        for message in messages:
+            on_warning(message)
+        self._update_job(job)
+        return job
 
     def _update_job(self, job: Submission) -> None:
         self.job, self.dl, self.quiet = job, job.request.dl, job.quiet

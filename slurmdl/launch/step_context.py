@@ -162,7 +162,7 @@ def _load_link_scores(dl: DlOptions, site_config: config.Config, nodes: Sequence
     scores = cluster_state.load_link_scores(site_config, dl.link_scores, on_warning, dl.strict)
     if dl.probe == "0":
         return scores
-    from slurmdl.launch import probe_step
+    from slurmdl.links.probe import probe_step
 
     return probe_step.with_probed_scores(scores, nodes, topology, float(dl.probe), environ, on_warning)
 

@@ -76,6 +76,7 @@ class Submission:
         plugin_environ: SLURMDL_OPT_* variables that pass command-line options to the plugin, if the plugin reads the
             script.
         directive_environ: SLURMDL_OPT_* variables that the plugin makes of #SBATCH lines.
+        extra_options: options for sbatch that the user did not give, whatever the binding.
     """
 
     argv: tuple[str, ...]
@@ -86,6 +87,7 @@ class Submission:
     layers: tuple[Mapping[str, str], ...] = ()
     plugin_environ: Mapping[str, str] = field(default_factory=dict)
     directive_environ: Mapping[str, str] = field(default_factory=dict)
+    extra_options: tuple[str, ...] = ()
 
     @property
     def quiet(self) -> bool:
@@ -322,7 +324,7 @@ def applies_rank_map(text: str) -> bool:
 def build_submit_command(program: str, job: Submission, decision: Decision,
                          environ: Mapping[str, str]) -> SubmitCommand:
     """Build the command that submits: the user's arguments, the binding after their options, and the record."""
-    added = list(decision.binding_options)
+    added = [*job.extra_options, *decision.binding_options]
     if not _export_keeps_record(program, job.settings.get("export", "ALL")):
         added.append(f"--export={job.settings['export']},{submission_record.ENV_VARIABLE}")
     # for the plugin the environment has precedence over the script, as the command line has

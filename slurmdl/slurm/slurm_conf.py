@@ -50,6 +50,7 @@ class SlurmConfig:
         version: (major, minor), e.g. (22, 5).
         pack_nodes: tasks fill one node after the other (CR_Pack_Nodes).
         has_topology: TopologyPlugin has zones.
+        cluster_name: ClusterName.
     """
 
     version: tuple[int, int]
@@ -57,6 +58,7 @@ class SlurmConfig:
     mpi_default: str
     plugin_dirs: tuple[str, ...]
     has_topology: bool
+    cluster_name: str = ""
 
     @classmethod
     def query(cls) -> SlurmConfig:
@@ -73,7 +75,8 @@ class SlurmConfig:
         return cls((int(version[0]), int(version[1])),
                    "PACK_NODES" in settings.get("SelectTypeParameters", "").upper(),
                    settings.get("MpiDefault", ""), tuple(settings.get("PluginDir", "").split(":")),
-                   settings.get("TopologyPlugin", "") not in ("topology/none", "topology/default", "topology/flat"))
+                   settings.get("TopologyPlugin", "") not in ("topology/none", "topology/default", "topology/flat"),
+                   settings.get("ClusterName", ""))
 
     def has_pmi_plugin(self, pmi: str) -> bool:
         """Whether a plugin directory on this node has the plugin of a PMI, for example mpi_pmix.so."""

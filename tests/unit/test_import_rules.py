@@ -12,9 +12,10 @@ PACKAGE = Path(__file__).parents[2] / "slurmdl"
 #: subpackage -> subpackages that it may import in addition to itself, FOUNDATION and the shared modules
 ALLOWED = {
     "cli": {"doctor", "launch", "placement", "topology", "cluster", "links", "train", "sandbox", "bench",
-            "simulate"},
+            "simulate", "health"},
     "doctor": {"launch", "placement", "topology", "cluster", "links"},
-    "launch": {"placement", "topology", "cluster", "links"},
+    "launch": {"placement", "topology", "cluster", "links", "health"},
+    "health": {"placement", "topology", "cluster", "links"},
     "placement": {"topology", "cluster", "links"},
     "simulate": {"placement", "topology", "cluster", "links"},
     "topology": set(),
@@ -101,7 +102,8 @@ def test_the_package_does_not_import_its_benchmarks():
 
 
 def test_only_slurm_process_imports_subprocess():
-    for package in ("cli", "doctor", "launch", "simulate", "placement", "topology", "cluster", "links", "slurm"):
+    for package in ("cli", "doctor", "launch", "health", "simulate", "placement", "topology", "cluster", "links",
+                    "slurm"):
         for path in (PACKAGE / package).rglob("*.py"):
             assert path == PACKAGE / "slurm/process.py" or "subprocess" not in path.read_text(), path
 

@@ -31,10 +31,10 @@ EVERY_OPTION = {
     "parameter servers": (
         {"strategy": "ps", "ps": "3", "place": "spread", "node_binding": "nodelist", "zone": "a,b",
          "model_bytes": "1.5G", "comm_pattern": "shards", "link_scores": "off", "probe": "0.5", "rank0": "any",
-         "launcher": "none", "ranks_per_node": "8"},
+         "launcher": "none", "ranks_per_node": "8", "max_requeues": "5"},
         DlOptions(strategy="ps", ps=3, place="spread", node_binding="nodelist", zone=("a", "b"), model_bytes=1.5e9,
                   comm_pattern="shards", link_scores="off", probe="0.5", rank0="any", launcher="none",
-                  ranks_per_node=8)),
+                  ranks_per_node=8, max_requeues=5)),
     "mesh": (
         {"mesh": "dp=2,tp=4", "model": "params=1B,hidden=64,layers=2,seq=8", "mesh_bytes": "tp=2G"},
         DlOptions(mesh="dp=2,tp=4", model="params=1B,hidden=64,layers=2,seq=8", mesh_bytes="tp=2G")),

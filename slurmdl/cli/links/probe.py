@@ -51,8 +51,8 @@ def run(argv: list[str]) -> int:
 
 
 def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
-    from slurmdl.launch import probe_step
     from slurmdl.links import aggregate, link_table
+    from slurmdl.links.probe import probe_step
     from slurmdl.links.probe.measurement import ProbeConfig
     from slurmdl.links.samples import format_sample_lines
     from slurmdl.links.score_sources import user_probe_file

@@ -16,18 +16,13 @@ from slurmdl.links.probe import tcp_task
 from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
 from slurmdl.links.probe.pairs import PAIRS_PER_ZONE_PAIR, ROUNDS_IN_ZONE, estimate_links, round_robin_schedule
 from slurmdl.links.samples import LinkSample
-from slurmdl.slurm import hostlist, process
+from slurmdl.slurm import node_step, process
 from slurmdl.topology.topology import Topology
 
 #: transport of the probes -> module of the tasks
 TRANSPORTS = {"tcp": "slurmdl.links.probe.tcp_task", "mpi": "slurmdl.links.probe.mpi_task"}
 #: time for the step of --dl-probe to start, in addition to the budget
 _START_TIMEOUT_S = 2.0
-#: variables of a job that would change the step
-_CONFLICTING_VARIABLES = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SLURM_ARBITRARY_NODELIST", "SLURM_LABELIO",
-                          "SLURM_MULTI_PROG", "SLURM_STDOUTMODE", "SLURM_STDINMODE", "SLURM_STDERRMODE",
-                          "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_MEM_PER_CPU",
-                          "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_GPU", "SLURM_OVERCOMMIT")
 
 
 @dataclass(frozen=True)
@@ -71,14 +66,11 @@ class ProbeStep:
         config = self.config.scaled_to(max(0.1, 0.6 * self.budget_s / max(1, len(rounds))))
         return tcp_task.ProbeSchedule(self.nodes, rounds, config, self.budget_s, self.interface)
 
-    def srun_argv(self, in_job: bool) -> list[str]:
-        """srun's command line. In a job the step takes no CPU and no memory from other steps."""
-        count = str(len(self.nodes))
-        argv = ["srun", "--input=0", "--no-kill", "--kill-on-bad-exit=0", "--unbuffered", f"--nodes={count}",
-                f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={hostlist.fold_hostlist(self.nodes)}"]
-        argv += ["--overlap", "--mem=0"] if in_job else ["--job-name=slurmdl-probe"]
-        argv += ["--mpi=none"] if self.transport == "tcp" else []
-        return [*argv, *self.srun_args, sys.executable, "-m", TRANSPORTS[self.transport]]
+    def srun_argv(self, environ: Mapping[str, str]) -> list[str]:
+        """srun's command line."""
+        options = (*(("--mpi=none",) if self.transport == "tcp" else ()), *self.srun_args)
+        return [*node_step.node_step_argv(self.nodes, environ, "slurmdl-probe", options), sys.executable, "-m",
+                TRANSPORTS[self.transport]]
 
 
 def run_probe_step(probe: ProbeStep, environ: Mapping[str, str],
@@ -88,11 +80,11 @@ def run_probe_step(probe: ProbeStep, environ: Mapping[str, str],
     If the step fails early, the pairs measured so far count; the error and the step's notes are warnings. Raises
     UnavailableError if srun is missing, or no pair was measured.
     """
-    env = {name: value for name, value in environ.items() if name not in _CONFLICTING_VARIABLES}
+    env = node_step.node_step_environ(environ)
     env[tcp_task.SECRET_VARIABLE] = secrets.token_hex()
     measurements: list[PairMeasurement] = []
     warnings = []
-    lines = process.stream_lines(probe.srun_argv("SLURM_JOB_ID" in environ), env=env,
+    lines = process.stream_lines(probe.srun_argv(environ), env=env,
                                  stdin=json.dumps(probe.schedule().to_json()),
                                  timeout=probe.start_timeout_s + probe.budget_s)
     try:

@@ -1,0 +1,108 @@
+"""check the nodes of this job, and find the bad ones before the job's program starts
+
+Call it in a job script before the program. Every node checks its CPUs, memory, disk, clock and GPUs, and pairs of
+nodes check their links. Exit status: 0 if all nodes are good, 78 if one is bad. --requeue requeues the job without
+the bad nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+
+from slurmdl import units
+from slurmdl.cli.arguments import CliParser, write_output_file
+from slurmdl.errors import GaveUpError, UsageError, warn
+from slurmdl.text import print_escaped
+
+
+def run(argv: list[str]) -> int:
+    parser = CliParser(prog="slurmdl preflight", description=__doc__)
+    parser.add_argument("--budget", default="30s", metavar="TIME", help="time for all checks (default: %(default)s)")
+    parser.add_argument("--nodes", metavar="LIST", help="hostlist (default in a job: all its nodes)")
+    parser.add_argument("--no-links", action="store_true", help="do not check the links between the nodes")
+    parser.add_argument("--output", metavar="FILE", help="write the results to a file, one JSON object per node")
+    parser.add_argument("--requeue", action="store_true",
+                        help="if a node is bad, remember that, and requeue the job without it")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--history", action="store_true", help="only list the nodes that your jobs leave out, and why")
+    group.add_argument("--forget", metavar="LIST", help="only end the exclusion of these nodes")
+    options = parser.parse_args(argv)
+    if options.history:
+        print_escaped(_history_text())
+        return 0
+    if options.forget is not None:
+        return _forget(options.forget)
+    return _check_nodes(options)
+
+
+def _check_nodes(options: argparse.Namespace) -> int:
+    from slurmdl.cli.links import load_topology_or_flat
+    from slurmdl.health.preflight import run_preflight
+    from slurmdl.health.report import format_table, to_json
+    from slurmdl.slurm import hostlist
+
+    if options.requeue and "SLURM_JOB_ID" not in os.environ:
+        raise UsageError("--requeue: not inside a job (SLURM_JOB_ID is not set)")
+    nodelist = options.nodes or os.environ.get("SLURM_JOB_NODELIST")
+    if not nodelist:
+        raise UsageError("slurmdl preflight: no nodes; expected a call inside a job, or --nodes LIST")
+    try:
+        budget_s = units.parse_duration(options.budget, min_s=5, max_s=3600)
+    except UsageError as error:
+        raise UsageError(f"--budget: {error}") from error
+    nodes = tuple(dict.fromkeys(hostlist.expand_hostlist(nodelist)))
+    topology = load_topology_or_flat(None, nodes, "all nodes count as one zone")
+    result = run_preflight(nodes, topology, os.environ, warn, budget_s, not options.no_links)
+    print_escaped(format_table(result))
+    if options.output:
+        lines = [json.dumps(to_json(result, node)) for node in nodes]
+        write_output_file(options.output, "--output", "".join(f"{line}\n" for line in lines))
+    if not result.reasons:
+        return 0
+    if options.requeue:
+        from slurmdl.cli.requeue import max_requeues
+        from slurmdl.health.requeue import requeue_and_exclude
+
+        job_id = os.environ["SLURM_JOB_ID"]
+        print(requeue_and_exclude(job_id, result.reasons, os.environ, max_requeues(job_id)), flush=True)
+    return GaveUpError.exit_status
+
+
+def _history_text() -> str:
+    from slurmdl.health import exclusions
+
+    path = exclusions.exclusions_file(os.environ)
+    entries, warning = exclusions.load_exclusions(path)
+    if warning:
+        warn(warning)
+    now, newest = time.time(), {(entry.cluster, entry.node): entry for entry in entries}
+    lines = []
+    for entry in reversed(entries):
+        if entry.expires <= entry.time:
+            continue
+        active = newest[(entry.cluster, entry.node)] is entry and entry.expires > now
+        state = f"excluded for another {units.format_coarse_duration(entry.expires - now)}" if active else "ended"
+        job = f" by job {entry.job}" if entry.job else ""
+        lines.append(f"{entry.node} of {entry.cluster}: {state}; found "
+                     f"{units.format_coarse_duration(now - entry.time)} ago{job}: {entry.reason}")
+    return "\n".join(lines) or "no node was excluded"
+
+
+def _forget(nodelist: str) -> int:
+    from slurmdl.health import exclusions
+    from slurmdl.slurm import hostlist
+
+    nodes = dict.fromkeys(hostlist.expand_hostlist(nodelist))
+    cluster = exclusions.cluster_name(os.environ)
+    entries, _ = exclusions.load_exclusions(exclusions.exclusions_file(os.environ))
+    active = exclusions.active_exclusions(entries, time.time(), cluster)
+    if unknown := [node for node in nodes if node not in active]:
+        expected = hostlist.fold_hostlist(active) or "none: no node is excluded"
+        raise UsageError(f"--forget: node {unknown[0]} is not excluded on {cluster}; expected {expected}")
+    exclusions.remember_nodes(dict.fromkeys(nodes, "forgotten"), os.environ, lifetime_s=0.0)
+    return 0
+
+

@@ -1,0 +1,45 @@
+"""requeue a job without bad nodes, or exclude them from a pending job
+
+Run it on a login node with the ID of a job, or inside the job without. The nodes are remembered: later jobs that you
+submit with `slurmdl sbatch` leave them out, too, for a day (`slurmdl preflight --history` lists them).
+"""
+
+from __future__ import annotations
+
+import os
+
+from slurmdl import config, dl_options
+from slurmdl.cli.arguments import CliParser
+from slurmdl.errors import UsageError
+from slurmdl.health.requeue import requeue_and_exclude
+from slurmdl.slurm import hostlist
+
+
+def run(argv: list[str]) -> int:
+    parser = CliParser(prog="slurmdl requeue", description=__doc__)
+    parser.add_argument("job", nargs="?", metavar="JOB", help="ID of the job (default: the job of this process)")
+    parser.add_argument("--exclude", metavar="NODES", default="", help="hostlist of nodes to leave out, e.g. n[3,7]")
+    parser.add_argument("--reason", metavar="TEXT", default="slurmdl requeue --exclude",
+                        help="why, for the list of exclusions (default: %(default)s)")
+    parser.add_argument("--wait", action="store_true",
+                        help="requeue even if too few other nodes are in service now: the job waits for them")
+    options = parser.parse_args(argv)
+    job_id = options.job or os.environ.get("SLURM_JOB_ID")
+    if not job_id:
+        raise UsageError("slurmdl requeue: no job; expected its ID, or a call inside a job")
+    excluded = dict.fromkeys(hostlist.expand_hostlist(options.exclude), options.reason)
+    print(requeue_and_exclude(job_id, excluded, os.environ, max_requeues(job_id), options.wait))
+    return 0
+
+
+def max_requeues(job_id: str) -> int | None:
+    """The limit of --dl-max-requeues for the job of this process; None for another job."""
+    if job_id != os.environ.get("SLURM_JOB_ID"):
+        return None
+    from slurmdl.launch import submission_record
+
+    record = submission_record.read_record(os.environ)
+    if record:
+        return record.options.max_requeues
+    settings = (config.load_config().options, dl_options.dl_settings_from_environ(os.environ))
+    return dl_options.merge_layers(*settings).max_requeues

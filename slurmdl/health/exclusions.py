@@ -1,0 +1,156 @@
+"""Nodes that a user's jobs leave out for a while: a file of the user, and the rules by which its entries apply.
+
+Each line of the file is one entry, a JSON object; the newest entry of a node counts. Entries expire, so that a
+repaired node is used again, and a cap keeps them below a share of the partition, so that a wrong verdict about nodes
+cannot exclude the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from slurmdl import config, files
+from slurmdl.errors import InputError, UnavailableError
+
+DEFAULT_LIFETIME_S = 86_400.0
+#: share of a partition's nodes that exclusions may take at most; one node is always allowed
+MAX_PARTITION_SHARE = 0.1
+#: size at which expired entries are dropped from the file
+_COMPACT_BYTES = 256 * 1024
+_MAX_FILE_BYTES = 4 * _COMPACT_BYTES
+#: longest reason, so that an entry is written at once
+_MAX_REASON_CHARS = 300
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """One entry.
+
+    Attributes:
+        node: name of the node in Slurm.
+        reason: why the node is left out, one line.
+        time, expires: seconds since the epoch; an entry that expires at its time ends the exclusion of the node.
+        cluster: ClusterName of the node's cluster: clusters may share home directories.
+        job: ID of the job that found the node, or "".
+    """
+
+    node: str
+    reason: str
+    time: float
+    expires: float
+    cluster: str
+    job: str = ""
+
+
+def cluster_name(environ: Mapping[str, str]) -> str:
+    """ClusterName of the cluster that Slurm's commands address. Raises UnavailableError if Slurm does not answer."""
+    if name := environ.get("SLURM_CLUSTER_NAME"):
+        return name
+    from slurmdl.slurm.slurm_conf import SlurmConfig
+
+    return SlurmConfig.query().cluster_name
+
+
+def exclusions_file(environ: Mapping[str, str]) -> str:
+    """File of the user's exclusions, JSON lines."""
+    return os.path.join(config.user_dir(environ, "state"), "exclusions.jsonl")
+
+
+def load_exclusions(path: str) -> tuple[list[Exclusion], str]:
+    """All entries of the file in the order of time, and a warning about lines that are not valid, or "".
+
+    A missing file has no entries. A file that cannot be read has none, and the warning says why.
+    """
+    if not os.path.exists(path):
+        return [], ""
+    try:
+        lines = files.read_regular_file(path, _MAX_FILE_BYTES).decode(errors="replace").splitlines()
+    except InputError as error:
+        return [], f"{error}; no remembered node is excluded"
+    entries, invalid_lines = [], []
+    for number, line in enumerate(lines, 1):
+        try:
+            entries.append(_parse_entry(line))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            invalid_lines.append(number)
+    warning = ""
+    if invalid_lines:
+        warning = f"{path}:{invalid_lines[0]}: not an exclusion; expected a JSON object with node, reason, time, " \
+                  f"expires and cluster ({len(invalid_lines)} of {len(lines)} lines ignored)"
+    return sorted(entries, key=lambda entry: entry.time), warning
+
+
+def _parse_entry(line: str) -> Exclusion:
+    data = json.loads(line)
+    entry = Exclusion(data["node"], data["reason"], float(data["time"]), float(data["expires"]), data["cluster"],
+                      data.get("job", ""))
+    texts = (entry.node, entry.reason, entry.cluster, entry.job)
+    if not entry.node or not all(isinstance(text, str) for text in texts):
+        raise ValueError("expected text")
+    return entry
+
+
+def remember_nodes(reasons: Mapping[str, str], environ: Mapping[str, str], job_id: str = "",
+                   lifetime_s: float = DEFAULT_LIFETIME_S) -> None:
+    """Add nodes to the user's exclusions; with a lifetime of 0 end their exclusion.
+
+    Raises UnavailableError if Slurm does not answer, or the file cannot be written.
+
+    Args:
+        reasons: node -> why it is left out.
+        job_id: the job that found the nodes, or "".
+    """
+    now, cluster = time.time(), cluster_name(environ)
+    add_exclusions(exclusions_file(environ), [Exclusion(node, reason, now, now + lifetime_s, cluster, job_id)
+                                              for node, reason in reasons.items()], now)
+
+
+def add_exclusions(path: str, entries: Iterable[Exclusion], now: float) -> None:
+    """Append entries to the file. Raises UnavailableError if it cannot be written.
+
+    The entries are one write to the end of the file: jobs on several nodes may add entries at the same time.
+    """
+    lines = [json.dumps(asdict(entry) | {"reason": " ".join(entry.reason.split())[:_MAX_REASON_CHARS]})
+             for entry in entries]
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if os.path.exists(path) and os.path.getsize(path) > _COMPACT_BYTES:
+            kept = [entry for entry in load_exclusions(path)[0] if entry.expires > now]
+            files.write_atomic(path, "".join(f"{json.dumps(asdict(entry))}\n" for entry in kept))
+        # a line that a full disk cut off must not swallow the next entry
+        separator = "\n" if _ends_within_line(path) else ""
+        with open(path, "ab", buffering=0) as file:
+            file.write("".join([separator, *(f"{line}\n" for line in lines)]).encode())
+    except OSError as error:
+        raise UnavailableError(f"{path}: the exclusions cannot be written ({error.strerror})") from error
+
+
+def _ends_within_line(path: str) -> bool:
+    if not os.path.exists(path) or not os.path.getsize(path):
+        return False
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def active_exclusions(entries: Sequence[Exclusion], now: float, cluster: str) -> dict[str, Exclusion]:
+    """Node -> its newest entry, for the nodes of a cluster that are excluded now, the newest entry first."""
+    newest = {entry.node: entry for entry in entries if entry.cluster == cluster}
+    active = sorted((entry for entry in newest.values() if entry.expires > now), key=lambda entry: -entry.time)
+    return {entry.node: entry for entry in active}
+
+
+def limit_exclusions(nodes: Iterable[str], partition_nodes: Collection[str],
+                     share: float = MAX_PARTITION_SHARE) -> tuple[list[str], list[str]]:
+    """Split nodes into those that may be excluded and those beyond the cap, the first nodes first.
+
+    Nodes outside the partition are in neither list. At most `share` of the partition, and at least one node, may be
+    excluded.
+    """
+    inside = [node for node in nodes if node in partition_nodes]
+    limit = max(1, int(share * len(partition_nodes)))
+    return inside[:limit], inside[limit:]

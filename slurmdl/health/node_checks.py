@@ -1,0 +1,210 @@
+"""Checks of one node, one per process: `python -m slurmdl.health.node_checks NAME` prints one JSON object.
+
+A check reports what it measured; `verdicts` judges it against the other nodes. A check may hang (a dead file system,
+a GPU off the bus), so `node_task` runs each one in a process that it can kill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+#: seconds of the CPU check, and iterations between two looks at the clock (about 1 ms)
+_CPU_SECONDS, _CPU_BATCH = 1.0, 20_000
+#: bytes of one copy of the memory check, larger than the caches of a core; seconds that it copies
+_COPY_BYTES, _COPY_SECONDS = 64 * 2**20, 0.3
+#: bytes that the disk check writes
+_WRITE_BYTES = 1 << 20
+#: fields of `nvidia-smi --query-gpu`
+_NVIDIA_FIELDS = ("uuid", "memory.total", "memory.free", "ecc.errors.uncorrected.volatile.total",
+                  "clocks_throttle_reasons.hw_slowdown", "clocks_throttle_reasons.hw_thermal_slowdown")
+
+
+def check_cpu() -> dict[str, float]:
+    """Iterations per second on all CPUs of this process at once.
+
+    Returns `cpus`, `rate` (iterations per second of wall time, all CPUs together: low beside other programs),
+    `speed` (iterations per second of CPU time of the slowest CPU: low with a throttled clock) and `stopped` (share of
+    the time for which a CPU quota of a control group stopped these processes).
+    """
+    cpus = sorted(os.sched_getaffinity(0))
+    start, stopped_before = time.monotonic(), _stopped_seconds()
+    pipes = []
+    for cpu in cpus:
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            status = 1
+            with suppress(OSError):
+                os.sched_setaffinity(0, {cpu})
+                os.write(writer, json.dumps(_count_iterations()).encode())
+                status = 0
+            os._exit(status)
+        os.close(writer)
+        pipes.append(reader)
+    results = []
+    for reader in pipes:
+        with os.fdopen(reader, "rb") as file:
+            results.append(json.loads(file.read()))
+    stopped = max((after - stopped_before.get(directory, 0.0) for directory, after in _stopped_seconds().items()),
+                  default=0.0)
+    return {"cpus": len(cpus), "rate": sum(count / wall for count, wall, _ in results),
+            "speed": min(count / cpu_time for count, _, cpu_time in results),
+            "stopped": stopped / (len(cpus) * (time.monotonic() - start))}
+
+
+def _count_iterations() -> tuple[int, float, float]:
+    """Iterations, seconds of wall time and of CPU time of about one second of integer arithmetic."""
+    count, start, start_cpu = 0, time.monotonic(), time.process_time()
+    while (wall := time.monotonic() - start) < _CPU_SECONDS:
+        for _ in range(_CPU_BATCH):
+            pass
+        count += _CPU_BATCH
+    return count, wall, max(1e-3, time.process_time() - start_cpu)
+
+
+def check_memory() -> dict[str, float]:
+    """`bandwidth` (bytes/s of the fastest copy by one CPU, reads and writes), `available` and `total` bytes."""
+    values = {}
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            values[name] = float(value.split()[0]) * 1024
+    available, total = values["MemAvailable"], values["MemTotal"]
+    limit = _cgroup_memory_left()
+    if limit is not None:
+        available = min(available, limit)
+    result = {"available": available, "total": total}
+    if available > 4 * _COPY_BYTES:
+        result["bandwidth"] = _copy_bandwidth()
+    return result
+
+
+def _copy_bandwidth() -> float:
+    source, target = bytearray(_COPY_BYTES), memoryview(bytearray(_COPY_BYTES))
+    fastest, end = float("inf"), time.monotonic() + _COPY_SECONDS
+    while time.monotonic() < end:
+        start = time.perf_counter()
+        target[:] = source
+        fastest = min(fastest, time.perf_counter() - start)
+    return 2 * _COPY_BYTES / fastest
+
+
+def _cgroup_directories(controller: str) -> list[str]:
+    """The control groups of this process and their parents, of cgroup v1 or v2 (cgroups(7))."""
+    directories = []
+    with open("/proc/self/cgroup", encoding="utf-8") as file:
+        for line in file:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            if controllers and controller not in controllers.split(","):
+                continue
+            mount, parts = f"/sys/fs/cgroup/{controllers}".rstrip("/"), path.strip("/").split("/")
+            directories += ["/".join([mount, *parts[:length]]) for length in range(len(parts), 0, -1)]
+    return directories
+
+
+def _stopped_seconds() -> dict[str, float]:
+    """Control group -> CPU seconds for which its quota has stopped processes so far."""
+    seconds = {}
+    for directory in _cgroup_directories("cpu"):
+        with suppress(OSError, ValueError), open(f"{directory}/cpu.stat", encoding="ascii") as file:
+            statistics = dict(line.split() for line in file)
+            if "throttled_usec" in statistics:
+                seconds[directory] = float(statistics["throttled_usec"]) / 1e6
+            elif "throttled_time" in statistics:
+                seconds[directory] = float(statistics["throttled_time"]) / 1e9
+    return seconds
+
+
+def _cgroup_memory_left() -> float | None:
+    """Bytes that the control groups of this process may still use; None without a limit."""
+    left = []
+    for directory in _cgroup_directories("memory"):
+        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            with suppress(OSError, ValueError), open(f"{directory}/{limit}") as first, \
+                    open(f"{directory}/{usage}") as second:
+                left.append(float(first.read()) - float(second.read()))
+    return min(left, default=None)
+
+
+def check_disk() -> dict[str, Any]:
+    """Free bytes in the directory for temporary files, and the seconds to write and sync a small file there."""
+    directory = tempfile.gettempdir()
+    free = shutil.disk_usage(directory).free
+    start = time.monotonic()
+    with tempfile.TemporaryFile(dir=directory) as file:
+        file.write(b"\0" * _WRITE_BYTES)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"directory": directory, "free": free, "write_seconds": time.monotonic() - start}
+
+
+def check_clock() -> dict[str, float]:
+    """`time`, seconds since the epoch; the reader compares it with its own clock."""
+    return {"time": time.time()}
+
+
+def check_gpu() -> dict[str, Any]:
+    """GPUs that the driver reports, GPUs that Slurm allocated, and `errors` of single GPUs.
+
+    Empty if Slurm allocated none on this node. References: nvidia-smi(1), rocm-smi.
+    """
+    allocated = os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    if not allocated.isdigit() or not int(allocated):
+        return {}
+    if shutil.which("nvidia-smi"):
+        gpus, errors = parse_nvidia_smi(_output(["nvidia-smi", f"--query-gpu={','.join(_NVIDIA_FIELDS)}",
+                                                 "--format=csv,noheader,nounits"]))
+    elif shutil.which("rocm-smi"):
+        gpus, errors = len(json.loads(_output(["rocm-smi", "--showuniqueid", "--json"]))), []
+    else:
+        return {"allocated": int(allocated), "gpus": 0, "errors": ["neither nvidia-smi nor rocm-smi is in PATH"]}
+    return {"allocated": int(allocated), "gpus": gpus, "errors": errors}
+
+
+def _output(argv: list[str]) -> str:
+    from slurmdl.slurm import process
+
+    return process.check_output(argv, timeout=20.0)
+
+
+def parse_nvidia_smi(text: str) -> tuple[int, list[str]]:
+    """The number of GPUs in the output of `nvidia-smi --query-gpu`, and what is wrong with some of them."""
+    errors = []
+    lines = [line for line in text.splitlines() if line.strip()]
+    for number, line in enumerate(lines):
+        values = [value.strip() for value in line.split(",")]
+        if len(values) != len(_NVIDIA_FIELDS):
+            errors.append(f"GPU {number}: {line.strip()[:80]}")
+            continue
+        _, _, _, ecc, slowdown, thermal = values
+        if ecc.isdigit() and int(ecc):
+            errors.append(f"GPU {number}: {ecc} uncorrected ECC errors")
+        if "Active" in (slowdown, thermal):
+            errors.append(f"GPU {number}: clock throttled by the hardware{' (heat)' * (thermal == 'Active')}")
+    return len(lines), errors
+
+
+#: name -> function, and its time limit in seconds
+CHECKS: dict[str, tuple[Callable[[], dict[str, Any]], float]] = {
+    "clock": (check_clock, 5.0),
+    "disk": (check_disk, 5.0),
+    "memory": (check_memory, 5.0),
+    "gpu": (check_gpu, 25.0),
+    "cpu": (check_cpu, 8.0),
+}
+
+
+def main() -> int:
+    print(json.dumps(CHECKS[sys.argv[1]][0]()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

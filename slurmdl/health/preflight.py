@@ -1,0 +1,173 @@
+"""Check the nodes of a job before it starts: run all checks on all nodes, judge them, and check the bad ones again.
+
+A second run of the failed checks, on the suspected nodes and a few good ones, must find the same fault: a moment of
+load is no bad node.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from slurmdl.errors import SlurmdlError, UnavailableError
+from slurmdl.health import verdicts
+from slurmdl.health.node_checks import CHECKS
+from slurmdl.health.verdicts import Fault, NodeReport
+from slurmdl.links.probe.probe_step import ProbeStep, run_probe_step
+from slurmdl.slurm import node_step, process
+from slurmdl.topology.topology import Topology
+
+DEFAULT_BUDGET_S = 30.0
+#: share of the budget for the checks of the nodes; the links have the rest
+_NODE_SHARE = 0.5
+#: good nodes of each zone that are measured again together with the suspected nodes of the zone
+_REFERENCE_NODES = 2
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The result.
+
+    Attributes:
+        reports: node -> its results of the first run.
+        faults: confirmed faults, in the order of the nodes.
+        unconfirmed: faults that a second run did not find.
+        seconds: duration of everything.
+    """
+
+    reports: Mapping[str, NodeReport]
+    faults: Sequence[Fault]
+    unconfirmed: Sequence[Fault] = ()
+    seconds: float = 0.0
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Bad node -> what is wrong with it, one line."""
+        return {node: "; ".join(fault.text for fault in self.faults if fault.node == node)
+                for node in dict.fromkeys(fault.node for fault in self.faults)}
+
+
+def run_preflight(nodes: Sequence[str], topology: Topology, environ: Mapping[str, str],
+                  on_warning: Callable[[str], None], budget_s: float = DEFAULT_BUDGET_S,
+                  with_links: bool = True) -> Preflight:
+    """Check nodes within about `budget_s` seconds. Raises UnavailableError if no node answers.
+
+    `with_links`: also probe the links, which needs two nodes.
+    """
+    start, with_links = time.monotonic(), with_links and len(nodes) > 1
+    checks = tuple(CHECKS)
+    reports = run_node_checks(nodes, checks, environ, budget_s * (_NODE_SHARE if with_links else 0.8))
+    if not any(report.values for report in reports.values()):
+        raise UnavailableError(f"preflight: no node answered ({_first_error(reports)})")
+    if with_links:
+        left_s = max(2.0, budget_s - (time.monotonic() - start))
+        with_links = _probe_links(reports, topology, environ, 0.6 * left_s, on_warning)
+    suspected = verdicts.find_faults(reports, checks, with_links, verdicts.SCREENING)
+    confirmed = _confirm(suspected, reports, topology, environ, max(3.0, budget_s - (time.monotonic() - start)))
+    confirmed_keys = {(fault.node, fault.check) for fault in confirmed}
+    return Preflight(reports, confirmed, [fault for fault in suspected
+                                          if (fault.node, fault.check) not in confirmed_keys],
+                     time.monotonic() - start)
+
+
+def _first_error(reports: Mapping[str, NodeReport]) -> str:
+    return next((error for report in reports.values() for error in report.errors.values()), "no output")
+
+
+def run_node_checks(nodes: Sequence[str], checks: Sequence[str], environ: Mapping[str, str],
+               limit_s: float) -> dict[str, NodeReport]:
+    """Run checks on nodes by a step with one task per node; a node that does not answer in time has no values."""
+    reports = {node: NodeReport() for node in nodes}
+    argv = [*node_step.node_step_argv(nodes, environ, "slurmdl-preflight", ("--mpi=none", "--cpu-bind=none")),
+            sys.executable, "-m", "slurmdl.health.node_task", *checks]
+    step_error, expected = "", len(nodes) * len(checks)
+    lines = process.stream_lines(argv, env=node_step.node_step_environ(environ), stdin="", timeout=limit_s)
+    try:
+        for line in lines:
+            expected -= _add_result(reports, line, time.time())
+            if not expected:
+                break
+    except UnavailableError as error:
+        step_error = str(error)
+    finally:
+        lines.close()
+    for report in reports.values():
+        for check in checks:
+            if check not in report.values:
+                report.errors.setdefault(check, step_error or "no answer")
+    return reports
+
+
+def _add_result(reports: Mapping[str, NodeReport], line: str, arrival: float) -> bool:
+    """Add one line of a task to the reports; return whether it is a result."""
+    try:
+        result = json.loads(line)
+        report, check = reports[result["node"]], result["check"]
+        if "error" in result:
+            report.errors[check] = str(result["error"])
+        else:
+            report.values[check] = dict(result["values"])
+            if check == "clock":
+                report.clock_offset = float(result["values"]["time"]) - arrival
+    except (ValueError, KeyError, TypeError):
+        return False  # another program's line, e.g. of a login script
+    return True
+
+
+def _probe_links(reports: Mapping[str, NodeReport], topology: Topology, environ: Mapping[str, str], budget_s: float,
+                 on_warning: Callable[[str], None]) -> bool:
+    """Add the links of the nodes that answered; a node that nobody reaches gets none.
+
+    Returns whether links were measured; if not, a warning says why.
+    """
+    nodes = tuple(node for node, report in reports.items() if report.values)
+    if len(nodes) < 2:
+        return False
+    probe = ProbeStep(nodes, topology, budget_s=budget_s, start_timeout_s=5.0, rounds_in_zone=3,
+                      pairs_per_zone_pair=1)
+    try:
+        samples = run_probe_step(probe, environ, on_warning)
+    except SlurmdlError as error:
+        on_warning(f"preflight: the links are not checked: {error}")
+        return False
+    leaf, sizes = probe.leaf_by_node(), Counter(probe.leaf_by_node().values())
+    for sample in samples:
+        if sample.kind == "node":
+            report = reports[sample.name]
+            report.link, report.is_alone_in_zone = sample, sizes[leaf.get(sample.name, "")] == 1
+    return True
+
+
+def _confirm(suspected: Sequence[Fault], reports: Mapping[str, NodeReport], topology: Topology,
+             environ: Mapping[str, str], limit_s: float) -> list[Fault]:
+    """Repeat the failed checks on the suspected nodes and a few good ones; return the faults found again."""
+    bad = tuple(dict.fromkeys(fault.node for fault in suspected))
+    if not bad:
+        return []
+    nodes = (*bad, *_reference_nodes(bad, reports, topology))
+    checks = tuple(check for check in CHECKS if any(fault.check == check for fault in suspected))
+    with_links = any(fault.check == "link" for fault in suspected) and len(nodes) > 1
+    again = run_node_checks(nodes, checks or ("clock",), environ, limit_s * (0.5 if with_links else 1.0))
+    if with_links:
+        with_links = _probe_links(again, topology, environ, 0.4 * limit_s, lambda _: None)
+    found = {(fault.node, fault.check): fault for fault in verdicts.find_faults(again, checks, with_links)}
+    keys = dict.fromkeys((fault.node, fault.check) for fault in suspected)
+    return [found[key] for key in keys if key in found]
+
+
+def _reference_nodes(bad: Sequence[str], reports: Mapping[str, NodeReport], topology: Topology) -> list[str]:
+    """Good nodes, those of each bad node's leaf zone first: a link is measured best inside the zone."""
+    good = [node for node, report in reports.items() if node not in bad and report.values]
+    rates = {node: reports[node].values.get("cpu", {}).get("rate", 0.0) for node in good}
+    center = median(rates.values()) if rates else 0.0
+    good.sort(key=lambda node: abs(rates[node] - center))  # the nearest to the median is the best measure
+    chosen: dict[str, None] = {}
+    for leaf in dict.fromkeys(map(topology.leaf_of, bad)):
+        chosen |= dict.fromkeys([node for node in good if topology.leaf_of(node) == leaf][:_REFERENCE_NODES])
+    missing = max(0, _REFERENCE_NODES - len(chosen))
+    return [*chosen, *[node for node in good if node not in chosen][:missing]]

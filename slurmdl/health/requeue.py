@@ -1,0 +1,170 @@
+"""Requeue a job without some nodes, as its owner.
+
+Slurm takes a new ExcNodeList only for a pending job. From the moment of `scontrol requeue` the job is pending, but
+it starts again only after its processes have ended and a delay has passed: `cred_expire` of AuthInfo, 120 s by
+default; `requeue_delay` of SchedulerParameters from 26.05 on (job_mgr.c, batch_requeue_fini). So the nodes are
+excluded directly after the requeue. Unlike `scontrol requeuehold` and `release`, this leaves no job held, whenever it
+is interrupted: the worst case is a job that is requeued without the exclusion.
+
+Slurm resets the age priority of a requeued job itself (AccrueTime); a pending job keeps it, as nothing but its
+ExcNodeList changes.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+from slurmdl import config
+from slurmdl.cluster.load import query_cluster
+from slurmdl.cluster.snapshot import ClusterSnapshot
+from slurmdl.errors import GaveUpError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
+from slurmdl.health import exclusions
+from slurmdl.placement.eligibility import is_in_service
+from slurmdl.slurm import job_record, process
+from slurmdl.slurm.hostlist import fold_hostlist
+from slurmdl.slurm.job_record import JobRecord
+
+#: attempts to exclude the nodes of a requeued job, and seconds between two
+_UPDATE_ATTEMPTS, _UPDATE_INTERVAL_S = 5, 0.2
+#: Slurm sends SIGTERM to the processes of a requeued job, and SIGKILL after KillWait (slurm.conf(5))
+_SIGNALS_OF_REQUEUE = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mapping[str, str],
+                        max_requeues: int | None = None, may_wait: bool = False) -> str:
+    """Requeue a job, and exclude nodes from it and from later jobs of the user; return what was done.
+
+    Raises SlurmdlError if that is not possible; the job is not requeued then, unless the message says so.
+
+    Args:
+        reasons: node -> why it is left out.
+        max_requeues, may_wait: see `check_requeue` and `check_exclusion`.
+    """
+    jobs = job_record.query_job(job_id)
+    check_requeue(jobs[0], max_requeues)
+    if reasons:
+        cluster = query_cluster(config.load_config().cluster_backend)[0]
+        for job in jobs:
+            check_exclusion(job, tuple(reasons), cluster, may_wait)
+        # remembered first: if the job starts again before its nodes are excluded, it can see that they are bad
+        try:
+            exclusions.remember_nodes(reasons, environ, job_id)
+        except SlurmdlError as error:
+            warn(f"{error}; later jobs may use {fold_hostlist(reasons)}")
+    try:
+        return requeue_without(jobs, tuple(reasons))
+    except UnavailableError:
+        was_pending, jobs = jobs[0].state == "PENDING", job_record.query_job(job_id)
+        if not was_pending or jobs[0].state == "PENDING":
+            raise
+    # it has started meanwhile
+    check_requeue(jobs[0], max_requeues)
+    return requeue_without(jobs, tuple(reasons))
+
+
+def check_requeue(job: JobRecord, max_requeues: int | None) -> None:
+    """Check that Slurm will requeue a job.
+
+    Raises UsageError if the job has ended or cannot be requeued, GaveUpError if it was requeued `max_requeues` times
+    (None: no limit).
+    """
+    if job.state not in ("PENDING", "RUNNING", "SUSPENDED"):
+        raise UsageError(f"job {job.job_id} is {job.state}; expected PENDING, RUNNING or SUSPENDED")
+    if job.state == "PENDING":
+        return
+    if not job.batch:
+        raise UsageError(f"job {job.job_id} has no batch script; Slurm requeues only jobs of sbatch")
+    if not job.requeue:
+        raise UsageError(f"job {job.job_id} may not be requeued; expected a submission with --requeue")
+    if max_requeues is not None and job.restarts >= max_requeues:
+        raise GaveUpError(f"job {job.job_id} was requeued {job.restarts} times; --dl-max-requeues={max_requeues} "
+                          "allows no more")
+
+
+def check_exclusion(job: JobRecord, excluded: Sequence[str], cluster: ClusterSnapshot, may_wait: bool) -> None:
+    """Check that a job can start without some nodes.
+
+    Raises UsageError if a node is unknown, or the job itself requires it; PlacementError if too few nodes remain in
+    each of its partitions. With `may_wait` nodes that are not in service now count.
+    """
+    if unknown := [node for node in excluded if node not in cluster.node_by_name]:
+        raise UsageError(f"node {unknown[0]}: unknown to Slurm; expected one of {fold_hostlist(cluster.names)}")
+    if required := [node for node in excluded if node in job.required]:
+        raise UsageError(f"job {job.job_id} requires node {required[0]} (--nodelist)")
+    remaining = [node for node in cluster.nodes if node.name not in {*excluded, *job.excluded}]
+    best_partition, best_count = "", -1
+    for partition in job.partitions:
+        count = sum(partition in node.partitions and (may_wait or is_in_service(node)) for node in remaining)
+        if count > best_count:
+            best_partition, best_count = partition, count
+    if best_count < job.min_nodes:
+        raise PlacementError(
+            f"job {job.job_id} needs {job.min_nodes} nodes; without {fold_hostlist(excluded)} partition "
+            f"{best_partition} has {best_count}{'' if may_wait else ' in service'}")
+
+
+def requeue_without(jobs: Sequence[JobRecord], excluded: Sequence[str]) -> str:
+    """Requeue a job and exclude nodes from its next start; exclude them only, if it is pending.
+
+    Returns what was done. Raises UnavailableError if Slurm refuses; the message says whether the job was requeued.
+
+    Args:
+        jobs: result of `query_job`.
+        excluded: in addition to the nodes that each component excludes already.
+    """
+    leader = jobs[0]
+    with _ignored_signals():
+        if leader.state != "PENDING":
+            _scontrol("requeue", leader.job_id)
+        try:
+            for job in jobs:
+                if not set(excluded) <= set(job.excluded):
+                    _exclude(job, excluded)
+        except UnavailableError as error:
+            if leader.state == "PENDING":
+                raise
+            raise UnavailableError(f"job {leader.job_id} is requeued, but may start on {fold_hostlist(excluded)} "
+                                   f"again: {error}") from error
+    without = f" without {fold_hostlist(excluded)}" if excluded else ""
+    if leader.state == "PENDING":
+        return f"job {leader.job_id} is pending already; it will start{without}, and keeps its place in the queue"
+    return f"job {leader.job_id} is requeued{without}"
+
+
+def _exclude(job: JobRecord, excluded: Sequence[str]) -> None:
+    """Add nodes to a pending job's ExcNodeList, and check that Slurm has them."""
+    nodes = tuple(dict.fromkeys([*job.excluded, *excluded]))
+    for attempt in range(_UPDATE_ATTEMPTS):
+        try:
+            _scontrol("update", f"JobId={job.job_id}", f"ExcNodeList={fold_hostlist(nodes)}")
+            break
+        except UnavailableError:
+            if attempt == _UPDATE_ATTEMPTS - 1:
+                raise
+            time.sleep(_UPDATE_INTERVAL_S)
+    current: list[JobRecord] = []
+    with suppress(SlurmdlError):  # without an answer, scontrol's exit status counts
+        current = [record for record in job_record.query_job(job.job_id) if record.job_id == job.job_id]
+    if current and not set(nodes) <= set(current[0].excluded):
+        raise UnavailableError(f"scontrol update: ExcNodeList is {fold_hostlist(current[0].excluded) or 'empty'}")
+
+
+def _scontrol(*args: str) -> None:
+    result = process.run_command(["scontrol", *args])
+    # Slurm terminates the processes of a requeued job, scontrol among them
+    if result.returncode not in (0, -signal.SIGTERM):
+        raise UnavailableError(f"scontrol {args[0]}: {result.first_error or f'exit status {result.returncode}'}")
+
+
+@contextmanager
+def _ignored_signals() -> Iterator[None]:
+    """Ignore the signals that a requeue sends to its own job, here and in the child processes."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS_OF_REQUEUE}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

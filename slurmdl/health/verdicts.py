@@ -1,0 +1,200 @@
+"""Which nodes are bad, by the results of their checks: against fixed limits, and against the other nodes. Pure.
+
+A value is an outlier only by two rules at once: its ratio to the median of the nodes, and its distance from it in
+median absolute deviations (MAD). The first keeps small differences between good nodes from counting, the second the
+noise of a busy cluster. With fewer than four nodes a MAD means nothing, and the ratio alone decides.
+
+Nodes are judged twice. Screening has narrow limits and suspects too many nodes rather than too few; its suspects are
+measured again, together with few others, and the final limits decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import Any
+
+from slurmdl.links.samples import LinkSample
+from slurmdl.units import format_bit_rate, format_bytes, format_coarse_duration, format_duration
+
+#: number of nodes from which on the MAD decides, too
+_MIN_NODES_FOR_MAD = 4
+#: 1 standard deviation of normal noise in MADs
+_MAD_TO_DEVIATION = 1.4826
+#: share of the median below which a value is an outlier whatever the MAD, which two bad nodes of four make large
+_FAR_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Lowest good shares of the median, and the distance from it in standard deviations that an outlier has.
+
+    Attributes:
+        rate: work of the CPUs per CPU.
+        speed: speed of the slowest CPU.
+        bandwidth, available: of the memory.
+        throughput: of the link.
+    """
+
+    rate: float
+    speed: float
+    bandwidth: float
+    available: float
+    throughput: float
+    deviations: float
+
+
+FINAL = Limits(rate=0.6, speed=0.7, bandwidth=0.5, available=0.25, throughput=0.5, deviations=5.0)
+SCREENING = Limits(rate=0.85, speed=0.85, bandwidth=0.6, available=0.25, throughput=0.7, deviations=2.0)
+#: highest good share of the time for which a CPU quota stops the processes, above the median
+MAX_STOPPED = 0.1
+#: bytes that must be free
+MIN_FREE_MEMORY, MIN_FREE_DISK = 256 * 2**20, 100e6
+#: seconds by which a clock may differ from the median, and that a small write may take
+MAX_CLOCK_OFFSET_S, MAX_WRITE_S = 5.0, 2.0
+#: highest good loss of packets, and the highest good RTT: this multiple of the median and as many seconds more
+MAX_LOSS, MAX_RTT_FACTOR, MAX_EXTRA_RTT_S = 0.005, 3.0, 0.001
+
+
+@dataclass
+class NodeReport:
+    """What one node reported.
+
+    Attributes:
+        values: check -> its values (see node_checks).
+        errors: check -> why it has none.
+        clock_offset: seconds by which the node's clock is ahead of the reader's, about; None if unknown.
+        link: the link of the node, or None.
+        is_alone_in_zone: whether no other of the nodes is in its leaf zone; its link then includes the zone's uplink.
+    """
+
+    values: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    clock_offset: float | None = None
+    link: LinkSample | None = None
+    is_alone_in_zone: bool = False
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One reason why a node is bad; `check` is the name of a check, or "link"."""
+
+    node: str
+    check: str
+    text: str
+
+
+def find_faults(reports: Mapping[str, NodeReport], checks: Sequence[str], with_links: bool,
+                limits: Limits = FINAL) -> list[Fault]:
+    """The faults of the nodes, in the order of the nodes.
+
+    Args:
+        checks: those that each node was to run; a node without a result is bad.
+        with_links: whether links were measured; a node without a measured link is bad.
+    """
+    faults = [Fault(node, check, report.errors.get(check, "no answer")) for node, report in reports.items()
+              for check in checks if check not in report.values]
+    for fault_rule in (partial(_cpu_faults, limits=limits), partial(_memory_faults, limits=limits), _disk_faults,
+                       _clock_faults, _gpu_faults):
+        faults += fault_rule(reports)
+    for is_alone in (False, True) if with_links else ():
+        faults += _link_faults({node: report for node, report in reports.items()
+                                if report.is_alone_in_zone == is_alone}, limits)
+    order = {node: number for number, node in enumerate(reports)}
+    return sorted(faults, key=lambda fault: order[fault.node])
+
+
+def _cpu_faults(reports: Mapping[str, NodeReport], limits: Limits) -> Iterable[Fault]:
+    cpu = _values(reports, "cpu")
+    rates = {node: values["rate"] / values["cpus"] for node, values in cpu.items()}
+    for node, share in _low_outliers(rates, limits.rate, limits):
+        yield Fault(node, "cpu", f"its CPUs do {share:.0%} of the work of the others")
+    stopped = {node: values.get("stopped", 0.0) for node, values in cpu.items()}
+    typical = median(stopped.values()) if stopped else 0.0
+    for node, share in stopped.items():
+        if share > MAX_STOPPED + typical:
+            yield Fault(node, "cpu", f"a CPU quota of its control groups stops its CPUs for {share:.0%} of the time")
+    speeds = {node: values["speed"] for node, values in cpu.items()}
+    for node, share in _low_outliers(speeds, limits.speed, limits):
+        yield Fault(node, "cpu", f"its slowest CPU runs at {share:.0%} of the others' speed")
+
+
+def _memory_faults(reports: Mapping[str, NodeReport], limits: Limits) -> Iterable[Fault]:
+    memory = _values(reports, "memory")
+    available = {node: values["available"] for node, values in memory.items()}
+    low = dict(_low_outliers(available, limits.available, limits))
+    for node, free in available.items():
+        if free < MIN_FREE_MEMORY or node in low:
+            typical = format_bytes(median(available.values()))
+            yield Fault(node, "memory", f"{format_bytes(free)} of memory are free, {typical} on the median node")
+    bandwidths = {node: values["bandwidth"] for node, values in memory.items() if "bandwidth" in values}
+    for node, share in _low_outliers(bandwidths, limits.bandwidth, limits):
+        yield Fault(node, "memory", f"its memory has {share:.0%} of the others' bandwidth")
+
+
+def _disk_faults(reports: Mapping[str, NodeReport]) -> Iterable[Fault]:
+    disk = _values(reports, "disk")
+    typical = median([values["write_seconds"] for values in disk.values()]) if disk else 0.0
+    for node, values in disk.items():
+        if values["free"] < MIN_FREE_DISK:
+            yield Fault(node, "disk", f"{format_bytes(values['free'])} are free in {values['directory']}")
+        elif values["write_seconds"] > MAX_WRITE_S + 3 * typical:
+            yield Fault(node, "disk", f"a write of 1 MB to {values['directory']} took "
+                                      f"{format_duration(values['write_seconds'])}")
+
+
+def _clock_faults(reports: Mapping[str, NodeReport]) -> Iterable[Fault]:
+    offsets = {node: report.clock_offset for node, report in reports.items() if report.clock_offset is not None}
+    center = median(offsets.values()) if offsets else 0.0
+    for node, offset in offsets.items():
+        if abs(offset - center) > MAX_CLOCK_OFFSET_S:
+            direction = "ahead of" if offset > center else "behind"
+            yield Fault(node, "clock", f"its clock is {format_coarse_duration(abs(offset - center))} {direction} "
+                                       "the others")
+
+
+def _gpu_faults(reports: Mapping[str, NodeReport]) -> Iterable[Fault]:
+    for node, values in _values(reports, "gpu").items():
+        if values.get("gpus", 0) < values.get("allocated", 0):
+            yield Fault(node, "gpu", f"{values['gpus']} GPUs answer; Slurm allocated {values['allocated']}")
+        for error in values.get("errors", ()):
+            yield Fault(node, "gpu", error)
+
+
+def _link_faults(reports: Mapping[str, NodeReport], limits: Limits) -> Iterable[Fault]:
+    links = {node: report.link for node, report in reports.items() if report.link is not None}
+    for node in reports:
+        if node not in links:
+            yield Fault(node, "link", "no node reaches it")
+    throughputs = {node: link.throughput for node, link in links.items() if link.throughput is not None}
+    for node, share in _low_outliers(throughputs, limits.throughput, limits):
+        yield Fault(node, "link", f"its link carries {format_bit_rate(throughputs[node])}, {share:.0%} of the median "
+                                  "link")
+    losses = {node: link.loss for node, link in links.items() if link.loss is not None}
+    typical_loss = median(losses.values()) if losses else 0.0
+    for node, loss in losses.items():
+        if loss > MAX_LOSS + 3 * typical_loss:
+            yield Fault(node, "link", f"its link loses {loss:.1%} of the packets")
+    rtts = {node: link.rtt for node, link in links.items() if link.rtt is not None}
+    typical_rtt = median(rtts.values()) if rtts else 0.0
+    for node, rtt in rtts.items():
+        if rtt > MAX_RTT_FACTOR * typical_rtt + MAX_EXTRA_RTT_S:
+            yield Fault(node, "link", f"its link adds {format_duration(rtt)} to a round trip, the median link "
+                                      f"{format_duration(typical_rtt)}")
+
+
+def _values(reports: Mapping[str, NodeReport], check: str) -> dict[str, Mapping[str, Any]]:
+    return {node: report.values[check] for node, report in reports.items() if report.values.get(check)}
+
+
+def _low_outliers(values: Mapping[str, float], min_share: float, limits: Limits) -> list[tuple[str, float]]:
+    """Nodes whose value is below `min_share` of the median, and far from it in MADs; each with its share."""
+    if len(values) < 2:
+        return []
+    center = median(values.values())
+    deviation = _MAD_TO_DEVIATION * median(abs(value - center) for value in values.values())
+    margin = limits.deviations * deviation if len(values) >= _MIN_NODES_FOR_MAD else 0.0
+    return [(node, value / center) for node, value in values.items()
+            if value < min_share * center and value < max(center - margin, _FAR_SHARE * center)]

@@ -1,0 +1,99 @@
+"""The file of a user's exclusions, and the rules by which its entries apply."""
+
+import json
+import os
+import threading
+
+import pytest
+
+from slurmdl.errors import UnavailableError
+from slurmdl.health.exclusions import (
+    DEFAULT_LIFETIME_S,
+    Exclusion,
+    active_exclusions,
+    add_exclusions,
+    limit_exclusions,
+    load_exclusions,
+    remember_nodes,
+)
+
+NOW = 1_800_000_000.0
+
+
+def entry(node: str, time: float = NOW, lifetime: float = 3600.0, cluster: str = "c",
+          reason: str = "slow") -> Exclusion:
+    return Exclusion(node, reason, time, time + lifetime, cluster, "17")
+
+
+@pytest.fixture
+def file(tmp_path):
+    return str(tmp_path / "state/slurmdl/exclusions.jsonl")
+
+
+def test_entries_are_read_in_order_of_time(file):
+    assert load_exclusions(file) == ([], "")
+    later, earlier = entry("n2", NOW + 5), entry("n1", reason="a\nb")
+    add_exclusions(file, [later, earlier], NOW)
+    assert load_exclusions(file) == ([Exclusion("n1", "a b", NOW, NOW + 3600, "c", "17"), later], "")
+
+
+def test_newest_entry_of_a_node_counts_until_it_expires():
+    entries = [entry("n1"), entry("n1", NOW + 10, lifetime=0), entry("n2"), entry("n3", cluster="other"),
+               entry("n4", NOW - 7200), entry("n5", NOW + 1)]
+    assert list(active_exclusions(entries, NOW + 20, "c")) == ["n5", "n2"]
+    assert active_exclusions(entries, NOW + 4000, "c") == {}
+
+
+@pytest.mark.parametrize(("nodes", "excluded"), [(5, 1), (20, 2), (29, 2), (1000, 100)])
+def test_cap_keeps_the_first_nodes(nodes, excluded):
+    names = [f"n{i}" for i in range(nodes)]
+    kept, beyond = limit_exclusions(["elsewhere", *names], names)
+    assert (kept, beyond) == (names[:excluded], names[excluded:])
+
+
+@pytest.mark.parametrize("line", ["garbage", "[]", "{}", "null", '{"node": "n1"}', "[" * 100_000,
+                                  '{"node":1,"reason":"r","time":1,"expires":2,"cluster":"c"}',
+                                  '{"node":"n1","reason":"r","time":"x","expires":2,"cluster":"c"}', "\ufffd\0"])
+def test_invalid_line_is_a_warning_and_loses_no_other(file, line):
+    add_exclusions(file, [entry("n1")], NOW)
+    with open(file, "a") as stream:
+        stream.write(line)  # without a newline: the disk was full
+    add_exclusions(file, [entry("n2")], NOW)
+    entries, warning = load_exclusions(file)
+    assert [item.node for item in entries] == ["n1", "n2"]
+    assert warning.startswith(f"{file}:2: not an exclusion; expected ") and "1 of 3 lines" in warning
+
+
+def test_unusable_file_is_a_warning(file):
+    os.makedirs(file)
+    assert load_exclusions(file) == ([], f"{file}: cannot be read (Is a directory); no remembered node is excluded")
+    with pytest.raises(UnavailableError, match="cannot be written"):
+        add_exclusions(file, [entry("n1")], NOW)
+
+
+def test_long_file_is_compacted_and_keeps_what_counts(file):
+    add_exclusions(file, [entry(f"n{i}", NOW - 9999, reason="x" * 250) for i in range(1000)], NOW)
+    add_exclusions(file, [entry("n1")], NOW)
+    assert [item.node for item in load_exclusions(file)[0]] == ["n1"]
+
+
+def test_concurrent_writers_lose_nothing(file):
+    def write(writer: int) -> None:
+        for i in range(50):
+            add_exclusions(file, [entry(f"n{writer}-{i}")], NOW)
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    entries, warning = load_exclusions(file)
+    assert (len(entries), warning) == (200, "")
+
+
+def test_remembered_node_expires_after_a_day(tmp_path):
+    environ = {"XDG_STATE_HOME": str(tmp_path), "SLURM_CLUSTER_NAME": "c"}
+    remember_nodes({"n1": "bad cable"}, environ, "5")
+    data = json.loads((tmp_path / "slurmdl/exclusions.jsonl").read_text())
+    assert (data["node"], data["reason"], data["cluster"], data["job"]) == ("n1", "bad cable", "c", "5")
+    assert data["expires"] - data["time"] == DEFAULT_LIFETIME_S == 24 * 3600
