@@ -74,4 +74,4 @@ def test_reader(reader: str, tmp_path: Path) -> None:
     executed = re.search(r"number_of_executed_units: (\d+)", done.stderr)
     assert executed, done.stderr[-1000:]
     print(f"{reader}: {executed[1]} executions in {SECONDS} s")
-    assert int(executed[1]) > 100
+    assert int(executed[1]) > 10  # more in a second on an idle machine; a busy one needs longer for each
