@@ -67,7 +67,7 @@ def _check_nodes(options: argparse.Namespace) -> int:
         from slurmdl.health.requeue import requeue_and_exclude
 
         job_id = os.environ["SLURM_JOB_ID"]
-        print(requeue_and_exclude(job_id, result.reasons, os.environ, max_requeues(job_id)), flush=True)
+        print_escaped(requeue_and_exclude(job_id, result.reasons, os.environ, max_requeues(job_id)))
     return GaveUpError.exit_status
 
 

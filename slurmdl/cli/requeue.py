@@ -13,6 +13,7 @@ from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import UsageError
 from slurmdl.health.requeue import requeue_and_exclude
 from slurmdl.slurm import hostlist
+from slurmdl.text import print_escaped
 
 
 def run(argv: list[str]) -> int:
@@ -28,7 +29,7 @@ def run(argv: list[str]) -> int:
     if not job_id:
         raise UsageError("slurmdl requeue: no job; expected its ID, or a call inside a job")
     excluded = dict.fromkeys(hostlist.expand_hostlist(options.exclude), options.reason)
-    print(requeue_and_exclude(job_id, excluded, os.environ, max_requeues(job_id), options.wait))
+    print_escaped(requeue_and_exclude(job_id, excluded, os.environ, max_requeues(job_id), options.wait))
     return 0
 
 
