@@ -104,5 +104,3 @@ def _forget(nodelist: str) -> int:
         raise UsageError(f"--forget: node {unknown[0]} is not excluded on {cluster}; expected {expected}")
     exclusions.remember_nodes(dict.fromkeys(nodes, "forgotten"), os.environ, lifetime_s=0.0)
     return 0
-
-

@@ -80,7 +80,7 @@ def _first_error(reports: Mapping[str, NodeReport]) -> str:
 
 
 def run_node_checks(nodes: Sequence[str], checks: Sequence[str], environ: Mapping[str, str],
-               limit_s: float) -> dict[str, NodeReport]:
+                    limit_s: float) -> dict[str, NodeReport]:
     """Run checks on nodes by a step with one task per node; a node that does not answer in time has no values."""
     reports = {node: NodeReport() for node in nodes}
     argv = [*node_step.node_step_argv(nodes, environ, "slurmdl-preflight", ("--mpi=none", "--cpu-bind=none")),
@@ -121,7 +121,7 @@ def _add_result(reports: Mapping[str, NodeReport], line: str, arrival: float) ->
 
 def _probe_links(reports: Mapping[str, NodeReport], topology: Topology, environ: Mapping[str, str], budget_s: float,
                  on_warning: Callable[[str], None]) -> bool:
-    """Add the links of the nodes that answered; a node that nobody reaches gets none.
+    """Add the links of the nodes that answered; a node that no other node can reach gets none.
 
     Returns whether links were measured; if not, a warning says why.
     """

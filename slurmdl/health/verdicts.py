@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -96,9 +95,8 @@ def find_faults(reports: Mapping[str, NodeReport], checks: Sequence[str], with_l
     """
     faults = [Fault(node, check, report.errors.get(check, "no answer")) for node, report in reports.items()
               for check in checks if check not in report.values]
-    for fault_rule in (partial(_cpu_faults, limits=limits), partial(_memory_faults, limits=limits), _disk_faults,
-                       _clock_faults, _gpu_faults):
-        faults += fault_rule(reports)
+    faults += [*_cpu_faults(reports, limits), *_memory_faults(reports, limits), *_disk_faults(reports),
+               *_clock_faults(reports), *_gpu_faults(reports)]
     for is_alone in (False, True) if with_links else ():
         faults += _link_faults({node: report for node, report in reports.items()
                                 if report.is_alone_in_zone == is_alone}, limits)
@@ -112,7 +110,7 @@ def _cpu_faults(reports: Mapping[str, NodeReport], limits: Limits) -> Iterable[F
     for node, share in _low_outliers(rates, limits.rate, limits):
         yield Fault(node, "cpu", f"its CPUs do {share:.0%} of the work of the others")
     stopped = {node: values.get("stopped", 0.0) for node, values in cpu.items()}
-    typical = median(stopped.values()) if stopped else 0.0
+    typical = _median_or_zero(stopped.values())
     for node, share in stopped.items():
         if share > MAX_STOPPED + typical:
             yield Fault(node, "cpu", f"a CPU quota of its control groups stops its CPUs for {share:.0%} of the time")
@@ -136,7 +134,7 @@ def _memory_faults(reports: Mapping[str, NodeReport], limits: Limits) -> Iterabl
 
 def _disk_faults(reports: Mapping[str, NodeReport]) -> Iterable[Fault]:
     disk = _values(reports, "disk")
-    typical = median([values["write_seconds"] for values in disk.values()]) if disk else 0.0
+    typical = _median_or_zero(values["write_seconds"] for values in disk.values())
     for node, values in disk.items():
         if values["free"] < MIN_FREE_DISK:
             yield Fault(node, "disk", f"{format_bytes(values['free'])} are free in {values['directory']}")
@@ -147,7 +145,7 @@ def _disk_faults(reports: Mapping[str, NodeReport]) -> Iterable[Fault]:
 
 def _clock_faults(reports: Mapping[str, NodeReport]) -> Iterable[Fault]:
     offsets = {node: report.clock_offset for node, report in reports.items() if report.clock_offset is not None}
-    center = median(offsets.values()) if offsets else 0.0
+    center = _median_or_zero(offsets.values())
     for node, offset in offsets.items():
         if abs(offset - center) > MAX_CLOCK_OFFSET_S:
             direction = "ahead of" if offset > center else "behind"
@@ -173,12 +171,12 @@ def _link_faults(reports: Mapping[str, NodeReport], limits: Limits) -> Iterable[
         yield Fault(node, "link", f"its link carries {format_bit_rate(throughputs[node])}, {share:.0%} of the median "
                                   "link")
     losses = {node: link.loss for node, link in links.items() if link.loss is not None}
-    typical_loss = median(losses.values()) if losses else 0.0
+    typical_loss = _median_or_zero(losses.values())
     for node, loss in losses.items():
         if loss > MAX_LOSS + 3 * typical_loss:
             yield Fault(node, "link", f"its link loses {loss:.1%} of the packets")
     rtts = {node: link.rtt for node, link in links.items() if link.rtt is not None}
-    typical_rtt = median(rtts.values()) if rtts else 0.0
+    typical_rtt = _median_or_zero(rtts.values())
     for node, rtt in rtts.items():
         if rtt > MAX_RTT_FACTOR * typical_rtt + MAX_EXTRA_RTT_S:
             yield Fault(node, "link", f"its link adds {format_duration(rtt)} to a round trip, the median link "
@@ -187,6 +185,11 @@ def _link_faults(reports: Mapping[str, NodeReport], limits: Limits) -> Iterable[
 
 def _values(reports: Mapping[str, NodeReport], check: str) -> dict[str, Mapping[str, Any]]:
     return {node: report.values[check] for node, report in reports.items() if report.values.get(check)}
+
+
+def _median_or_zero(values: Iterable[float]) -> float:
+    known = list(values)
+    return median(known) if known else 0.0
 
 
 def _low_outliers(values: Mapping[str, float], min_share: float, limits: Limits) -> list[tuple[str, float]]:

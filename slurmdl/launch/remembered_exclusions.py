@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,10 +20,7 @@ if TYPE_CHECKING:
 
 def load_active_exclusions(environ: Mapping[str, str], on_warning: Callable[[str], None]) -> dict[str, Exclusion]:
     """Node -> entry of each node that the user's jobs leave out now; a file that is not usable is a warning."""
-    path = exclusions.exclusions_file(environ)
-    if not os.path.exists(path):
-        return {}
-    entries, warning = exclusions.load_exclusions(path)
+    entries, warning = exclusions.load_exclusions(exclusions.exclusions_file(environ))
     if warning:
         on_warning(warning)
     now = time.time()

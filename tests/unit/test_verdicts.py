@@ -86,7 +86,7 @@ def test_noise_of_a_busy_cluster_is_no_fault():
 
 
 def test_two_bad_nodes_of_four_are_found():
-    """In a zone of two nodes, a bad link cannot be told from its partner's."""
+    """In a zone of two nodes the probes cannot show which of the two links is bad."""
     slow = report(throughput=5e7)
     assert [fault.node for fault in faults(slow, slow, good=2)] == ["bad0", "bad1"]
 
