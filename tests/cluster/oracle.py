@@ -112,7 +112,7 @@ def hostnames(directory: Path, expressions: Sequence[str], max_workers: int = 2)
     def expand(expression: str) -> list[str] | None:
         try:
             done = subprocess.run([*prefix, "scontrol", "show", "hostnames", expression], capture_output=True,
-                                  text=True, timeout=10, check=False, env=env, stdin=subprocess.DEVNULL)
+                                  text=True, timeout=120, check=False, env=env, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:  # newer releases hang on some invalid expressions
             return None
         return None if done.stderr else done.stdout.split("\n")[:-1]

@@ -81,7 +81,7 @@ def test_service_reads_the_spool_of_all_nodes_until_it_is_terminated(site, spool
         assert not list(spool.iterdir())
     finally:
         site.run(["sh", "-c", f"kill $(cat {directory}/pid)"], as_root=True)
-    assert child.communicate(timeout=30)[1] == ""
+    assert child.communicate(timeout=120)[1] == ""
 
 
 def test_samples_of_a_pipe_are_stored(site):

@@ -112,7 +112,7 @@ def test_attacker_on_the_leader_node_changes_no_result(cluster):
         output, stderr = probe.communicate(timeout=90)
     finally:
         cluster.shape_link("n8", delay=0.0)
-        messages_read, _ = attacker.communicate("", timeout=30)
+        messages_read, _ = attacker.communicate("", timeout=120)
     assert probe.returncode == 0, stderr
     assert messages_read == "\n"
     measured = [sample for name, sample in parse_samples(output).items() if name.startswith("node")]

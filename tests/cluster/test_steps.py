@@ -235,7 +235,7 @@ else:
     deadline = time.monotonic() + 20
     while True:
         try:
-            with socket.create_connection(address, timeout=20) as peer:
+            with socket.create_connection(address, timeout=120) as peer:
                 assert peer.recv(3) == b"met"
             break
         except ConnectionRefusedError:

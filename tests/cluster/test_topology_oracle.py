@@ -21,7 +21,7 @@ from slurmdl.topology import topology_conf
 from slurmdl.topology.source import ZoneDecl
 from slurmdl.topology.topology import Topology
 
-FILES = int(os.environ.get("SLURMDL_ORACLE_FILES", "100"))
+FILES = int(os.environ.get("SLURMDL_ORACLE_FILES", "60"))
 HOSTLISTS = int(os.environ.get("SLURMDL_ORACLE_HOSTLISTS", "1000"))
 SEED = int(os.environ.get("SLURMDL_ORACLE_SEED", "1"))
 

@@ -140,7 +140,7 @@ def test_node_facts_script(tmp_path):
     plugin.write_text("x")
     proc = subprocess.run(["sh", "-c", script, "sh", str(plugin), str(tmp_path / "none")], capture_output=True,
                           env={"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1", "PMIX_RANK": "0"}, text=True,
-                          check=True, timeout=20)
+                          check=True, timeout=120)
     facts = dict(line.split("\t")[1:] for line in proc.stdout.splitlines())
     assert {line.split("\t")[0] for line in proc.stdout.splitlines()} == {"n1"}
     assert facts["plugin_checksum"] == site_facts.file_checksum(str(plugin)) != "missing"

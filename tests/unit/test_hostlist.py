@@ -24,7 +24,7 @@ def test_expansion_equals_scontrol(text: str, tmp_path: Path) -> None:
         pytest.skip("scontrol is not installed")
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=oracle\nSlurmctldHost=localhost\n")
-    oracle = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=10,
+    oracle = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=120,
                             check=True, env={**os.environ, "SLURM_CONF": str(conf)})
     assert expand_hostlist(text) == oracle.stdout.split()
 

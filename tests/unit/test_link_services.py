@@ -51,7 +51,7 @@ class Service:
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         self.child.send_signal(number)
-        _, stderr = self.child.communicate(timeout=30)
+        _, stderr = self.child.communicate(timeout=120)
         return self.child.returncode, stderr
 
     def published_nodes(self) -> list[str]:

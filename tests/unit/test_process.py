@@ -73,7 +73,7 @@ def test_signal_to_the_supervisor_is_forwarded(failure_message):
     child.send_signal(signal.SIGINT)
     assert child.stdout.readline() == b"interrupted\n"
     child.send_signal(signal.SIGTERM)
-    assert child.communicate(timeout=30)[0] == b"count 1\n"
+    assert child.communicate(timeout=120)[0] == b"count 1\n"
     assert child.returncode == 7
 
 
@@ -81,7 +81,7 @@ def test_signal_to_the_supervisor_is_forwarded(failure_message):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1])
 def test_supervisor_ends_by_the_signal_of_the_program(failure_message, number):
     argv = supervisor_command(failure_message, "sh", "-c", f"kill -{int(number)} $$")
-    proc = subprocess.run(argv, check=False, timeout=30)
+    proc = subprocess.run(argv, check=False, timeout=120)
     assert proc.returncode == -number
 
 
@@ -93,7 +93,7 @@ def test_unfinished_line_is_copied_at_once():
         assert read_until(child.stderr.fileno(), shown) == shown
         child.stdin.write(b"\n")
         child.stdin.flush()
-    child.communicate(timeout=30)
+    child.communicate(timeout=120)
     assert child.returncode == 0
 
 
@@ -101,14 +101,14 @@ def test_unfinished_line_is_copied_at_once():
 def test_failure_message_in_pieces_is_found(stderr, status):
     slowly = 'for c in $0; do printf %s $c | tr _ " " >&2; sleep 0.01; done'
     argv = supervisor_command("lost a node", "sh", "-c", slowly, " ".join(stderr.replace(" ", "_")))
-    proc = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    proc = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
     message = "slurmdl: env lost a node, and has ended all tasks; its own exit status is 0\n" if status else ""
     assert (proc.returncode, proc.stdout, proc.stderr) == (status, "", stderr + message)
 
 
 def test_failed_program_keeps_its_exit_status():
     argv = supervisor_command("lost a node", "sh", "-c", "echo lost a node >&2; exit 9")
-    proc = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    proc = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
     assert (proc.returncode, proc.stderr) == (9, "lost a node\n")
 
 
@@ -118,7 +118,7 @@ def test_programs_start_with_default_signal_actions(call):
     grep = ["/bin/grep", "^Sig[BI]", "/proc/self/status"]
     script = "import os; from slurmdl.launch import supervisor; from slurmdl.slurm import process; " \
              f"{call}({grep!r}, os.environ)"
-    outputs = [subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+    outputs = [subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120).stdout.split()
                for argv in ([sys.executable, "-c", script], grep)]
     # posix_spawn of the C library ignores its internal signals 32 and 33
     masks = [{words[i]: int(words[i + 1], 16) & ~(3 << 31) for i in (0, 2)} for words in outputs]

@@ -136,7 +136,7 @@ def test_verify_as_the_program_of_a_step(start, nodes, status, fact):
 
 def test_verify_outside_a_step_is_a_usage_error(start):
     child = start([sys.executable, "-m", "slurmdl", "verify"], SLURMDL_PLAN="", SLURMDL_VERIFY="")
-    assert "slurmdl srun slurmdl verify" in child.communicate(timeout=30)[1]
+    assert "slurmdl srun slurmdl verify" in child.communicate(timeout=120)[1]
     assert child.returncode == 64
 
 

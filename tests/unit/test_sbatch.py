@@ -310,7 +310,7 @@ def test_find_sbatch_skips_this_program(tmp_path):
     code = "import os, sys; sys.argv[0] = sys.argv[1]; from slurmdl.launch.sbatch import find_sbatch as f; " \
            "print(f(os.environ))"
     path = os.pathsep.join(str(tmp_path / name) for name in ("empty", "own", "slurm"))
-    proc = subprocess.run([sys.executable, "-c", code, str(tmp_path / "own" / "sbatch")], text=True, timeout=30,
+    proc = subprocess.run([sys.executable, "-c", code, str(tmp_path / "own" / "sbatch")], text=True, timeout=120,
                           env={"PATH": path}, capture_output=True, check=True)
     assert proc.stdout.strip() == str(real)
     with pytest.raises(UnavailableError, match="not found on PATH"):
@@ -364,7 +364,7 @@ def test_run_passthrough_copies_bytes_and_calls_back_at_once():
                              stderr=subprocess.PIPE)
     assert child.stderr.readline() == b"first b'got in'\n"
     assert child.poll() is None
-    out, _ = child.communicate(timeout=30)
+    out, _ = child.communicate(timeout=120)
     assert (out, child.returncode) == (b"got in\nmore\xff", 3)
 
 
@@ -378,6 +378,6 @@ def test_run_passthrough_forwards_signals(script, status):
     child.stderr.readline()
     begin = time.monotonic()
     child.send_signal(signal.SIGTERM)
-    child.communicate(timeout=30)
+    child.communicate(timeout=120)
     assert child.returncode == status
     assert time.monotonic() - begin < 10

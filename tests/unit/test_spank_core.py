@@ -133,7 +133,7 @@ echo "$SLURMDL_ROLE $SLURMDL_ROLE_RANK $SLURMDL_ZONE"
 _dl_rank=$((_dl_rank + 1))
 done"""
     return subprocess.run(["/bin/sh", "-c", text], env=variables, capture_output=True, text=True, check=True,
-                          timeout=20).stdout.splitlines()
+                          timeout=120).stdout.splitlines()
 
 
 @settings(bounded, max_examples=100)

@@ -148,7 +148,7 @@ def run_task(shell, argv: list[str], rank: int, environ: dict[str, str] | None =
             "SLURM_LOCALID": str(PLAN.nodes[:rank].count(PLAN.nodes[rank])), "SLURM_STEP_ID": "3",
             "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x2)", "SLURM_DISTRIBUTION": "arbitrary", "SLURM_JOB_NAME": "sh"}
     return subprocess.run([*shell, *task_command.TASK_SHELL[1:], *argv], capture_output=True, text=True, check=False,
-                          env={**task_environ, **command.environ_set, **(environ or {})}, timeout=20)
+                          env={**task_environ, **command.environ_set, **(environ or {})}, timeout=120)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -279,7 +279,7 @@ def test_mpirun_that_lost_a_node_exits_with_76(tmp_path, text, status):
     call = "import os; from slurmdl.launch import srun, step_command as c; " \
            "file = c.InlineFile('', 'HOSTFILE', 'n1\\n'); " \
            "srun._exec_step(c.StepCommand(('mpirun', file), {}, (), c.NODE_LOST_MESSAGE), os.environ)"
-    proc = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False, timeout=30,
+    proc = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False, timeout=120,
                           env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert (proc.returncode, proc.stdout) == (status, "out\nn1\n")
     first, *messages = proc.stderr.splitlines()
@@ -329,8 +329,8 @@ def test_run_srun_with_an_invalid_option_is_a_usage_error(argv, facts):
 def test_passthrough_options_run_plain_srun(argv):
     call = "import sys; from slurmdl.cli.main import main; sys.exit(main())"
     proc = subprocess.run([sys.executable, "-c", call, "srun", *argv], capture_output=True, text=True,
-                          env={**os.environ, "SLURM_JOB_ID": "1"}, check=False, timeout=30)
-    plain = subprocess.run(["srun", "--version"], capture_output=True, text=True, check=False, timeout=30)
+                          env={**os.environ, "SLURM_JOB_ID": "1"}, check=False, timeout=120)
+    plain = subprocess.run(["srun", "--version"], capture_output=True, text=True, check=False, timeout=120)
     assert (proc.returncode, proc.stdout, proc.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 

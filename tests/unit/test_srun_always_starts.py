@@ -206,7 +206,7 @@ def test_plan_file_is_removed_when_a_signal_ends_the_step(large_job, number):
     status = path.stat()
     assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, os.geteuid())
     child.send_signal(number)
-    child.communicate(timeout=30)
+    child.communicate(timeout=120)
     assert child.returncode == -number
     assert files(large_job.plans) == []
 

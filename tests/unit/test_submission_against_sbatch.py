@@ -78,7 +78,7 @@ def unreachable(tmp_path_factory):
 
 def query_sbatch(directory, argv, script, environ) -> dict[str, str] | None:
     """The options that sbatch prints; None if it rejects them."""
-    proc = subprocess.run(["sbatch", "-vv", "--test-only", *argv], input=script, text=True, timeout=20, check=False,
+    proc = subprocess.run(["sbatch", "-vv", "--test-only", *argv], input=script, text=True, timeout=120, check=False,
                           capture_output=True, env={"PATH": os.environ["PATH"], "LC_ALL": "C", **environ,
                                                     "SLURM_CONF": f"{directory}/slurm.conf"})
     if "defined options" not in proc.stderr:

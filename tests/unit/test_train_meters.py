@@ -9,7 +9,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -110,47 +109,61 @@ def test_sampled_series_median_of_few_values_is_exact() -> None:
     assert series.median == (MAX_SAMPLES - 1) / 2
 
 
-class SleepingModel(torch.nn.Module):
-    """Takes hundredths of WORK in forward and backward pass."""
+class WorkingModel(torch.nn.Module):
+    """Its forward and backward pass take the seconds of WORK on `clock`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(4, 2)
+        self.layer, self.clock = torch.nn.Linear(4, 2), clock
 
     def forward(self, x: Any) -> Any:
-        time.sleep(WORK["forward"] / 100)
+        self.clock.time += WORK["forward"]
         y = self.layer(x)
-        y.register_hook(lambda gradient: time.sleep(WORK["backward"] / 100))
+        y.register_hook(lambda gradient: self._work_backward())
         return 2 * y
+
+    def _work_backward(self) -> None:
+        self.clock.time += WORK["backward"]
+
+
+class WorkingSGD(torch.optim.SGD):
+    """Its step takes the seconds of WORK on `clock`."""
+
+    clock: Clock
+
+    def step(self, *arguments: Any) -> Any:
+        self.clock.time += WORK["optimizer"]
+        return super().step(*arguments)
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip"])
 def test_phases_sum_to_step_time(strategy: str) -> None:
-    """A single rank on the real clock."""
-    class RealClockTransport(virtual.VirtualTransport):
-        def now(self) -> float:
-            return time.perf_counter()
+    clock = Clock()
 
-    def program(transport: virtual.VirtualTransport) -> tuple[dict[str, Any] | None, float]:
-        transport.__class__ = RealClockTransport
+    class ClockTransport(virtual.VirtualTransport):
+        def now(self) -> float:
+            return clock.time
+
+    def program(transport: virtual.VirtualTransport) -> dict[str, Any] | None:
+        transport.__class__ = ClockTransport
         run = init(StrategyConfig(strategy), environ={}, transport=transport)
-        model = SleepingModel()
-        model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        loader = run.loader(torch.ones(20, 4), 1)
-        start = time.perf_counter()
-        for batch in loader:
-            opt.zero_grad()
+        model = WorkingModel(clock)
+        optimizer = WorkingSGD(model.parameters(), lr=0.1)
+        optimizer.clock = clock
+        model, optimizer = run.wrap(model, optimizer)
+        for batch in run.loader(torch.ones(20, 4), 1):
+            optimizer.zero_grad()
             model(batch).sum().backward()
-            opt.step()
-        duration = time.perf_counter() - start
+            optimizer.step()
+            clock.time += 10.0  # between two steps
         run.finish()
-        return run.summary(), duration
-    summary, duration = virtual.run_virtual_ranks(1, program)[0]
+        return run.summary()
+    summary = virtual.run_virtual_ranks(1, program)[0]
     assert summary is not None
-    assert sum(summary["phases"].values()) + summary["between_steps_seconds"] == pytest.approx(duration, rel=0.03)
     assert sum(summary["phases"].values()) == pytest.approx(summary["train_seconds"])
-    for phase in ("forward", "backward"):
-        assert summary["phases"][phase] >= 20 * WORK[phase] / 100
+    for phase in ("forward", "backward", "optimizer"):
+        assert summary["phases"][phase] == pytest.approx(20 * WORK[phase])
+    assert summary["train_seconds"] + summary["between_steps_seconds"] == pytest.approx(clock.time)
     assert (summary["steps"], summary["batch_size"]) == (20, 1)
 
 

@@ -217,7 +217,7 @@ def test_different_data_are_rejected(tmp_path: Path) -> None:
     # also in test_train_scripts.py, with a script
     pytest.param(("--lr", "1e30"), "has infinite or NaN entries; expected finite ones", marks=pytest.mark.nightly)])
 def test_failure_of_one_rank_ends_all(arguments: tuple[str, ...], text: str) -> None:
-    proc = mpirun(2, *TRAIN, "--steps", "1000", *arguments, per_rank=ON_NODES, timeout=30)
+    proc = mpirun(2, *TRAIN, "--steps", "1000", *arguments, per_rank=ON_NODES)
     assert proc.returncode == 76
     assert text in proc.stderr
     assert "Traceback" not in proc.stderr

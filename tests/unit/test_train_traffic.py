@@ -159,7 +159,7 @@ class ThreadTransport:
 
     def waitall(self, requests: Sequence[tuple[int, FloatArray] | None]) -> None:
         for peer, array in filter(None, requests):
-            array[:] = self._queues[peer, self.rank].get(timeout=10)
+            array[:] = self._queues[peer, self.rank].get(timeout=120)
 
 
 def run_allreduce(vectors: FloatArray, groups: Sequence[Sequence[int]],
