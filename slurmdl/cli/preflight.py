@@ -42,9 +42,10 @@ def _check_nodes(options: argparse.Namespace) -> int:
     from slurmdl.cli.links import load_topology_or_flat
     from slurmdl.health.preflight import run_preflight
     from slurmdl.health.report import format_table, to_json
-    from slurmdl.slurm import hostlist
+    from slurmdl.slurm import hostlist, job_record
 
-    if options.requeue and "SLURM_JOB_ID" not in os.environ:
+    job_id = job_record.own_job_id(os.environ)
+    if options.requeue and not job_id:
         raise UsageError("--requeue: not inside a job (SLURM_JOB_ID is not set)")
     nodelist = options.nodes or os.environ.get("SLURM_JOB_NODELIST")
     if not nodelist:
@@ -66,7 +67,6 @@ def _check_nodes(options: argparse.Namespace) -> int:
         from slurmdl.cli.requeue import max_requeues
         from slurmdl.health.requeue import requeue_and_exclude
 
-        job_id = os.environ["SLURM_JOB_ID"]
         print_escaped(requeue_and_exclude(job_id, result.reasons, os.environ, max_requeues(job_id)))
     return GaveUpError.exit_status
 

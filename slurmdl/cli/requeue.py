@@ -12,7 +12,7 @@ from slurmdl import config, dl_options
 from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import UsageError
 from slurmdl.health.requeue import requeue_and_exclude
-from slurmdl.slurm import hostlist
+from slurmdl.slurm import hostlist, job_record
 from slurmdl.text import print_escaped
 
 
@@ -25,7 +25,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--wait", action="store_true",
                         help="requeue even if too few other nodes are in service now: the job waits for them")
     options = parser.parse_args(argv)
-    job_id = options.job or os.environ.get("SLURM_JOB_ID")
+    job_id = options.job or job_record.own_job_id(os.environ)
     if not job_id:
         raise UsageError("slurmdl requeue: no job; expected its ID, or a call inside a job")
     excluded = dict.fromkeys(hostlist.expand_hostlist(options.exclude), options.reason)
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
 
 def max_requeues(job_id: str) -> int | None:
     """The limit of --dl-max-requeues for the job of this process; None for another job."""
-    if job_id != os.environ.get("SLURM_JOB_ID"):
+    if job_id not in (job_record.own_job_id(os.environ), os.environ.get("SLURM_JOB_ID")):
         return None
     from slurmdl.launch import submission_record
 

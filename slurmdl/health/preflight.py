@@ -10,8 +10,8 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from slurmdl.errors import SlurmdlError, UnavailableError
@@ -68,7 +68,8 @@ def run_preflight(nodes: Sequence[str], topology: Topology, environ: Mapping[str
         left_s = max(2.0, budget_s - (time.monotonic() - start))
         with_links = _probe_links(reports, topology, environ, 0.6 * left_s, on_warning)
     suspected = verdicts.find_faults(reports, checks, with_links, verdicts.SCREENING)
-    confirmed = _confirm(suspected, reports, topology, environ, max(3.0, budget_s - (time.monotonic() - start)))
+    confirmed = _confirm(suspected, reports, topology, environ, max(3.0, budget_s - (time.monotonic() - start)),
+                         on_warning)
     confirmed_keys = {(fault.node, fault.check) for fault in confirmed}
     return Preflight(reports, confirmed, [fault for fault in suspected
                                           if (fault.node, fault.check) not in confirmed_keys],
@@ -144,20 +145,37 @@ def _probe_links(reports: Mapping[str, NodeReport], topology: Topology, environ:
 
 
 def _confirm(suspected: Sequence[Fault], reports: Mapping[str, NodeReport], topology: Topology,
-             environ: Mapping[str, str], limit_s: float) -> list[Fault]:
-    """Repeat the failed checks on the suspected nodes and a few good ones; return the faults found again."""
+             environ: Mapping[str, str], limit_s: float, on_warning: Callable[[str], None]) -> list[Fault]:
+    """Repeat the failed checks on the suspected nodes and a few good ones; return the faults found again.
+
+    The checks of the nodes are compared within the second run, as the load of a cluster changes. The links of the
+    suspected nodes are compared with the links of all others: of few links a missing pair makes all seem slow.
+    """
     bad = tuple(dict.fromkeys(fault.node for fault in suspected))
     if not bad:
         return []
     nodes = (*bad, *_reference_nodes(bad, reports, topology))
     checks = tuple(check for check in CHECKS if any(fault.check == check for fault in suspected))
-    with_links = any(fault.check == "link" for fault in suspected) and len(nodes) > 1
+    with_links = any(fault.check == "link" for fault in suspected)
     again = run_node_checks(nodes, checks or ("clock",), environ, limit_s * (0.5 if with_links else 1.0))
+    faults = list(verdicts.find_faults(again, checks, with_links=False))
     if with_links:
-        with_links = _probe_links(again, topology, environ, 0.4 * limit_s, lambda _: None)
-    found = {(fault.node, fault.check): fault for fault in verdicts.find_faults(again, checks, with_links)}
+        _probe_links(again, topology, environ, 0.4 * limit_s, on_warning)
+        faults += confirmed_link_faults(bad, reports, again)
+    found = {(fault.node, fault.check): fault for fault in faults}
     keys = dict.fromkeys((fault.node, fault.check) for fault in suspected)
     return [found[key] for key in keys if key in found]
+
+
+def confirmed_link_faults(suspected: Collection[str], reports: Mapping[str, NodeReport],
+                          again: Mapping[str, NodeReport]) -> list[Fault]:
+    """Faults of the suspected nodes' links, measured in a second run; the first one counts where that is missing."""
+    merged = dict(reports)
+    for node in suspected:
+        link = again[node].link
+        if link and (link.throughput is not None or not reports[node].link):
+            merged[node] = replace(reports[node], link=link)
+    return [fault for fault in verdicts.find_faults(merged, (), with_links=True) if fault.node in suspected]
 
 
 def _reference_nodes(bad: Sequence[str], reports: Mapping[str, NodeReport], topology: Topology) -> list[str]:

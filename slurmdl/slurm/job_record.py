@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmdl.errors import InputError, UnavailableError, UsageError
@@ -14,8 +14,9 @@ class JobRecord:
     """Fields of a job, or of one component of a heterogeneous job.
 
     Attributes:
-        job_id: number by which `scontrol update` finds it.
+        job_id: ID by which scontrol finds this job and no other, ARRAY_TASK for a task of an array.
         state: base state, e.g. RUNNING; COMPLETING while processes of a requeued job end.
+        reason: why the job is in its state, e.g. TimeLimit, or "None".
         requeue: whether it may be requeued (sbatch --requeue).
         batch: whether it has a batch script; only such jobs can be requeued.
         restarts: how often it was requeued.
@@ -26,6 +27,7 @@ class JobRecord:
 
     job_id: str
     state: str
+    reason: str
     requeue: bool
     batch: bool
     restarts: int
@@ -34,6 +36,16 @@ class JobRecord:
     excluded: tuple[str, ...]
     required: tuple[str, ...]
     min_nodes: int
+
+
+def own_job_id(environ: Mapping[str, str]) -> str:
+    """ID of the job of this process by which scontrol finds it, or "" outside of a job.
+
+    One task of a job array has the array's ID as its SLURM_JOB_ID, which scontrol takes for the whole array.
+    """
+    if array := environ.get("SLURM_ARRAY_JOB_ID"):
+        return f"{array}_{environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    return environ.get("SLURM_JOB_ID", "")
 
 
 def query_job(job_id: str, timeout: float = process.QUERY_TIMEOUT_S) -> list[JobRecord]:
@@ -56,10 +68,18 @@ def parse_job_records(text: str, job_id: str) -> list[JobRecord]:
     fields_of_jobs = [_parse_fields(line.split()) for line in lines]
     if not lines:
         raise InputError(f"scontrol show job {job_id}: no job in the output")
-    if len(lines) > 1 and not all("HetJobId" in fields for fields in fields_of_jobs):
-        tasks = [f"{fields.get('ArrayJobId', job_id)}_{fields.get('ArrayTaskId', '?')}" for fields in fields_of_jobs]
-        raise UsageError(f"job {job_id} is an array; name one of its tasks, e.g. {tasks[0]}")
+    if not all("HetJobId" in fields for fields in fields_of_jobs):
+        tasks = [_task_id(fields, job_id) for fields in fields_of_jobs]
+        if len(lines) > 1 or not tasks[0].rpartition("_")[2].isdigit():
+            raise UsageError(f"job {job_id} is an array; name one of its tasks, e.g. {tasks[0]}")
     return [_parse_record(fields, job_id) for fields in fields_of_jobs]
+
+
+def _task_id(fields: Mapping[str, str], job_id: str) -> str:
+    """ARRAY_TASK of a task of an array, else the job's ID. Tasks that are all pending share one record."""
+    if "ArrayJobId" not in fields:
+        return fields.get("JobId", job_id)
+    return job_id if "_" in job_id else f"{fields['ArrayJobId']}_{fields.get('ArrayTaskId', '?')}"
 
 
 def _parse_fields(words: Sequence[str]) -> dict[str, str]:
@@ -77,8 +97,8 @@ def _parse_record(fields: dict[str, str], job_id: str) -> JobRecord:
         excluded, required = (tuple(hostlist.expand_hostlist(fields[name])) if fields[name] else ()
                               for name in ("ExcNodeList", "ReqNodeList"))
         return JobRecord(
-            fields["JobId"], fields["JobState"], fields["Requeue"] != "0", fields["BatchFlag"] != "0",
-            int(fields["Restarts"]), fields["UserId"].partition("(")[0],
+            _task_id(fields, job_id), fields["JobState"], fields["Reason"], fields["Requeue"] != "0",
+            fields["BatchFlag"] != "0", int(fields["Restarts"]), fields["UserId"].partition("(")[0],
             tuple(filter(None, fields["Partition"].split(","))), excluded, required,
             int(fields["NumNodes"].partition("-")[0]))
     except (KeyError, ValueError) as error:

@@ -10,6 +10,8 @@ import pytest
 from conftest import Cluster
 from jobs import slurmdl_messages, wait_for_pattern
 
+from slurmdl.slurm import hostlist
+
 #: job that calls slurmdl in its first start, and ends at once in its second
 REQUEUES_ITSELF = """\
 #SBATCH -N2 --requeue --open-mode=append
@@ -246,14 +248,35 @@ def test_preflight_requeues_without_the_bad_node(new_sandbox):
     path = cluster.script("#SBATCH -N4 --requeue --open-mode=append\n"
                           'echo "start ${SLURM_RESTART_COUNT-0} on $SLURM_JOB_NODELIST" with '
                           '"$(scontrol show hostnames | tr \'\\n\' \' \')"\n'
+                          "until [ -e shaped ]; do sleep 0.2; done\n"
                           "slurmdl preflight --requeue --budget 40 || exit\necho all good\n")
-    cluster.shape_link("n3", rate=20e6)
-    job = cluster.submit(["sbatch", "-w", "n3", str(path)], env=health.env, directory=path.parent)
-    cluster.run(["scontrol", "update", f"JobId={job}", "ReqNodeList="])
+    job = cluster.submit(["sbatch", str(path)], env=health.env, directory=path.parent)
+    bad = hostlist.expand_hostlist(cluster.wait_for(job, {"RUNNING"})["NodeList"])[-1]
+    cluster.shape_link(bad, rate=20e6)
+    (path.parent / "shaped").touch()
     record = cluster.wait(job, 120)
     text = cluster.run(["cat", record["StdOut"]]).stdout
     assert text.rstrip().endswith("all good"), text
-    assert "n3" in started_on(text, 0) and "n3" not in started_on(text, 1)
+    assert bad in started_on(text, 0) and bad not in started_on(text, 1)
+
+
+ARRAY = """\
+#SBATCH -N1 -a 1-2 --requeue --open-mode=append
+echo "start ${SLURM_RESTART_COUNT-0}" of task $SLURM_ARRAY_TASK_ID
+[ "$SLURM_RESTART_COUNT" ] || [ "$SLURM_JOB_ID" != "$SLURM_ARRAY_JOB_ID" ] || slurmdl requeue
+[ "$SLURM_RESTART_COUNT" ] || sleep 20
+"""
+
+
+def test_only_the_task_of_an_array_is_requeued(new_cluster):
+    """The task whose job ID is that of the array requeues itself."""
+    cluster = new_cluster(nodes=2, slurm_conf_lines=SOON)
+    health = Health(cluster)
+    job = health.submit(ARRAY)
+    cluster.wait_for(job, {"COMPLETED"}, 90)
+    lines = cluster.run(["scontrol", "-o", "show", "job", str(job)]).stdout.splitlines()
+    restarts = {re.search(r"JobId=(\d+)", line)[1]: re.search(r" Restarts=(\d)", line)[1] for line in lines}
+    assert (restarts.pop(str(job)), list(restarts.values())) == ("1", ["0"]), lines
 
 
 @pytest.mark.parametrize(("argv", "message"), [

@@ -148,6 +148,7 @@ def test_phases_sum_to_step_time(strategy: str) -> None:
         transport.__class__ = ClockTransport
         run = init(StrategyConfig(strategy), environ={}, transport=transport)
         model = WorkingModel(clock)
+        torch.optim.SGD(model.parameters())  # from now on PyTorch calls the hooks at each super().step(), too
         optimizer = WorkingSGD(model.parameters(), lr=0.1)
         optimizer.clock = clock
         model, optimizer = run.wrap(model, optimizer)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from slurmdl.health.node_checks import CHECKS, parse_nvidia_smi
+from slurmdl.health.preflight import confirmed_link_faults
 from slurmdl.health.verdicts import Fault, NodeReport, find_faults
 from slurmdl.links.samples import LinkSample
 
@@ -111,3 +112,20 @@ def test_nvidia_smi_output():
         "GPU 1: 3 uncorrected ECC errors", "GPU 1: clock throttled by the hardware",
         "GPU 2: clock throttled by the hardware (heat)",
         "GPU 3: Unable to determine the device handle for GPU2: Unknown Error"])
+
+
+@pytest.mark.parametrize(("second", "is_bad"), [
+    (report(throughput=5e7), True), (report(throughput=9e8), False),
+    (report(throughput=None), True), (NodeReport(), True)])
+def test_second_measurement_of_a_link_decides(second, is_bad):
+    """Without one, or beside another node that only the suspected one has reached, the first one counts."""
+    reports = {f"good{i}": report() for i in range(5)} | {"bad": report(throughput=5e7)}
+    again = {"bad": second, "good0": report(throughput=5e7), "good1": NodeReport()}
+    assert [fault.node for fault in confirmed_link_faults(["bad"], reports, again)] == ["bad"] * is_bad
+
+
+def test_link_reached_only_in_the_second_measurement():
+    reports = {f"good{i}": report() for i in range(5)} | {"bad": NodeReport(report().values)}
+    assert not confirmed_link_faults(["bad"], reports, {"bad": report(throughput=9e8)})
+    assert [fault.text for fault in confirmed_link_faults(["bad"], reports, {"bad": NodeReport()})] == [
+        "no node reaches it"]

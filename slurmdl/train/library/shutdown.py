@@ -14,7 +14,6 @@ from slurmdl.errors import (
     Preempted,
     SlurmdlError,
     TrainError,
-    UnavailableError,
     UsageError,
     internal_error_text,
     report_error,
@@ -100,30 +99,28 @@ def requeue_job(cause: str) -> tuple[bool, str]:
 
     Reference: scontrol(1), requeue; sbatch(1), --requeue.
     """
-    from slurmdl.slurm import process  # imported only when needed
+    from slurmdl.slurm import job_record, process  # imported only when needed
 
-    job = os.environ.get("SLURM_JOB_ID")
-    if not job:
+    job_id = job_record.own_job_id(os.environ)
+    if not job_id:
         return False, "the same command resumes from it"
     try:
-        record = dict(word.partition("=")[::2] for word in process.check_output(
-            ["scontrol", "-o", "show", "job", job], timeout=_CONTROLLER_TIMEOUT_SECONDS).split())
-        state, reason = record.get("JobState", "unknown"), record.get("Reason")
+        job = job_record.query_job(job_id, timeout=_CONTROLLER_TIMEOUT_SECONDS)[0]
         # at the time limit, and if cancelled, the state is COMPLETING already
-        if state != "RUNNING" and reason != "TimeLimit":
-            return True, f"job {job} is {state} already, which is left to Slurm"
-        if record.get("Requeue") == "0":
-            return False, f"job {job} is not requeued: requeueing is not permitted (sbatch --requeue)"
-        warn(f"{cause}; requeues job {job}")
+        if job.state != "RUNNING" and job.reason != "TimeLimit":
+            return True, f"job {job_id} is {job.state} already, which is left to Slurm"
+        if not job.requeue:
+            return False, f"job {job_id} is not requeued: requeueing is not permitted (sbatch --requeue)"
+        warn(f"{cause}; requeues job {job_id}")
         sys.stderr.flush()
         time.sleep(_REQUEUE_FLUSH_SECONDS)
-        answer = process.run_command(["scontrol", "requeue", job], timeout=_CONTROLLER_TIMEOUT_SECONDS)
-    except UnavailableError as error:
-        return False, f"job {job} is not requeued: {error}"
+        answer = process.run_command(["scontrol", "requeue", job_id], timeout=_CONTROLLER_TIMEOUT_SECONDS)
+    except SlurmdlError as error:
+        return False, f"job {job_id} is not requeued: {error}"
     # Slurm may terminate scontrol together with the job
     if answer.returncode not in (0, -signal.SIGTERM):
-        return False, f"job {job} is not requeued: {answer.first_error}"
-    return True, f"job {job} is requeued"
+        return False, f"job {job_id} is not requeued: {answer.first_error}"
+    return True, f"job {job_id} is requeued"
 
 
 def _wait_for_job_end() -> None:

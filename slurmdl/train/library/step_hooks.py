@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import wraps
-from types import MethodType
+from types import FrameType, MethodType
 from typing import Any
 
 from slurmdl.errors import TrainError
@@ -46,8 +47,8 @@ class StepHooks:
             model.register_forward_pre_hook(self._before_forward)
         model.register_forward_hook(self._after_forward)
         if hasattr(optimizer, "register_step_pre_hook"):
-            optimizer.register_step_pre_hook(self._before_optimizer_step)
-            optimizer.register_step_post_hook(self._after_optimizer_step)
+            optimizer.register_step_pre_hook(self._step_pre_hook)
+            optimizer.register_step_post_hook(self._step_post_hook)
             # torch.amp.GradScaler then leaves unscaling and skipping to the step, so the hooks run in each step, also
             # if this rank alone skips the update
             optimizer._step_supports_amp_scaling = True
@@ -121,6 +122,14 @@ class StepHooks:
                              "entries; expected finite ones (a smaller learning rate, or torch.amp.GradScaler with "
                              "float16)")
 
+    def _step_pre_hook(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not _is_nested_step(sys._getframe(1), optimizer):
+            self._before_optimizer_step(optimizer, args, kwargs)
+
+    def _step_post_hook(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not _is_nested_step(sys._getframe(1), optimizer):
+            self._after_optimizer_step(optimizer, args, kwargs)
+
     def _before_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         ctx, replica, strategy = self._ctx, self._ctx.replica, self._recovery.strategy
         self._check_step(optimizer, args, kwargs)
@@ -193,3 +202,18 @@ class StepHooks:
         overlapped_comm = comm_thread.busy_seconds - comm_thread.blocked_seconds
         meter.overlapped_comm += overlapped_comm - self._overlapped_comm
         self._overlapped_comm = overlapped_comm
+
+
+def _is_nested_step(frame: FrameType, optimizer: Any) -> bool:
+    """Whether a step of the optimizer was called within another one: by super().step() of a subclass.
+
+    PyTorch calls the hooks around the `step` of each class of which an optimizer was created. `frame` is that of
+    PyTorch's function around the step, which calls the hooks (torch/optim/optimizer.py, profile_hook_step). A depth
+    counted by the hooks would be wrong after a step that raised an exception.
+    """
+    code, caller = frame.f_code, frame.f_back
+    while caller:
+        if caller.f_code is code and caller.f_locals["args"][0] is optimizer:
+            return True
+        caller = caller.f_back
+    return False
