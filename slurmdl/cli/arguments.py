@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from typing import Any, NoReturn
 
+from slurmdl import units
 from slurmdl.errors import UsageError
 
 
@@ -16,6 +18,16 @@ def write_output_file(path: str, option: str, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise UsageError(f"{option}={path}: cannot be written ({error.strerror})") from error
+
+
+def duration_between(min_s: float, max_s: float) -> Callable[[str], float]:
+    """Type of an option: a duration with a unit (see units.parse_duration), in seconds."""
+    def parse(text: str) -> float:
+        try:
+            return units.parse_duration(text, min_s=min_s, max_s=max_s)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return parse
 
 
 class _TerminalWidthFormatter(argparse.HelpFormatter):

@@ -13,14 +13,15 @@ import os
 import time
 
 from slurmdl import units
-from slurmdl.cli.arguments import CliParser, write_output_file
+from slurmdl.cli.arguments import CliParser, duration_between, write_output_file
 from slurmdl.errors import GaveUpError, UsageError, warn
 from slurmdl.text import print_escaped
 
 
 def run(argv: list[str]) -> int:
     parser = CliParser(prog="slurmdl preflight", description=__doc__)
-    parser.add_argument("--budget", default="30s", metavar="TIME", help="time for all checks (default: %(default)s)")
+    parser.add_argument("--budget", default="30s", type=duration_between(5, 3600), metavar="TIME",
+                        help="time for all checks (default: %(default)s)")
     parser.add_argument("--nodes", metavar="LIST", help="hostlist (default in a job: all its nodes)")
     parser.add_argument("--no-links", action="store_true", help="do not check the links between the nodes")
     parser.add_argument("--output", metavar="FILE", help="write the results to a file, one JSON object per node")
@@ -50,13 +51,9 @@ def _check_nodes(options: argparse.Namespace) -> int:
     nodelist = options.nodes or os.environ.get("SLURM_JOB_NODELIST")
     if not nodelist:
         raise UsageError("slurmdl preflight: no nodes; expected a call inside a job, or --nodes LIST")
-    try:
-        budget_s = units.parse_duration(options.budget, min_s=5, max_s=3600)
-    except UsageError as error:
-        raise UsageError(f"--budget: {error}") from error
     nodes = tuple(dict.fromkeys(hostlist.expand_hostlist(nodelist)))
     topology = load_topology_or_flat(None, nodes, "all nodes count as one zone")
-    result = run_preflight(nodes, topology, os.environ, warn, budget_s, not options.no_links)
+    result = run_preflight(nodes, topology, os.environ, warn, options.budget, not options.no_links)
     print_escaped(format_table(result))
     if options.output:
         lines = [json.dumps(to_json(result, node)) for node in nodes]
@@ -96,11 +93,11 @@ def _forget(nodelist: str) -> int:
     from slurmdl.slurm import hostlist
 
     nodes = dict.fromkeys(hostlist.expand_hostlist(nodelist))
-    cluster = exclusions.cluster_name(os.environ)
-    entries, _ = exclusions.load_exclusions(exclusions.exclusions_file(os.environ))
-    active = exclusions.active_exclusions(entries, time.time(), cluster)
+    active, warning = exclusions.load_active_exclusions(os.environ)
+    if warning:
+        warn(warning)
     if unknown := [node for node in nodes if node not in active]:
         expected = hostlist.fold_hostlist(active) or "none: no node is excluded"
-        raise UsageError(f"--forget: node {unknown[0]} is not excluded on {cluster}; expected {expected}")
+        raise UsageError(f"--forget: node {unknown[0]} is not excluded; expected {expected}")
     exclusions.remember_nodes(dict.fromkeys(nodes, "forgotten"), os.environ, lifetime_s=0.0)
     return 0

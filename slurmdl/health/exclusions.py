@@ -144,6 +144,18 @@ def active_exclusions(entries: Sequence[Exclusion], now: float, cluster: str) ->
     return {entry.node: entry for entry in active}
 
 
+def load_active_exclusions(environ: Mapping[str, str]) -> tuple[dict[str, Exclusion], str]:
+    """Node -> entry of each node that the user's jobs leave out now, and the warning of `load_exclusions`.
+
+    Raises UnavailableError if Slurm does not name its cluster; it is asked only if some entry has not expired.
+    """
+    entries, warning = load_exclusions(exclusions_file(environ))
+    now = time.time()
+    if not any(entry.expires > now for entry in entries):
+        return {}, warning
+    return active_exclusions(entries, now, cluster_name(environ)), warning
+
+
 def limit_exclusions(nodes: Iterable[str], partition_nodes: Collection[str],
                      share: float = MAX_PARTITION_SHARE) -> tuple[list[str], list[str]]:
     """Split nodes into those that may be excluded and those beyond the cap, the first nodes first.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slurmdl.errors import UnavailableError
 from slurmdl.health import exclusions
 from slurmdl.launch.submission import Submission
 from slurmdl.slurm.hostlist import fold_hostlist
@@ -16,21 +15,6 @@ from slurmdl.units import format_coarse_duration
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.health.exclusions import Exclusion
-
-
-def load_active_exclusions(environ: Mapping[str, str], on_warning: Callable[[str], None]) -> dict[str, Exclusion]:
-    """Node -> entry of each node that the user's jobs leave out now; a file that is not usable is a warning."""
-    entries, warning = exclusions.load_exclusions(exclusions.exclusions_file(environ))
-    if warning:
-        on_warning(warning)
-    now = time.time()
-    try:
-        # Slurm is asked for the cluster's name only if some entry has not expired
-        cluster = exclusions.cluster_name(environ) if any(entry.expires > now for entry in entries) else ""
-    except UnavailableError as error:
-        on_warning(f"{error}; no remembered node is excluded")
-        return {}
-    return exclusions.active_exclusions(entries, now, cluster)
 
 
 def leave_out_nodes(job: Submission, active: Mapping[str, Exclusion], cluster: ClusterSnapshot,

@@ -134,13 +134,19 @@ class SubmissionAttempt:
     def _leave_out_remembered(self, job: Submission, site_config: config.Config,
                               on_warning: Callable[[str], None]) -> Submission:
         """Exclude the nodes that the user's jobs found to be bad. A failure is a warning."""
-        from slurmdl.launch.remembered_exclusions import leave_out_nodes, load_active_exclusions
+        from slurmdl.health import exclusions
 
-        active = load_active_exclusions(os.environ, on_warning)
+        try:
+            active, warning = exclusions.load_active_exclusions(os.environ)
+        except SlurmdlError as error:
+            active, warning = {}, f"{error}; no remembered node is excluded"
+        if warning:
+            on_warning(warning)
         if not active or self.parsed_argv.is_heterogeneous:
             return job
         from slurmdl.cluster.load import query_cluster
         from slurmdl.launch import job_start
+        from slurmdl.launch.remembered_exclusions import leave_out_nodes
 
         def rejection_reason(restricted: Submission) -> str:
             command = build_submit_command(self.program, restricted, Decision(), os.environ)

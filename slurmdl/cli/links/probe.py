@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from slurmdl import config, files, units
-from slurmdl.cli.arguments import CliParser
+from slurmdl.cli.arguments import CliParser, duration_between
 from slurmdl.cli.links import load_topology_or_flat
 from slurmdl.errors import UsageError, warn
 from slurmdl.text import print_escaped
@@ -27,7 +27,7 @@ def run(argv: list[str]) -> int:
     selection = parser.add_mutually_exclusive_group()
     selection.add_argument("--nodes", metavar="LIST", help="hostlist, e.g. n[1-8] (default in a job: all its nodes)")
     selection.add_argument("--all", action="store_true", help="all idle nodes")
-    parser.add_argument("--budget", default="30s", type=_parse_duration, metavar="TIME",
+    parser.add_argument("--budget", default="30s", type=duration_between(1, 3600), metavar="TIME",
                         help="time for all rounds (default: %(default)s)")
     parser.add_argument("--rate-limit", default=0.0, type=lambda text: units.parse_bytes(text, "--rate-limit"),
                         metavar="RATE", help="bytes/s of one stream, e.g. 100M; throughput at the limit is not "
@@ -117,10 +117,3 @@ def _merge_into_file(path: str, samples: list[LinkSample]) -> None:
         files.write_atomic(path, format_sample_lines([*kept, *samples]))
     except OSError as error:
         raise UsageError(f"--output={path}: cannot be written ({error.strerror})") from error
-
-
-def _parse_duration(text: str) -> float:
-    try:
-        return units.parse_duration(text, min_s=1, max_s=3600)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
