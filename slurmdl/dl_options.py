@@ -20,6 +20,10 @@ NODE_BINDING_CHOICES = ("auto", "nodelist", "zone", "late", "off")
 RANK0_CHOICES = ("first", "any")
 #: launchers that start the ranks of a node (launch.launchers), or how to find them
 LAUNCHER_CHOICES = ("auto", "none", "torchrun", "accelerate", "deepspeed", "ray")
+ON_BAD_NODES_CHOICES = ("stop", "wait", "run")
+ON_SLOW_CHOICES = ("warn", "exclude")
+#: valid seconds of --dl-preflight, besides 0 for none
+PREFLIGHT_RANGE_S = (5, 3600)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class DlOptions:
         probe: seconds, one of PROBE_CHOICES.
         launcher: one of LAUNCHER_CHOICES.
         ranks_per_node: ranks that the program of a step starts on each node; 0 to read it from the command.
+        preflight: seconds for the checks of the nodes at the start of the job (health.preflight), 0 for none.
+        on_bad_nodes, on_slow: one of ON_BAD_NODES_CHOICES, ON_SLOW_CHOICES (health.decision).
         max_requeues: how often the job may be requeued because of bad nodes.
     """
 
@@ -61,6 +67,9 @@ class DlOptions:
     probe: str = "0"
     launcher: str = "auto"
     ranks_per_node: int = 0
+    preflight: int = 0
+    on_bad_nodes: str = "stop"
+    on_slow: str = "warn"
     max_requeues: int = 3
     explain: bool = False
     dry_run: bool = False
@@ -160,6 +169,12 @@ OPTIONS = (
              "from the command (auto), none, or by name"),
     DlOption("ranks-per-node", "count", "N", "ranks that the launcher starts on each node (default: read from the "
              "command, e.g. --nproc-per-node)"),
+    DlOption("preflight", "count", "SECONDS", "check the job's nodes for this long before its first step starts, "
+             "e.g. 30 (default: 0, no check)"),
+    DlOption("on-bad-nodes", "choice", "|".join(ON_BAD_NODES_CHOICES), "if neither spare nodes nor a requeue replace "
+             "bad nodes: stop the step, wait in the queue for other nodes, or run with them"),
+    DlOption("on-slow", "choice", "|".join(ON_SLOW_CHOICES), "if a rank computes more slowly than the others: warn, "
+             "or requeue the job without its node"),
     DlOption("max-requeues", "count", "N", "how often the job may requeue itself because of bad nodes (default: 3)"),
     DlOption("explain", "flag", "", "print the decision and its reasons on stderr"),
     DlOption("dry-run", "flag", "", "print the command instead of submitting"),
@@ -324,6 +339,10 @@ def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
             parse_group_bytes(merged["group_bytes"], groups, "--dl-group-bytes")
     elif "mesh" in merged:
         parse_mesh(merged["mesh"], "--dl-mesh")
+    preflight = merged.get("preflight", "0")
+    if preflight.isdigit() and int(preflight) and not PREFLIGHT_RANGE_S[0] <= int(preflight) <= PREFLIGHT_RANGE_S[1]:
+        raise UsageError(f"--dl-preflight={preflight}: expected 0, or {PREFLIGHT_RANGE_S[0]} to "
+                         f"{PREFLIGHT_RANGE_S[1]} seconds")
     for unused in ("model", "mesh_bytes") * ("mesh" not in merged) + ("group_bytes",) * ("groups" not in merged):
         merged.pop(unused, None)
     return DlOptions(**{field: _BY_FIELD[field].parse(value, f"--dl-{_BY_FIELD[field].name}")

@@ -93,7 +93,8 @@ def _step_settings(dl: DlOptions) -> dict[str, str]:
     """The settings of a submission that also apply to its steps."""
     settings = {"strategy": dl.strategy, "ps": str(dl.ps), "model_bytes": str(dl.model_bytes),
                 "link_scores": dl.link_scores, "probe": dl.probe, "rank0": dl.rank0, "launcher": dl.launcher,
-                "ranks_per_node": str(dl.ranks_per_node)}
+                "ranks_per_node": str(dl.ranks_per_node), "preflight": str(dl.preflight),
+                "on_bad_nodes": dl.on_bad_nodes, "on_slow": dl.on_slow, "max_requeues": str(dl.max_requeues)}
     texts = {"comm_pattern": dl.comm_pattern, "mesh": dl.mesh, "model": dl.model, "mesh_bytes": dl.mesh_bytes,
              "groups": dl.groups, "group_bytes": dl.group_bytes}
     settings |= {name: text for name, text in texts.items() if text}

@@ -157,6 +157,8 @@ def _step_command(context: StepContext, plan: Plan, launch: AdaptedCommand | Non
     line, task, environ = context.args.line, context.task, context.environ
     if context.launcher or context.ranks_per_task > 1:
         variables["SLURMDL_RANKS_PER_TASK"] = str(context.ranks_per_task)
+    if context.dl.on_slow != "warn":
+        variables["SLURMDL_ON_SLOW"] = context.dl.on_slow
     variables.update(context.rank_check_variables)
     if launch:
         variables.update(launch.environ)

@@ -31,10 +31,11 @@ EVERY_OPTION = {
     "parameter servers": (
         {"strategy": "ps", "ps": "3", "place": "spread", "node_binding": "nodelist", "zone": "a,b",
          "model_bytes": "1.5G", "comm_pattern": "shards", "link_scores": "off", "probe": "0.5", "rank0": "any",
-         "launcher": "none", "ranks_per_node": "8", "max_requeues": "5"},
+         "launcher": "none", "ranks_per_node": "8", "max_requeues": "5", "preflight": "20",
+         "on_bad_nodes": "wait", "on_slow": "exclude"},
         DlOptions(strategy="ps", ps=3, place="spread", node_binding="nodelist", zone=("a", "b"), model_bytes=1.5e9,
                   comm_pattern="shards", link_scores="off", probe="0.5", rank0="any", launcher="none",
-                  ranks_per_node=8, max_requeues=5)),
+                  ranks_per_node=8, max_requeues=5, preflight=20, on_bad_nodes="wait", on_slow="exclude")),
     "mesh": (
         {"mesh": "dp=2,tp=4", "model": "params=1B,hidden=64,layers=2,seq=8", "mesh_bytes": "tp=2G"},
         DlOptions(mesh="dp=2,tp=4", model="params=1B,hidden=64,layers=2,seq=8", mesh_bytes="tp=2G")),
@@ -102,6 +103,9 @@ def test_servers_select_the_strategy_ps():
     (["--dl-strict=1"], "--dl-strict takes no value"),
     (["--dl-model-bytes=0"], "expected bytes greater than 0"),
     (["--dl-model-bytes=1..2"], "expected bytes greater than 0"),
+    (["--dl-preflight=3"], "--dl-preflight=3: expected 0, or 5 to 3600 seconds"),
+    (["--dl-preflight=x"], "--dl-preflight: invalid value 'x'; expected a whole number"),
+    (["--dl-on-bad-nodes=go"], "--dl-on-bad-nodes: invalid value 'go'; expected"),
     (["--dl-zone=,"], "expected names separated by commas"),
 ])
 def test_invalid_options_raise_usage_error_with_valid_options(argv, message):
