@@ -12,7 +12,7 @@ each `slurmdl srun` queries the nodes that the job has now; a plain `srun` needs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slurmdl.errors import PlacementError
@@ -52,7 +52,7 @@ def overallocation_options(request: JobRequest) -> tuple[tuple[str, ...], Reques
 
 def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize,
                choose_nodes: Callable[[JobNodes], Sequence[str]], on_warning: Callable[[str], None], *,
-               dry_run: bool) -> dict[str, str]:
+               dry_run: bool, left_out: Collection[str] = ()) -> dict[str, str]:
     """Reduce the job to the requested number of nodes and return its new environment.
 
     If the job cannot be reduced, its steps run on the nodes that would have been kept, and a warning says so. Raises
@@ -61,6 +61,7 @@ def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize,
     Args:
         environ: result of `environ_with_requested_size`.
         dry_run: do everything but the reduction.
+        left_out: nodes that are not kept; the others are enough, and that of the batch script is one of them.
     """
     job_allocation = jobs.read_allocation(environ)
     job = JobNodes.query(job_allocation.job_id)
@@ -69,10 +70,12 @@ def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize,
     if requested_size.nodes < len(job.nodes) <= _overallocated_count(requested_size.nodes):
         # checked before `choose_nodes`: the step of a probe is listed for a moment after its end
         is_busy = not dry_run and jobs.other_steps_run(job_allocation.job_id)
+        candidates = job.without(left_out)
         try:
-            kept = choose_nodes(job)
+            kept = choose_nodes(candidates)
         except PlacementError as error:
-            kept = [job.batch_host, *(node for node in job.nodes if node != job.batch_host)][:requested_size.nodes]
+            others = (node for node in candidates.nodes if node != job.batch_host)
+            kept = [job.batch_host, *others][:requested_size.nodes]
             on_warning(f"{error}; the first {requested_size.nodes} nodes of the job are kept")
         shortfall = _cpu_shortfall_reason(environ, requested_size, job_allocation.restricted_to(kept))
         if shortfall:

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from slurmdl import config, dl_options
 from slurmdl import plan as plans
-from slurmdl.errors import PlacementError, SlurmdlError, UnavailableError, internal_error_text, warn
+from slurmdl.errors import GaveUpError, PlacementError, SlurmdlError, UnavailableError, internal_error_text, warn
 from slurmdl.launch import late_binding, rankmap_formats, step_command, submission_record, supervisor
 from slurmdl.launch.srun_args import SrunArgs, parse_srun_argv
 from slurmdl.launch.step_command import InlineFile, StepCommand
@@ -34,7 +34,8 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Returns only after a dry run and after --print-rank-map, which start nothing. Raises UsageError outside a job and
     for an unknown --dl-* option, launcher, format or value, PlacementError with --dl-strict if the step cannot be
-    mapped, UnavailableError if srun (or mpirun with --launcher=mpirun) is missing.
+    mapped, GaveUpError if --dl-preflight finds bad nodes that nothing replaces, UnavailableError if
+    srun (or mpirun with --launcher=mpirun) is missing.
     """
     args = parse_srun_argv(argv)
     if not environ.get("SLURM_JOB_ID"):
@@ -63,11 +64,16 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         dl = args.merge_options(environ, record, site_config.options)
         from slurmdl.launch import step_context, step_plan
 
-        link_scores = None
+        link_scores, left_out = None, frozenset[str]()
+        if dl.preflight and not (dl.dry_run or args.map_format):
+            from slurmdl.launch import start_preflight
+
+            left_out = start_preflight.check_nodes_once(dl, record.requested_size if record else None,
+                                                        get_slurm_config, environ, on_warning)
         if record and record.requested_size:
             environ = late_binding.environ_with_requested_size(environ, record.requested_size)
             environ, link_scores = step_context.shrink_late_bound_job(record, dl, site_config, get_slurm_config,
-                                                                      environ, on_warning)
+                                                                      environ, on_warning, left_out)
         context = step_context.gather_context(args, dl, site_config, get_slurm_config, environ, on_warning,
                                               link_scores)
         step = step_plan.plan_step(context)
@@ -84,6 +90,8 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             map_input = step_plan.rank_map_input(context, step.plan, command.environ_set)
             print(rankmap_formats.format_rank_map(args.map_format, map_input), end="")
             return 0
+    except GaveUpError:
+        raise
     except Exception as error:
         command = unmapped_step(error)
     if dl.dry_run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -169,8 +169,9 @@ def _load_link_scores(dl: DlOptions, site_config: config.Config, nodes: Sequence
 
 def shrink_late_bound_job(record: SubmissionRecord, dl: DlOptions, site_config: config.Config,
                           get_slurm_config: Callable[[], SlurmConfig], environ: Mapping[str, str],
-                          on_warning: Callable[[str], None]) -> tuple[dict[str, str], LinkScores | None]:
-    """Reduce a job submitted with --dl-node-binding=late to the best of its nodes.
+                          on_warning: Callable[[str], None],
+                          left_out: Collection[str] = ()) -> tuple[dict[str, str], LinkScores | None]:
+    """Reduce a job submitted with --dl-node-binding=late to the best of its nodes, without those in `left_out`.
 
     Returns the environment of the reduced job, and the link scores used; None if no nodes had to be chosen.
     """
@@ -191,5 +192,6 @@ def shrink_late_bound_job(record: SubmissionRecord, dl: DlOptions, site_config: 
         return select_subset(job.nodes, request, job.batch_host, topology, scores,
                              traffic_file.load_traffic_matrices(dl))
 
-    shrunk = late_binding.shrink_job(environ, size, choose_nodes, on_warning, dry_run=dl.dry_run)
+    shrunk = late_binding.shrink_job(environ, size, choose_nodes, on_warning, dry_run=dl.dry_run,
+                                     left_out=left_out)
     return shrunk, scores

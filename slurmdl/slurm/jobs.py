@@ -87,6 +87,10 @@ class JobNodes:
     nodes: tuple[str, ...]
     batch_host: str
 
+    def without(self, nodes: Collection[str]) -> JobNodes:
+        """The job without some of its nodes."""
+        return JobNodes(tuple(node for node in self.nodes if node not in nodes), self.batch_host)
+
     @classmethod
     def query(cls, job_id: int) -> JobNodes:
         """Query the controller. Raises UnavailableError, or InputError as `from_scontrol`."""

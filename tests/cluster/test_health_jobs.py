@@ -312,3 +312,86 @@ def test_node_that_dies_in_the_preflight_is_bad(new_sandbox):
     cluster.power_off(bad)
     wait_for_pattern(path.parent / f"slurm-{job}.out", "status 78", 60)
     assert f"bad: {bad}: " in (path.parent / f"slurm-{job}.out").read_text()
+
+
+#: two steps; the nodes are checked before the first one only
+STEPS = """\
+#SBATCH --requeue --open-mode=append
+#DL --dl-preflight=25 --dl-explain
+echo "start ${SLURM_RESTART_COUNT-0} on $SLURM_JOB_NODELIST" with "$(scontrol show hostnames | tr '\\n' ' ')"
+for step in one two; do
+    slurmdl srun sh -c "echo step $step on \\$SLURMD_NODENAME"
+    echo "status $?"
+done
+"""
+#: the bad node; it is never the first one, which runs the batch script
+BAD = "n3"
+
+
+@pytest.fixture
+def with_bad_node(new_sandbox) -> Health:
+    """A cluster of five nodes, one of which has 15 % of a core."""
+    cluster = new_sandbox(nodes=5, slurm_conf_lines=SOON)
+    cluster.sandbox.limit_cpu(BAD, 0.15)
+    return Health(cluster)
+
+
+def nodes_of_steps(text: str) -> dict[str, set[str]]:
+    """The nodes on which each step ran."""
+    return {step: set(re.findall(rf"step {step} on (\S+)", text)) for step in ("one", "two")}
+
+
+def test_srun_requeues_the_job_without_the_bad_node(with_bad_node):
+    cluster = with_bad_node.cluster
+    record = cluster.wait(with_bad_node.submit(STEPS, "-N4", name="slurmdl"), 120)
+    text = cluster.run(["cat", record["StdOut"]]).stdout
+    assert BAD in started_on(text, 0) and BAD not in started_on(text, 1), text
+    assert (record["JobState"], record["Restarts"], record["ExcNodeList"]) == ("COMPLETED", "1", BAD), text
+    assert list(nodes_of_steps(text).values()) == 2 * [{"n1", "n2", "n4", "n5"}], text
+    assert text.count("1 of 4 nodes bad") == 1 and text.count("0 of 4 nodes bad") == 1, text
+    assert f"{BAD} of " in with_bad_node.history()
+
+
+def test_spare_node_replaces_the_bad_node(with_bad_node):
+    cluster = with_bad_node.cluster
+    record = cluster.wait(with_bad_node.submit(STEPS, "-N4", "--dl-node-binding=late", name="slurmdl"), 120)
+    text = cluster.run(["cat", record["StdOut"]]).stdout
+    assert BAD in started_on(text, 0), text
+    assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "0"), text
+    assert list(nodes_of_steps(text).values()) == 2 * [{"n1", "n2", "n4", "n5"}], text
+    assert f"slurmdl: preflight: the job continues without {BAD}" in text
+    assert text.count(" of 5 nodes bad") == 1, text
+
+
+def test_job_that_needs_the_bad_node_stops_runs_or_waits(with_bad_node):
+    """All five nodes are needed: the user chooses."""
+    cluster = with_bad_node.cluster
+
+    def output(*options: str) -> str:
+        return cluster.output(with_bad_node.submit(STEPS, "-N5", *options, name="slurmdl"), 120)
+
+    text = output()
+    assert text.count("status 78") == 2 and "step" not in re.sub("the step", "", text), text
+    assert re.search(rf"slurmdl: preflight: {BAD} bad, and job \d+ needs 5 nodes; without {BAD} partition main has 4 "
+                     r"in service; the step is not started \(--dl-on-bad-nodes=run starts it\)", text)
+    text = output("--dl-on-bad-nodes=run")
+    assert nodes_of_steps(text)["two"] == {"n1", "n2", "n3", "n4", "n5"}
+    assert f"the step runs with {BAD}" in text and text.count("status 0") == 2
+
+
+@pytest.mark.nightly
+def test_job_waits_for_a_node_that_is_drained_now(new_sandbox):
+    """Five of six nodes are in service, one of them is bad: the job waits until the sixth one is back."""
+    cluster = new_sandbox(nodes=6, slurm_conf_lines=SOON)
+    cluster.run(["scontrol", "update", "NodeName=n6", "State=DRAIN", "Reason=test"], as_root=True)
+    cluster.sandbox.limit_cpu(BAD, 0.15)
+    health = Health(cluster)
+    job = health.submit(STEPS, "-N5", "--dl-on-bad-nodes=wait", name="slurmdl")
+    cluster.wait_for(job, {"RUNNING"})
+    record = cluster.wait_for(job, {"PENDING"}, 90)
+    assert (record["Restarts"], record["ExcNodeList"]) == ("1", BAD)
+    time.sleep(10)
+    assert cluster.job(job)["JobState"] == "PENDING"
+    cluster.run(["scontrol", "update", "NodeName=n6", "State=RESUME"], as_root=True)
+    text = cluster.output(job, 90)
+    assert nodes_of_steps(text)["two"] == {"n1", "n2", "n4", "n5", "n6"}, text

@@ -1,0 +1,121 @@
+"""The preflight of `slurmdl srun --dl-preflight`: check the nodes once per start of a job, and act on bad ones."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import NoReturn
+
+from slurmdl import config
+from slurmdl.dl_options import DlOptions
+from slurmdl.errors import GaveUpError, SlurmdlError, internal_error_text
+from slurmdl.health import exclusions
+from slurmdl.health.preflight import Preflight, run_preflight
+from slurmdl.health.report import format_table
+from slurmdl.health.requeue import requeue_and_exclude
+from slurmdl.job_states import Facts, JobState, next_state
+from slurmdl.launch import step_context
+from slurmdl.launch.submission_record import RequestedSize
+from slurmdl.slurm import hostlist, job_record, jobs
+from slurmdl.slurm.slurm_conf import SlurmConfig
+
+#: seconds until Slurm has terminated the processes of a requeued job (KillWait of slurm.conf(5) is 30)
+_REQUEUE_WAIT_S = 120.0
+#: age in seconds at which a mark is removed
+_MAX_MARK_AGE_S = 30 * 86_400.0
+
+
+def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, get_slurm_config: Callable[[], SlurmConfig],
+                     environ: Mapping[str, str], on_warning: Callable[[str], None]) -> frozenset[str]:
+    """Check the nodes of this job unless an earlier step of this start did; return the nodes that must be left out.
+
+    Bad nodes are left out of a job with spare nodes (`requested_size`). Without spare nodes the job is requeued, and
+    this does not return. A check that fails itself costs a warning, not the step.
+
+    Raises GaveUpError if the job can do neither, unless --dl-on-bad-nodes=run.
+    """
+    mark = _mark_path(environ)
+    if not dl.preflight or os.path.exists(mark):
+        return frozenset()
+    try:
+        nodes = jobs.read_allocation(environ).nodes
+        topology, _ = step_context.load_job_topology(get_slurm_config(), nodes,
+                                                     environ.get("SLURM_JOB_PARTITION", ""), strict=False)
+        result = run_preflight(nodes, topology, environ, on_warning, dl.preflight)
+    except Exception as error:
+        text = str(error) if isinstance(error, SlurmdlError) else internal_error_text(error)
+        on_warning(f"preflight: the nodes are not checked: {text}")
+        return frozenset()
+    if dl.explain:
+        for line in format_table(result).splitlines():
+            on_warning(line)
+    left_out = _act(result, dl, requested_size, environ, on_warning)
+    _write_mark(mark, on_warning)
+    return left_out
+
+
+def _act(result: Preflight, dl: DlOptions, requested_size: RequestedSize | None, environ: Mapping[str, str],
+         on_warning: Callable[[str], None]) -> frozenset[str]:
+    bad = result.reasons
+    for node, reason in bad.items():
+        on_warning(f"preflight: {node}: {reason}")
+    job_id = job_record.own_job_id(environ)
+    facts = Facts(has_bad_nodes=bool(bad), can_requeue=True, on_bad_nodes=dl.on_bad_nodes,
+                  has_spare_nodes=_has_spare_nodes(result, requested_size, environ))
+    state, problem = next_state(JobState.PREFLIGHT, facts), ""
+    if state is JobState.REQUEUED:
+        try:
+            outcome = requeue_and_exclude(job_id, bad, environ, dl.max_requeues, may_wait=dl.on_bad_nodes == "wait")
+        except SlurmdlError as error:
+            state, problem = next_state(JobState.PREFLIGHT, replace(facts, can_requeue=False)), str(error)
+        else:
+            on_warning(f"preflight: {outcome}")
+            _wait_for_job_end(outcome)
+    elif bad:
+        on_warning(f"preflight: the job continues without {hostlist.fold_hostlist(bad)}")
+    if bad:
+        with suppress(SlurmdlError):  # the requeue has not remembered them
+            exclusions.remember_nodes(bad, environ, job_id)
+    if state is JobState.GIVEN_UP:
+        raise GaveUpError(f"preflight: {hostlist.fold_hostlist(bad)} bad, and {problem}; the step is not started "
+                          "(--dl-on-bad-nodes=run starts it)")
+    if problem:
+        on_warning(f"preflight: {problem}; the step runs with {hostlist.fold_hostlist(bad)}")
+    return frozenset(bad) if state is JobState.EXCLUDED else frozenset()
+
+
+def _has_spare_nodes(result: Preflight, requested_size: RequestedSize | None, environ: Mapping[str, str]) -> bool:
+    """Whether the good nodes are enough for the job; the node of its batch script cannot be released."""
+    good = [node for node in result.reports if node not in result.reasons]
+    return requested_size is not None and len(good) >= requested_size.nodes \
+        and environ.get("SLURMD_NODENAME", "") not in result.reasons
+
+
+def _wait_for_job_end(outcome: str) -> NoReturn:
+    """Wait until Slurm terminates this job, so that its script does not go on."""
+    time.sleep(_REQUEUE_WAIT_S)
+    raise GaveUpError(f"preflight: {outcome}, but its processes still run; the step is not started")
+
+
+def _mark_path(environ: Mapping[str, str]) -> str:
+    """The file that marks this start of the job as checked."""
+    start = "-".join((environ.get("SLURM_CLUSTER_NAME", ""), environ.get("SLURM_JOB_ID", ""),
+                      environ.get("SLURM_RESTART_COUNT", "0")))
+    return os.path.join(config.user_dir(environ, "state"), "preflight", start.replace("/", "_"))
+
+
+def _write_mark(path: str, on_warning: Callable[[str], None]) -> None:
+    """Write a mark, and remove those of old jobs."""
+    directory = os.path.dirname(path)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        with open(path, "w", encoding="utf-8"):
+            pass
+        for entry in os.scandir(directory):
+            if time.time() - entry.stat().st_mtime > _MAX_MARK_AGE_S:
+                os.unlink(entry.path)
+    except OSError as error:
+        on_warning(f"{path}: cannot be written ({error.strerror}); the next step of the job checks the nodes again")
