@@ -23,6 +23,11 @@ The keys, all optional::
         url: http://prometheus:9090
         node_label: instance      # label that holds the node's name
         queries: {throughput: ..., rtt: ..., loss: ...}    # PromQL; default: queries of node_exporter's metrics
+    bad_nodes:            # verdicts of other health checks: jobs leave these nodes out, see docs/health.md
+      file: /shared/bad_nodes.txt      # hostlist and reason per line
+      features: [bad-ib]        # node features in Slurm
+      comment: "^unhealthy"     # regular expression for the nodes' Comment and Extra in Slurm
+      prometheus_query: node_health == 0    # nodes in the answer of the server of link_scores
     plan_dir: /home/shared/slurmdl    # shared directory for plans too long for the environment
     cluster_backend: auto     # reader of nodes, partitions and reservations: auto (scontrol), scontrol, pyslurm
 
@@ -32,6 +37,7 @@ PyYAML is imported only if a file exists.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,6 +53,15 @@ CLUSTER_BACKENDS = ("auto", "scontrol", "pyslurm")
 #: measured properties of a link; keys of `weights` and `queries`
 METRICS = ("throughput", "rtt", "loss")
 
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True
+
+
 #: key of a text -> predicate of valid values, and the expected value for messages
 _TEXT_SETTINGS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "plan_dir": (os.path.isabs, "an absolute path"),
@@ -57,6 +72,9 @@ _TEXT_SETTINGS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "link_scores.prometheus.url": (lambda url: url.startswith(("http://", "https://")), "http://HOST[:PORT]"),
     "link_scores.prometheus.node_label": (str.isidentifier, "a label name"),
     **{f"link_scores.prometheus.queries.{metric}": (str.strip, "a PromQL query") for metric in METRICS},
+    "bad_nodes.file": (os.path.isabs, "an absolute path"),
+    "bad_nodes.comment": (lambda pattern: bool(pattern) and _is_pattern(pattern), "a regular expression"),
+    "bad_nodes.prometheus_query": (str.strip, "a PromQL query"),
 }
 #: keys of numbers that may be 0
 _ZERO_SETTINGS = ("link_scores.half_life", "link_scores.tolerance",
@@ -80,6 +98,16 @@ class LinkScoresConfig:
 
 
 @dataclass(frozen=True)
+class BadNodesConfig:
+    """Verdicts of other health checks: keys of `bad_nodes`; "" and () for a source that is not read."""
+
+    file: str = ""
+    features: tuple[str, ...] = ()
+    comment: str = ""
+    prometheus_query: str = ""
+
+
+@dataclass(frozen=True)
 class Config:
     """Merged settings of the configuration files.
 
@@ -95,6 +123,7 @@ class Config:
     latency: float | None = None
     plan_dir: str | None = None
     link_scores: LinkScoresConfig = field(default_factory=LinkScoresConfig)
+    bad_nodes: BadNodesConfig = field(default_factory=BadNodesConfig)
     cluster_backend: str = "auto"
 
 
@@ -128,7 +157,7 @@ def _read_config_file(path: str) -> dict[str, Any]:
     if not os.path.isfile(path):  # opening a pipe without a writer blocks
         raise InputError("is not a regular file", path)
     data = yaml_input.load_yaml_file(path)
-    keys = ("options", "link_defaults", "link_scores", "plan_dir", "cluster_backend")
+    keys = ("options", "link_defaults", "link_scores", "bad_nodes", "plan_dir", "cluster_backend")
     return yaml_input.check_keys(data or {}, keys, path, "")
 
 
@@ -138,7 +167,8 @@ def _merge_config(base: Config, data: dict[str, Any], path: str) -> Config:
     texts = {key: _checked_setting(data[key], key, path) for key in ("plan_dir", "cluster_backend")
              if key in data and not (key == "plan_dir" and data[key] is None)}
     return replace(base, **links, **texts, options=_parse_options(base.options, data.get("options") or {}, path),
-                   link_scores=_parse_link_scores(base.link_scores, data.get("link_scores") or {}, path))
+                   link_scores=_parse_link_scores(base.link_scores, data.get("link_scores") or {}, path),
+                   bad_nodes=_parse_bad_nodes(base.bad_nodes, data.get("bad_nodes") or {}, path))
 
 
 def _parse_section(data: Any, prefix: str, keys: Sequence[str], path: str) -> dict[str, Any]:
@@ -166,6 +196,19 @@ def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScor
     if "queries" in data:
         queries = _parse_section(data["queries"], f"{prefix}queries.", METRICS, path)
         changes["prometheus_queries"] = {**base.prometheus_queries, **queries}
+    return replace(base, **changes)
+
+
+def _parse_bad_nodes(base: BadNodesConfig, data: Any, path: str) -> BadNodesConfig:
+    prefix, keys = "bad_nodes.", ("file", "comment", "prometheus_query")
+    data = yaml_input.check_keys(data, (*keys, "features"), path, prefix)
+    changes: dict[str, Any] = {key: _checked_setting(data[key], f"{prefix}{key}", path)
+                               for key in keys if key in data}
+    if "features" in data:
+        features = data["features"] if isinstance(data["features"], list) else [data["features"]]
+        if not all(isinstance(feature, str) and feature for feature in features):
+            raise _invalid_value(f"{prefix}features", data["features"], "names of node features", path)
+        changes["features"] = tuple(features)
     return replace(base, **changes)
 
 

@@ -14,6 +14,7 @@ import time
 
 from slurmdl import units
 from slurmdl.cli.arguments import CliParser, duration_between, write_output_file
+from slurmdl.config import load_config
 from slurmdl.errors import GaveUpError, UsageError, warn
 from slurmdl.text import print_escaped
 
@@ -43,6 +44,7 @@ def _check_nodes(options: argparse.Namespace) -> int:
     from slurmdl.cli.links import load_topology_or_flat
     from slurmdl.health.preflight import run_preflight
     from slurmdl.health.report import format_table, to_json
+    from slurmdl.health.site_verdicts import load_site_reasons
     from slurmdl.slurm import hostlist, job_record
 
     job_id = job_record.own_job_id(os.environ)
@@ -53,7 +55,8 @@ def _check_nodes(options: argparse.Namespace) -> int:
         raise UsageError("slurmdl preflight: no nodes; expected a call inside a job, or --nodes LIST")
     nodes = tuple(dict.fromkeys(hostlist.expand_hostlist(nodelist)))
     topology = load_topology_or_flat(None, nodes, "all nodes count as one zone")
-    result = run_preflight(nodes, topology, os.environ, warn, options.budget, not options.no_links)
+    result = run_preflight(nodes, topology, os.environ, warn, options.budget, not options.no_links,
+                           load_site_reasons(load_config(), warn))
     print_escaped(format_table(result))
     if options.output:
         lines = [json.dumps(to_json(result, node)) for node in nodes]

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from types import MappingProxyType
 
 from slurmdl.errors import SlurmdlError, UnavailableError
 from slurmdl.health import verdicts
@@ -54,10 +55,12 @@ class Preflight:
 
 def run_preflight(nodes: Sequence[str], topology: Topology, environ: Mapping[str, str],
                   on_warning: Callable[[str], None], budget_s: float = DEFAULT_BUDGET_S,
-                  with_links: bool = True) -> Preflight:
+                  with_links: bool = True, site_reasons: Mapping[str, str] = MappingProxyType({})) -> Preflight:
     """Check nodes within about `budget_s` seconds. Raises UnavailableError if no node answers.
 
-    `with_links`: also probe the links, which needs two nodes.
+    Args:
+        with_links: also probe the links, which needs two nodes.
+        site_reasons: node -> verdict of the site (site_verdicts); these nodes are bad whatever the checks find.
     """
     start, with_links = time.monotonic(), with_links and len(nodes) > 1
     checks = tuple(CHECKS)
@@ -70,6 +73,7 @@ def run_preflight(nodes: Sequence[str], topology: Topology, environ: Mapping[str
     suspected = verdicts.find_faults(reports, checks, with_links, verdicts.SCREENING)
     confirmed = _confirm(suspected, reports, topology, environ, max(3.0, budget_s - (time.monotonic() - start)),
                          on_warning)
+    confirmed += [Fault(node, "site", site_reasons[node]) for node in nodes if node in site_reasons]
     confirmed_keys = {(fault.node, fault.check) for fault in confirmed}
     return Preflight(reports, confirmed, [fault for fault in suspected
                                           if (fault.node, fault.check) not in confirmed_keys],

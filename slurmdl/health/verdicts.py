@@ -78,7 +78,7 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class Fault:
-    """One reason why a node is bad; `check` is the name of a check, or "link"."""
+    """One reason why a node is bad; `check` is the name of a check, "link", or "site"."""
 
     node: str
     check: str

@@ -105,7 +105,7 @@ class SubmissionAttempt:
             job = job.with_defaults(site_config.options)
             self._update_job(job)
         on_warning: Callable[[str], None] = (lambda _: None) if self.quiet else warn
-        job = self._leave_out_remembered(job, site_config, on_warning)
+        job = self._leave_out_bad_nodes(job, site_config, on_warning)
         if self.dl.node_binding == "off":
             if self.dl.zone:
                 raise PlacementError("--dl-node-binding=off")
@@ -131,22 +131,23 @@ class SubmissionAttempt:
         self.bound_command = build_submit_command(self.program, job, decision, os.environ)
         self.decision = decision
 
-    def _leave_out_remembered(self, job: Submission, site_config: config.Config,
-                              on_warning: Callable[[str], None]) -> Submission:
-        """Exclude the nodes that the user's jobs found to be bad. A failure is a warning."""
-        from slurmdl.health import exclusions
+    def _leave_out_bad_nodes(self, job: Submission, site_config: config.Config,
+                             on_warning: Callable[[str], None]) -> Submission:
+        """Exclude the nodes that the user's jobs or the site's checks found to be bad. A failure is a warning."""
+        from slurmdl.health import exclusions, site_verdicts
 
         try:
-            active, warning = exclusions.load_active_exclusions(os.environ)
+            remembered, warning = exclusions.load_active_exclusions(os.environ)
         except SlurmdlError as error:
-            active, warning = {}, f"{error}; no remembered node is excluded"
+            remembered, warning = {}, f"{error}; no remembered node is excluded"
         if warning:
             on_warning(warning)
-        if not active or self.parsed_argv.is_heterogeneous:
+        site_reasons = site_verdicts.load_site_reasons(site_config, on_warning)
+        if not (remembered or site_reasons) or self.parsed_argv.is_heterogeneous:
             return job
         from slurmdl.cluster.load import query_cluster
         from slurmdl.launch import job_start
-        from slurmdl.launch.remembered_exclusions import leave_out_nodes
+        from slurmdl.launch.bad_node_exclusion import leave_out_nodes
 
         def rejection_reason(restricted: Submission) -> str:
             command = build_submit_command(self.program, restricted, Decision(), os.environ)
@@ -154,10 +155,10 @@ class SubmissionAttempt:
             return reason if reason.startswith(job_start.REJECTED) else ""
 
         try:
-            job, messages = leave_out_nodes(job, active, query_cluster(site_config.cluster_backend)[0],
-                                            rejection_reason)
+            job, messages = leave_out_nodes(job, remembered, site_reasons,
+                                            query_cluster(site_config.cluster_backend)[0], rejection_reason)
         except SlurmdlError as error:
-            on_warning(f"{error}; no remembered node is excluded")
+            on_warning(f"{error}; no bad node is excluded")
             return job
         for message in messages:
             on_warning(message)

@@ -69,7 +69,7 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             from slurmdl.launch import start_preflight
 
             left_out = start_preflight.check_nodes_once(dl, record.requested_size if record else None,
-                                                        get_slurm_config, environ, on_warning)
+                                                        site_config, get_slurm_config, environ, on_warning)
         if record and record.requested_size:
             environ = late_binding.environ_with_requested_size(environ, record.requested_size)
             environ, link_scores = step_context.shrink_late_bound_job(record, dl, site_config, get_slurm_config,

@@ -12,7 +12,7 @@ from typing import NoReturn
 from slurmdl import config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import GaveUpError, SlurmdlError, internal_error_text
-from slurmdl.health import exclusions
+from slurmdl.health import exclusions, site_verdicts
 from slurmdl.health.preflight import Preflight, run_preflight
 from slurmdl.health.report import format_table
 from slurmdl.health.requeue import requeue_and_exclude
@@ -28,8 +28,9 @@ _REQUEUE_WAIT_S = 120.0
 _MAX_MARK_AGE_S = 30 * 86_400.0
 
 
-def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, get_slurm_config: Callable[[], SlurmConfig],
-                     environ: Mapping[str, str], on_warning: Callable[[str], None]) -> frozenset[str]:
+def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, site_config: config.Config,
+                     get_slurm_config: Callable[[], SlurmConfig], environ: Mapping[str, str],
+                     on_warning: Callable[[str], None]) -> frozenset[str]:
     """Check the nodes of this job unless an earlier step of this start did; return the nodes that must be left out.
 
     Bad nodes are left out of a job with spare nodes (`requested_size`). Without spare nodes the job is requeued, and
@@ -44,7 +45,8 @@ def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, get_sl
         nodes = jobs.read_allocation(environ).nodes
         topology, _ = step_context.load_job_topology(get_slurm_config(), nodes,
                                                      environ.get("SLURM_JOB_PARTITION", ""), strict=False)
-        result = run_preflight(nodes, topology, environ, on_warning, dl.preflight)
+        result = run_preflight(nodes, topology, environ, on_warning, dl.preflight,
+                               site_reasons=site_verdicts.load_site_reasons(site_config, on_warning))
     except Exception as error:
         text = str(error) if isinstance(error, SlurmdlError) else internal_error_text(error)
         on_warning(f"preflight: the nodes are not checked: {text}")

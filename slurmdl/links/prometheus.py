@@ -64,6 +64,21 @@ def query_samples(url: str, queries: Mapping[str, str], node_label: str, deadlin
 
 def parse_instant_vector(text: bytes, metric: str, node_label: str, source: str = "prometheus") -> list[LinkSample]:
     """Samples in the response to an instant query; implausible values are skipped. InputError if it is not valid."""
+    samples = []
+    for node, time, value in _parse_elements(text, node_label):
+        with suppress(InputError):
+            samples.append(LinkSample.from_json({"kind": "node", "name": node, "time": time, "source": source,
+                                                 metric: value}))
+    return samples
+
+
+def query_nodes(url: str, query: str, node_label: str, deadline: float) -> list[str]:
+    """Names of the nodes in the response to a query, whatever their values. Arguments and errors: `query_samples`."""
+    return [node for node, _, _ in _parse_elements(_run_query(url, query, deadline), node_label) if node]
+
+
+def _parse_elements(text: bytes, node_label: str) -> list[tuple[str, float, float]]:
+    """Node, time and value of each element of an instant vector. InputError if the response is not valid."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -72,14 +87,8 @@ def parse_instant_vector(text: bytes, metric: str, node_label: str, source: str 
         if answer["status"] != "success" or answer["data"]["resultType"] != "vector":
             reason = str(answer.get("error") or answer["data"]["resultType"])[:200]
             raise InputError(f"prometheus: {reason!r}; expected an instant vector")
-        samples = []
-        for element in answer["data"]["result"]:
-            time, value = element["value"]
-            fields = {"kind": "node", "name": _node_name(str(element["metric"].get(node_label, ""))),
-                      "time": float(time), "source": source, metric: float(value)}
-            with suppress(InputError):
-                samples.append(LinkSample.from_json(fields))
-        return samples
+        return [(_node_name(str(element["metric"].get(node_label, ""))), float(element["value"][0]),
+                 float(element["value"][1])) for element in answer["data"]["result"]]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
         reason = f"{type(error).__name__}: {str(error)[:80]}"
         raise InputError(f"prometheus: response is malformed ({reason})") from error

@@ -172,7 +172,7 @@ def test_new_jobs_leave_out_a_remembered_node(health):
     for options, reason in ((("-N8",), "it needs 8 nodes, and 7 others are in service"),
                             (("-N2", "--mem=900G"), "Slurm rejects it")):
         command, message = decision(*options)
-        assert "--exclude" not in command and f"though your jobs found it bad: {reason}" in message
+        assert "--exclude" not in command and f"though bad: {reason}" in message
     assert "--exclude" not in decision("-w", "n3")[0]
     new = health.submit("#SBATCH -N7\ntrue\n", name="slurmdl")
     assert health.cluster.wait(new)["ExcNodeList"] == "n3"
@@ -180,6 +180,27 @@ def test_new_jobs_leave_out_a_remembered_node(health):
     assert "--exclude" not in decision("-N2")[0]
     again = health.run("preflight", "--forget", "n3")
     assert again.returncode == 64 and "expected none: no node is excluded" in again.stderr
+
+
+def test_verdicts_of_the_site(health):
+    """New jobs leave out a node with a bad feature or comment, and the preflight counts it as bad."""
+    config, bad_nodes = health.cluster.directory("config"), health.cluster.directory() / "bad"
+    bad_nodes.write_text("n7 no fan\n")
+    (config / "slurmdl").mkdir()
+    (config / "slurmdl/slurmdl.yaml").write_text(f"bad_nodes: {{file: {bad_nodes}, comment: '^nhc: fail'}}\n")
+    health.env["XDG_CONFIG_HOME"] = str(config)
+    set_comment = ["scontrol", "update", "NodeName=n5", "Comment=nhc: fail of gpu 3"]
+    health.cluster.run(set_comment, as_root=True).check_returncode()
+    try:
+        result = health.run("sbatch", "--dl-dry-run", "-N2", "--wrap", "true")
+        text, reports = preflight(health, "--no-links", "-N2", "-w", "n[4-5]")
+    finally:
+        health.cluster.run([*set_comment[:3], "Comment="], as_root=True)
+    assert "--exclude=n7" in result.stdout, result
+    assert f"left out: n7 (no fan ({bad_nodes}))\n" in result.stderr
+    assert "n5 may be used, though bad: at most 10%" in result.stderr
+    assert "bad: n5: its comment in Slurm is 'nhc: fail of gpu 3'" in text
+    assert [node for node, report in reports.items() if report["bad"]] == ["n5"] and "status 78" in text
 
 
 def test_damaged_list_does_not_cost_a_submission(health):
@@ -328,12 +349,17 @@ done
 BAD = "n3"
 
 
-@pytest.fixture
-def with_bad_node(new_sandbox) -> Health:
-    """A cluster of five nodes, one of which has 15 % of a core."""
+@pytest.fixture(scope="module")
+def _cluster_with_bad_node(new_sandbox) -> Cluster:
     cluster = new_sandbox(nodes=5, slurm_conf_lines=SOON)
     cluster.sandbox.limit_cpu(BAD, 0.15)
-    return Health(cluster)
+    return cluster
+
+
+@pytest.fixture
+def with_bad_node(_cluster_with_bad_node) -> Health:
+    """A cluster of five nodes, one of which has 15 % of a core."""
+    return Health(_cluster_with_bad_node)
 
 
 def nodes_of_steps(text: str) -> dict[str, set[str]]:

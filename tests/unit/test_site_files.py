@@ -106,6 +106,7 @@ def test_example_shows_the_defaults(tmp_path):
     for each in fields(config.LinkScoresConfig):
         if each.name not in examples:
             assert getattr(loaded.link_scores, each.name) == getattr(config.LinkScoresConfig(), each.name), each.name
+    assert all(getattr(loaded.bad_nodes, each.name) for each in fields(config.BadNodesConfig))
     options = {name: value for name, value in loaded.options.items() if name not in (
         "zone", "comm_pattern", "mesh", "model", "mesh_bytes", "groups", "group_bytes")}
     assert dl_options.merge_layers(options) == dl_options.DlOptions()

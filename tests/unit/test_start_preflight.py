@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from slurmdl.config import Config
 from slurmdl.dl_options import DlOptions
 from slurmdl.launch import start_preflight
 
@@ -23,7 +24,8 @@ def check(tmp_path):
     def run(**environ: str) -> list[str]:
         warnings: list[str] = []
         environ = {"XDG_STATE_HOME": str(tmp_path), **ENVIRON, **environ}
-        assert not start_preflight.check_nodes_once(DlOptions(preflight=5), None, no_query, environ, warnings.append)
+        assert not start_preflight.check_nodes_once(DlOptions(preflight=5), None, Config(), no_query, environ,
+                                                    warnings.append)
         return warnings
 
     return run

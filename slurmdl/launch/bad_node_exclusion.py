@@ -1,4 +1,4 @@
-"""Leave out of a submission the nodes that the user's earlier jobs found to be bad."""
+"""Leave bad nodes out of a submission: those that the user's jobs found, and those of the site's health checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from slurmdl.health.exclusions import Exclusion
 
 
-def leave_out_nodes(job: Submission, active: Mapping[str, Exclusion], cluster: ClusterSnapshot,
+def leave_out_nodes(job: Submission, remembered: Mapping[str, Exclusion], site_reasons: Mapping[str, str],
+                    cluster: ClusterSnapshot,
                     rejection_reason: Callable[[Submission], str]) -> tuple[Submission, Sequence[str]]:
     """Exclude nodes from a submission; return it, and messages for the user.
 
@@ -25,7 +26,8 @@ def leave_out_nodes(job: Submission, active: Mapping[str, Exclusion], cluster: C
     without the nodes, none is excluded.
 
     Args:
-        active: the newest entry first.
+        remembered: exclusions of the user, the newest entry first.
+        site_reasons: node -> verdict of the site.
         rejection_reason: why Slurm would reject a submission, or "".
     """
     from slurmdl.placement.eligibility import candidate_partitions, is_in_service
@@ -34,10 +36,10 @@ def leave_out_nodes(job: Submission, active: Mapping[str, Exclusion], cluster: C
     partitions = set(candidate_partitions(request, cluster))
     candidates = {node.name: node for node in cluster.nodes
                   if partitions & set(node.partitions) and node.name not in {*request.nodelist, *request.exclude}}
-    nodes, beyond_cap = exclusions.limit_exclusions(active, candidates)
+    nodes, beyond_cap = exclusions.limit_exclusions({**site_reasons, **remembered}, candidates)
     messages = []
     if beyond_cap:
-        messages.append(f"{fold_hostlist(beyond_cap)} may be used, though your jobs found it bad: at most "
+        messages.append(f"{fold_hostlist(beyond_cap)} may be used, though bad: at most "
                         f"{exclusions.MAX_PARTITION_SHARE:.0%} of the partition's nodes are left out")
     if not nodes:
         return job, messages
@@ -47,11 +49,15 @@ def leave_out_nodes(job: Submission, active: Mapping[str, Exclusion], cluster: C
     reason = f"it needs {min_nodes} nodes, and {remaining} others are in service" if remaining < min_nodes \
         else rejection_reason(restricted)
     if reason:
-        return job, [*messages, f"{fold_hostlist(nodes)} may be used, though your jobs found it bad: {reason}"]
-    now = time.time()
-    shown = "; ".join(f"{node} ({active[node].reason}, {format_coarse_duration(now - active[node].time)} ago)"
+        return job, [*messages, f"{fold_hostlist(nodes)} may be used, though bad: {reason}"]
+    shown = "; ".join(f"{node} ({site_reasons[node]})" if node in site_reasons else _remembered_text(remembered[node])
                       for node in nodes)
-    return restricted, [*messages, f"left out: {shown}; `slurmdl preflight --forget NODES` ends that"]
+    hint = "" if set(nodes) <= set(site_reasons) else "; `slurmdl preflight --forget NODES` ends that"
+    return restricted, [*messages, f"left out: {shown}{hint}"]
+
+
+def _remembered_text(entry: Exclusion) -> str:
+    return f"{entry.node} ({entry.reason}, {format_coarse_duration(time.time() - entry.time)} ago)"
 
 
 def _with_excluded(job: Submission, nodes: Sequence[str]) -> Submission:

@@ -1,0 +1,104 @@
+"""Verdicts of other health checks about nodes: a file, node features and comments in Slurm, and Prometheus.
+
+slurmdl does not repeat what a site checks already. A source that fails costs a warning; the others are used.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from slurmdl import files
+from slurmdl.config import Config
+from slurmdl.errors import InputError, SlurmdlError
+from slurmdl.slurm import hostlist, process
+
+_MAX_FILE_BYTES = 4 * 2**20
+#: time limit of the query to Prometheus in seconds
+_QUERY_TIMEOUT_S = 1.0
+#: values of these fields may contain blanks; a next field follows, or the end of the line
+_COMMENTS = re.compile(r" (?:Comment|Extra)=(.*?)(?= \w+=|$)")
+
+Verdict = tuple[str, str]
+
+
+def load_site_reasons(config: Config, on_warning: Callable[[str], None]) -> dict[str, str]:
+    """Node -> why it is bad, by the sources of `bad_nodes` in slurmdl.yaml; the first source that names it counts."""
+    settings = config.bad_nodes
+    sources: list[Callable[[], Iterator[Verdict]]] = []
+    if settings.file:
+        sources.append(lambda: _read_file(settings.file, on_warning))
+    if settings.features or settings.comment:
+        sources.append(lambda: parse_node_records(process.check_output(["scontrol", "-o", "show", "nodes"]),
+                                                  settings.features, settings.comment))
+    if settings.prometheus_query:
+        sources.append(lambda: _query_prometheus(config))
+    reasons: dict[str, str] = {}
+    for source in sources:
+        try:
+            for node, reason in source():
+                reasons.setdefault(node, reason)
+        except SlurmdlError as error:
+            on_warning(f"bad_nodes: {error}")
+    return reasons
+
+
+def _read_file(path: str, on_warning: Callable[[str], None]) -> Iterator[Verdict]:
+    text = files.read_regular_file(path, _MAX_FILE_BYTES).decode(errors="replace")
+    return parse_bad_nodes(text, path, lambda error: on_warning(f"bad_nodes: {error}; the line is ignored"))
+
+
+def parse_bad_nodes(text: str, path: str, on_error: Callable[[InputError], None]) -> Iterator[Verdict]:
+    """The nodes of a file with one hostlist per line and, after a blank, the reason; `#` starts a comment.
+
+    Lists of node names, one per line or separated by commas, have this form, e.g. failing_nodes.txt of AMD Primus. A
+    node with a domain also counts without it. `on_error` gets the first line that is not valid.
+    """
+    has_failed = False
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split(maxsplit=1)
+        if not words:
+            continue
+        try:
+            nodes = hostlist.expand_hostlist(words[0])
+        except InputError as error:
+            if not has_failed:
+                on_error(InputError(str(error), path, number))
+            has_failed = True
+            continue
+        reason = f"{words[1].strip()} ({path})" if len(words) > 1 else f"listed in {path}"
+        for node in nodes:
+            yield node, reason
+            if "." in node:
+                yield node.partition(".")[0], reason
+
+
+def parse_node_records(text: str, features: Sequence[str], comment: str) -> Iterator[Verdict]:
+    """The nodes in the output of `scontrol -o show nodes` with one of the features, or a matching Comment or Extra.
+
+    `comment` is a regular expression, "" for none.
+    """
+    pattern = re.compile(comment or "(?!)")
+    for line in text.splitlines():
+        name = re.match(r"NodeName=(\S+)", line)
+        if not name:
+            continue
+        active = re.search(r" ActiveFeatures=(\S+)", line)
+        found = set(active[1].split(",") if active else ()).intersection(features)
+        if found:
+            yield name[1], f"has the node feature {min(found)}"
+        for value in _COMMENTS.findall(line):
+            if pattern.search(value):
+                yield name[1], f"its comment in Slurm is {value!r}"
+
+
+def _query_prometheus(config: Config) -> Iterator[Verdict]:
+    from slurmdl.links import prometheus
+
+    url, query = config.link_scores.prometheus_url, config.bad_nodes.prometheus_query
+    if not url:
+        raise InputError("prometheus_query: no server; expected link_scores.prometheus.url in slurmdl.yaml")
+    deadline = time.monotonic() + _QUERY_TIMEOUT_S
+    for node in prometheus.query_nodes(url, query, config.link_scores.prometheus_node_label, deadline):
+        yield node, f"in the answer of Prometheus to {query}"

@@ -1,0 +1,92 @@
+"""Verdicts of other health checks: files, node records of Slurm, Prometheus, and their place in a submission."""
+
+from __future__ import annotations
+
+import pytest
+from test_score_sources import respond, running_server, vector_response
+
+from slurmdl.config import BadNodesConfig, Config, LinkScoresConfig, load_config
+from slurmdl.errors import InputError
+from slurmdl.health.site_verdicts import load_site_reasons, parse_bad_nodes, parse_node_records
+
+#: two nodes as Slurm 22.05 prints them, one with a comment that has blanks
+RECORDS = """\
+NodeName=n1 Arch=x86_64 CoresPerSocket=1 AvailableFeatures=ib,bad-ib ActiveFeatures=ib,bad-ib Gres=(null) State=IDLE \
+Comment=checked at 10:00 by nhc Extra=ok
+NodeName=n2 Arch=x86_64 AvailableFeatures=bad-ib ActiveFeatures=ib State=IDLE Reason=x [root@2026] \
+Comment=nhc: FAIL gpu 3 Extra=
+"""
+
+
+def fail(error: InputError) -> None:
+    raise error
+
+
+def test_file_with_reasons_lists_and_names():
+    text = "# of today\nn[3-4]  bad cable # ask Kim\n\nn7.cluster.example\nn1,n2\n"
+    assert dict(parse_bad_nodes(text, "/f", fail)) == {
+        "n3": "bad cable (/f)", "n4": "bad cable (/f)", "n7.cluster.example": "listed in /f", "n7": "listed in /f",
+        "n1": "listed in /f", "n2": "listed in /f"}
+
+
+def test_invalid_lines_are_reported_once_and_lose_no_other():
+    errors: list[InputError] = []
+    assert [node for node, _ in parse_bad_nodes("n[1\nn2\n]\nn3\n", "/f", errors.append)] == ["n2", "n3"]
+    [error] = errors
+    assert str(error).startswith("/f:1: hostlist")
+
+
+def test_features_and_comments_of_nodes():
+    assert dict(parse_node_records(RECORDS, ("bad-ib",), "")) == {"n1": "has the node feature bad-ib"}
+    assert dict(parse_node_records(RECORDS, (), r"nhc: (FAIL|WARN)")) == {
+        "n2": "its comment in Slurm is 'nhc: FAIL gpu 3'"}
+    assert dict(parse_node_records(RECORDS, (), "^ok$")) == {"n1": "its comment in Slurm is 'ok'"}
+    assert not dict(parse_node_records(RECORDS, ("gpu",), ""))
+
+
+def test_nodes_in_the_answer_of_prometheus():
+    with running_server(respond(vector_response(n1=0.0, n2_cluster=1.0))) as url:
+        config = Config(bad_nodes=BadNodesConfig(prometheus_query="up == 0"),
+                        link_scores=LinkScoresConfig(prometheus_url=url))
+        reason = "in the answer of Prometheus to up == 0"
+        assert load_site_reasons(config, pytest.fail) == {"n1": reason, "n2": reason}
+
+
+def test_failed_sources_are_warnings_and_the_others_count(tmp_path):
+    path = tmp_path / "bad"
+    path.write_text("n5\n")
+    with running_server(respond(b"no", status=500)) as url:
+        config = Config(bad_nodes=BadNodesConfig(file=str(path), prometheus_query="up == 0"),
+                        link_scores=LinkScoresConfig(prometheus_url=url))
+        warnings: list[str] = []
+        assert load_site_reasons(config, warnings.append) == {"n5": f"listed in {path}"}
+    assert len(warnings) == 1 and "HTTP status 500" in warnings[0]
+    for bad_nodes, message in ((BadNodesConfig(file=f"{path}.absent"), "cannot be read (No such file"),
+                               (BadNodesConfig(prometheus_query="up"), "prometheus_query: no server")):
+        warnings.clear()
+        assert not load_site_reasons(Config(bad_nodes=bad_nodes), warnings.append)
+        assert len(warnings) == 1 and message in warnings[0]
+
+
+def test_nothing_configured_asks_nobody(monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert not load_site_reasons(Config(), pytest.fail)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("bad_nodes: {features: [1]}\n", r"bad_nodes.features: invalid value .*; expected names of node features"),
+    ("bad_nodes: {comment: '('}\n", r"bad_nodes.comment: invalid value '\('; expected a regular expression"),
+    ("bad_nodes: {file: here}\n", "bad_nodes.file: invalid value 'here'; expected an absolute path"),
+    ("bad_nodes: {feature: x}\n", "unknown key bad_nodes.feature; expected bad_nodes.features"),
+])
+def test_invalid_settings(tmp_path, text, message):
+    path = tmp_path / "slurmdl.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_config([str(path)])
+
+
+def test_one_feature_may_be_written_without_a_list(tmp_path):
+    path = tmp_path / "slurmdl.yaml"
+    path.write_text("bad_nodes: {features: bad-ib}\n")
+    assert load_config([str(path)]).bad_nodes.features == ("bad-ib",)
