@@ -44,14 +44,18 @@ def test_peer_without_the_secret_is_rejected(secret):
         measure_pair(("a", "b"), ("127.0.0.1", start_reflector().port), SHORT, secret)
 
 
-def test_oldest_unauthenticated_connections_are_dropped():
+def test_oldest_unauthenticated_connections_are_dropped(monkeypatch):
+    monkeypatch.setattr("slurmdl.links.probe.reflector.HANDSHAKE_S", 300.0)  # none is dropped for its age
     served = start_reflector()
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(100)]
         assert_answers(served)
         for each in idle[:30]:  # the oldest ones were dropped
-            each.settimeout(5)
-            assert each.makefile("rb").read().count(b"\n") == 1  # the nonce only
+            each.settimeout(60)
+            # the nonce at most: on a busy host the connection may be dropped before its thread has run
+            assert each.makefile("rb").read().count(b"\n") <= 1
+        idle[-1].settimeout(60)
+        assert idle[-1].recv(1), "the newest one is open"
 
 
 def test_slow_handshake_is_aborted(monkeypatch):
