@@ -8,6 +8,7 @@
 # make bench-model        predicted and measured communication times of random placements, into results/model.json
 # make bench-launchers    launchers: seconds per step in the planned order, and overhead of slurmdl srun
 # make bench-gpu-requests GPU requests: nodes and tasks by the model and by Slurm, into results/gpu-requests.json
+# make bench-preflight    faults that the preflight finds, and false alarms, into results/preflight.json
 # make bench-spank        overhead of the SPANK plugin per task launch, into results/spank.json
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies*.json
 # make bench-scores       accuracy, value and scaling of link scores, into results/scores.json
@@ -40,7 +41,7 @@ AS_ROOT := tools/as-root
 WORKERS ?= 4
 
 BENCHES := bench-demo bench-topology bench-placement bench-mesh bench-model bench-launchers bench-spank bench-strategies \
-	bench-scores bench-heterogeneous bench-simulate bench-paper bench-gpu-requests
+	bench-scores bench-heterogeneous bench-simulate bench-paper bench-gpu-requests bench-preflight
 
 .PHONY: demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean \
 	packages rpms compose compose-test test-matrix test-oracle test-packages test-plugin-releases $(BENCHES)
@@ -92,6 +93,10 @@ bench-model: install
 bench-launchers: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/python -m benchmarks.launchers --results results/launchers.json
+
+bench-preflight: install
+	@mkdir -p results
+	$(AS_ROOT) $(BIN)/python -m benchmarks.preflight --results results/preflight.json
 
 bench-gpu-requests: install
 	@mkdir -p results

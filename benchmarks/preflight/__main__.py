@@ -1,0 +1,4 @@
+from benchmarks.preflight import SUITE
+from benchmarks.suite import start
+
+start(SUITE.main)
