@@ -24,12 +24,15 @@ def run(argv: list[str]) -> int:
                         help="why, for the list of exclusions (default: %(default)s)")
     parser.add_argument("--wait", action="store_true",
                         help="requeue even if too few other nodes are in service now: the job waits for them")
+    parser.add_argument("--dry-run", action="store_true",
+                        help="only check whether the job can be requeued without the nodes")
     options = parser.parse_args(argv)
     job_id = options.job or job_record.own_job_id(os.environ)
     if not job_id:
         raise UsageError("slurmdl requeue: no job; expected its ID, or a call inside a job")
     excluded = dict.fromkeys(hostlist.expand_hostlist(options.exclude), options.reason)
-    print_escaped(requeue_and_exclude(job_id, excluded, os.environ, max_requeues(job_id), options.wait))
+    print_escaped(requeue_and_exclude(job_id, excluded, os.environ, max_requeues(job_id), options.wait,
+                                      options.dry_run))
     return 0
 
 

@@ -34,7 +34,7 @@ _SIGNALS_OF_REQUEUE = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mapping[str, str],
-                        max_requeues: int | None = None, may_wait: bool = False) -> str:
+                        max_requeues: int | None = None, may_wait: bool = False, dry_run: bool = False) -> str:
     """Requeue a job, and exclude nodes from it and from later jobs of the user; return what was done.
 
     Raises SlurmdlError if that is not possible; the job is not requeued then, unless the message says so.
@@ -42,6 +42,7 @@ def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mappin
     Args:
         reasons: node -> why it is left out.
         max_requeues, may_wait: see `check_requeue` and `check_exclusion`.
+        dry_run: only check whether it is possible.
     """
     jobs = job_record.query_job(job_id)
     check_requeue(jobs[0], max_requeues)
@@ -49,6 +50,9 @@ def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mappin
         cluster = query_cluster(config.load_config().cluster_backend)[0]
         for job in jobs:
             check_exclusion(job, tuple(reasons), cluster, may_wait)
+    if dry_run:
+        return f"job {jobs[0].job_id} can be requeued{_without(tuple(reasons))}"
+    if reasons:
         # remembered first: if the job starts again before its nodes are excluded, it can see that they are bad
         try:
             exclusions.remember_nodes(reasons, environ, job_id)
@@ -128,10 +132,14 @@ def requeue_without(jobs: Sequence[JobRecord], excluded: Sequence[str]) -> str:
                 raise
             raise UnavailableError(f"job {leader.job_id} is requeued, but may start on {fold_hostlist(excluded)} "
                                    f"again: {error}") from error
-    without = f" without {fold_hostlist(excluded)}" if excluded else ""
     if leader.state == "PENDING":
-        return f"job {leader.job_id} is pending already; it will start{without}, and keeps its place in the queue"
-    return f"job {leader.job_id} is requeued{without}"
+        return f"job {leader.job_id} is pending already; it will start{_without(excluded)}, and keeps its place in " \
+               "the queue"
+    return f"job {leader.job_id} is requeued{_without(excluded)}"
+
+
+def _without(nodes: Sequence[str]) -> str:
+    return f" without {fold_hostlist(nodes)}" if nodes else ""
 
 
 def _exclude(job: JobRecord, excluded: Sequence[str]) -> None:

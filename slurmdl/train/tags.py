@@ -16,6 +16,7 @@ class Tag(IntEnum):
     ASYNC_PS = 4
     WORK_REQUEST = 5
     WORK_GRANT = 6
+    STEP_TIME = 7
     #: first of the tags of allreduce buckets
     FIRST_BUCKET = 10
     #: never sent

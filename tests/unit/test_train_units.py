@@ -230,7 +230,7 @@ def test_summarize() -> None:
                        "seconds_per_worker": [9.0],
                        "train_loss": 7.0, "test_loss": 0.25, "test_accuracy": 0.75, "test_accuracy_local_mean": 0.5,
                        "test_accuracy_local_worst": 0.5, "consensus_distance": 0.5, "checkpoint_seconds": 0.75,
-                       "parameters_crc32": "00000abc"}
+                       "parameters_crc32": "00000abc", "slow_ranks": []}
 
 
 @pytest.mark.parametrize("size, parts", [(10, 3), (2, 5), (0, 2)])

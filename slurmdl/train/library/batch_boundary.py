@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from slurmdl.errors import Preempted
-from slurmdl.train.library import shutdown
+from slurmdl.train.library import checkpoint_coordinator, shutdown
 from slurmdl.train.library.checkpointer import Checkpointer
 from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.library.load_balance import WorkAssignment
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.sampling import BatchSlice
+from slurmdl.train.library.slow_rank_monitor import SlowRankMonitor
 from slurmdl.train.library.step_hooks import StepHooks
 
 
@@ -25,11 +24,13 @@ class BatchBoundary:
         self._ctx: RunContext
         self._recovery: FailureRecovery
         self._replica_check: ReplicaCheck
+        self._slow_rank_monitor: SlowRankMonitor
 
     def bind(self, ctx: RunContext, recovery: FailureRecovery, hooks: StepHooks, replica_check: ReplicaCheck,
-             checkpointer: Checkpointer | None) -> None:
+             slow_rank_monitor: SlowRankMonitor, checkpointer: Checkpointer | None) -> None:
         self._ctx, self._recovery, self._hooks = ctx, recovery, hooks
-        self._replica_check, self._checkpointer = replica_check, checkpointer
+        self._replica_check, self._slow_rank_monitor = replica_check, slow_rank_monitor
+        self._checkpointer = checkpointer
 
     @property
     def _active_hooks(self) -> StepHooks | None:
@@ -60,16 +61,37 @@ class BatchBoundary:
         if self._checkpointer and self._checkpointer.save(number):
             self._stop(self._checkpointer, number)
 
-    def _stop(self, checkpointer: Checkpointer, number: int) -> NoReturn:
-        """End all ranks after a checkpoint."""
+    def _stop(self, checkpointer: Checkpointer, number: int) -> None:
+        """End all ranks after a checkpoint. Collective.
+
+        Returns only if the stop was to leave slow nodes, and the job cannot be requeued without them.
+        """
+        cause = f"train: stopped on request: checkpoint of step {number} in {checkpointer.path}"
+        left_nodes = self._leave_slow_nodes(cause)
+        if left_nodes and not left_nodes[0]:
+            self._slow_rank_monitor.continue_with_all_nodes(left_nodes[1])
+            return
         self._state.finished = self._state.closed = True
         self._replica_check.close()
         transport = self._ctx.world.transport
         self._ctx.comm_thread.close()
         transport.barrier()
-        cause = f"train: stopped on request: checkpoint of step {number} in {checkpointer.path}"
-        job_ending, outcome = transport.broadcast(shutdown.requeue_job(cause) if self._ctx.world.rank == 0 else None)
+        job_ending, outcome = left_nodes or transport.broadcast(
+            shutdown.requeue_job(cause) if self._ctx.world.rank == 0 else None)
         raise Preempted(f"{cause}; {outcome}", job_ending)
+
+    def _leave_slow_nodes(self, cause: str) -> tuple[bool, str] | None:
+        """If the stop was to leave slow nodes: whether the job is requeued without them, and why not. Collective.
+
+        None if there was another reason, too: a signal means that the job ends.
+        """
+        ctx, nodes = self._ctx, self._slow_rank_monitor.nodes_to_leave
+        reasons = ctx.all_gather_object((checkpoint_coordinator.has_received_signal(), bool(nodes)))
+        if any(signaled for signaled, _ in reasons) or not any(leaves for _, leaves in reasons):
+            return None
+        outcomes = ctx.all_gather_object(shutdown.requeue_job_without(nodes, cause) if nodes else None)
+        job_ending, text = next(outcome for outcome in outcomes if outcome)
+        return job_ending, text
 
     def on_resume(self) -> None:
         """The iteration has reached the restored position, so random numbers follow."""

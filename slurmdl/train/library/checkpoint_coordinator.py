@@ -43,6 +43,11 @@ def install_signal_handlers(handler: Callable[[int, FrameType | None], None] | i
         signal.signal(number, handler)
 
 
+def has_received_signal() -> bool:
+    """Whether one of PREEMPTION_SIGNALS has arrived in this process, so that it must stop."""
+    return _signals_received > 0
+
+
 class CheckpointCoordinator:
     """One rank's part in the agreement on a checkpoint; the first worker coordinates.
 
@@ -70,6 +75,10 @@ class CheckpointCoordinator:
     def request(self) -> None:
         """Request a checkpoint of all ranks; called by the first worker."""
         self._comm_thread.call(self._start_query)
+
+    def request_stop(self) -> None:
+        """Request a checkpoint of all ranks after which they stop, as a signal does; called by the first worker."""
+        self._comm_thread.submit(lambda: self._send(self._workers[0], _STOP_REQUEST))
 
     def due_checkpoint(self, last: bool = False) -> tuple[int, bool] | None:
         """Between two steps: number of the checkpoint that is due now, and whether the run stops after it.

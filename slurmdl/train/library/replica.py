@@ -98,6 +98,13 @@ class Replica(DeviceCopies):
         if self.staged:
             self._copy(self._flat, self._host_flat)
 
+    def wait_for_device(self) -> None:
+        """Wait until a GPU has done the work that this thread has queued so far."""
+        if self._flat.device.type == "cuda":
+            import torch
+
+            torch.cuda.current_stream(self._flat.device).synchronize()
+
     def copy_gradients_to_host(self, part: slice) -> Callable[[], None]:
         if self.staged:
             self._copy(self._host_grad[part], self._flat_grad[part])

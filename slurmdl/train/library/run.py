@@ -21,6 +21,7 @@ from slurmdl.train.library.loader import DataSource, Loader, make_data_source
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.sampling import GlobalBatches
+from slurmdl.train.library.slow_rank_monitor import SlowRankMonitor
 from slurmdl.train.library.step_hooks import StepHooks
 from slurmdl.train.mixing.weighted_graph import spectral_gap
 from slurmdl.train.p2p import MeteredP2P
@@ -66,6 +67,7 @@ class Run:
         self._ctx: RunContext | None = None
         self._checkpointer: Checkpointer | None = None
         self._replica_check: ReplicaCheck
+        self._slow_rank_monitor: SlowRankMonitor
         self._served_strategy: Strategy | None = None
 
     @property
@@ -136,14 +138,16 @@ class Run:
         strategy = consistency.call_on_all(ctx.world, lambda: STRATEGIES[ctx.world.strategy](strategy_ctx))
         recovery = FailureRecovery(ctx.world, ctx.replica, strategy_ctx, strategy, checkpointer is not None)
         replica_check = ReplicaCheck(ctx, self.state, recovery, self._check_every)
+        monitor = SlowRankMonitor(ctx, (lambda: checkpointer.coordinator.request_stop()) if checkpointer else None)
         self._work_assignment.bind(ctx.comm_thread, recovery)
-        hooks = StepHooks(ctx, self.state, recovery, self._work_assignment, replica_check, self._backward_passes,
-                          self._trace)
+        hooks = StepHooks(ctx, self.state, recovery, self._work_assignment, replica_check, monitor,
+                          self._backward_passes, self._trace)
         if checkpointer:
             checkpointer.restore_strategy(recovery)
-        self._boundary.bind(ctx, recovery, hooks, replica_check, checkpointer)
+        self._boundary.bind(ctx, recovery, hooks, replica_check, monitor, checkpointer)
         hooks.install()
         self._ctx, self.recovery, self._replica_check, self._checkpointer = ctx, recovery, replica_check, checkpointer
+        self._slow_rank_monitor = monitor
 
     def _strategy_context(self, ctx: RunContext) -> StrategyContext:
         world, replica, optimizer = ctx.world, ctx.replica, ctx.optimizer
@@ -265,6 +269,7 @@ class Run:
         self.strategy.finish()
         transport, call = self.world.transport, ctx.comm_thread.call
         call(lambda: transport.barrier(self._fail_if_others_continue))
+        self._slow_rank_monitor.finish()
         self._replica_check.finish()
         if not self.strategy.identical_at_end:
             weights = call(lambda: transport.allgather(0.0 if self.is_server else self.strategy.model_weight))
@@ -285,7 +290,7 @@ class Run:
         world, (exchanges, exchanges_skipped) = self.world, self.recovery.exchange_counts
         report = RankReport(self.meter.totals, self.p2p.bytes_sent, self.consensus_distance, score,
                             self._score_before_averaging, exchanges, exchanges_skipped, self.state.batch_size,
-                            zlib.crc32(self.replica.parameters))
+                            zlib.crc32(self.replica.parameters), self._slow_rank_monitor.found)
         reports = self.recovery.retry_until_agreed(lambda: world.transport.gather(report), self.step)
         if self._trace:
             self._trace.close()

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from slurmdl.errors import (
     warn,
 )
 from slurmdl.train.library import checkpoint_coordinator
+from slurmdl.train.slow_rank_actions import requeue_without_nodes
 from slurmdl.train.transports.transport import RankFailedError
 from slurmdl.train.world import finalize_mpi, is_rank_zero, node_name
 
@@ -121,6 +123,18 @@ def requeue_job(cause: str) -> tuple[bool, str]:
     if answer.returncode not in (0, -signal.SIGTERM):
         return False, f"job {job_id} is not requeued: {answer.first_error}"
     return True, f"job {job_id} is requeued"
+
+
+def requeue_job_without(reasons: Mapping[str, str], cause: str) -> tuple[bool, str]:
+    """Requeue this job without nodes (node -> reason), as `requeue_job`; the job continues if Slurm refuses."""
+    warn(f"{cause}; requeues the job without {', '.join(reasons)}")
+    sys.stderr.flush()
+    time.sleep(_REQUEUE_FLUSH_SECONDS)
+    try:
+        # no output if Slurm has terminated the command
+        return True, requeue_without_nodes(reasons) or "the job is requeued"
+    except SlurmdlError as error:
+        return False, str(error)
 
 
 def _wait_for_job_end() -> None:

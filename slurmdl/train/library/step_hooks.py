@@ -15,6 +15,7 @@ from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.library.gradient_tracker import GradientTracker
 from slurmdl.train.library.load_balance import WorkAssignment
 from slurmdl.train.library.replica_check import ReplicaCheck
+from slurmdl.train.library.slow_rank_monitor import SlowRankMonitor
 from slurmdl.train.report.meters import PhaseTimer
 from slurmdl.train.trace import Trace
 
@@ -23,9 +24,11 @@ class StepHooks:
     """Steps of one rank: communication of gradients, and mixing of models."""
 
     def __init__(self, ctx: RunContext, state: RunState, recovery: FailureRecovery, work_assignment: WorkAssignment,
-                 replica_check: ReplicaCheck, backward_passes: int, trace: Trace | None) -> None:
+                 replica_check: ReplicaCheck, slow_rank_monitor: SlowRankMonitor, backward_passes: int,
+                 trace: Trace | None) -> None:
         self._ctx, self._state, self._recovery = ctx, state, recovery
         self._work_assignment, self._replica_check = work_assignment, replica_check
+        self._slow_rank_monitor = slow_rank_monitor
         self._backward_passes = backward_passes
         self.timer = PhaseTimer(ctx.meter, ctx.world.transport.now, lambda: ctx.comm_thread.peer_wait_seconds, trace)
         self._overlapped_comm = 0.0
@@ -90,6 +93,8 @@ class StepHooks:
             output.register_hook(lambda gradient: self.timer.enter("backward"))
 
     def _on_backward_complete(self) -> None:
+        # costs nothing: the next phase reads the gradients on the host; its time is computation, not communication
+        self._ctx.replica.wait_for_device()
         if self._recovery.strategy.overlaps_backward:
             self._complete_gradients()
         self.timer.enter("optimizer")
@@ -198,7 +203,9 @@ class StepHooks:
         self._gradient_tracker.next_step()
         self.timer.end_step()
         meter, comm_thread = ctx.meter, ctx.comm_thread
-        meter.samples.add(self._work_assignment.end_step(meter.wall.last - meter.exposed_comm.last))
+        compute_seconds = meter.wall.last - meter.exposed_comm.last
+        meter.samples.add(self._work_assignment.end_step(compute_seconds))
+        self._slow_rank_monitor.after_step(state.step, compute_seconds)
         overlapped_comm = comm_thread.busy_seconds - comm_thread.blocked_seconds
         meter.overlapped_comm += overlapped_comm - self._overlapped_comm
         self._overlapped_comm = overlapped_comm

@@ -189,6 +189,7 @@ class RankReport:
         exchanges, exchanges_skipped: see Strategy.
         batch_size: samples per step; 0 on a server, or if unknown.
         parameters_crc32: CRC-32 of the parameters, or of the shards of a server.
+        slow_ranks: findings of the first worker (SlowRankReporter.found).
     """
 
     totals: StepTotals
@@ -200,6 +201,7 @@ class RankReport:
     exchanges_skipped: int = 0
     batch_size: int = 0
     parameters_crc32: int = 0
+    slow_ranks: Sequence[Mapping[str, Any]] = ()
 
 
 def summarize(reports: Sequence[RankReport | None], roles: Sequence[str]) -> dict[str, Any]:
@@ -223,6 +225,7 @@ def summarize(reports: Sequence[RankReport | None], roles: Sequence[str]) -> dic
         test_accuracy_local_mean, test_accuracy_local_worst: of the workers' own models, before the final average.
         consensus_distance: the largest distance of a worker's model from the mean before the final average, relative.
         parameters_crc32: CRC-32 of the final parameters, in hexadecimal.
+        slow_ranks: rank, node, since_step and factor of each rank that computed slowly.
     """
     def mean(values: Iterable[float]) -> float:
         return float(np.mean(list(values)))
@@ -256,7 +259,8 @@ def summarize(reports: Sequence[RankReport | None], roles: Sequence[str]) -> dic
             "test_accuracy_local_mean": mean(local) if local else None,
             "test_accuracy_local_worst": min(local) if local else None,
             "consensus_distance": max(report.consensus_distance for report in workers),
-            "parameters_crc32": f"{workers[0].parameters_crc32:08x}"}
+            "parameters_crc32": f"{workers[0].parameters_crc32:08x}",
+            "slow_ranks": [dict(finding) for report in alive for finding in report.slow_ranks]}
 
 
 def format_summary(summary: dict[str, Any]) -> str:

@@ -1,0 +1,99 @@
+"""Which ranks compute slowly, by the compute times of all ranks over windows of steps. Pure.
+
+The rule is that of bad nodes in a preflight (health/verdicts.py, which training must not import): the ratio to the
+median of the ranks, and the distance from it in median absolute deviations (MAD). The first keeps small differences
+between good nodes from counting, the second the noise of a busy cluster; with fewer than four ranks a MAD means
+nothing. Each value is the median of a window of steps, and several windows in a row must agree, so a pause of some
+steps (a garbage collection, a checkpoint, an evaluation) is no alarm.
+
+Not for ranks whose batches differ in size by design (--load-balance): a fast node gets more samples until all compute
+equally long, or takes more steps. There the step time is no measure of the node, and the load balance deals with slow
+nodes already, so the callers do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median_low
+
+from slurmdl.units import format_duration
+
+#: steps of a window; all ranks end it at the same step number
+WINDOW_STEPS = 20
+#: windows in a row that must agree
+CONFIRMING_WINDOWS = 3
+#: lowest ratio of a slow rank's compute time to the median, and seconds that it is longer at least: the noise of an
+#: operating system
+MIN_FACTOR, MIN_EXCESS_S = 1.3, 0.001
+#: distance of a slow rank from the median in standard deviations, if there are this many ranks
+_DEVIATIONS, _MIN_RANKS_FOR_MAD = 5.0, 4
+#: 1 standard deviation of normal noise in MADs
+_MAD_TO_DEVIATION = 1.4826
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that computes slowly.
+
+    Attributes:
+        since: first step of the first slow window.
+        seconds, median_seconds: compute time per step in the last window, of this rank and of the median rank, in s.
+    """
+
+    rank: int
+    since: int
+    seconds: float
+    median_seconds: float
+
+    @property
+    def factor(self) -> float:
+        """Compute time as a multiple of the median."""
+        return self.seconds / self.median_seconds
+
+    def describe(self, node: str) -> str:
+        """E.g. `rank 3 on n4 computes 1.9 times as long as the median rank, since step 140 (0.38 s, 0.20 s)`."""
+        return f"rank {self.rank} on {node} computes {self.factor:.1f} times as long as the median rank, since " \
+               f"step {self.since} ({format_duration(self.seconds)}, {format_duration(self.median_seconds)})"
+
+
+class SlowRankDetector:
+    """Finds slow ranks in the compute times of successive windows."""
+
+    def __init__(self) -> None:
+        #: slow rank -> first step of its first slow window, and number of its slow windows
+        self._slow_windows: dict[int, tuple[int, int]] = {}
+
+    def add_window(self, seconds: Mapping[int, float], first_step: int) -> list[SlowRank]:
+        """Judge a window; return the ranks that it confirms as slow, each once until a window without it.
+
+        The slowest is first.
+
+        Args:
+            seconds: rank -> its compute time per step, the median of the window, in s. A rank without a value neither
+                becomes slow nor recovers.
+            first_step: of the window.
+        """
+        # the lower of two medians: also one of two ranks, or two of four, can be slow
+        center = median_low(seconds.values()) if len(seconds) > 1 else 0.0
+        slow = _slow_ranks(seconds, center)
+        for rank in seconds:
+            if rank not in slow:
+                self._slow_windows.pop(rank, None)
+        findings = []
+        for rank in slow:
+            since, count = self._slow_windows.get(rank, (first_step, 0))
+            self._slow_windows[rank] = since, count + 1
+            if count + 1 == CONFIRMING_WINDOWS:
+                findings.append(SlowRank(rank, since, seconds[rank], center))
+        return sorted(findings, key=lambda finding: -finding.seconds)
+
+
+def _slow_ranks(seconds: Mapping[int, float], center: float) -> list[int]:
+    """Ranks far above a positive median."""
+    if center <= 0:
+        return []
+    deviation = _MAD_TO_DEVIATION * median_low(abs(value - center) for value in seconds.values())
+    margin = _DEVIATIONS * deviation if len(seconds) >= _MIN_RANKS_FOR_MAD else 0.0
+    limit = max(MIN_FACTOR * center, center + MIN_EXCESS_S, center + margin)
+    return [rank for rank, value in seconds.items() if value > limit]

@@ -1,0 +1,111 @@
+"""Runs in which one rank computes slowly: of the library over MPI, and of a plain DistributedDataParallel script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mpi import mpirun, needs_mpi
+
+from slurmdl.train import watch_slow_ranks
+
+DDP_SCRIPT = str(Path(__file__).with_name("ddp_slow_rank_script.py"))
+#: one of four ranks takes three times as long; sleeping, so that a busy machine changes the ratio little
+EMULATED = ("-m", "slurmdl.train", "--emulate-compute", "0.02", "--model", "mlp:16", "--batch-size", "8")
+NIGHTLY = pytest.mark.nightly
+
+
+def slow_rank_lines(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if "computes" in line or "requeue" in line]
+
+
+@needs_mpi
+@pytest.mark.parametrize(("arguments", "slow_rank"), [
+    (("--strategy", "allreduce"), 2),
+    *(pytest.param(words, 1 if "ps" in words else 3, marks=NIGHTLY) for words in (
+        ("--strategy", "ps"), ("--strategy", "gossip"), ("--strategy", "gossip", "--async"),
+        ("--strategy", "ps", "--async"),
+        ("--strategy", "gossip", "--shared-memory"), ("--strategy", "local-sgd", "--period", "8")))],
+    ids=lambda words: "".join(words[1:]).replace("--", "-") if isinstance(words, tuple) else "")
+def test_slow_rank_is_reported_once(arguments: tuple[str, ...], slow_rank: int, tmp_path: Path) -> None:
+    """The first worker reports it; with a server that is rank 1, here the slow one.
+
+    An asynchronous slow rank makes few steps while the others make many.
+    """
+    steps = "320" if "--async" in arguments else "130"
+    proc = mpirun(4, *EMULATED, *arguments, "--steps", steps, "--straggler", f"{slow_rank}=3@20",
+                  "--summary", str(tmp_path / "summary"))
+    assert proc.returncode == 0, proc.stderr
+    line, = slow_rank_lines(proc.stderr)
+    assert line.startswith(f"slurmdl: train: rank {slow_rank} on "), line
+    found, = json.loads((tmp_path / "summary").read_text())["slow_ranks"]
+    assert found["rank"] == slow_rank
+    assert found["since_step"] >= 21
+    assert f"since step {found['since_step']} (" in line
+    assert found["factor"] > 1.5
+
+
+@needs_mpi
+@pytest.mark.parametrize("arguments", [(), pytest.param(("--straggler", "2=3", "--load-balance", "batch-size"),
+                                                        marks=NIGHTLY)])
+def test_equal_ranks_are_not_reported(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """Also with load balancing, where the step times of a slow rank are no measure."""
+    proc = mpirun(4, *EMULATED, "--strategy", "allreduce", "--steps", "130", *arguments,
+                  "--summary", str(tmp_path / "summary"))
+    assert proc.returncode == 0, proc.stderr
+    assert slow_rank_lines(proc.stderr) == []
+    assert json.loads((tmp_path / "summary").read_text())["slow_ranks"] == []
+
+
+def torchrun(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the DistributedDataParallel script on four ranks."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    return subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
+                           DDP_SCRIPT, *arguments], env={**clean, **environ}, capture_output=True, text=True,
+                          timeout=180, check=False)
+
+
+@pytest.mark.parametrize("passes", [1, pytest.param(2, marks=NIGHTLY)])
+def test_slow_rank_of_ddp_is_reported_once(passes: int) -> None:
+    """Without waiting for gradients, which takes longest on the fast ranks; a requeue is refused outside of Slurm."""
+    proc = torchrun("2", str(passes), SLURMDL_ON_SLOW="exclude")
+    assert proc.returncode == 0, proc.stderr
+    results = [line.partition(": ")[2] for line in proc.stdout.splitlines() if line.startswith("rank ")]
+    assert len(results) == 4
+    assert len(set(results)) == 1
+    found, refused = slow_rank_lines(proc.stderr)
+    assert found.startswith("slurmdl: train: rank 2 on "), found
+    assert "since step 1 (" in found
+    assert "and the run continues: slurmdl requeue: no job" in refused
+
+
+def test_equal_ranks_of_ddp_are_not_reported() -> None:
+    proc = torchrun("-1", "1")
+    assert proc.returncode == 0, proc.stderr
+    assert not [line for line in proc.stderr.splitlines() if line.startswith("slurmdl:")]
+
+
+def test_watching_another_model_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    watch_slow_ranks(torch.nn.Linear(1, 1))
+    assert capsys.readouterr().err == "slurmdl: train: slow ranks are not watched: a Linear is not measured; " \
+                                      "expected a DistributedDataParallel\n"
+
+
+@needs_mpi
+@pytest.mark.parametrize("words", [("--checkpoint-dir", "kept"), pytest.param((), marks=NIGHTLY)])
+def test_run_continues_if_its_job_cannot_be_requeued(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Without a job there is nothing to requeue, and without checkpoints nothing to resume from."""
+    path = [str(tmp_path / word) if word == "kept" else word for word in words]
+    proc = mpirun(2, *EMULATED, "--strategy", "gossip", "--steps", "300", "--straggler", "1=3", *path,
+                  "--summary", str(tmp_path / "summary"), environ={"SLURMDL_ON_SLOW": "exclude"})
+    assert proc.returncode == 0, proc.stderr
+    found, refused = slow_rank_lines(proc.stderr)
+    assert found.startswith("slurmdl: train: rank 1 on "), found
+    assert "and the run continues: " + ("slurmdl requeue: no job" if words else "it has no checkpoints") in refused
+    assert json.loads((tmp_path / "summary").read_text())["steps"] == 300
