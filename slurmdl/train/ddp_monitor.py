@@ -20,10 +20,10 @@ from typing import Any
 from slurmdl.errors import UnavailableError, warn
 from slurmdl.train.report.slow_ranks import WINDOW_STEPS
 from slurmdl.train.slow_rank_actions import SlowRankReporter, start_requeue, warn_of_refusal
-from slurmdl.train.world import node_name
+from slurmdl.train.world import is_rank_zero, node_name
 
-#: time limit of an exchange, which only the end of a rank or an uneven number of steps can exceed
-_TIMEOUT_S = 300.0
+#: time limit of an exchange, as PyTorch's own of a collective: the first rank may evaluate for long meanwhile
+_TIMEOUT_S = 1800.0
 #: windows whose values may be in flight; more are in flight only if a rank has ended its training
 _MAX_EXCHANGES = 4
 #: on a GPU: passes whose times are read later
@@ -37,7 +37,7 @@ def watch_slow_ranks(model: Any) -> None:
     windows of 20 steps (report.slow_ranks has the rule). The time of a step is that of its forward and backward
     passes without waiting for other ranks: from the start of the forward pass to the last gradient, so before
     DistributedDataParallel waits for the others' gradients. Passes under `no_sync()` belong to the step that follows;
-    forward passes without gradients or in `eval()` mode do not count.
+    forward passes without gradients or in `eval()` mode do not count. Steps are counted from this call, from 1.
 
     With `--dl-on-slow=exclude` the first rank also runs `slurmdl requeue --exclude` for the node, once: Slurm then
     ends the job and starts it again on other nodes, and the script must resume from a checkpoint of its own.
@@ -49,17 +49,22 @@ def watch_slow_ranks(model: Any) -> None:
     Args:
         model: a DistributedDataParallel.
     """
+    monitor = None
     try:
-        DdpMonitor(model).start()
+        monitor = DdpMonitor(model)
+        monitor.start()
     except Exception as error:
-        _warn_of_end(error)
+        if monitor:
+            monitor.stop()
+        if is_rank_zero():
+            _warn_of_end(error)
 
 
 class DdpMonitor:
     """One rank's part in the detection for one model.
 
     Attributes:
-        found: see SlowRankReporter; empty except on the first rank.
+        is_first: whether this is the first rank of the model's group, which judges and reports.
     """
 
     def __init__(self, model: Any) -> None:
@@ -71,9 +76,12 @@ class DdpMonitor:
             raise UnavailableError(f"a {type(model).__name__} is not measured; expected a DistributedDataParallel")
         self._torch, self._dist, self._model = torch, dist, model
         self._ranks = dist.get_process_group_ranks(model.process_group)
-        self._is_first = dist.get_rank() == self._ranks[0]
+        self.is_first = dist.get_rank() == self._ranks[0]
         self._parameters = [tensor for tensor in model.module.parameters() if tensor.requires_grad]
-        self._on_gpu = any(tensor.device.type == "cuda" for tensor in self._parameters)
+        if not hasattr(self._parameters[0], "register_post_accumulate_grad_hook"):
+            raise UnavailableError(f"PyTorch {torch.__version__} has no hooks for gradients; expected 2.1 or newer")
+        self._device = self._parameters[0].device
+        self._on_gpu = self._device.type == "cuda"
         self._handles: list[Any] = []
         #: the current pass: its start, whether the ranks exchange gradients in it, and the last gradient so far
         self._start: Any = None
@@ -84,7 +92,7 @@ class DdpMonitor:
         #: passes whose times are unknown yet: start, end, and whether they end a step
         self._passes: deque[tuple[Any, Any, bool]] = deque(maxlen=_MAX_PENDING_PASSES)
         self._step_seconds, self._times = 0.0, list[float]()
-        self._steps = self._window = 0
+        self._steps = 0
         #: exchanges in flight, with their tensors
         self._exchanges: deque[tuple[Any, Any, list[Any]]] = deque()
 
@@ -98,14 +106,10 @@ class DdpMonitor:
                                      use_local_synchronization=len(self._ranks) < dist.get_world_size())
         nodes: list[Any] = [None] * len(self._ranks)
         dist.all_gather_object(nodes, node_name(), group=self._group)
-        self._reporter = SlowRankReporter(nodes)
+        self._reporter = SlowRankReporter(dict(zip(self._ranks, nodes, strict=True)))
         self._handles.append(self._model.module.register_forward_pre_hook(_ForwardHook(self)))
         for index, tensor in enumerate(self._parameters):
             self._handles.append(tensor.register_post_accumulate_grad_hook(partial(self._on_gradient, index)))
-
-    @property
-    def found(self) -> list[dict[str, Any]]:
-        return self._reporter.found
 
     def stop(self) -> None:
         """Remove all hooks."""
@@ -142,7 +146,7 @@ class DdpMonitor:
         if not self._on_gpu:
             return time.perf_counter()
         event = self._torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._torch.cuda.current_stream(self._device))
         return event
 
     def _end_pass(self) -> None:
@@ -176,7 +180,7 @@ class DdpMonitor:
     def _start_exchange(self, seconds: float) -> None:
         torch, dist = self._torch, self._dist
         own = torch.tensor([float(self._steps - WINDOW_STEPS + 1), seconds], dtype=torch.float64)
-        received = [torch.zeros_like(own) for _ in self._ranks] if self._is_first else None
+        received = [torch.zeros_like(own) for _ in self._ranks] if self.is_first else None
         work = dist.gather(own, received, dst=self._ranks[0], group=self._group, async_op=True)
         self._exchanges.append((work, own, received or []))
 
@@ -185,11 +189,11 @@ class DdpMonitor:
         while self._exchanges and self._exchanges[0][0].is_completed():
             work, own, received = self._exchanges.popleft()
             work.wait()  # raises the error of a failed exchange
-            if not self._is_first:
+            if not self.is_first:
                 continue
             windows = [(int(first_step), seconds) for first_step, seconds in map(_to_list, received)]
             # the ranks count alike, since DistributedDataParallel needs all of them in each step
-            values = {rank: seconds for rank, (first_step, seconds) in enumerate(windows)
+            values = {rank: seconds for rank, (first_step, seconds) in zip(self._ranks, windows, strict=True)
                       if first_step == int(own[0]) and seconds > 0}
             if self._reporter.add_window(values, int(own[0])):
                 nodes = self._reporter.nodes_to_exclude
@@ -209,7 +213,8 @@ class _ForwardHook:
             self._monitor.before_forward()
         except Exception as error:
             self._monitor.stop()
-            _warn_of_end(error)
+            if self._monitor.is_first:
+                _warn_of_end(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # copies of the module (copy.deepcopy, torch.save) get a callable without effect, of the standard library

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -28,7 +28,7 @@ class SlowRankReporter:
     """Finds slow ranks and warns of them.
 
     Args:
-        nodes: entry i is the node of rank i.
+        nodes: rank -> its node.
 
     Attributes:
         found: rank, node, step since when it is slow, and factor of each finding.
@@ -36,7 +36,7 @@ class SlowRankReporter:
             findings are only reported: the requeue is under way, or was refused.
     """
 
-    def __init__(self, nodes: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, nodes: Mapping[int, str], environ: Mapping[str, str] = os.environ) -> None:
         self._nodes, self._detector = nodes, SlowRankDetector()
         self._excludes = environ.get(ON_SLOW_VARIABLE) == "exclude"
         self.found: list[dict[str, Any]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,41 @@ def test_run_continues_if_its_job_cannot_be_requeued(words: tuple[str, ...], tmp
     assert found.startswith("slurmdl: train: rank 1 on "), found
     assert "and the run continues: " + ("slurmdl requeue: no job" if words else "it has no checkpoints") in refused
     assert json.loads((tmp_path / "summary").read_text())["steps"] == 300
+
+
+#: the trainer, with a job that can be requeued when it is asked, but not any more when it has stopped
+REFUSED = """
+import runpy, sys
+from concurrent.futures import Future
+from slurmdl.errors import UnavailableError
+from slurmdl.train.library import shutdown, slow_rank_monitor
+
+def start_requeue(reasons, dry_run):
+    assert dry_run
+    future = Future()
+    future.set_result("")
+    return future
+
+def refuse(reasons):
+    raise UnavailableError("scontrol requeue: refused")
+
+slow_rank_monitor.start_requeue, shutdown.requeue_without_nodes = start_requeue, refuse
+runpy.run_module("slurmdl.train", run_name="__main__", alter_sys=True)
+"""
+
+
+@needs_mpi
+@pytest.mark.parametrize("strategy", ["ps", pytest.param("gossip", marks=NIGHTLY)])
+def test_run_continues_if_the_requeue_is_refused_after_the_checkpoint(strategy: str, tmp_path: Path) -> None:
+    """Rank 0 is a server, rank 1 finds the slow rank; all have stopped for a checkpoint when Slurm refuses."""
+    proc = mpirun(3, "-c", REFUSED, *EMULATED[2:], "--strategy", strategy, "--steps", "200", "--straggler", "2=3",
+                  "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "0",
+                  "--summary", str(tmp_path / "summary"), environ={"SLURMDL_ON_SLOW": "exclude"})
+    assert proc.returncode == 0, proc.stderr
+    found, stops, refused = slow_rank_lines(proc.stderr)
+    assert "rank 2 on" in found
+    step = re.search(r"checkpoint of step (\d+) in \S+; requeues the job without", stops)
+    assert step, stops
+    assert "and the run continues: scontrol requeue: refused" in refused
+    assert [path.name for path in (tmp_path / "kept").glob("step-*")] == [f"step-{int(step[1]):08}"]
+    assert json.loads((tmp_path / "summary").read_text())["steps"] == 200

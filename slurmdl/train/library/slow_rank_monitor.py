@@ -41,7 +41,7 @@ class SlowRankMonitor:
         self._comm_thread, self._request_stop = ctx.comm_thread, request_stop
         self._is_active = isinstance(world.transport, MpiTransport) and not world.is_server \
             and world.worker_count > 1 and not world.is_load_balanced
-        self._reporter = SlowRankReporter(world.nodes)
+        self._reporter = SlowRankReporter(dict(enumerate(world.nodes)))
         self.nodes_to_leave: dict[str, str] = {}
         self._times: list[float] = []
         #: the main rank's own time of the last window, and the others' that are being received
