@@ -1,6 +1,7 @@
 """What a job does about bad, slow and lost nodes: its states, and the rules by which it changes them. Pure.
 
-`slurmdl srun` acts on the states before a step starts, the training library on those of a running step.
+`slurmdl srun` applies the rules before a step starts. Those of a running step are applied where its ranks are known:
+slow ranks in train/slow_rank_actions.py, lost ranks in train/library/failure_recovery.py and shutdown.py.
 """
 
 from __future__ import annotations
