@@ -1,7 +1,7 @@
 """Preflight: share of injected faults that it finds, false alarms, and its duration.
 
-`detection`: eight nodes on a sandbox with a real Slurm; in each run one node, drawn by the seed, has one fault. Clean
-and busy runs have none. Control: the verdicts with shuffled node names.
+`detection`: eight nodes on a sandbox with a real Slurm, and a budget of 10 s. In each run one node, drawn by the
+seed, has one fault; clean and busy runs have none. Control: the verdicts with shuffled node names.
 
 `scale`: 1,000 nodes that a simulated srun answers for; the code that reads and judges the answers is the real one.
 """

@@ -23,7 +23,8 @@ from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 NODES, SEEDS, QUICK_SEEDS = 8, 20, 5
-BUDGET_S = 30
+#: budget of a preflight; its duration is another second or two for the last step
+BUDGET_S = 10
 #: of the two cores of the machine a node has at most a quarter of a core while all nodes run the CPU check
 CPU_SHARE = 0.1
 GOAL_FOUND, GOAL_FALSE, GOAL_SECONDS = 0.99, 0.01, 10.0
@@ -167,15 +168,20 @@ def _wait_for_nodes(sandbox: lifecycle.Sandbox) -> None:
         time.sleep(0.5)
 
 
-def rows(seed: int, quick: bool = False) -> Iterator[Row]:
-    """Rows of each fault: share found, with shuffled names as the control, false alarms, and seconds."""
-    seeds = range(seed, seed + (QUICK_SEEDS if quick else SEEDS))
+def start_sandbox() -> lifecycle.Sandbox:
     spec = SandboxSpec(f"preflight-{os.getpid()}", round_robin_topology(NODES, 2),
                        slurm_conf_lines=("SlurmdTimeout=600", "TaskProlog=/etc/slurm/task_prolog"),
                        config_files={"task_prolog": _TASK_PROLOG})
     sandbox = lifecycle.sandbox_up(spec)
+    (sandbox.root / "slurm/task_prolog").chmod(0o755)
+    return sandbox
+
+
+def rows(seed: int, quick: bool = False) -> Iterator[Row]:
+    """Rows of each fault: share found, with shuffled names as the control, false alarms, and seconds."""
+    seeds = range(seed, seed + (QUICK_SEEDS if quick else SEEDS))
+    sandbox = start_sandbox()
     try:
-        (sandbox.root / "slurm/task_prolog").chmod(0o755)
         nodes = sandbox.spec.node_hosts
         for name, fault in FAULTS.items():
             found, shuffled, others, seconds = [], [], [], []
