@@ -42,7 +42,7 @@ def run(argv: list[str]) -> int:
 
 def _check_nodes(options: argparse.Namespace) -> int:
     from slurmdl.cli.links import load_topology_or_flat
-    from slurmdl.health.preflight import run_preflight
+    from slurmdl.health.preflight import keep_link_samples, run_preflight
     from slurmdl.health.report import format_table, to_json
     from slurmdl.health.site_verdicts import load_site_reasons
     from slurmdl.slurm import hostlist, job_record
@@ -57,6 +57,7 @@ def _check_nodes(options: argparse.Namespace) -> int:
     topology = load_topology_or_flat(None, nodes, "all nodes count as one zone")
     result = run_preflight(nodes, topology, os.environ, warn, options.budget, not options.no_links,
                            load_site_reasons(load_config(), warn))
+    keep_link_samples(result, os.environ, warn)
     print_escaped(format_table(result))
     if options.output:
         lines = [json.dumps(to_json(result, node)) for node in nodes]

@@ -20,6 +20,8 @@ from slurmdl.health import verdicts
 from slurmdl.health.node_checks import CHECKS
 from slurmdl.health.verdicts import Fault, NodeReport
 from slurmdl.links.probe.probe_step import ProbeStep, run_probe_step
+from slurmdl.links.samples import LinkSample, merge_into_sample_file
+from slurmdl.links.score_sources import user_probe_file
 from slurmdl.slurm import node_step, process
 from slurmdl.topology.topology import Topology
 
@@ -37,6 +39,7 @@ class Preflight:
     Attributes:
         reports: node -> its results of the first run.
         faults: confirmed faults, in the order of the nodes.
+        link_samples: of the first run.
         unconfirmed: faults that a second run did not find.
         seconds: duration of everything.
     """
@@ -44,6 +47,7 @@ class Preflight:
     reports: Mapping[str, NodeReport]
     faults: Sequence[Fault]
     unconfirmed: Sequence[Fault] = ()
+    link_samples: Sequence[LinkSample] = ()
     seconds: float = 0.0
 
     @property
@@ -67,17 +71,28 @@ def run_preflight(nodes: Sequence[str], topology: Topology, environ: Mapping[str
     reports = run_node_checks(nodes, checks, environ, budget_s * (_NODE_SHARE if with_links else 0.8))
     if not any(report.values for report in reports.values()):
         raise UnavailableError(f"preflight: no node answered ({_first_error(reports)})")
+    samples: Sequence[LinkSample] = ()
     if with_links:
         left_s = max(2.0, budget_s - (time.monotonic() - start))
-        with_links = _probe_links(reports, topology, environ, 0.6 * left_s, on_warning)
-    suspected = verdicts.find_faults(reports, checks, with_links, verdicts.SCREENING)
+        samples = _probe_links(reports, topology, environ, 0.6 * left_s, on_warning)
+    suspected = verdicts.find_faults(reports, checks, bool(samples), verdicts.SCREENING)
     confirmed = _confirm(suspected, reports, topology, environ, max(3.0, budget_s - (time.monotonic() - start)),
                          on_warning)
     confirmed += [Fault(node, "site", site_reasons[node]) for node in nodes if node in site_reasons]
     confirmed_keys = {(fault.node, fault.check) for fault in confirmed}
     return Preflight(reports, confirmed, [fault for fault in suspected
                                           if (fault.node, fault.check) not in confirmed_keys],
-                     time.monotonic() - start)
+                     samples, time.monotonic() - start)
+
+
+def keep_link_samples(result: Preflight, environ: Mapping[str, str], on_warning: Callable[[str], None]) -> None:
+    """Add the measured links to the user's own probes, whose scores order the ranks of this job and of later ones."""
+    path = user_probe_file(environ)
+    try:
+        if result.link_samples:
+            merge_into_sample_file(path, result.link_samples)
+    except OSError as error:
+        on_warning(f"preflight: {path}: the links are not kept ({error.strerror})")
 
 
 def _first_error(reports: Mapping[str, NodeReport]) -> str:
@@ -125,27 +140,27 @@ def _add_result(reports: Mapping[str, NodeReport], line: str, arrival: float) ->
 
 
 def _probe_links(reports: Mapping[str, NodeReport], topology: Topology, environ: Mapping[str, str], budget_s: float,
-                 on_warning: Callable[[str], None]) -> bool:
+                 on_warning: Callable[[str], None]) -> list[LinkSample]:
     """Add the links of the nodes that answered; a node that no other node can reach gets none.
 
-    Returns whether links were measured; if not, a warning says why.
+    Returns the samples; if there are none, a warning says why.
     """
     nodes = tuple(node for node, report in reports.items() if report.values)
     if len(nodes) < 2:
-        return False
+        return []
     probe = ProbeStep(nodes, topology, budget_s=budget_s, start_timeout_s=5.0, rounds_in_zone=3,
                       pairs_per_zone_pair=1)
     try:
         samples = run_probe_step(probe, environ, on_warning)
     except SlurmdlError as error:
         on_warning(f"preflight: the links are not checked: {error}")
-        return False
+        return []
     leaf, sizes = probe.leaf_by_node(), Counter(probe.leaf_by_node().values())
     for sample in samples:
         if sample.kind == "node":
             report = reports[sample.name]
             report.link, report.is_alone_in_zone = sample, sizes[leaf.get(sample.name, "")] == 1
-    return True
+    return samples
 
 
 def _confirm(suspected: Sequence[Fault], reports: Mapping[str, NodeReport], topology: Topology,

@@ -13,7 +13,7 @@ from slurmdl import config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import GaveUpError, SlurmdlError, internal_error_text
 from slurmdl.health import exclusions, site_verdicts
-from slurmdl.health.preflight import Preflight, run_preflight
+from slurmdl.health.preflight import Preflight, keep_link_samples, run_preflight
 from slurmdl.health.report import format_table
 from slurmdl.health.requeue import requeue_and_exclude
 from slurmdl.job_states import Facts, JobState, next_state
@@ -51,6 +51,7 @@ def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, site_c
         text = str(error) if isinstance(error, SlurmdlError) else internal_error_text(error)
         on_warning(f"preflight: the nodes are not checked: {text}")
         return frozenset()
+    keep_link_samples(result, environ, on_warning)
     if dl.explain:
         for line in format_table(result).splitlines():
             on_warning(line)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,8 @@ LINK_KINDS = tuple(KIND_OF_KEY.values())
 MAX_BANDWIDTH, MAX_TIMESTAMP, MAX_RTT_S = 1e15, 1e12, 60.0
 MAX_NAME_CHARS = 600  # characters of a link's name; Slurm allows 255 for a node
 MAX_RSE = 100.0  # relative standard error above which a throughput is meaningless
+#: age at which samples are removed from a user's file
+SAMPLE_RETENTION_S = 3600.0
 #: suffix of complete spool files, and number of files of one host in a spool; older ones are deleted
 SPOOL_SUFFIX, MAX_SPOOL_FILES = ".jsonl", 100
 SOURCES = ("probe", "job", "counters", "prometheus", "file")
@@ -148,6 +151,19 @@ def parse_sample_lines(lines: Iterable[str]) -> Iterator[LinkSample | InputError
             yield InputError(f"is not JSON ({type(error).__name__})", line=number, text=line[:80])
         except InputError as error:
             yield InputError(str(error), line=number)
+
+
+def merge_into_sample_file(path: str, samples: Sequence[LinkSample]) -> None:
+    """Atomically write the samples and those in the file that are younger than SAMPLE_RETENTION_S.
+
+    Raises OSError if the file cannot be read or written.
+    """
+    kept: list[LinkSample] = []
+    with suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
+        kept = [sample for sample in parse_sample_lines(file)
+                if not isinstance(sample, Exception) and sample.time > time.time() - SAMPLE_RETENTION_S]
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    files.write_atomic(path, format_sample_lines([*kept, *samples]))
 
 
 def spool_samples(spool_dir: str, samples: Sequence[LinkSample]) -> None:

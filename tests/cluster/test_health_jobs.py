@@ -238,6 +238,8 @@ def test_preflight_of_good_nodes(health):
         assert not report["bad"] and not report["errors"], report
         assert report["checks"].keys() == {"clock", "disk", "memory", "gpu", "cpu"}
         assert report["link"]["throughput"] > 0
+    samples = [json.loads(line) for line in (health.state / "slurmdl/probe.jsonl").read_text().splitlines()]
+    assert {sample["name"] for sample in samples if sample["kind"] == "node"} == reports.keys()
 
 
 def test_preflight_finds_the_slow_link(health):

@@ -5,18 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from typing import TYPE_CHECKING
 
-from slurmdl import config, files, units
+from slurmdl import config, units
 from slurmdl.cli.arguments import CliParser, duration_between
 from slurmdl.cli.links import load_topology_or_flat
 from slurmdl.errors import UsageError, warn
 from slurmdl.text import print_escaped
-
-if TYPE_CHECKING:
-    from slurmdl.links.samples import LinkSample
-
-SAMPLE_RETENTION_S = 3600.0  # age at which samples of earlier probes are removed from the file
 
 
 def run(argv: list[str]) -> int:
@@ -54,7 +48,7 @@ def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
     from slurmdl.links import aggregate, link_table
     from slurmdl.links.probe import probe_step
     from slurmdl.links.probe.measurement import ProbeConfig
-    from slurmdl.links.samples import format_sample_lines
+    from slurmdl.links.samples import format_sample_lines, merge_into_sample_file
     from slurmdl.links.score_sources import user_probe_file
 
     nodes = _select_nodes(options)
@@ -71,7 +65,11 @@ def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
         return 0
     rows = link_table.link_rows(aggregate.aggregate_scores(samples, time.time()), topology)
     print_escaped(link_table.format_link_table(rows, len(rows)))
-    _merge_into_file(options.output or user_probe_file(os.environ), samples)
+    path = options.output or user_probe_file(os.environ)
+    try:
+        merge_into_sample_file(path, samples)
+    except OSError as error:
+        raise UsageError(f"--output={path}: cannot be used ({error.strerror})") from error
     return 0
 
 
@@ -97,23 +95,3 @@ def _select_nodes(options: argparse.Namespace) -> tuple[str, ...]:
     if "SLURM_JOB_NODELIST" in os.environ:
         return tuple(hostlist.expand_hostlist(os.environ["SLURM_JOB_NODELIST"]))
     raise UsageError("slurmdl links probe: no nodes; expected --nodes LIST or --all outside of a job")
-
-
-def _merge_into_file(path: str, samples: list[LinkSample]) -> None:
-    """Atomically write the samples and those in the file that are younger than SAMPLE_RETENTION_S."""
-    from slurmdl.links.samples import format_sample_lines, parse_sample_lines
-
-    kept: list[LinkSample] = []
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            kept = [sample for sample in parse_sample_lines(file)
-                    if not isinstance(sample, Exception) and sample.time > time.time() - SAMPLE_RETENTION_S]
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise UsageError(f"--output={path}: cannot be read ({error.strerror})") from error
-    try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        files.write_atomic(path, format_sample_lines([*kept, *samples]))
-    except OSError as error:
-        raise UsageError(f"--output={path}: cannot be written ({error.strerror})") from error
