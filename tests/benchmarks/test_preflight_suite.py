@@ -38,7 +38,7 @@ def measure(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_detector_that_is_right_meets_the_goals_and_its_control_does_not(measure):
-    rows = measure(lambda node: Outcome(frozenset([node] if node else []), 5.0))
+    rows = measure(lambda node: Outcome({node: "slow"} if node else {}, 5.0))
     found = rows["fault: found"]
     assert (found.value, found.baseline, found.met) == (1.0, 0.0, True)
     assert rows["fault: other nodes called bad"].value == 0.0
@@ -48,7 +48,7 @@ def test_a_detector_that_is_right_meets_the_goals_and_its_control_does_not(measu
 
 def test_a_detector_that_guesses_misses_the_goals(measure):
     source = random.Random(1)
-    rows = measure(lambda node: Outcome(frozenset(source.sample(NODES, 1)), 11.0))
+    rows = measure(lambda node: Outcome(dict.fromkeys(source.sample(NODES, 1), "slow"), 11.0))
     assert rows["fault: found"].met is False and rows["clean cluster: nodes called bad"].met is False
     assert rows["clean cluster: time of the preflight of 8 nodes"].met is False
 
