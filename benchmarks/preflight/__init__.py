@@ -12,4 +12,4 @@ from benchmarks.suite import Suite, module_rows
 
 PARTS = {"detection": "benchmarks.preflight.detection", "scale": "benchmarks.preflight.scale"}
 SUITE = Suite("preflight", "Faults found, false alarms and duration of `slurmdl preflight` (detection needs root).",
-              tuple(PARTS), module_rows(PARTS), dict, quick="5 seeds per fault instead of 20")
+              tuple(PARTS), module_rows(PARTS), dict, quick="10 seeds per fault instead of 20")

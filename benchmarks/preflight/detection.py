@@ -22,7 +22,7 @@ from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
-NODES, SEEDS, QUICK_SEEDS = 8, 20, 5
+NODES, SEEDS, QUICK_SEEDS = 8, 20, 10
 #: budget of a preflight; its duration is another second or two for the last step
 BUDGET_S = 10
 #: of the two cores of the machine a node has at most a quarter of a core while all nodes run the CPU check

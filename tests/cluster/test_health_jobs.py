@@ -264,6 +264,7 @@ def test_preflight_finds_the_slow_cpus(new_sandbox):
     assert "bad: n3: a CPU quota of its control groups stops its CPUs for " in text
 
 
+@pytest.mark.nightly
 def test_preflight_requeues_without_the_bad_node(new_sandbox):
     """Six nodes, of which the job takes four: it starts again on good ones."""
     cluster = new_sandbox(nodes=6, slurm_conf_lines=SOON)
@@ -395,6 +396,7 @@ def test_spare_node_replaces_the_bad_node(with_bad_node):
     assert text.count(" of 5 nodes bad") == 1, text
 
 
+@pytest.mark.nightly
 def test_job_that_needs_the_bad_node_stops_runs_or_waits(with_bad_node):
     """All five nodes are needed: the user chooses."""
     cluster = with_bad_node.cluster

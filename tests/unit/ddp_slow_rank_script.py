@@ -56,7 +56,9 @@ for step in range(105):
         opt.zero_grad()
         copy.deepcopy(network)(torch.ones(4, 8)).sum().backward()
         torch.save(network, io.BytesIO())
-print(f"rank {rank}: {sum(tensor.sum().item() for tensor in network.parameters()):.6f}", flush=True)
+# one write, which the lines of other ranks cannot split
+sys.stdout.write(f"rank {rank}: {sum(tensor.sum().item() for tensor in network.parameters()):.6f}\n")
+sys.stdout.flush()
 dist.barrier()
 dist.destroy_process_group()
 os._exit(0)  # see examples/ddp.py

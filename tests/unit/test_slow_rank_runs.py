@@ -50,6 +50,7 @@ def test_slow_rank_is_reported_once(arguments: tuple[str, ...], slow_rank: int, 
     assert found["factor"] > 1.5
 
 
+@NIGHTLY
 @needs_mpi
 @pytest.mark.parametrize("arguments", [(), pytest.param(("--straggler", "2=3", "--load-balance", "batch-size"),
                                                         marks=NIGHTLY)])
@@ -98,6 +99,7 @@ def test_watching_another_model_is_a_warning(capsys: pytest.CaptureFixture[str])
                                       "expected a DistributedDataParallel\n"
 
 
+@NIGHTLY
 @needs_mpi
 @pytest.mark.parametrize("words", [("--checkpoint-dir", "kept"), pytest.param((), marks=NIGHTLY)])
 def test_run_continues_if_its_job_cannot_be_requeued(words: tuple[str, ...], tmp_path: Path) -> None:
@@ -133,8 +135,9 @@ runpy.run_module("slurmdl.train", run_name="__main__", alter_sys=True)
 """
 
 
+@NIGHTLY
 @needs_mpi
-@pytest.mark.parametrize("strategy", ["ps", pytest.param("gossip", marks=NIGHTLY)])
+@pytest.mark.parametrize("strategy", ["ps", "gossip"])
 def test_run_continues_if_the_requeue_is_refused_after_the_checkpoint(strategy: str, tmp_path: Path) -> None:
     """Rank 0 is a server, rank 1 finds the slow rank; all have stopped for a checkpoint when Slurm refuses."""
     proc = mpirun(3, "-c", REFUSED, *EMULATED[2:], "--strategy", strategy, "--steps", "200", "--straggler", "2=3",
