@@ -30,6 +30,8 @@ DEFAULT_BUDGET_S = 30.0
 _NODE_SHARE = 0.5
 #: good nodes of each zone that are measured again together with the suspected nodes of the zone
 _REFERENCE_NODES = 2
+#: nodes that are measured again because a suspected node cannot exchange data with them
+_MAX_PEERS = 8
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def _add_result(reports: Mapping[str, NodeReport], line: str, arrival: float) ->
 
 
 def _probe_links(reports: Mapping[str, NodeReport], topology: Topology, environ: Mapping[str, str], budget_s: float,
-                 on_warning: Callable[[str], None]) -> list[LinkSample]:
+                 on_warning: Callable[[str], None]) -> Sequence[LinkSample]:
     """Add the links of the nodes that answered; a node that no other node can reach gets none.
 
     Returns the samples; if there are none, a warning says why.
@@ -149,18 +151,21 @@ def _probe_links(reports: Mapping[str, NodeReport], topology: Topology, environ:
     if len(nodes) < 2:
         return []
     probe = ProbeStep(nodes, topology, budget_s=budget_s, start_timeout_s=5.0, rounds_in_zone=3,
-                      pairs_per_zone_pair=1)
+                      pairs_per_zone_pair=1, checks_all_pairs=True)
     try:
-        samples = run_probe_step(probe, environ, on_warning)
+        result = run_probe_step(probe, environ, on_warning)
     except SlurmdlError as error:
         on_warning(f"preflight: the links are not checked: {error}")
         return []
     leaf, sizes = probe.leaf_by_node(), Counter(probe.leaf_by_node().values())
-    for sample in samples:
+    for sample in result.samples:
         if sample.kind == "node":
             report = reports[sample.name]
             report.link, report.is_alone_in_zone = sample, sizes[leaf.get(sample.name, "")] == 1
-    return samples
+    for first, second in result.unreachable:
+        reports[first].unreachable |= {second}
+        reports[second].unreachable |= {first}
+    return result.samples
 
 
 def _confirm(suspected: Sequence[Fault], reports: Mapping[str, NodeReport], topology: Topology,
@@ -173,7 +178,8 @@ def _confirm(suspected: Sequence[Fault], reports: Mapping[str, NodeReport], topo
     bad = tuple(dict.fromkeys(fault.node for fault in suspected))
     if not bad:
         return []
-    nodes = (*bad, *_reference_nodes(bad, reports, topology))
+    peers = sorted({peer for node in bad for peer in reports[node].unreachable})[:_MAX_PEERS]
+    nodes = tuple(dict.fromkeys([*bad, *peers, *_reference_nodes(bad, reports, topology)]))
     checks = tuple(check for check in CHECKS if any(fault.check == check for fault in suspected))
     with_links = any(fault.check == "link" for fault in suspected)
     again = run_node_checks(nodes, checks or ("clock",), environ, limit_s * (0.5 if with_links else 1.0))
@@ -188,12 +194,16 @@ def _confirm(suspected: Sequence[Fault], reports: Mapping[str, NodeReport], topo
 
 def confirmed_link_faults(suspected: Collection[str], reports: Mapping[str, NodeReport],
                           again: Mapping[str, NodeReport]) -> list[Fault]:
-    """Faults of the suspected nodes' links, measured in a second run; the first one counts where that is missing."""
-    merged = dict(reports)
-    for node in suspected:
-        link = again[node].link
-        if link and (link.throughput is not None or not reports[node].link):
-            merged[node] = replace(reports[node], link=link)
+    """Faults of the suspected nodes' links, measured in a second run; the first one counts where that is missing.
+
+    It is missing if a node does not reach the second run's leader, which may be one of the nodes that do not reach it.
+    """
+    merged = {node: replace(report, unreachable=frozenset()) for node, report in reports.items()}
+    for node, report in again.items():
+        first = reports[node]
+        merged[node] = replace(first, unreachable=report.unreachable if report.link else first.unreachable)
+        if node in suspected and report.link and (report.link.throughput is not None or not first.link):
+            merged[node].link = report.link
     return [fault for fault in verdicts.find_faults(merged, (), with_links=True) if fault.node in suspected]
 
 

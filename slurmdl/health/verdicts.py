@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from slurmdl.links.samples import LinkSample
+from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.units import format_bit_rate, format_bytes, format_coarse_duration, format_duration
 
 #: number of nodes from which on the MAD decides, too
@@ -67,6 +68,7 @@ class NodeReport:
         clock_offset: seconds by which the node's clock is ahead of the reader's, about; None if unknown.
         link: the link of the node, or None.
         is_alone_in_zone: whether no other of the nodes is in its leaf zone; its link then includes the zone's uplink.
+        unreachable: other nodes with which it cannot exchange data.
     """
 
     values: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class NodeReport:
     clock_offset: float | None = None
     link: LinkSample | None = None
     is_alone_in_zone: bool = False
+    unreachable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ def find_faults(reports: Mapping[str, NodeReport], checks: Sequence[str], with_l
     for is_alone in (False, True) if with_links else ():
         faults += _link_faults({node: report for node, report in reports.items()
                                 if report.is_alone_in_zone == is_alone}, limits)
+    faults += _pair_faults(reports) if with_links else ()
     order = {node: number for number, node in enumerate(reports)}
     return sorted(faults, key=lambda fault: order[fault.node])
 
@@ -181,6 +185,21 @@ def _link_faults(reports: Mapping[str, NodeReport], limits: Limits) -> Iterable[
         if rtt > MAX_RTT_FACTOR * typical_rtt + MAX_EXTRA_RTT_S:
             yield Fault(node, "link", f"its link adds {format_duration(rtt)} to a round trip, the median link "
                                       f"{format_duration(typical_rtt)}")
+
+
+def _pair_faults(reports: Mapping[str, NodeReport]) -> Iterable[Fault]:
+    """The fewest nodes, about, without which all pairs exchange data: again and again the one in most broken pairs.
+
+    Of several the last one counts, as the first node of a job often runs its batch script.
+    """
+    # no node reaches a node without a link, which is a fault already
+    linked = {node for node, report in reports.items() if report.link is not None}
+    broken = {node: linked & report.unreachable for node, report in reports.items() if node in linked}
+    while any(broken.values()):
+        node = max(reversed(broken), key=lambda node: len(broken[node]))
+        yield Fault(node, "link", f"it cannot exchange data with {fold_hostlist(sorted(broken.pop(node)))}")
+        for peers in broken.values():
+            peers.discard(node)
 
 
 def _values(reports: Mapping[str, NodeReport], check: str) -> dict[str, Mapping[str, Any]]:

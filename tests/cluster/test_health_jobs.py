@@ -10,6 +10,7 @@ import pytest
 from conftest import Cluster
 from jobs import slurmdl_messages, wait_for_pattern
 
+from slurmdl.sandbox import namespaces
 from slurmdl.slurm import hostlist
 
 #: job that calls slurmdl in its first start, and ends at once in its second
@@ -254,6 +255,19 @@ def test_preflight_finds_the_slow_link(health):
     assert f"bad: {bad}: its link carries " in text
 
 
+def test_preflight_finds_the_pair_that_cannot_communicate(new_sandbox):
+    """Packets from one node to one other one are lost; both reach all other nodes."""
+    cluster = new_sandbox(nodes=6, zones=1)
+    pids = cluster.sandbox.pids
+    address = namespaces.run_on_host(pids["n2"], ["getent", "hosts", "n5"]).split()[0]
+    namespaces.run_on_host(pids["n2"], ["ip", "neigh", "replace", address, "lladdr", "02:00:00:00:00:99", "dev",
+                                        "eth0", "nud", "permanent"])
+    text, reports = preflight(Health(cluster), "", "-N6")
+    assert text.rstrip().endswith("status 78"), text
+    assert [node for node, report in reports.items() if report["bad"]] == ["n5"], text
+    assert "bad: n5: it cannot exchange data with n2" in text
+
+
 def test_preflight_finds_the_slow_cpus(new_sandbox):
     """The node has 15 % of a core; its link may seem slow, too, as the probes need CPU time."""
     cluster = new_sandbox(nodes=4)
@@ -394,6 +408,41 @@ def test_spare_node_replaces_the_bad_node(with_bad_node):
     assert list(nodes_of_steps(text).values()) == 2 * [{"n1", "n2", "n4", "n5"}], text
     assert f"slurmdl: preflight: the job continues without {BAD}" in text
     assert text.count(" of 5 nodes bad") == 1, text
+
+
+TRAINS = """\
+#SBATCH -N4 --ntasks-per-node=1 --requeue --open-mode=append
+echo "start ${SLURM_RESTART_COUNT-0} on $SLURM_JOB_NODELIST" with "$(scontrol show hostnames | tr '\\n' ' ')"
+slurmdl srun python -m slurmdl.train --strategy allreduce --steps 100 --summary summary.json
+echo "status $?"
+"""
+
+
+@pytest.mark.nightly
+def test_bad_node_that_recovers_before_the_next_start_is_left_out(new_sandbox):
+    """The training ends with the model of an undisturbed one. In one zone: ranks in others sum in another order."""
+    cluster = new_sandbox(nodes=5, zones=1, slurm_conf_lines=SOON)
+    health = Health(cluster)
+    undisturbed, path = cluster.script(TRAINS), cluster.script(TRAINS)
+    text = cluster.output(cluster.submit(["slurmdl", "sbatch", str(undisturbed)], env=health.env,
+                                         directory=undisturbed.parent), 120)
+    assert BAD in started_on(text, 0) and text.rstrip().endswith("status 0"), text
+    cluster.sandbox.limit_cpu(BAD, 0.15)
+    job = cluster.submit(["slurmdl", "sbatch", "--dl-preflight=25", str(path)], env=health.env, directory=path.parent)
+    cluster.wait_for(job, {"RUNNING"})
+    record = cluster.wait_for(job, {"PENDING"}, 90)
+    cluster.sandbox.limit_cpu(BAD, 0)
+    assert record["Restarts"] == "1"
+    record = cluster.wait(job, 120)
+    text = cluster.run(["cat", record["StdOut"]]).stdout
+    assert text.rstrip().endswith("status 0"), text
+    assert (record["JobState"], record["Restarts"], record["ExcNodeList"]) == ("COMPLETED", "1", BAD), text
+    assert BAD in started_on(text, 0), text
+    assert started_on(text, 1) == {"n1", "n2", "n4", "n5"}, text
+    summaries = [json.loads((script.parent / "summary.json").read_text()) for script in (undisturbed, path)]
+    for key in ("steps", "parameters_crc32", "test_accuracy"):
+        assert summaries[0][key] == summaries[1][key], key
+    assert {place["node"] for place in summaries[1]["rank_map"]} == {"n1", "n2", "n4", "n5"}
 
 
 @pytest.mark.nightly

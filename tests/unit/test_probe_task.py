@@ -39,7 +39,8 @@ def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
 
     def run(secret: str, meanwhile: Callable[[], None] = lambda: None) -> list[dict[str, object]]:
         leader = start(0, secret)
-        schedule = tcp_task.ProbeSchedule(NODES, ROUNDS, replace(SHORT, timeout_s=5.0), budget_s=30.0)
+        schedule = tcp_task.ProbeSchedule(NODES, ROUNDS, replace(SHORT, timeout_s=5.0), budget_s=30.0,
+                                         checks_all_pairs=True)
         leader.stdin.write(json.dumps(schedule.to_json()))
         leader.stdin.close()
         meanwhile()

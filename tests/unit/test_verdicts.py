@@ -129,3 +129,33 @@ def test_link_reached_only_in_the_second_measurement():
     assert not confirmed_link_faults(["bad"], reports, {"bad": report(throughput=9e8)})
     assert [fault.text for fault in confirmed_link_faults(["bad"], reports, {"bad": NodeReport()})] == [
         "no node reaches it"]
+
+
+def broken_pairs(*pairs: str, nodes: str = "abcdef", without_link: str = "") -> dict[str, NodeReport]:
+    reports = {node: report(node) for node in nodes}
+    for first, second in pairs:
+        reports[first].unreachable |= {second}
+        reports[second].unreachable |= {first}
+    for node in without_link:
+        reports[node].link = None
+    return reports
+
+
+@pytest.mark.parametrize(("reports", "texts"), [
+    (broken_pairs("ab"), {"b": "it cannot exchange data with a"}),
+    (broken_pairs("ab", "ac", "ad"), {"a": "it cannot exchange data with b,c,d"}),
+    (broken_pairs("ab", "cd"), {"b": "it cannot exchange data with a", "d": "it cannot exchange data with c"}),
+    (broken_pairs("ab", "ac", without_link="a"), {"a": "no node reaches it"}),
+])
+def test_fewest_nodes_that_break_all_pairs(reports, texts):
+    assert {fault.node: fault.text for fault in find_faults(reports, ALL, True)} == texts
+    assert not find_faults(reports, ALL, False)
+
+
+def test_broken_pair_must_be_found_twice():
+    first, again = broken_pairs("ab", "ac"), broken_pairs("ac")
+    assert [fault.node for fault in confirmed_link_faults(["a", "c"], first, again)] == ["c"]
+    assert not confirmed_link_faults(["a"], first, broken_pairs())
+    # b does not reach the leader of the second run, c is not in it
+    missing = confirmed_link_faults(["b"], broken_pairs("ab", "bc"), broken_pairs(nodes="ab", without_link="b"))
+    assert [fault.text for fault in missing] == ["it cannot exchange data with a,c"]

@@ -59,7 +59,7 @@ def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
     step = probe_step.ProbeStep(nodes, topology, ProbeConfig(rate_limit=options.rate_limit), options.budget,
                                 transport=options.transport, interface=options.interface,
                                 srun_args=(*immediate, *srun_args))
-    samples = probe_step.run_probe_step(step, os.environ, warn)
+    samples = probe_step.run_probe_step(step, os.environ, warn).samples
     if options.output == "-":
         print(format_sample_lines(samples), end="")
         return 0

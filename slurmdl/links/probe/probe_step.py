@@ -37,6 +37,7 @@ class ProbeStep:
         transport: one of TRANSPORTS.
         interface: to probe over; "" for the interface by which the nodes reach each other's names.
         rounds_in_zone, pairs_per_zone_pair: see `round_robin_schedule`.
+        checks_all_pairs: also check that every pair of nodes can exchange data; over TCP only.
     """
 
     nodes: tuple[str, ...]
@@ -50,6 +51,7 @@ class ProbeStep:
     source: str = "probe"
     rounds_in_zone: int = ROUNDS_IN_ZONE
     pairs_per_zone_pair: int = PAIRS_PER_ZONE_PAIR
+    checks_all_pairs: bool = False
 
     def leaf_by_node(self) -> dict[str, str]:
         """Leaf zone of each node that has one."""
@@ -64,7 +66,8 @@ class ProbeStep:
                                            pairs_per_zone_pair=self.pairs_per_zone_pair))
         # the tasks need time to start, and a pair time for its replies
         config = self.config.scaled_to(max(0.1, 0.6 * self.budget_s / max(1, len(rounds))))
-        return tcp_task.ProbeSchedule(self.nodes, rounds, config, self.budget_s, self.interface)
+        return tcp_task.ProbeSchedule(self.nodes, rounds, config, self.budget_s, self.interface,
+                                      self.checks_all_pairs)
 
     def srun_argv(self, environ: Mapping[str, str]) -> list[str]:
         """srun's command line."""
@@ -73,9 +76,16 @@ class ProbeStep:
                 TRANSPORTS[self.transport]]
 
 
-def run_probe_step(probe: ProbeStep, environ: Mapping[str, str],
-                   on_warning: Callable[[str], None]) -> list[LinkSample]:
-    """Run the step and return the samples of the measured links.
+@dataclass(frozen=True)
+class ProbeResult:
+    """The samples of the measured links, and the pairs of nodes that cannot exchange data, if all were checked."""
+
+    samples: Sequence[LinkSample]
+    unreachable: Sequence[tuple[str, str]] = ()
+
+
+def run_probe_step(probe: ProbeStep, environ: Mapping[str, str], on_warning: Callable[[str], None]) -> ProbeResult:
+    """Run the step and return what was measured.
 
     If the step fails early, the pairs measured so far count; the error and the step's notes are warnings. Raises
     UnavailableError if srun is missing, or no pair was measured.
@@ -83,10 +93,11 @@ def run_probe_step(probe: ProbeStep, environ: Mapping[str, str],
     env = node_step.node_step_environ(environ)
     env[tcp_task.SECRET_VARIABLE] = secrets.token_hex()
     measurements: list[PairMeasurement] = []
+    unreachable: list[tuple[str, str]] = []
     warnings = []
-    lines = process.stream_lines(probe.srun_argv(environ), env=env,
-                                 stdin=json.dumps(probe.schedule().to_json()),
-                                 timeout=probe.start_timeout_s + probe.budget_s)
+    schedule = probe.schedule()
+    lines = process.stream_lines(probe.srun_argv(environ), env=env, stdin=json.dumps(schedule.to_json()),
+                                 timeout=probe.start_timeout_s + schedule.check_limit_s + probe.budget_s)
     try:
         for line in lines:
             message = _parse_message(line)
@@ -94,17 +105,19 @@ def run_probe_step(probe: ProbeStep, environ: Mapping[str, str],
                 break
             if "note" in message:
                 warnings.append(str(message["note"]))
+            elif "unreachable" in message:
+                unreachable.append(_parse_pair(message["unreachable"]))
             else:
                 measurements.append(PairMeasurement.from_json(message))
     except (UnavailableError, InputError) as error:
         warnings.append(str(error))
     finally:
         lines.close()
-    if not measurements:
+    if not measurements and not unreachable:
         raise UnavailableError(f"probe: no pair of nodes was measured ({warnings[0] if warnings else 'no answer'})")
     for warning in dict.fromkeys(warnings):
         on_warning(f"probe: {warning}")
-    return estimate_links(measurements, probe.leaf_by_node(), time.time(), probe.source)
+    return ProbeResult(estimate_links(measurements, probe.leaf_by_node(), time.time(), probe.source), unreachable)
 
 
 def _parse_message(line: str) -> dict[str, object]:
@@ -115,6 +128,13 @@ def _parse_message(line: str) -> dict[str, object]:
     if not isinstance(message, dict):
         raise InputError(f"the step wrote {line.strip()[:80]!r}")
     return message
+
+
+def _parse_pair(names: object) -> tuple[str, str]:
+    match names:
+        case [str(first), str(second)]:
+            return first, second
+    raise InputError(f"the step wrote {names!r} as a pair of nodes")
 
 
 def with_probed_scores(scores: LinkScores, nodes: Sequence[str], topology: Topology, budget_s: float,
@@ -128,7 +148,7 @@ def with_probed_scores(scores: LinkScores, nodes: Sequence[str], topology: Topol
     probe = ProbeStep(tuple(nodes), topology, budget_s=budget_s, start_timeout_s=_START_TIMEOUT_S, source="job",
                       rounds_in_zone=3, pairs_per_zone_pair=1)
     try:
-        fresh = aggregate.aggregate_scores(run_probe_step(probe, environ, lambda _: None), time.time())
+        fresh = aggregate.aggregate_scores(run_probe_step(probe, environ, lambda _: None).samples, time.time())
     except SlurmdlError as error:
         on_warning(f"--dl-probe: {error}; the map is made without")
         return scores

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.links.probe.channel import HANDSHAKE_S, AuthenticatedChannel, Deadline, derive_secret
 from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig, measure_pair
+from slurmdl.links.probe.pair_check import PEERS_PER_REQUEST, peers_to_check, unreachable_peers
 from slurmdl.links.probe.reflector import Reflector
 from slurmdl.slurm import hostlist
 from slurmdl.text import pluralize
@@ -37,7 +38,10 @@ END_MESSAGE = {"end": True}  # last line of the leader's output
 #: seconds in which tasks must start, and grace period of a pair after its own timeout
 _START_TIMEOUT_S, _GRACE_S = 15.0, 0.5
 _MAX_FAILURES = 2  # failed probes after which a node is skipped
+#: time limit of the check of all pairs: this share of the budget of the probe, and so many seconds in addition
+_CHECK_SHARE, _EXTRA_CHECK_S = 0.2, 3.0
 _MAX_EXTRA_CONNECTIONS = 64  # unauthenticated connections, in addition to one per node
+_CHECK_ID = 0  # in the place of a probe's id; those start at 1
 #: the leader's ports: range, below the ports of outgoing connections (ip_local_port_range in ip(7)), and candidates
 _FIRST_PORT, _PORT_COUNT, _PORT_CANDIDATES = 12_000, 20_000, 4
 
@@ -50,6 +54,7 @@ class ProbeSchedule:
         rounds: pairs of indices of `nodes`.
         budget_s: seconds for all rounds; a round that would not fit is not started.
         interface: to probe over, "" for that of the route to the leader.
+        checks_all_pairs: first check that every pair of nodes can exchange data.
     """
 
     nodes: Sequence[str]
@@ -57,6 +62,12 @@ class ProbeSchedule:
     config: ProbeConfig
     budget_s: float
     interface: str = ""
+    checks_all_pairs: bool = False
+
+    @property
+    def check_limit_s(self) -> float:
+        """Time limit of the check of all pairs."""
+        return _EXTRA_CHECK_S + _CHECK_SHARE * self.budget_s if self.checks_all_pairs else 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,7 +85,7 @@ class _Follower:
         join_deadline: by which it must authenticate.
         name: its node; "" until it is authenticated.
         address, port: of its reflector.
-        pending_probe: id of the probe that it has not answered yet.
+        pending_probe: id of the request that it has not answered yet.
     """
 
     channel: AuthenticatedChannel
@@ -98,6 +109,7 @@ class _Leader:
         self._followers: dict[str, _Follower] = {}
         self._unauthenticated: dict[socket.socket, _Follower] = {}  # oldest first
         self._joined: set[str] = set()  # nodes whose task has joined, even if it has exited since
+        self._unreachable: set[frozenset[str]] = set()  # pairs of nodes
         self._selector = selectors.DefaultSelector()
 
     def gather_followers(self, schedule: ProbeSchedule, timeout_s: float) -> None:
@@ -172,9 +184,32 @@ class _Leader:
         follower.channel.socket.close()
         return self._unauthenticated.pop(follower.channel.socket, None) is not None
 
+    def check_all_pairs(self, timeout_s: float) -> Iterator[tuple[str, str]]:
+        """Let every pair of nodes exchange some data; yield the pairs that cannot, which are not probed later."""
+        end = time.monotonic() + timeout_s
+        requests = {node: [peers[i:i + PEERS_PER_REQUEST] for i in range(0, len(peers), PEERS_PER_REQUEST)]
+                    for node, peers in peers_to_check(list(self._followers)).items()}
+        checking = {node for node in requests if self._request_check(node, requests[node])}
+        while checking and time.monotonic() < end:
+            for node, answer in self._receive_answers(end - time.monotonic()):
+                for peer in answer.get("unreachable", ()):
+                    self._unreachable.add(frozenset((node, peer)))
+                    yield node, peer
+                if not self._request_check(node, requests[node]):
+                    checking.discard(node)
+            checking &= self._followers.keys()
+        if late := sorted(node for node in requests if node in checking or node not in self._followers):
+            send_note(f"out of time before all pairs with {hostlist.fold_hostlist(late)} were checked")
+
+    def _request_check(self, node: str, requests: list[list[str]]) -> bool:
+        """Ask a node for the next of its checks; return False if there is none, or the node is gone."""
+        peers = [follower for name in (requests.pop() if requests else []) if (follower := self._followers.get(name))]
+        return bool(peers) and self._send_request(
+            node, _CHECK_ID, peers=[(peer.name, peer.address, peer.port) for peer in peers])
+
     def run_schedule(self, schedule: ProbeSchedule) -> Iterator[PairMeasurement]:
         """Run the rounds within the budget and yield the measurements as they arrive."""
-        end, probe_id = time.monotonic() + schedule.budget_s, 0
+        end, probe_id = time.monotonic() + schedule.budget_s, _CHECK_ID
         failures: Counter[str] = Counter()
         for count, pairs in enumerate(schedule.rounds):
             if time.monotonic() + schedule.config.expected_s > end:
@@ -183,8 +218,10 @@ class _Leader:
             pending: dict[int, tuple[str, str]] = {}
             for first, second in ((schedule.nodes[a], schedule.nodes[b]) for a, b in pairs):
                 probe_id += 1
-                if max(failures[first], failures[second]) < _MAX_FAILURES \
-                        and self._request_probe(first, second, probe_id):
+                peer = self._followers.get(second)
+                if peer and max(failures[first], failures[second]) < _MAX_FAILURES \
+                        and frozenset((first, second)) not in self._unreachable \
+                        and self._send_request(first, probe_id, peer=second, address=(peer.address, peer.port)):
                     pending[probe_id] = (first, second)
             round_end = time.monotonic() + schedule.config.timeout_s + _GRACE_S
             while pending and time.monotonic() < round_end:
@@ -205,13 +242,13 @@ class _Leader:
             with suppress(OSError):
                 follower.channel.write_message(end=True)
 
-    def _request_probe(self, first: str, second: str, probe_id: int) -> bool:
-        """Ask the first node to probe the second; return False if one is gone or the first is still probing."""
-        follower, peer = self._followers.get(first), self._followers.get(second)
-        if follower is None or peer is None or follower.pending_probe is not None:
+    def _send_request(self, node: str, probe_id: int, **request: Any) -> bool:
+        """Send a request to a node; return False if it is gone or still busy with the last one."""
+        follower = self._followers.get(node)
+        if follower is None or follower.pending_probe is not None:
             return False
         try:
-            follower.channel.write_message(probe=probe_id, peer=peer.name, address=(peer.address, peer.port))
+            follower.channel.write_message(probe=probe_id, **request)
         except OSError:
             self._drop(follower)
             return False
@@ -252,6 +289,10 @@ def run_follower(host: str, ports: list[int], secret: bytes, node: str) -> None:
         request = channel.read_message()
         if "probe" not in request:
             return
+        if "peers" in request:
+            failed = unreachable_peers(request["peers"], secret, source)
+            channel.write_message(probe=request["probe"], unreachable=failed)
+            continue
         peer, (address, port) = request["peer"], request["address"]
         try:
             pair = measure_pair((node, peer), (address, port), config, derive_secret(secret, peer), source)
@@ -310,6 +351,9 @@ def main() -> int:
                      daemon=True).start()
     leader = _Leader(server, secret)
     leader.gather_followers(schedule, min(_START_TIMEOUT_S, schedule.budget_s))
+    if schedule.checks_all_pairs:
+        for names in leader.check_all_pairs(schedule.check_limit_s):
+            print(json.dumps({"unreachable": names}), flush=True)
     for pair in leader.run_schedule(schedule):
         print(json.dumps(pair.to_json()), flush=True)
     print(json.dumps(END_MESSAGE), flush=True)
