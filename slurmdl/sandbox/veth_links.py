@@ -42,6 +42,9 @@ class LinkShape:
 
 UNSHAPED = LinkShape(0.0)
 MTU = 9000  # jumbo frames, as in HPC fabrics; headers are under 1 % of the traffic
+#: of each bridge: by default it is the lowest one of its ports, so it changes when a node dies, and the other nodes
+#: lose their gateway until their ARP entries expire
+_BRIDGE_MAC = "02:00:00:00:00:01"
 _BURST_S, _QUEUE_S = 0.002, 0.2  # size of the bucket and of its queue at full rate
 _NETEM_LIMIT = 100_000  # packets; more than any bandwidth-delay product here
 RELAY_DESCRIPTION = "a relay in user space, as this kernel has no netem"
@@ -130,7 +133,8 @@ def _address_commands(spec: SandboxSpec, links: list[VethLink]) -> dict[str, lis
     topology, address = spec.topology, host_addresses(spec)
     batch: dict[str, list[str]] = {LOGIN: [f"address add {address[LOGIN]}/32 dev lo"]}
     for leaf in spec.leaf_indices():
-        batch[topology.zones[leaf]] = ["link add br0 type bridge", f"link set br0 mtu {MTU} up",
+        batch[topology.zones[leaf]] = [f"link add br0 address {_BRIDGE_MAC} type bridge",
+                                       f"link set br0 mtu {MTU} up",
                                        f"address add 10.{leaf_subnet(spec, leaf)}.255.254/16 dev br0"]
     leaves_below: dict[str, list[int]] = {}
     for leaf in spec.leaf_indices():

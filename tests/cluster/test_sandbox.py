@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import sandbox_faults
-from slurmdl.sandbox import cpu_quota, lifecycle
+from slurmdl.sandbox import cpu_quota, lifecycle, namespaces, veth_links
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 
@@ -177,6 +178,23 @@ def test_reshape_path_between_two_zones(new_cluster):
     finally:
         for server in servers:
             server.kill()
+
+
+def test_gateway_survives_the_death_of_a_node(new_sandbox):
+    """A bridge whose address is that of a port changes it when the node of the port dies."""
+    cluster = new_sandbox(nodes=3, zones=1)
+    sandbox = cluster.sandbox
+    zone = sandbox.spec.topology.zones[sandbox.spec.leaf_indices()[0]]
+
+    def mac_addresses() -> dict[str, str]:
+        text = namespaces.run_on_host(sandbox.pids[zone], ["ip", "-json", "link", "show"])
+        return {link["ifname"]: link["address"] for link in json.loads(text)}
+
+    before = mac_addresses()
+    node, _ = min(((link.lower_host, before[link.upper_interface]) for link in veth_links.all_links(sandbox.spec)
+                   if link.upper_host == zone), key=lambda port: port[1])
+    cluster.power_off(node)
+    assert mac_addresses()["br0"] == before["br0"]
 
 
 def test_down_leaves_nothing_behind():
