@@ -22,6 +22,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--exclude", metavar="NODES", default="", help="hostlist of nodes to leave out, e.g. n[3,7]")
     parser.add_argument("--reason", metavar="TEXT", default="slurmdl requeue --exclude",
                         help="why, for the list of exclusions (default: %(default)s)")
+    parser.add_argument("--this-job-only", action="store_true", help="do not leave the nodes out of later jobs")
     parser.add_argument("--wait", action="store_true",
                         help="requeue even if too few other nodes are in service now: the job waits for them")
     parser.add_argument("--dry-run", action="store_true",
@@ -32,7 +33,7 @@ def run(argv: list[str]) -> int:
         raise UsageError("slurmdl requeue: no job; expected its ID, or a call inside a job")
     excluded = dict.fromkeys(hostlist.expand_hostlist(options.exclude), options.reason)
     print_escaped(requeue_and_exclude(job_id, excluded, os.environ, max_requeues(job_id), options.wait,
-                                      options.dry_run))
+                                      options.dry_run, options.this_job_only))
     return 0
 
 

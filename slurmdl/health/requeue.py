@@ -21,11 +21,12 @@ from slurmdl import config
 from slurmdl.cluster.load import query_cluster
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import GaveUpError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
-from slurmdl.health import exclusions
+from slurmdl.health import exclusions, job_marks
 from slurmdl.placement.eligibility import is_in_service
 from slurmdl.slurm import job_record, process
 from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.slurm.job_record import JobRecord
+from slurmdl.text import pluralize
 
 #: attempts to exclude the nodes of a requeued job, and seconds between two
 _UPDATE_ATTEMPTS, _UPDATE_INTERVAL_S = 5, 0.2
@@ -34,25 +35,33 @@ _SIGNALS_OF_REQUEUE = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mapping[str, str],
-                        max_requeues: int | None = None, may_wait: bool = False, dry_run: bool = False) -> str:
+                        max_requeues: int | None = None, may_wait: bool = False, dry_run: bool = False,
+                        this_job_only: bool = False) -> str:
     """Requeue a job, and exclude nodes from it and from later jobs of the user; return what was done.
 
     Raises SlurmdlError if that is not possible; the job is not requeued then, unless the message says so.
 
     Args:
         reasons: node -> why it is left out.
-        max_requeues, may_wait: see `check_requeue` and `check_exclusion`.
+        max_requeues: how often the job of this process may requeue itself; None for another job.
+        may_wait: see `check_exclusion`.
         dry_run: only check whether it is possible.
+        this_job_only: do not exclude the nodes from later jobs.
     """
     jobs = job_record.query_job(job_id)
-    check_requeue(jobs[0], max_requeues)
+    check_requeue(jobs[0])
+    if max_requeues is not None and jobs[0].state != "PENDING":
+        _check_limit(jobs[0], max_requeues, environ)
     if reasons:
         cluster = query_cluster(config.load_config().cluster_backend)[0]
         for job in jobs:
             check_exclusion(job, tuple(reasons), cluster, may_wait)
     if dry_run:
         return f"job {jobs[0].job_id} can be requeued{_without(tuple(reasons))}"
-    if reasons:
+    if max_requeues is not None:
+        with suppress(OSError):  # then all restarts count
+            job_marks.write_mark(job_marks.mark_path("requeues", environ))
+    if reasons and not this_job_only:
         # remembered first: if the job starts again before its nodes are excluded, it can see that they are bad
         try:
             exclusions.remember_nodes(reasons, environ, job_id)
@@ -65,16 +74,12 @@ def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mappin
         if not was_pending or jobs[0].state == "PENDING":
             raise
     # it has started meanwhile
-    check_requeue(jobs[0], max_requeues)
+    check_requeue(jobs[0])
     return requeue_without(jobs, tuple(reasons))
 
 
-def check_requeue(job: JobRecord, max_requeues: int | None) -> None:
-    """Check that Slurm will requeue a job.
-
-    Raises UsageError if the job has ended or cannot be requeued, GaveUpError if it was requeued `max_requeues` times
-    (None: no limit).
-    """
+def check_requeue(job: JobRecord) -> None:
+    """Check that Slurm will requeue a job. Raises UsageError if it has ended or cannot be requeued."""
     if job.state not in ("PENDING", "RUNNING", "SUSPENDED"):
         raise UsageError(f"job {job.job_id} is {job.state}; expected PENDING, RUNNING or SUSPENDED")
     if job.state == "PENDING":
@@ -83,9 +88,16 @@ def check_requeue(job: JobRecord, max_requeues: int | None) -> None:
         raise UsageError(f"job {job.job_id} has no batch script; Slurm requeues only jobs of sbatch")
     if not job.requeue:
         raise UsageError(f"job {job.job_id} may not be requeued; expected a submission with --requeue")
-    if max_requeues is not None and job.restarts >= max_requeues:
-        raise GaveUpError(f"job {job.job_id} was requeued {job.restarts} times; --dl-max-requeues={max_requeues} "
-                          "allows no more")
+
+
+def _check_limit(job: JobRecord, max_requeues: int, environ: Mapping[str, str]) -> None:
+    """Raise GaveUpError if the job has requeued itself too often; its preemptions and time limits do not count."""
+    requeues = job_marks.count_marks("requeues", environ)
+    if requeues is None:
+        requeues = job.restarts  # the job must not requeue itself forever
+    if requeues >= max_requeues:
+        raise GaveUpError(f"job {job.job_id} has requeued itself {pluralize(requeues, 'time')}; "
+                          f"--dl-max-requeues={max_requeues} allows no more")
 
 
 def check_exclusion(job: JobRecord, excluded: Sequence[str], cluster: ClusterSnapshot, may_wait: bool) -> None:

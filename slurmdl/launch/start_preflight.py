@@ -12,7 +12,7 @@ from typing import NoReturn
 from slurmdl import config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import GaveUpError, SlurmdlError, internal_error_text
-from slurmdl.health import exclusions, site_verdicts
+from slurmdl.health import exclusions, job_marks, site_verdicts
 from slurmdl.health.preflight import Preflight, keep_link_samples, run_preflight
 from slurmdl.health.report import format_table
 from slurmdl.health.requeue import requeue_and_exclude
@@ -24,8 +24,6 @@ from slurmdl.slurm.slurm_conf import SlurmConfig
 
 #: seconds until Slurm has terminated the processes of a requeued job (KillWait of slurm.conf(5) is 30)
 _REQUEUE_WAIT_S = 120.0
-#: age in seconds at which a mark is removed
-_MAX_MARK_AGE_S = 30 * 86_400.0
 
 
 def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, site_config: config.Config,
@@ -38,7 +36,7 @@ def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, site_c
 
     Raises GaveUpError if the job can do neither, unless --dl-on-bad-nodes=run.
     """
-    mark = _mark_path(environ)
+    mark = job_marks.mark_path("preflight", environ)
     if not dl.preflight or os.path.exists(mark):
         return frozenset()
     try:
@@ -103,22 +101,8 @@ def _wait_for_job_end(outcome: str) -> NoReturn:
     raise GaveUpError(f"preflight: {outcome}, but its processes still run; the step is not started")
 
 
-def _mark_path(environ: Mapping[str, str]) -> str:
-    """The file that marks this start of the job as checked."""
-    start = "-".join((environ.get("SLURM_CLUSTER_NAME", ""), environ.get("SLURM_JOB_ID", ""),
-                      environ.get("SLURM_RESTART_COUNT", "0")))
-    return os.path.join(config.user_dir(environ, "state"), "preflight", start.replace("/", "_"))
-
-
 def _write_mark(path: str, on_warning: Callable[[str], None]) -> None:
-    """Write a mark, and remove those of old jobs."""
-    directory = os.path.dirname(path)
     try:
-        os.makedirs(directory, exist_ok=True)
-        with open(path, "w", encoding="utf-8"):
-            pass
-        for entry in os.scandir(directory):
-            if time.time() - entry.stat().st_mtime > _MAX_MARK_AGE_S:
-                os.unlink(entry.path)
+        job_marks.write_mark(path)
     except OSError as error:
         on_warning(f"{path}: cannot be written ({error.strerror}); the next step of the job checks the nodes again")

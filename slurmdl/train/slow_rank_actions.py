@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from slurmdl.errors import UnavailableError, warn
+from slurmdl.errors import GaveUpError, UnavailableError, warn
 from slurmdl.train.report.slow_ranks import SlowRank, SlowRankDetector
 
 #: set to "exclude" in the tasks of a step with --dl-on-slow=exclude
@@ -60,20 +60,22 @@ def _reason(finding: SlowRank) -> str:
     return f"rank {finding.rank} computed {finding.factor:.1f} times as long as the median rank"
 
 
-def requeue_without_nodes(reasons: Mapping[str, str], dry_run: bool = False) -> str:
+def requeue_without_nodes(reasons: Mapping[str, str], dry_run: bool = False, this_job_only: bool = False) -> str:
     """Requeue the job of this process without nodes (node -> reason); return what was done.
 
-    With `dry_run` only check whether that is possible. Raises UnavailableError with the reason if it is not.
+    With `dry_run` only check whether that is possible, with `this_job_only` do not remember the nodes for later jobs.
+    Raises UnavailableError with the reason if it is not possible, GaveUpError if --dl-max-requeues forbids it.
     """
     from slurmdl.slurm import process  # imported only when needed
 
     argv = [sys.executable, "-m", "slurmdl", "requeue", "--exclude", ",".join(reasons), "--reason",
-            "; ".join(reasons.values()), *["--dry-run"] * dry_run]
+            "; ".join(reasons.values()), *["--dry-run"] * dry_run, *["--this-job-only"] * this_job_only]
     result = process.run_command(argv, timeout=_REQUEUE_TIMEOUT_S, name="slurmdl requeue")
     # Slurm terminates the processes of a requeued job, this one among them
     if result.returncode not in (0, -signal.SIGTERM):
         lines = result.stderr.strip().splitlines() or [f"slurmdl requeue: exit status {result.returncode}"]
-        raise UnavailableError(lines[-1].removeprefix("slurmdl: "))
+        error = GaveUpError if result.returncode == GaveUpError.exit_status else UnavailableError
+        raise error(lines[-1].removeprefix("slurmdl: "))
     return result.stdout.strip()
 
 

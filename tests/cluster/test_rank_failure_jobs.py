@@ -133,11 +133,15 @@ def test_killed_rank_without_ulfm_ends_all(new_sandbox, launcher_name):
     assert training.summary() is None
 
 
-@pytest.mark.parametrize("launcher_name", [pytest.param("srun", marks=pytest.mark.nightly),
-                                           pytest.param("mpirun 5", marks=needs_ulfm)])
-def test_job_with_checkpoints_restarts_after_killed_rank(new_sandbox, launcher_name):
-    """A surviving rank requeues the job; if Slurm kills all ranks, the script does."""
-    cluster = new_sandbox(nodes=3, slurm_conf_lines=("AuthInfo=cred_expire=5",))
+@pytest.mark.parametrize(("launcher_name", "nodes"), [
+    pytest.param("srun", 3, marks=pytest.mark.nightly), pytest.param("mpirun 5", 4, marks=needs_ulfm),
+    pytest.param("mpirun 5", 3, marks=[needs_ulfm, pytest.mark.nightly])])
+def test_job_with_checkpoints_restarts_after_killed_rank(new_sandbox, launcher_name, nodes):
+    """A surviving rank requeues the job without the node of the killed one, if enough other nodes are left.
+
+    If Slurm kills all ranks, the script requeues the job.
+    """
+    cluster = new_sandbox(nodes=nodes, slurm_conf_lines=("AuthInfo=cred_expire=5",))
     launcher, variables = LAUNCHERS[launcher_name]
     after = '[ "$status" = 0 ] || scontrol requeue "$SLURM_JOB_ID"' if launcher_name == "srun" else ""
     script = cluster.script(CHECKPOINT_JOB.format(launcher=launcher, variables=variables, after=after))
@@ -146,8 +150,10 @@ def test_job_with_checkpoints_restarts_after_killed_rank(new_sandbox, launcher_n
     os.kill(training.process(training.nodes[1]), signal.SIGKILL)
     training.wait_for("resumed after step ", 60)
     training.wait_for("status 0", 60)
-    training.cluster.wait(training.job)
+    record = training.cluster.wait(training.job)
     text = training.text()
+    assert record["ExcNodeList"] == (training.nodes[1] if nodes == 4 else "(null)")
+    assert (f"may start on {training.nodes[1]} again" in text) == (launcher_name != "srun" and nodes == 3), text
     # the rank is killed during the checkpoint of step 40 or just after it
     assert int(text.partition("resumed after step ")[2].split()[0]) in (20, 40)
     assert ("since a checkpoint needs all ranks" in text) == (launcher_name != "srun"), text

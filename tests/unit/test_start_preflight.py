@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-
 import pytest
 
 from slurmdl.config import Config
@@ -41,15 +38,6 @@ def test_marked_start_is_not_checked_again(check, tmp_path):
     start_preflight._write_mark(str(mark), pytest.fail)
     assert mark.exists() and not check()
     assert check(SLURM_RESTART_COUNT="3"), "another start"
-
-
-def test_marks_of_old_jobs_are_removed(tmp_path):
-    old, new = tmp_path / "c-1-0", tmp_path / "c-2-0"
-    for path, age_s in ((old, 40 * 86400), (new, 86400)):
-        path.touch()
-        os.utime(path, (time.time() - age_s,) * 2)
-    start_preflight._write_mark(str(tmp_path / "c-3-0"), pytest.fail)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c-2-0", "c-3-0"]
 
 
 def test_mark_that_cannot_be_written_costs_a_warning(tmp_path):

@@ -140,7 +140,7 @@ class FailureRecovery:
 
     def _unrecoverable(self, ranks: Sequence[int], step: int, reason: str) -> RankFailedError:
         message = f"{self._format_ranks(ranks)} failed in step {step}; all ranks end, since {reason}"
-        return RankFailedError(ranks, message, self.has_checkpoints)
+        return RankFailedError(ranks, message, self.has_checkpoints, self._world.nodes)
 
     def _format_ranks(self, ranks: Sequence[int]) -> str:
         return ", ".join(map(self._world.format_rank, ranks)) or "a rank"

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -15,6 +15,7 @@ from slurmdl.errors import (
     Preempted,
     SlurmdlError,
     TrainError,
+    UnavailableError,
     UsageError,
     internal_error_text,
     report_error,
@@ -59,7 +60,7 @@ def report_failure(error: BaseException) -> int:
     text = f"train: {prefix}{text}"
     job_ending = False
     if mpi and isinstance(error, RankFailedError) and error.resumable:
-        job_ending, outcome = requeue_job(text)
+        job_ending, outcome = _requeue_without_failed_nodes(error, mpi, text)
         text += f"; {outcome}"
     failure = TrainError(text)
     failure.__cause__ = error
@@ -101,7 +102,12 @@ def requeue_job(cause: str) -> tuple[bool, str]:
 
     Reference: scontrol(1), requeue; sbatch(1), --requeue.
     """
-    from slurmdl.slurm import job_record, process  # imported only when needed
+    return _requeue_running_job(cause, _scontrol_requeue)
+
+
+def _requeue_running_job(cause: str, requeue: Callable[[str], str]) -> tuple[bool, str]:
+    """As `requeue_job`; `requeue` gets the ID of the job, and returns what was done."""
+    from slurmdl.slurm import job_record  # imported only when needed
 
     job_id = job_record.own_job_id(os.environ)
     if not job_id:
@@ -116,13 +122,41 @@ def requeue_job(cause: str) -> tuple[bool, str]:
         warn(f"{cause}; requeues job {job_id}")
         sys.stderr.flush()
         time.sleep(_REQUEUE_FLUSH_SECONDS)
-        answer = process.run_command(["scontrol", "requeue", job_id], timeout=_CONTROLLER_TIMEOUT_SECONDS)
+        return True, requeue(job_id)
     except SlurmdlError as error:
         return False, f"job {job_id} is not requeued: {error}"
+
+
+def _scontrol_requeue(job_id: str) -> str:
+    from slurmdl.slurm import process
+
+    answer = process.run_command(["scontrol", "requeue", job_id], timeout=_CONTROLLER_TIMEOUT_SECONDS)
     # Slurm may terminate scontrol together with the job
     if answer.returncode not in (0, -signal.SIGTERM):
-        return False, f"job {job_id} is not requeued: {answer.first_error}"
-    return True, f"job {job_id} is requeued"
+        raise UnavailableError(answer.first_error)
+    return f"job {job_id} is requeued"
+
+
+def _requeue_without_failed_nodes(error: RankFailedError, mpi: Any, cause: str) -> tuple[bool, str]:
+    """Requeue this job without the nodes of the failed ranks, as `requeue_job`, at most --dl-max-requeues times.
+
+    Only this job leaves them out: the rank may have failed by itself. If the job needs the nodes, it may start on
+    them again.
+    """
+    ranks = error.ranks or _failed_ranks(mpi)
+    reasons = {error.node_of_rank[rank]: f"rank {rank} failed" for rank in ranks if error.node_of_rank}
+
+    def requeue(job_id: str) -> str:
+        try:
+            outcome = requeue_without_nodes(reasons, this_job_only=True)
+        except UnavailableError as refusal:
+            if not reasons:
+                raise
+            warn(f"train: {refusal}; job {job_id} may start on {', '.join(reasons)} again")
+            outcome = requeue_without_nodes({})
+        return outcome or f"job {job_id} is requeued"  # no output if Slurm has terminated the command
+
+    return _requeue_running_job(cause, requeue)
 
 
 def requeue_job_without(reasons: Mapping[str, str], cause: str) -> tuple[bool, str]:
@@ -156,9 +190,14 @@ def _abort_all(status: int) -> int:
 
 def _lower_rank_alive(mpi: Any) -> bool:
     """Whether a lower rank is alive."""
+    failed = _failed_ranks(mpi)
+    return any(rank not in failed for rank in range(mpi.COMM_WORLD.Get_rank()))
+
+
+def _failed_ranks(mpi: Any) -> list[int]:
+    """The ranks that MPI knows to have failed (MPI_Comm_get_failed of ULFM)."""
     world = mpi.COMM_WORLD
-    failed = mpi.Group.Translate_ranks(world.Get_failed(), None, world.Get_group())
-    return any(rank not in failed for rank in range(world.Get_rank()))
+    return list(mpi.Group.Translate_ranks(world.Get_failed(), None, world.Get_group()))
 
 
 def _initialized_mpi() -> Any:

@@ -15,11 +15,13 @@ class RankFailedError(TrainError):
     Attributes:
         ranks: known failed ranks; () if this rank learned of the failure from another one.
         resumable: whether the run writes checkpoints, so that the job can be restarted.
+        node_of_rank: node of each rank, failed or not; () if unknown.
     """
 
-    def __init__(self, ranks: Sequence[int], message: str = "", resumable: bool = False) -> None:
+    def __init__(self, ranks: Sequence[int], message: str = "", resumable: bool = False,
+                 node_of_rank: Sequence[str] = ()) -> None:
         super().__init__(message or f"rank {', '.join(map(str, ranks)) or 'unknown'} has failed")
-        self.ranks, self.resumable = tuple(ranks), resumable
+        self.ranks, self.resumable, self.node_of_rank = tuple(ranks), resumable, tuple(node_of_rank)
 
 
 class Transport(Protocol):
