@@ -6,6 +6,7 @@ a GPU off the bus), so `node_task` runs each one in a process that it can kill.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -22,6 +23,8 @@ _CPU_SECONDS, _CPU_BATCH = 1.0, 20_000
 _COPY_BYTES, _COPY_SECONDS = 64 * 2**20, 0.3
 #: bytes that the disk check writes
 _WRITE_BYTES = 1 << 20
+#: rows of a matrix, whose product takes a few ms on a current GPU; seconds of products
+_GPU_MATRIX_SIZE, _PRODUCT_SECONDS = 8192, 0.3
 #: fields of `nvidia-smi --query-gpu`
 _NVIDIA_FIELDS = ("uuid", "memory.total", "memory.free", "ecc.errors.uncorrected.volatile.total",
                   "clocks_throttle_reasons.hw_slowdown", "clocks_throttle_reasons.hw_thermal_slowdown")
@@ -151,9 +154,10 @@ def check_clock() -> dict[str, float]:
 
 
 def check_gpu() -> dict[str, Any]:
-    """GPUs that the driver reports, GPUs that Slurm allocated, and `errors` of single GPUs.
+    """GPUs that the driver reports, GPUs that Slurm allocated, `errors` of single GPUs, and `products`.
 
-    Empty if Slurm allocated none on this node. References: nvidia-smi(1), rocm-smi.
+    `products` has the name and the rate of matrix products (FLOP/s) of each GPU; it is empty without PyTorch. All is
+    empty if Slurm allocated no GPU on this node. References: nvidia-smi(1), rocm-smi.
     """
     allocated = os.environ.get("SLURM_GPUS_ON_NODE", "0")
     if not allocated.isdigit() or not int(allocated):
@@ -165,7 +169,44 @@ def check_gpu() -> dict[str, Any]:
         gpus, errors = len(json.loads(_output(["rocm-smi", "--showuniqueid", "--json"]))), []
     else:
         return {"allocated": int(allocated), "gpus": 0, "errors": ["neither nvidia-smi nor rocm-smi is in PATH"]}
-    return {"allocated": int(allocated), "gpus": gpus, "errors": errors}
+    products, product_errors = _measure_matrix_products()
+    return {"allocated": int(allocated), "gpus": gpus, "errors": [*errors, *product_errors], "products": products}
+
+
+def _measure_matrix_products() -> tuple[list[dict[str, Any]], list[str]]:
+    """Name and FLOP/s of each GPU that PyTorch sees, and what failed on some of them."""
+    if importlib.util.find_spec("torch") is None:
+        return [], []
+    import torch
+
+    products, errors = [], []
+    for number in range(torch.cuda.device_count()):
+        try:
+            products.append({"name": torch.cuda.get_device_name(number),
+                             "rate": matrix_product_rate(f"cuda:{number}", _GPU_MATRIX_SIZE)})
+        except torch.cuda.OutOfMemoryError:
+            continue  # another program of the job uses it
+        except RuntimeError as error:
+            errors.append(f"GPU {number}: a matrix product fails: {str(error).splitlines()[0][:120]}")
+    return products, errors
+
+
+def matrix_product_rate(device: str, size: int) -> float:
+    """FLOP/s of products of two bfloat16 matrices of this size on a device of PyTorch, after a first one."""
+    import torch
+
+    matrix = torch.ones(size, size, dtype=torch.bfloat16, device=device)
+
+    def product_s() -> float:
+        start = time.perf_counter()
+        float((matrix @ matrix)[0, 0])  # waits for the device
+        return time.perf_counter() - start
+
+    product_s()
+    end, fastest = time.monotonic() + _PRODUCT_SECONDS, float("inf")
+    while time.monotonic() < end:
+        fastest = min(fastest, product_s())
+    return float(2 * size**3 / fastest)
 
 
 def _output(argv: list[str]) -> str:

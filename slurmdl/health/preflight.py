@@ -196,7 +196,7 @@ def confirmed_link_faults(suspected: Collection[str], reports: Mapping[str, Node
                           again: Mapping[str, NodeReport]) -> list[Fault]:
     """Faults of the suspected nodes' links, measured in a second run; the first one counts where that is missing.
 
-    It is missing if a node does not reach the second run's leader, which may be one of the nodes that do not reach it.
+    It is missing if a node does not reach the leader of the second run, e.g. the other node of a broken pair.
     """
     merged = {node: replace(report, unreachable=frozenset()) for node, report in reports.items()}
     for node, report in again.items():

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from slurmdl.links.samples import LinkSample
 from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.units import format_bit_rate, format_bytes, format_coarse_duration, format_duration
+
+Key = TypeVar("Key")
 
 #: number of nodes from which on the MAD decides, too
 _MIN_NODES_FOR_MAD = 4
@@ -36,6 +38,7 @@ class Limits:
         speed: speed of the slowest CPU.
         bandwidth, available: of the memory.
         throughput: of the link.
+        products: rate of a GPU's matrix products.
     """
 
     rate: float
@@ -43,11 +46,14 @@ class Limits:
     bandwidth: float
     available: float
     throughput: float
+    products: float
     deviations: float
 
 
-FINAL = Limits(rate=0.6, speed=0.7, bandwidth=0.5, available=0.25, throughput=0.5, deviations=5.0)
-SCREENING = Limits(rate=0.85, speed=0.85, bandwidth=0.6, available=0.25, throughput=0.7, deviations=2.0)
+FINAL = Limits(rate=0.6, speed=0.7, bandwidth=0.5, available=0.25, throughput=0.5, products=0.7,
+               deviations=5.0)
+SCREENING = Limits(rate=0.85, speed=0.85, bandwidth=0.6, available=0.25, throughput=0.7, products=0.85,
+                   deviations=2.0)
 #: highest good share of the time for which a CPU quota stops the processes, above the median
 MAX_STOPPED = 0.1
 #: bytes that must be free
@@ -99,7 +105,7 @@ def find_faults(reports: Mapping[str, NodeReport], checks: Sequence[str], with_l
     faults = [Fault(node, check, report.errors.get(check, "no answer")) for node, report in reports.items()
               for check in checks if check not in report.values]
     faults += [*_cpu_faults(reports, limits), *_memory_faults(reports, limits), *_disk_faults(reports),
-               *_clock_faults(reports), *_gpu_faults(reports)]
+               *_clock_faults(reports), *_gpu_faults(reports, limits)]
     for is_alone in (False, True) if with_links else ():
         faults += _link_faults({node: report for node, report in reports.items()
                                 if report.is_alone_in_zone == is_alone}, limits)
@@ -157,12 +163,19 @@ def _clock_faults(reports: Mapping[str, NodeReport]) -> Iterable[Fault]:
                                        "the others")
 
 
-def _gpu_faults(reports: Mapping[str, NodeReport]) -> Iterable[Fault]:
+def _gpu_faults(reports: Mapping[str, NodeReport], limits: Limits) -> Iterable[Fault]:
+    rates: dict[str, dict[tuple[str, int], float]] = {}
     for node, values in _values(reports, "gpu").items():
         if values.get("gpus", 0) < values.get("allocated", 0):
             yield Fault(node, "gpu", f"{values['gpus']} GPUs answer; Slurm allocated {values['allocated']}")
         for error in values.get("errors", ()):
             yield Fault(node, "gpu", error)
+        for number, product in enumerate(values.get("products", ())):
+            rates.setdefault(product["name"], {})[node, number] = product["rate"]
+    for name, rate_by_gpu in rates.items():
+        for (node, number), share in _low_outliers(rate_by_gpu, limits.products, limits):
+            yield Fault(node, "gpu", f"GPU {number} multiplies matrices at {share:.0%} of the rate of the others "
+                                     f"({name})")
 
 
 def _link_faults(reports: Mapping[str, NodeReport], limits: Limits) -> Iterable[Fault]:
@@ -211,8 +224,8 @@ def _median_or_zero(values: Iterable[float]) -> float:
     return median(known) if known else 0.0
 
 
-def _low_outliers(values: Mapping[str, float], min_share: float, limits: Limits) -> list[tuple[str, float]]:
-    """Nodes whose value is below `min_share` of the median, and far from it in MADs; each with its share."""
+def _low_outliers(values: Mapping[Key, float], min_share: float, limits: Limits) -> list[tuple[Key, float]]:
+    """Nodes or GPUs whose value is below `min_share` of the median, and far from it in MADs; each with its share."""
     if len(values) < 2:
         return []
     center = median(values.values())

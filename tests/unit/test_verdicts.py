@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from slurmdl.health.node_checks import CHECKS, parse_nvidia_smi
+from slurmdl.health.node_checks import CHECKS, matrix_product_rate, parse_nvidia_smi
 from slurmdl.health.preflight import confirmed_link_faults
 from slurmdl.health.verdicts import Fault, NodeReport, find_faults
 from slurmdl.links.samples import LinkSample
@@ -129,6 +129,24 @@ def test_link_reached_only_in_the_second_measurement():
     assert not confirmed_link_faults(["bad"], reports, {"bad": report(throughput=9e8)})
     assert [fault.text for fault in confirmed_link_faults(["bad"], reports, {"bad": NodeReport()})] == [
         "no node reaches it"]
+
+
+def gpu_report(*rates: float, name: str = "H100") -> NodeReport:
+    return report(gpu_gpus=len(rates), gpu_allocated=len(rates),
+                  gpu_products=[{"name": name, "rate": rate} for rate in rates])
+
+
+def test_slow_gpu_is_bad_among_those_of_its_name():
+    reports = {"n1": gpu_report(6e14, 6.1e14), "n2": gpu_report(6e14, 3e14),
+               "n3": gpu_report(2e14, 2e14, name="A100")}
+    [fault] = find_faults(reports, ALL, True)
+    assert (fault.node, fault.check) == ("n2", "gpu")
+    assert fault.text.startswith("GPU 1 ") and "50%" in fault.text
+
+
+def test_rate_of_matrix_products_on_a_cpu():
+    pytest.importorskip("torch")
+    assert 1e6 < matrix_product_rate("cpu", 64) < 1e15
 
 
 def broken_pairs(*pairs: str, nodes: str = "abcdef", without_link: str = "") -> dict[str, NodeReport]:
