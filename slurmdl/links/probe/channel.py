@@ -14,7 +14,7 @@ import socket
 import time
 from typing import Any
 
-_MAX_LINE_BYTES = 4096
+_MAX_LINE_BYTES = 65_536  # a hundred peers with the longest names have room
 HANDSHAKE_S = 4.0  # seconds in which a peer must authenticate
 TAG_BYTES = 8  # bytes of the tag in each datagram of a session
 _NONCE_BYTES = 16

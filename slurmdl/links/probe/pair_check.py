@@ -15,7 +15,7 @@ from slurmdl.links.probe.channel import Deadline, derive_secret
 from slurmdl.links.probe.protocol import ControlChannel
 
 #: peers that a node checks per request; names and addresses of so many fit in one message
-PEERS_PER_REQUEST = 20
+PEERS_PER_REQUEST = 100
 #: bytes per direction, and seconds after which a pair counts as broken: Linux repeats a lost SYN after 1 s
 _STREAM_BYTES, _TIMEOUT_S = 65_536, 2.0
 #: pairs that a node checks at once

@@ -198,8 +198,8 @@ class _Leader:
                 if not self._request_check(node, requests[node]):
                     checking.discard(node)
             checking &= self._followers.keys()
-        if late := sorted(node for node in requests if node in checking or node not in self._followers):
-            send_note(f"out of time before all pairs with {hostlist.fold_hostlist(late)} were checked")
+        if late := [node for node in requests if node in checking or node not in self._followers]:
+            send_note(f"out of time before all pairs of {pluralize(len(late), 'node')} were checked")
 
     def _request_check(self, node: str, requests: list[list[str]]) -> bool:
         """Ask a node for the next of its checks; return False if there is none, or the node is gone."""
