@@ -25,7 +25,9 @@ def run(argv: list[str]) -> int:
                         help="time for all checks (default: %(default)s)")
     parser.add_argument("--nodes", metavar="LIST", help="hostlist (default in a job: all its nodes)")
     parser.add_argument("--no-links", action="store_true", help="do not check the links between the nodes")
-    parser.add_argument("--output", metavar="FILE", help="write the results to a file, one JSON object per node")
+    parser.add_argument("--output", metavar="FILE",
+                        help="write the results to a file, one JSON object per node; with --history: the nodes that "
+                             "are left out now, as a file for `bad_nodes` of slurmdl.yaml")
     parser.add_argument("--requeue", action="store_true",
                         help="if a node is bad, remember that, and requeue the job without it")
     group = parser.add_mutually_exclusive_group()
@@ -34,6 +36,8 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.history:
         print_escaped(_history_text())
+        if options.output:
+            write_output_file(options.output, "--output", _bad_nodes_text())
         return 0
     if options.forget is not None:
         return _forget(options.forget)
@@ -90,6 +94,14 @@ def _history_text() -> str:
         lines.append(f"{entry.node} of {entry.cluster}: {state}; found "
                      f"{units.format_coarse_duration(now - entry.time)} ago{job}: {entry.reason}")
     return "\n".join(lines) or "no node was excluded"
+
+
+def _bad_nodes_text() -> str:
+    """The nodes that are left out now, each with its reason, as site_verdicts reads them."""
+    from slurmdl.health import exclusions
+
+    active, _ = exclusions.load_active_exclusions(os.environ)
+    return "".join(f"{node} {entry.reason.replace('#', ' ')}\n" for node, entry in active.items())
 
 
 def _forget(nodelist: str) -> int:

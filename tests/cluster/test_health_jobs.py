@@ -10,6 +10,7 @@ import pytest
 from conftest import Cluster
 from jobs import slurmdl_messages, wait_for_pattern
 
+from slurmdl.health.site_verdicts import parse_bad_nodes
 from slurmdl.sandbox import namespaces
 from slurmdl.slurm import hostlist
 
@@ -177,6 +178,9 @@ def test_new_jobs_leave_out_a_remembered_node(health):
     assert "--exclude" not in decision("-w", "n3")[0]
     new = health.submit("#SBATCH -N7\ntrue\n", name="slurmdl")
     assert health.cluster.wait(new)["ExcNodeList"] == "n3"
+    file = health.cluster.directory("lists") / "bad_nodes"
+    assert health.run("preflight", "--history", "--output", str(file)).returncode == 0
+    assert list(parse_bad_nodes(file.read_text(), "f", pytest.fail)) == [("n3", "bad cable (f)")]
     assert health.run("preflight", "--forget", "n3").returncode == 0
     assert "--exclude" not in decision("-N2")[0]
     again = health.run("preflight", "--forget", "n3")
