@@ -14,7 +14,8 @@ import socket
 import time
 from typing import Any
 
-_MAX_LINE_BYTES = 65_536  # a hundred peers with the longest names have room
+#: of a message (a hundred peers with the longest names), and of one read, less than a chunk of a stream
+_MAX_LINE_BYTES, _READ_BYTES = 65_536, 4096
 HANDSHAKE_S = 4.0  # seconds in which a peer must authenticate
 TAG_BYTES = 8  # bytes of the tag in each datagram of a session
 _NONCE_BYTES = 16
@@ -88,7 +89,7 @@ class AuthenticatedChannel:
 
     def receive_bytes(self) -> None:
         """Read once from the connection; PeerError if it was closed."""
-        data = self.socket.recv(_MAX_LINE_BYTES)
+        data = self.socket.recv(_READ_BYTES)
         if not data:
             raise PeerError("the peer closed the connection")
         self._buffer += data
