@@ -1,4 +1,4 @@
-"""The benchmark of the preflight: verdicts on given outcomes. It runs for real in `make bench-preflight`."""
+"""The benchmark of the preflight: rows of given outcomes. It runs for real in `make bench-preflight`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.preflight import detection, scale
+from benchmarks.preflight import detection, scale, slow_node
 from benchmarks.preflight.detection import Outcome
 from benchmarks.results import Row
 
@@ -56,3 +56,51 @@ def test_a_detector_that_guesses_misses_the_goals(measure):
 def test_simulated_nodes_are_judged_by_the_real_code():
     rows = {row.metric: row for row in scale.rows(1, quick=True)}
     assert all(row.met for row in rows.values()), rows
+
+
+def trainings(excluded: slow_node.Outcome, control_starts: int = 1) -> dict[str, slow_node.Outcome]:
+    """Steps of 0.1 s, from step 101 on of 0.4 s with a warning only."""
+    clean = slow_node.Outcome(dict.fromkeys(range(1, slow_node.STEPS + 1), 0.1), 70.0, [["n1", "n2"]])
+    warned = slow_node.Outcome({step: 0.1 if step <= 100 else 0.4 for step in clean.steps}, 220.0, [["n1", "n2"]],
+                               "n2", 100)
+    return {"clean": clean, "warn": warned, "exclude": excluded,
+            "control": slow_node.Outcome(clean.steps, 70.0, control_starts * [["n1", "n2"]])}
+
+
+@pytest.fixture
+def rows_of_trainings(monkeypatch: pytest.MonkeyPatch):
+    """Function that returns the rows of the slow node's benchmark for given outcomes."""
+    def rows(outcomes: dict[str, slow_node.Outcome]) -> dict[str, Row]:
+        cases = {id(case): outcomes[name] for name, case in slow_node.CASES.items()}
+        monkeypatch.setattr(slow_node, "start_sandbox", lambda: SimpleNamespace(spec=SimpleNamespace(name="none")))
+        monkeypatch.setattr(slow_node.lifecycle, "sandbox_down", lambda name: None)
+        monkeypatch.setattr(slow_node, "Jobs", lambda sandbox: None)
+        monkeypatch.setattr(slow_node, "run_training", lambda jobs, case, seed: cases[id(case)])
+        return {row.metric.strip(): row for row in slow_node.rows(1)}
+
+    return rows
+
+
+def test_a_training_that_leaves_the_slow_node_meets_the_goals(rows_of_trainings):
+    """It makes 60 of 500 steps with the slow node, and needs 20 s more for its second start."""
+    steps = {step: 0.4 if 100 < step <= 160 else 0.1 for step in range(1, slow_node.STEPS + 1)}
+    rows = rows_of_trainings(trainings(slow_node.Outcome(steps, 108.0, [["n1", "n2"], ["n1", "n3"]], "n2", 100, 160)))
+    ratio = rows["exclude: median step of the last third, of the clean run's"]
+    assert (ratio.value, ratio.met, ratio.repeats) == (pytest.approx(1.0), True, slow_node.SEEDS)
+    assert rows["warn: median step of the last third, of the clean run's"].value == pytest.approx(4.0)
+    assert rows["clean: variation of the step within a run (std / mean)"].value == pytest.approx(0.0, abs=1e-6)
+    between = rows["exclude: variation of the last third's step from run to run, in half of which a node is slow"]
+    assert (between.value, between.baseline) == (pytest.approx(0.0, abs=1e-6), pytest.approx(0.6))
+    assert rows["exclude: share of the job's slowdown that is avoided"].value == pytest.approx(112 / 150)
+    assert rows["in the steps, without the time of the requeue"].value == pytest.approx(132 / 150)
+    assert rows["time of the requeue and the second start"].value == pytest.approx(20.0)
+    assert rows["slow steps until the node is left"].value == 60
+    assert rows["slow node left"].met and rows["control: requeues without a slow node"].met
+
+
+def test_a_training_that_stays_or_leaves_good_nodes_misses_the_goals(rows_of_trainings):
+    rows = rows_of_trainings(trainings(trainings(None)["warn"], control_starts=2))
+    assert rows["exclude: median step of the last third, of the clean run's"].met is False
+    assert rows["exclude: share of the job's slowdown that is avoided"].value == 0.0
+    assert rows["slow node left"].met is False and rows["slow steps until the node is left"].value == 0
+    assert rows["control: requeues without a slow node"].met is False
