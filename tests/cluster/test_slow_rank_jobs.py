@@ -14,9 +14,51 @@ SOON = ("AuthInfo=cred_expire=5",)
 JOB = """\
 #SBATCH -N{nodes} --ntasks-per-node=1 --requeue --open-mode=append
 echo "start ${{SLURM_RESTART_COUNT-0}} on $(scontrol show hostnames | tr '\\n' ' ')"
-slurmdl srun --dl-on-slow=exclude python -m slurmdl.train --strategy allreduce --model mlp:512 --batch-size 64 \\
-    --steps {steps} --log-every 10 --checkpoint-dir kept --checkpoint-every 100 --summary summary.json
+slurmdl srun {launcher} --dl-on-slow=exclude python -m slurmdl.train --strategy allreduce --model mlp:512 \\
+    --batch-size 64 --steps {steps} --log-every 10 --checkpoint-dir kept --checkpoint-every 100 --summary summary.json
 echo "status $?"
+"""
+DDP_STEPS = 1200
+DDP_JOB = """\
+#SBATCH -N3 --ntasks-per-node=1 --requeue --open-mode=append
+echo "start ${SLURM_RESTART_COUNT-0} on $(scontrol show hostnames | tr '\\n' ' ')"
+slurmdl srun --dl-on-slow=exclude python train.py
+echo "status $?"
+"""
+#: plain script of a user, with a checkpoint of its own
+DDP_SCRIPT = f"""\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from slurmdl.train import watch_slow_ranks
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.set_num_threads(1)
+torch.manual_seed(1)
+network = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+opt, first = torch.optim.SGD(network.parameters(), lr=0.05), 0
+if os.path.exists("kept"):
+    kept = torch.load("kept")
+    network.load_state_dict(kept["model"])
+    first = kept["steps"]
+    if rank == 0:
+        print(f"resumed after step {{first}}", flush=True)
+model = DistributedDataParallel(network)
+watch_slow_ranks(model)
+for step in range(first + 1, {DDP_STEPS} + 1):
+    torch.manual_seed(3 * step + rank)
+    images, target = torch.randn(64, 64), torch.randint(10, (64,))
+    opt.zero_grad()
+    torch.nn.functional.cross_entropy(model(images), target).backward()
+    opt.step()
+    if rank == 0 and step % 20 == 0:
+        torch.save({{"model": network.state_dict(), "steps": step}}, "kept.new")
+        os.replace("kept.new", "kept")
+        print(f"step {{step}} of {DDP_STEPS}", flush=True)
+dist.barrier()
+os._exit(0)  # see examples/ddp.py
 """
 
 
@@ -29,14 +71,14 @@ def train_undisturbed(cluster: Any, script: str) -> dict[str, Any]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("has_spare_node", [True, False])
-def test_job_leaves_the_slow_node(new_sandbox, has_spare_node):
+@pytest.mark.parametrize(("has_spare_node", "launcher"), [(True, ""), (False, ""), (True, "--launcher=mpirun")])
+def test_job_leaves_the_slow_node(new_sandbox, has_spare_node, launcher):
     """With a spare node it resumes there from a checkpoint, and ends with the model of an undisturbed job.
 
     Without a spare node it continues, and says so once. In one zone: ranks in other zones sum in another order.
     """
     cluster = new_sandbox(nodes=4 if has_spare_node else 3, zones=1, slurm_conf_lines=SOON)
-    script = JOB.format(nodes=3, steps=800 if has_spare_node else 250)
+    script = JOB.format(nodes=3, launcher=launcher, steps=800 if has_spare_node else 250)
     undisturbed = train_undisturbed(cluster, script)
     path = cluster.script(script)
     job = cluster.submit(["slurmdl", "sbatch", str(path)], directory=path.parent,
@@ -47,8 +89,10 @@ def test_job_leaves_the_slow_node(new_sandbox, has_spare_node):
     cluster.sandbox.limit_cpu(nodes[-1], 0.1)
     record = cluster.wait(job, 300)
     text = read_log(log)
-    warning, = [line for line in text.splitlines() if "computes" in line]
-    assert re.search(rf"rank \d on {nodes[-1]} computes [\d.]+ times as long as the median rank, since step", warning)
+    warnings = [line for line in text.splitlines() if "computes" in line]
+    assert len(warnings) == 1, text
+    assert re.search(rf"rank \d on {nodes[-1]} computes [\d.]+ times as long as the median rank, since step",
+                     warnings[0])
     assert text.rstrip().endswith("status 0"), text
     summary = json.loads((path.parent / "summary.json").read_text())
     for key in ("steps", "parameters_crc32", "test_accuracy"):
@@ -62,3 +106,33 @@ def test_job_leaves_the_slow_node(new_sandbox, has_spare_node):
     else:
         assert record["Restarts"] == "0"
         assert text.count(f"not requeued without {nodes[-1]}, and the run continues") == 1, text
+
+
+@pytest.mark.nightly
+def test_ddp_script_leaves_the_slow_node(new_sandbox):
+    """Slurm ends the script, which resumes from its own checkpoint on the spare node."""
+    cluster = new_sandbox(nodes=4, zones=1, slurm_conf_lines=SOON)
+    path = cluster.script(DDP_JOB)
+    (path.parent / "train.py").write_text(DDP_SCRIPT)
+    job = cluster.submit(["slurmdl", "sbatch", str(path)], directory=path.parent,
+                         env={"XDG_STATE_HOME": str(cluster.directory("state"))})
+    log = path.parent / f"slurm-{job}.out"
+    wait_for_pattern(log, "step 40 of")
+    slow = re.search("start 0 on (.*)", read_log(log))[1].split()[-1]
+    cluster.sandbox.limit_cpu(slow, 0.1)
+    record = cluster.wait(job, 300)
+    text = read_log(log)
+    started_again, resumed = re.search("start 1 on (.*)", text), re.search(r"resumed after step (\d+)", text)
+    assert started_again and resumed, text
+    assert slow not in started_again[1].split()
+    assert (record["Restarts"], record["ExcNodeList"]) == ("1", slow)
+    warnings = [line for line in text.splitlines() if "computes" in line]
+    assert len(warnings) == 1, text
+    assert re.search(rf"rank \d on {slow} computes [\d.]+ times as long as the median rank, since step",
+                     warnings[0])
+    # the second start makes the steps after the checkpoint, and only those
+    assert int(resumed[1]) >= 80
+    second_start = text[started_again.end():]
+    steps = [int(step) for step in re.findall(rf"^step (\d+) of {DDP_STEPS}$", second_start, re.M)]
+    assert steps == list(range(int(resumed[1]) + 20, DDP_STEPS + 1, 20)), text
+    assert text.rstrip().endswith("status 0"), text
