@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import socket
 import sys
@@ -25,6 +26,8 @@ from slurmdl.train.transports.ulfm import UlfmTransport, has_failed_ranks, ulfm_
 #: ranks that are listed one by one
 MAX_LISTED_RANKS = 16
 
+#: how ranks exchange messages
+BACKENDS = ("auto", "mpi", "torch")
 #: prefixes of the environment variables of MPI launchers
 _MPI_LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCALRANKID", "MV2_COMM_WORLD_", "PALS_", "ALPS_")
 #: seconds that rank 0 has for a report before other ranks fail
@@ -148,6 +151,30 @@ def zone_path(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     kinds = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
     names = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(kinds) - 1)
     return tuple(name for kind, name in zip(kinds, names, strict=False) if kind != "node" and name)
+
+
+def init_transport(backend: str = "auto", environ: Mapping[str, str] = os.environ) -> Transport:
+    """Connect to the other ranks by a backend, one of BACKENDS; `auto` takes what the launch offers.
+
+    That is MPI if an MPI launcher started the ranks and MPI is installed, torch.distributed under torchrun, or if Slurm
+    started several tasks without a PMI. A single process needs neither, and prefers MPI.
+    """
+    from slurmdl.train.process_group import init_process_group
+
+    if backend not in BACKENDS:
+        raise InvalidOptionsError(f"--backend {backend!r} is not one of {', '.join(BACKENDS)}")
+    if backend == "auto":
+        backend = _offered_backend(environ)
+    return init_mpi(environ) if backend == "mpi" else init_process_group(environ)
+
+
+def _offered_backend(environ: Mapping[str, str]) -> str:
+    has_mpi = importlib.util.find_spec("mpi4py") is not None
+    by_mpi = any(name.startswith(_MPI_LAUNCHER_PREFIXES) for name in environ)
+    if _is_torchrun(environ) or not has_mpi:
+        return "torch"
+    is_single = torchrun_world_size(environ) == 1 and environ.get("SLURM_NTASKS", "1") == "1"
+    return "mpi" if by_mpi or is_single else "torch"
 
 
 def init_mpi(environ: Mapping[str, str] = os.environ) -> Transport:

@@ -14,7 +14,7 @@ from slurmdl.train.library.checkpointer import CheckpointOptions
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.transport import Transport
-from slurmdl.train.world import World, create_world, init_mpi
+from slurmdl.train.world import World, create_world, init_transport
 
 #: default steps between checkpoints
 DEFAULT_CHECKPOINT_EVERY = 500
@@ -23,7 +23,7 @@ DEFAULT_CHECKPOINT_EVERY = 500
 def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes_per_step: int = 1,
          must_match: Mapping[str, object] | None = None, resume_must_match: Mapping[str, object] | None = None,
          trace_dir: str = "", checkpoint_dir: str = "", checkpoint_every: int | None = None,
-         check_every: int | None = None, environ: Mapping[str, str] = os.environ,
+         check_every: int | None = None, backend: str = "", environ: Mapping[str, str] = os.environ,
          transport: Transport | None = None) -> Run:
     """Start a run. Collective.
 
@@ -40,14 +40,17 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
             SLURMDL_TRAIN_CHECKPOINT_EVERY, else DEFAULT_CHECKPOINT_EVERY.
         check_every: steps between comparisons of replicas that must be equal, 0 for none; None:
             SLURMDL_TRAIN_CHECK_EVERY, else replica_check.DEFAULT_CHECK_EVERY.
-        transport: None: MPI; then an uncaught exception aborts all ranks, and the run is closed at exit.
+        backend: "mpi", "torch" (torch.distributed with gloo), or "auto": what the launch offers
+            (world.init_transport); "": SLURMDL_TRAIN_BACKEND, else auto.
+        transport: None: by the backend; then an uncaught exception aborts all ranks, and the run is closed at exit.
     """
     if backward_passes_per_step < 1:
         raise TrainError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
     owns_process = transport is None
     if owns_process:
         shutdown.install_excepthook()
-    transport = init_mpi(environ) if transport is None else transport
+    if transport is None:
+        transport = init_transport(backend or environ.get(strategy_config.BACKEND_VARIABLE, "auto"), environ)
     checkpoint_dir = checkpoint_dir or environ.get(strategy_config.CHECKPOINT_DIR_VARIABLE, "")
     checkpoint_every = _option_or_variable(
         checkpoint_every, environ, strategy_config.CHECKPOINT_EVERY_VARIABLE, DEFAULT_CHECKPOINT_EVERY)

@@ -140,6 +140,8 @@ class Options:
         type=_parse_stragglers, metavar="RANK=FACTOR[@STEP[-STEP]],...")
     virtual_ranks: int | None = _option(None, "virtual ranks in this process, without MPI", type=_positive_int,
                                         metavar="N")
+    backend: str = _option("", "how ranks exchange messages: mpi, torch (torch.distributed with gloo), or auto, what "
+                           "the launch offers (default)", metavar="NAME")
     #: name, number of nodes, and ranks per node of each zone
     virtual_zones: tuple[tuple[str, int, int], ...] = _option(
         (), "zones of virtual ranks, e.g. A:4,B:4, or A:2x4 for 4 ranks on each of 2 nodes",
@@ -187,7 +189,7 @@ def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.env
     Raises UsageError if options are unknown, invalid or conflict, InputError if the file has an error.
     """
     parser = _Parser(prog="slurmdl train", allow_abbrev=False,
-                     description="Train a network with MPI: one replica per rank, synchronized by a strategy.")
+                     description="Train a network: one replica per rank, synchronized by a strategy.")
     parser.add_argument("--config", metavar="FILE", help="YAML file with any of these options, e.g. lr: 0.1")
     add_strategy_options(parser)
     for entry in fields(Options):

@@ -1,0 +1,66 @@
+"""Start of a rank without MPI: the process group of torch.distributed, from the variables of the launcher."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import zlib
+from collections.abc import Mapping
+from datetime import timedelta
+
+from slurmdl.errors import InvalidRunError, UnavailableError
+from slurmdl.slurm import hostlist
+from slurmdl.train.transports.torch_distributed import TorchTransport
+
+#: seconds in which all ranks must have started, and a message must arrive
+_TIMEOUT_S = 1800.0
+#: ports of rank 0 under plain srun, below those of outgoing connections (ip_local_port_range in ip(7))
+_FIRST_PORT, _PORT_COUNT = 12_000, 20_000
+
+
+def init_process_group(environ: Mapping[str, str] = os.environ) -> TorchTransport:
+    """Connect to the other ranks by torch.distributed with gloo, or use its process group if the script has one.
+
+    Rank and world size are RANK and WORLD_SIZE, as torchrun sets them, or SLURM_PROCID and the number of tasks of the
+    step. Raises UnavailableError without PyTorch, InvalidRunError if the ranks do not find each other.
+    """
+    try:
+        from torch import distributed
+    except ImportError as error:
+        raise UnavailableError(f"no PyTorch: {error} (needed: pip install 'slurmdl[train]')") from error
+    if not distributed.is_initialized():
+        rank, size = rank_and_size(environ)
+        address, port = rank_zero_address(environ)
+        timeout = timedelta(seconds=_TIMEOUT_S)
+        try:
+            if size == 1:
+                distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+            elif "RANK" in environ and "MASTER_PORT" in environ:
+                distributed.init_process_group("gloo", timeout=timeout)  # reads the variables of torchrun
+            else:
+                distributed.init_process_group("gloo", init_method=f"tcp://{address}:{port}", rank=rank,
+                                               world_size=size, timeout=timeout)
+        except (RuntimeError, ValueError) as error:
+            raise InvalidRunError(f"rank {rank} does not find the other {size - 1} ranks by {address}:{port} "
+                                  f"({str(error).splitlines()[0][:150]})") from error
+    transport = TorchTransport()
+    atexit.register(transport.close)
+    return transport
+
+
+def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Rank and number of ranks by the variables of torchrun, else of Slurm; (0, 1) without either."""
+    for rank, sizes in (("RANK", ("WORLD_SIZE",)), ("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))):
+        size = next((environ[name] for name in sizes if environ.get(name, "").isdecimal()), "")
+        if size and environ.get(rank, "").isdecimal():
+            return int(environ[rank]), int(size)
+    return 0, 1
+
+
+def rank_zero_address(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Node and port of rank 0: MASTER_ADDR and MASTER_PORT, else the first node of the step, and a port by its ID."""
+    step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+    port = environ.get("MASTER_PORT", "")
+    nodes = hostlist.expand_hostlist(environ.get("SLURM_STEP_NODELIST", "")) or ["localhost"]
+    return (environ.get("MASTER_ADDR") or nodes[0],
+            int(port) if port.isdecimal() else _FIRST_PORT + zlib.crc32(step.encode()) % _PORT_COUNT)

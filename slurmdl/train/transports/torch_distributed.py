@@ -1,0 +1,240 @@
+"""Point-to-point messages by torch.distributed with gloo, for programs without MPI, e.g. under torchrun.
+
+Gloo reports the completion of a message only to a thread that waits for it, and cannot probe for messages. So a
+request that is polled gets a thread that waits for it, and messages for which a receiver may probe are announced by
+a small one, which a listening thread receives from any rank.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from slurmdl.errors import TrainError
+from slurmdl.train.tags import Tag
+from slurmdl.train.transports.window import SharedMemory
+
+#: tags for which receivers probe
+_PROBED_TAGS = (Tag.STEP, Tag.PUSH, Tag.CHECKPOINT, Tag.ASYNC_PS, Tag.WORK_REQUEST, Tag.STEP_TIME)
+#: a tag of an announced message -> that of the announcement
+_ANNOUNCEMENT_OFFSET = 100_000
+#: longest pause between two calls of the poll hook during a wait
+_HOOK_INTERVAL_S = 0.01
+_MAX_THREADS, _CLOSE_TIMEOUT_S = 100_000, 5.0
+
+
+class TorchTransport:
+    """Ranks of the default process group of torch.distributed; see `transport.Transport`."""
+
+    recovery_name = ""
+    supports_comm_thread = True
+
+    def __init__(self) -> None:
+        import torch
+        from torch import distributed
+
+        self._torch, self._distributed = torch, distributed
+        self.rank: int = distributed.get_rank()
+        self.size: int = distributed.get_world_size()
+        self.alive_ranks = tuple(range(self.size))
+        self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="slurmdl-gloo")
+        #: notified when a request is complete or a message is announced
+        self._changed = threading.Condition()
+        #: tag -> rank -> messages announced, less the receives that were started
+        self._pending: dict[int, Counter[int]] = {tag: Counter() for tag in _PROBED_TAGS}
+        self._poll_hook: tuple[int, Callable[[], None]] | None = None
+        self._is_closing = False
+        self._listeners = [threading.Thread(target=self._listen, args=(tag,), daemon=True)
+                           for tag in (_PROBED_TAGS if self.size > 1 else ())]
+        for thread in self._listeners:
+            thread.start()
+
+    def close(self) -> None:
+        """End the listening threads, which would disturb the end of the program, with those of the other ranks."""
+        if self._is_closing or not self._listeners:
+            return
+        try:
+            self._distributed.barrier()  # no rank sends any more
+            self._is_closing = True
+            neighbor, word = (self.rank + 1) % self.size, self._torch.zeros(1, dtype=self._torch.uint8)
+            for tag in _PROBED_TAGS:
+                self._distributed.send(word, neighbor, tag=tag + _ANNOUNCEMENT_OFFSET)
+            for thread in self._listeners:
+                thread.join(_CLOSE_TIMEOUT_S)
+        except RuntimeError:
+            return  # another rank has failed, and has said why
+
+    def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
+        requests = []
+        if tag in self._pending:
+            requests.append(self._start(self._distributed.isend, np.zeros(1, np.uint8), peer,
+                                        tag + _ANNOUNCEMENT_OFFSET))
+        return _Request(self, [*requests, self._start(self._distributed.isend, array, peer, tag)], peer)
+
+    def irecv(self, peer: int, array: Any, tag: int = 0) -> Any:
+        if tag in self._pending:
+            with self._changed:
+                self._pending[tag][peer] -= 1
+        return _Request(self, [self._start(self._distributed.irecv, array, peer, tag)], peer)
+
+    def _start(self, operation: Callable[..., Any], array: Any, peer: int, tag: int) -> tuple[Any, Any]:
+        """The work of torch.distributed, and its tensor, which must live as long; an empty array is sent as a byte."""
+        if not array.size:
+            array = np.zeros(1, np.uint8)
+        tensor = self._torch.from_numpy(array.reshape(-1).view(np.uint8))
+        try:
+            return operation(tensor, peer, tag=tag), tensor
+        except RuntimeError as error:
+            raise _lost_rank_error(peer, error) from error
+
+    def _listen(self, tag: int) -> None:
+        """Receive announcements of messages until the program or another rank ends."""
+        word = self._torch.zeros(1, dtype=self._torch.uint8)
+        while True:
+            try:
+                source = self._distributed.recv(word, tag=tag + _ANNOUNCEMENT_OFFSET)
+            except (RuntimeError, ValueError):
+                return
+            with self._changed:
+                if self._is_closing:
+                    return
+                self._pending[tag][source] += 1
+                self._changed.notify_all()
+
+    def start_thread(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run a function that waits, in a thread; its end wakes the waits of this class."""
+        future = self._pool.submit(function)
+        future.add_done_callback(self._notify)
+        return future
+
+    def _notify(self, _: object) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def iprobe(self, tag: int) -> int | None:
+        with self._changed:
+            return next((rank for rank, count in self._pending[tag].items() if count > 0), None)
+
+    def testall(self, requests: Sequence[Any]) -> bool:
+        return all([request.poll() for request in requests])
+
+    def waitall(self, requests: Sequence[Any]) -> None:
+        if self._poll_hook:
+            self._wait_until(lambda: self.testall(requests))
+        for request in requests:
+            request.wait()
+
+    def wait_any_or_message(self, requests: Sequence[Any], tag: int) -> None:
+        self._wait_until(lambda: any([request.poll() for request in requests]) or self.iprobe(tag) is not None)
+
+    def wait_any_group(self, groups: Sequence[Sequence[Any]], should_stop: Callable[[], bool]) -> int | None:
+        completed: list[int] = []
+
+        def is_done() -> bool:
+            completed[:] = [index for index, group in enumerate(groups) if self.testall(group)]
+            return bool(completed) or should_stop()
+
+        self._wait_until(is_done)
+        return completed[0] if completed else None
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait, and call the poll hook meanwhile. `condition` may depend on more than requests and messages."""
+        while not condition():
+            with self._changed:
+                self._changed.wait(_HOOK_INTERVAL_S / 10)
+            if self._poll_hook and self.iprobe(self._poll_hook[0]) is not None:
+                self._poll_hook[1]()
+
+    def set_poll_hook(self, tag: int, hook: Callable[[], None]) -> None:
+        self._poll_hook = tag, hook
+
+    def barrier(self, on_poll: Callable[[], None] | None = None) -> None:
+        barrier = self.start_thread(lambda: self._collective(self._distributed.barrier))
+
+        def is_done() -> bool:
+            if on_poll and not barrier.done():
+                on_poll()
+            return barrier.done()
+
+        self._wait_until(is_done)
+        barrier.result()
+
+    def allocate_shared(self, ranks: Sequence[int], num_bytes: int) -> SharedMemory:
+        raise TrainError("--shared-memory: the backend torch has no shared memory; expected --backend mpi")
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def emulate_compute(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def agree(self, done: bool) -> bool:
+        return done
+
+    def allgather(self, obj: Any) -> list[Any]:
+        objects: list[Any] = [None] * self.size
+        self._collective(lambda: self._distributed.all_gather_object(objects, obj))
+        return objects
+
+    def gather(self, obj: Any) -> list[Any] | None:
+        objects: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        self._collective(lambda: self._distributed.gather_object(obj, objects))
+        return objects
+
+    def broadcast(self, obj: Any) -> Any:
+        objects = [obj]
+        self._collective(lambda: self._distributed.broadcast_object_list(objects))
+        return objects[0]
+
+    def _collective(self, operation: Callable[[], Any]) -> None:
+        try:
+            operation()
+        except RuntimeError as error:
+            raise _lost_rank_error(None, error) from error
+
+
+class _Request:
+    """Messages in flight, complete together."""
+
+    def __init__(self, transport: TorchTransport, works: Sequence[tuple[Any, Any]], peer: int) -> None:
+        self._transport, self._works, self._peer = transport, works, peer
+        self._future: Future[None] | None = None
+        self._is_complete = False
+
+    def poll(self) -> bool:
+        """Whether they are complete; from the first call on a thread waits for them."""
+        if self._is_complete:
+            return True
+        if self._future is None:
+            self._future = self._transport.start_thread(self._wait_for_works)
+        if not self._future.done():
+            return False
+        self.wait()
+        return True
+
+    def wait(self) -> None:
+        if self._is_complete:
+            return
+        if self._future is None:
+            self._wait_for_works()
+        else:
+            self._future.result()
+        self._is_complete = True
+
+    def _wait_for_works(self) -> None:
+        try:
+            for work, _ in self._works:
+                work.wait()
+        except RuntimeError as error:
+            raise _lost_rank_error(self._peer, error) from error
+
+
+def _lost_rank_error(peer: int | None, error: RuntimeError) -> TrainError:
+    culprit = "another rank" if peer is None else f"rank {peer}"
+    return TrainError(f"{culprit} has ended, or does not answer (gloo: {str(error).splitlines()[0][:150]})")
