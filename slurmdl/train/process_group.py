@@ -50,10 +50,11 @@ def init_process_group(environ: Mapping[str, str] = os.environ) -> TorchTranspor
 
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
     """Rank and number of ranks by the variables of torchrun, else of Slurm; (0, 1) without either."""
-    for rank, sizes in (("RANK", ("WORLD_SIZE",)), ("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))):
-        size = next((environ[name] for name in sizes if environ.get(name, "").isdecimal()), "")
-        if size and environ.get(rank, "").isdecimal():
-            return int(environ[rank]), int(size)
+    # not SLURM_NTASKS, which a batch script has, too
+    for names in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
+        rank, size = (environ.get(name, "") for name in names)
+        if rank.isdecimal() and size.isdecimal():
+            return int(rank), int(size)
     return 0, 1
 
 

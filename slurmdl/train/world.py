@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import os
 import socket
 import sys
@@ -17,6 +16,7 @@ from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, U
 from slurmdl.mpi_library import EAGER_LIMIT_VARIABLE, MESSAGE_OVERHEAD_BYTES, open_mpi_major, wait_until_ready
 from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.p2p import CHUNK_BYTES
+from slurmdl.train.process_group import init_process_group, rank_and_size
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import StrategyConfig, option_name
 from slurmdl.train.transports.mpi import MpiTransport
@@ -156,11 +156,9 @@ def zone_path(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 def init_transport(backend: str = "auto", environ: Mapping[str, str] = os.environ) -> Transport:
     """Connect to the other ranks by a backend, one of BACKENDS; `auto` takes what the launch offers.
 
-    That is MPI if an MPI launcher started the ranks and MPI is installed, torch.distributed under torchrun, or if Slurm
-    started several tasks without a PMI. A single process needs neither, and prefers MPI.
+    That is MPI if it is installed and an MPI launcher started the ranks, else torch.distributed, e.g. under torchrun,
+    or if Slurm started several tasks without a PMI. A single process needs neither, and prefers MPI.
     """
-    from slurmdl.train.process_group import init_process_group
-
     if backend not in BACKENDS:
         raise InvalidOptionsError(f"--backend {backend!r} is not one of {', '.join(BACKENDS)}")
     if backend == "auto":
@@ -169,12 +167,21 @@ def init_transport(backend: str = "auto", environ: Mapping[str, str] = os.enviro
 
 
 def _offered_backend(environ: Mapping[str, str]) -> str:
-    has_mpi = importlib.util.find_spec("mpi4py") is not None
-    by_mpi = any(name.startswith(_MPI_LAUNCHER_PREFIXES) for name in environ)
-    if _is_torchrun(environ) or not has_mpi:
+    if _is_torchrun(environ):
         return "torch"
-    is_single = torchrun_world_size(environ) == 1 and environ.get("SLURM_NTASKS", "1") == "1"
-    return "mpi" if by_mpi or is_single else "torch"
+    by_mpi = any(name.startswith(_MPI_LAUNCHER_PREFIXES) for name in environ)
+    return "mpi" if (by_mpi or rank_and_size(environ)[1] == 1) and _has_mpi() else "torch"
+
+
+def _has_mpi() -> bool:
+    """Whether mpi4py finds an MPI library; MPI is not initialized."""
+    try:
+        import mpi4py
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI  # noqa: F401
+    except (ImportError, RuntimeError):
+        return False
+    return True
 
 
 def init_mpi(environ: Mapping[str, str] = os.environ) -> Transport:
@@ -206,7 +213,7 @@ def init_mpi(environ: Mapping[str, str] = os.environ) -> Transport:
     if MPI.COMM_WORLD.Get_size() == 1 and tasks > 1:
         raise InvalidRunError(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; "
                               "use `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` lists the plugins), or if "
-                              "Slurm has no suitable PMI, `slurmdl srun --launcher=mpirun`")
+                              "Slurm has no suitable PMI, `slurmdl srun --launcher=mpirun` or --backend torch")
     if MPI.COMM_WORLD.Get_size() == 1 and torchrun_world_size(environ) > 1:
         raise _launcher_error(environ)
     return (UlfmTransport if ulfm_enabled(environ) else MpiTransport)(MPI.COMM_WORLD)
@@ -234,15 +241,15 @@ def _launcher_error(environ: Mapping[str, str]) -> InvalidRunError:
     count = torchrun_world_size(environ)
     culprit = f"torchrun started {count} processes" if _is_torchrun(environ) else f"WORLD_SIZE={count}"
     return InvalidRunError(
-        f"{culprit}: ranks of slurmdl need an MPI launcher; expected `slurmdl srun python SCRIPT`, "
+        f"{culprit}, which is no MPI launcher; expected --backend torch, `slurmdl srun python SCRIPT`, "
         f"`srun --mpi=pmix python SCRIPT` or `mpirun -n {count} python SCRIPT`")
 
 
 def no_recovery_reason(environ: Mapping[str, str] = os.environ) -> str:
     """Reason why the run cannot continue after a rank failure."""
     mpi = sys.modules.get("mpi4py.MPI")
-    if not mpi:
-        return "no MPI"
+    if not mpi or not mpi.Is_initialized():
+        return "the backend torch cannot go on without a rank; MPI with ULFM can"
     name = mpi.Get_library_version().partition(",")[0].replace(" v", " ")
     if open_mpi_major(mpi) >= 5:
         return f"{name} was started without ULFM: slurmdl srun --launcher=mpirun, or mpirun --with-ft ulfm"

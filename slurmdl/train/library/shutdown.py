@@ -23,11 +23,14 @@ from slurmdl.errors import (
 )
 from slurmdl.train.library import checkpoint_coordinator
 from slurmdl.train.slow_rank_actions import requeue_without_nodes
+from slurmdl.train.transports.torch_distributed import LostRankError
 from slurmdl.train.transports.transport import RankFailedError
 from slurmdl.train.world import finalize_mpi, is_rank_zero, node_name
 
 #: seconds that the first surviving rank has to abort all ranks
 _FIRST_RANK_GRACE_SECONDS = 1.0
+#: seconds for the message of a rank that has failed, and for its launcher to end the others
+_LOST_RANK_GRACE_SECONDS = 5.0
 #: seconds for mpirun to forward output before the ranks are aborted, or before Slurm terminates its daemons
 _OUTPUT_FLUSH_SECONDS, _REQUEUE_FLUSH_SECONDS = 0.2, 1.0
 #: timeout of slurmctld under load, and maximum time until it terminates a requeued job
@@ -56,7 +59,10 @@ def report_failure(error: BaseException) -> int:
     if mpi and isinstance(error, RankFailedError) and _lower_rank_alive(mpi):
         # the first surviving rank reports and aborts all; another one if it does not within the grace period
         time.sleep(_CONTROLLER_TIMEOUT_SECONDS if error.resumable else _FIRST_RANK_GRACE_SECONDS)
-    prefix = f"rank {mpi.COMM_WORLD.Get_rank()} on {node_name()}: " if mpi else ""
+    if isinstance(error, LostRankError):
+        time.sleep(_LOST_RANK_GRACE_SECONDS)  # the launcher ends this rank, too
+    rank = mpi.COMM_WORLD.Get_rank() if mpi else _torch_rank()
+    prefix = f"rank {rank} on {node_name()}: " if rank is not None else ""
     text = f"train: {prefix}{text}"
     job_ending = False
     if mpi and isinstance(error, RankFailedError) and error.resumable:
@@ -198,6 +204,12 @@ def _failed_ranks(mpi: Any) -> list[int]:
     """The ranks that MPI knows to have failed (MPI_Comm_get_failed of ULFM)."""
     world = mpi.COMM_WORLD
     return list(mpi.Group.Translate_ranks(world.Get_failed(), None, world.Get_group()))
+
+
+def _torch_rank() -> int | None:
+    """This rank in the process group of torch.distributed; None without one."""
+    distributed = sys.modules.get("torch.distributed")
+    return int(distributed.get_rank()) if distributed and distributed.is_initialized() else None
 
 
 def _initialized_mpi() -> Any:

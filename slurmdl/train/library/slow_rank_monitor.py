@@ -14,7 +14,7 @@ from slurmdl.train.library.context import RunContext
 from slurmdl.train.report.slow_ranks import WINDOW_STEPS
 from slurmdl.train.slow_rank_actions import SlowRankReporter, start_requeue, warn_of_refusal
 from slurmdl.train.tags import Tag
-from slurmdl.train.transports.mpi import MpiTransport
+from slurmdl.train.transports.virtual import VirtualTransport
 
 
 class SlowRankMonitor:
@@ -39,7 +39,7 @@ class SlowRankMonitor:
     def __init__(self, ctx: RunContext, request_stop: Callable[[], None] | None) -> None:
         world = self._world = ctx.world
         self._comm_thread, self._request_stop = ctx.comm_thread, request_stop
-        self._is_active = isinstance(world.transport, MpiTransport) and not world.is_server \
+        self._is_active = not isinstance(world.transport, VirtualTransport) and not world.is_server \
             and world.worker_count > 1 and not world.is_load_balanced
         self._reporter = SlowRankReporter(dict(enumerate(world.nodes)))
         self.nodes_to_leave: dict[str, str] = {}

@@ -24,9 +24,13 @@ from slurmdl.train.transports.window import SharedMemory
 _PROBED_TAGS = (Tag.STEP, Tag.PUSH, Tag.CHECKPOINT, Tag.ASYNC_PS, Tag.WORK_REQUEST, Tag.STEP_TIME)
 #: a tag of an announced message -> that of the announcement
 _ANNOUNCEMENT_OFFSET = 100_000
-#: longest pause between two calls of the poll hook during a wait
-_HOOK_INTERVAL_S = 0.01
+#: longest pause between two checks of a condition that may depend on more than messages
+_POLL_INTERVAL_S = 1e-3
 _MAX_THREADS, _CLOSE_TIMEOUT_S = 100_000, 5.0
+
+
+class LostRankError(TrainError):
+    """Another rank has ended; if by a fault, it says so itself."""
 
 
 class TorchTransport:
@@ -84,7 +88,7 @@ class TorchTransport:
         return _Request(self, [self._start(self._distributed.irecv, array, peer, tag)], peer)
 
     def _start(self, operation: Callable[..., Any], array: Any, peer: int, tag: int) -> tuple[Any, Any]:
-        """The work of torch.distributed, and its tensor, which must live as long; an empty array is sent as a byte."""
+        """The work of torch.distributed, and its tensor, which must live as long; empty arrays are sent as a byte."""
         if not array.size:
             array = np.zeros(1, np.uint8)
         tensor = self._torch.from_numpy(array.reshape(-1).view(np.uint8))
@@ -122,7 +126,7 @@ class TorchTransport:
             return next((rank for rank, count in self._pending[tag].items() if count > 0), None)
 
     def testall(self, requests: Sequence[Any]) -> bool:
-        return all([request.poll() for request in requests])
+        return all(request.poll() for request in requests)
 
     def waitall(self, requests: Sequence[Any]) -> None:
         if self._poll_hook:
@@ -131,7 +135,7 @@ class TorchTransport:
             request.wait()
 
     def wait_any_or_message(self, requests: Sequence[Any], tag: int) -> None:
-        self._wait_until(lambda: any([request.poll() for request in requests]) or self.iprobe(tag) is not None)
+        self._wait_until(lambda: any(request.poll() for request in requests) or self.iprobe(tag) is not None)
 
     def wait_any_group(self, groups: Sequence[Sequence[Any]], should_stop: Callable[[], bool]) -> int | None:
         completed: list[int] = []
@@ -145,9 +149,11 @@ class TorchTransport:
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait, and call the poll hook meanwhile. `condition` may depend on more than requests and messages."""
-        while not condition():
-            with self._changed:
-                self._changed.wait(_HOOK_INTERVAL_S / 10)
+        while True:
+            with self._changed:  # or a notification after the check would be missed
+                if condition():
+                    return
+                self._changed.wait(_POLL_INTERVAL_S)
             if self._poll_hook and self.iprobe(self._poll_hook[0]) is not None:
                 self._poll_hook[1]()
 
@@ -235,6 +241,6 @@ class _Request:
             raise _lost_rank_error(self._peer, error) from error
 
 
-def _lost_rank_error(peer: int | None, error: RuntimeError) -> TrainError:
+def _lost_rank_error(peer: int | None, error: RuntimeError) -> LostRankError:
     culprit = "another rank" if peer is None else f"rank {peer}"
-    return TrainError(f"{culprit} has ended, or does not answer (gloo: {str(error).splitlines()[0][:150]})")
+    return LostRankError(f"{culprit} has ended, or does not answer (gloo: {str(error).splitlines()[0][:150]})")
