@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from slurmdl.train.report.slow_ranks import (
+    CONFIRMING_S,
     CONFIRMING_WINDOWS,
     MIN_EXCESS_S,
     MIN_FACTOR,
@@ -41,6 +42,15 @@ def test_slow_rank_is_found_after_three_windows():
     assert found == [(4, SlowRank(3, 2 * WINDOW_STEPS, 0.38, 0.2))]
     assert found[0][1].describe("n4") == \
         "rank 3 on n4 computes 1.9 times as long as the median rank, since step 40 (380 ms, 200 ms)"
+
+
+def test_short_windows_are_confirmed_by_more_of_them():
+    """At 5 ms per step three windows are 0.3 s, in which a node may be busy by chance."""
+    short = window(0.0015, 0.0015, 0.005)
+    needed = round(CONFIRMING_S / (0.005 * WINDOW_STEPS))
+    assert needed > 3 * CONFIRMING_WINDOWS
+    assert [index for index, _ in findings([short] * 100)] == [needed - 1]
+    assert findings(([short] * (needed - 1) + [window(0.0015, 0.0015, 0.0015)]) * 5) == []
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 64])

@@ -21,8 +21,9 @@ from slurmdl.units import format_duration
 
 #: steps of a window; all ranks end it at the same step number
 WINDOW_STEPS = 20
-#: windows in a row that must agree
-CONFIRMING_WINDOWS = 3
+#: windows in a row that must agree, and seconds that the rank must compute in them: in short windows the scheduling
+#: of a busy node makes a rank slow by chance
+CONFIRMING_WINDOWS, CONFIRMING_S = 3, 3.0
 #: lowest ratio of a slow rank's compute time to the median, and seconds that it is longer at least: the noise of an
 #: operating system
 MIN_FACTOR, MIN_EXCESS_S = 1.3, 0.001
@@ -57,12 +58,21 @@ class SlowRank:
                f"step {self.since} ({format_duration(self.seconds)}, {format_duration(self.median_seconds)})"
 
 
+@dataclass
+class _Suspect:
+    """A rank that was slow in some windows in a row: their first step, number, and seconds of its computation."""
+
+    since: int
+    windows: int = 0
+    seconds: float = 0.0
+    is_reported: bool = False
+
+
 class SlowRankDetector:
     """Finds slow ranks in the compute times of successive windows."""
 
     def __init__(self) -> None:
-        #: slow rank -> first step of its first slow window, and number of its slow windows
-        self._slow_windows: dict[int, tuple[int, int]] = {}
+        self._suspects: dict[int, _Suspect] = {}
 
     def add_window(self, seconds: Mapping[int, float], first_step: int) -> list[SlowRank]:
         """Judge a window; return the ranks that it confirms as slow, each once until a window without it.
@@ -79,13 +89,15 @@ class SlowRankDetector:
         slow = _slow_ranks(seconds, center)
         for rank in seconds:
             if rank not in slow:
-                self._slow_windows.pop(rank, None)
+                self._suspects.pop(rank, None)
         findings = []
         for rank in slow:
-            since, count = self._slow_windows.get(rank, (first_step, 0))
-            self._slow_windows[rank] = since, count + 1
-            if count + 1 == CONFIRMING_WINDOWS:
-                findings.append(SlowRank(rank, since, seconds[rank], center))
+            suspect = self._suspects.setdefault(rank, _Suspect(first_step))
+            suspect.windows += 1
+            suspect.seconds += WINDOW_STEPS * seconds[rank]
+            if suspect.windows >= CONFIRMING_WINDOWS and suspect.seconds >= CONFIRMING_S and not suspect.is_reported:
+                suspect.is_reported = True
+                findings.append(SlowRank(rank, suspect.since, seconds[rank], center))
         return sorted(findings, key=lambda finding: -finding.seconds)
 
 
