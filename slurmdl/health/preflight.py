@@ -123,7 +123,8 @@ def run_node_checks(nodes: Sequence[str], checks: Sequence[str], environ: Mappin
     for report in reports.values():
         for check in checks:
             if check not in report.values:
-                report.errors.setdefault(check, step_error or f"its {check} check has no result within {limit_s:.0f} s")
+                missing = f"its {check} check has no result within {limit_s:.0f} s"
+                report.errors.setdefault(check, step_error or missing)
     return reports
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,18 @@ def mpirun(ranks: int, *arguments: str, environ: Mapping[str, str] | None = None
         outputs = sorted(Path(folder).iterdir(), key=lambda file: int(file.name))
         result.stdout += "".join(file.read_text() for file in outputs)
         return result
+
+
+def torchrun(ranks: int, *arguments: str, environ: Mapping[str, str] | None = None,
+             timeout: float = 180) -> subprocess.CompletedProcess[str]:
+    """Run Python with `arguments` on `ranks` ranks of this host under torchrun, without variables of MPI."""
+    return _run([sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}",
+                 f"--master-port={free_port()}", *arguments], environ, timeout)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def mpirun_ulfm(ranks: int, *arguments: str, timeout: float = 400) -> subprocess.CompletedProcess[str]:

@@ -134,13 +134,14 @@ def test_mismatched_plan_is_ignored(text: str, reason: str) -> None:
 
 @needs_mpi
 def test_single_mpi_rank_in_several_slurm_tasks_is_rejected() -> None:
-    proc = python(*TRAIN, "--steps", "2", environ={"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"})
+    mpi = (*TRAIN, "--steps", "2", "--backend", "mpi")
+    proc = python(*mpi, environ={"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"})
     assert proc.returncode == 76
     hint, refusal = lines(proc.stderr)
     assert "4 tasks without PMIx" in hint
     assert "MPI has 1 rank where Slurm has 4 tasks" in refusal
     assert "--mpi=pmix" in refusal
-    quiet = python(*TRAIN, "--steps", "2", environ={"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"})
+    quiet = python(*mpi, environ={"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"})
     assert (quiet.returncode, quiet.stderr) == (76, "")
 
 

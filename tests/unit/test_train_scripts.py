@@ -101,12 +101,13 @@ def test_fault_of_one_worker_ends_all_ranks(fault: str, status: int, words: str)
           "TORCHELASTIC_RUN_ID": "none"}, "torchrun"),
     pytest.param(["-m", "torch.distributed.run", "--nproc-per-node=2"], {"PMI_RANK": "0", "PMI_SIZE": "1"},
                  "torchrun", marks=pytest.mark.nightly)])
-def test_ranks_of_other_launchers_are_rejected(launcher: list[str], environ: dict[str, str], culprit: str) -> None:
-    proc = python(*launcher, SCRIPT, "none", environ=environ)
+def test_mpi_needs_an_mpi_launcher(launcher: list[str], environ: dict[str, str], culprit: str) -> None:
+    proc = python(*launcher, SCRIPT, "none", environ={"SLURMDL_TRAIN_BACKEND": "mpi", **environ})
     assert proc.returncode != 0
     messages = slurmdl_lines(proc.stderr)
     assert len(messages) == 1, proc.stderr
     assert messages[0].startswith(f"slurmdl: {culprit}")
+    assert "--backend torch" in messages[0]
     assert "`srun --mpi=pmix python SCRIPT` or `mpirun -n " in messages[0]
     assert "worker" not in proc.stdout
 

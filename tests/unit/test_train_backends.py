@@ -1,0 +1,167 @@
+"""The backend torch: the same models as over MPI, bit for bit, and one message per fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mpi import free_port, mpirun, needs_mpi, python, torchrun
+
+from slurmdl.errors import InvalidOptionsError
+from slurmdl.train import process_group, world
+
+SCRIPT = str(Path(__file__).parent / "library_script.py")
+TRAIN = ("-m", "slurmdl.train", "--steps", "30", "--model", "mlp:16", "--batch-size", "8")
+
+
+def slurmdl_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("slurmdl: ")]
+
+
+@needs_mpi
+@pytest.mark.parametrize("options", [
+    "--strategy allreduce",
+    "--strategy ps --ps 2",
+    "--strategy adaptive-gossip --drift-threshold 0.01 --compression int8",
+    pytest.param("--strategy allreduce --compression fp16", marks=pytest.mark.nightly),
+    pytest.param("--strategy gossip", marks=pytest.mark.nightly),
+    pytest.param("--strategy gossip --comm-pattern one-peer-exponential", marks=pytest.mark.nightly),
+    pytest.param("--strategy local-sgd --period 8 --compression int4", marks=pytest.mark.nightly),
+    pytest.param("--strategy allreduce --load-balance batch-size", marks=pytest.mark.nightly)])
+def test_models_are_those_of_mpi(options: str, tmp_path: Path) -> None:
+    """Both give each rank the same node, and so the same order of sums."""
+    summaries = []
+    for start in (mpirun, torchrun):
+        path = tmp_path / start.__name__
+        proc = start(4, *TRAIN, *options.split(), "--summary", str(path))
+        assert proc.returncode == 0, proc.stderr
+        summaries.append(json.loads(path.read_text()))
+    over_mpi, over_torch = summaries
+    if "--load-balance" not in options:  # by measured speeds
+        assert over_torch["parameters_crc32"] == over_mpi["parameters_crc32"]
+        assert over_torch["bytes_sent"] == over_mpi["bytes_sent"]
+    assert over_torch["world_size"] == 4 and over_torch["steps"] == 30
+
+
+@pytest.mark.parametrize("options", [
+    "--strategy gossip --async",
+    pytest.param("--strategy ps --async", marks=pytest.mark.nightly),
+    pytest.param("--strategy local-sgd --load-balance local-steps", marks=pytest.mark.nightly)])
+def test_asynchronous_strategies_train(options: str) -> None:
+    proc = torchrun(3, *TRAIN, "--steps", "300", *options.split())
+    assert proc.returncode == 0, proc.stderr
+    assert not slurmdl_lines(proc.stderr)
+    accuracy = next(line for line in proc.stdout.splitlines() if line.startswith("test accuracy"))
+    assert float(accuracy.split()[-1].rstrip("%")) > 80
+
+
+@pytest.mark.parametrize("fault, words", [
+    ("early", "slurmdl: train: rank 1 on n: rank 0 continues, but this one has ended after 2 steps"),
+    ("nan", "slurmdl: train: rank 1 on n: step 1: the gradient of weight has infinite or NaN entries"),
+    pytest.param("model", "", marks=pytest.mark.nightly)])
+def test_fault_of_one_worker_ends_all_ranks(fault: str, words: str) -> None:
+    proc = torchrun(2, SCRIPT, fault, environ={"SLURMD_NODENAME": "n"})
+    assert proc.returncode != 0
+    messages = slurmdl_lines(proc.stderr)
+    assert len(messages) == 1, proc.stderr
+    assert messages[0].startswith(words)
+    assert "worker" not in proc.stdout
+
+
+def test_tasks_of_srun_find_each_other_without_mpi() -> None:
+    """The variables of srun --mpi=none; both tasks are on this host."""
+    environ = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
+               "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(free_port())}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    other = subprocess.Popen([sys.executable, *TRAIN], env=clean | environ | {"SLURM_PROCID": "1"})
+    proc = python(*TRAIN, environ={**environ, "SLURM_PROCID": "0"})
+    assert other.wait(60) == proc.returncode == 0, proc.stderr
+    assert "ranks: 0 " in proc.stdout and ", 1 " in proc.stdout
+
+
+def test_killed_rank_ends_the_others() -> None:
+    """Without a launcher that ends them: each says which rank is lost."""
+    environ = {**os.environ, "SLURM_STEP_NUM_TASKS": "2", "MASTER_PORT": str(free_port()),
+               "MASTER_ADDR": "localhost"}
+    train = [sys.executable, *TRAIN, "--steps", "100000", "--emulate-compute", "0.01", "--log-every", "5"]
+    ranks = [subprocess.Popen(train, env={**environ, "SLURM_PROCID": str(rank)}, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) for rank in range(2)]
+    assert ranks[0].stdout
+    while "step 5" not in ranks[0].stdout.readline():
+        assert ranks[0].poll() is None
+    ranks[1].send_signal(signal.SIGKILL)
+    _, errors = ranks[0].communicate(timeout=60)
+    ranks[1].communicate()
+    assert ranks[0].returncode == 76
+    [message] = slurmdl_lines(errors)
+    assert "rank 1 has ended, or does not answer" in message
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(("environ", "expected"), [
+    ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)), ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"}, (2, 3)),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "3"}, (0, 1)),  # a batch script
+    ({"RANK": "1", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, (1, 4)), ({}, (0, 1))])
+def test_rank_and_size(environ: dict[str, str], expected: tuple[int, int]) -> None:
+    assert process_group.rank_and_size(environ) == expected
+
+
+def test_port_differs_between_steps() -> None:
+    ports = {process_group.rank_zero_address({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": str(step)})[1]
+             for step in range(20)}
+    assert len(ports) > 15 and all(1024 < port < 32768 for port in ports)
+
+
+@pytest.mark.parametrize(("environ", "expected"), [
+    ({}, "mpi"), ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpi"), ({"PMIX_RANK": "0"}, "mpi"),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "torch"), ({"TORCHELASTIC_RUN_ID": "x", "PMI_RANK": "0"}, "torch"),
+    ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "torch")])
+def test_offered_backend(environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "_has_mpi", lambda: True)
+    assert world._offered_backend(environ) == expected
+    monkeypatch.setattr(world, "_has_mpi", lambda: False)
+    assert world._offered_backend(environ) == "torch"
+
+
+def test_unknown_backend_is_rejected() -> None:
+    with pytest.raises(InvalidOptionsError, match=r"--backend 'nccl' is not one of auto, mpi, torch"):
+        world.init_transport("nccl")
+
+
+def test_shared_memory_needs_mpi() -> None:
+    proc = torchrun(2, *TRAIN, "--strategy", "gossip", "--shared-memory")
+    assert proc.returncode != 0
+    [message] = slurmdl_lines(proc.stderr)
+    assert "expected --backend mpi" in message
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("gossip", marks=pytest.mark.nightly)])
+def test_run_resumes_from_the_checkpoint_of_a_signal(strategy: str, tmp_path: Path) -> None:
+    """A signal at one rank stops all; the same command resumes, and ends with the model of an undisturbed run."""
+    train = (*TRAIN, "--strategy", strategy, "--steps", "120", "--emulate-compute", "0.02:2000", "--log-every", "10",
+             "--summary", str(tmp_path / "summary"))
+    undisturbed = torchrun(2, *train)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    expected = json.loads((tmp_path / "summary").read_text())["parameters_crc32"]
+    environ = {**os.environ, "SLURM_STEP_NUM_TASKS": "2", "MASTER_PORT": str(free_port()),
+               "MASTER_ADDR": "localhost"}
+    argv = [sys.executable, *train, "--checkpoint-dir", str(tmp_path / "kept")]
+    ranks = [subprocess.Popen(argv, env={**environ, "SLURM_PROCID": str(rank)}, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) for rank in range(2)]
+    assert ranks[0].stdout
+    while "step 20 " not in ranks[0].stdout.readline():
+        assert ranks[0].poll() is None
+    time.sleep(0.1)
+    ranks[1].send_signal(signal.SIGUSR1)
+    outputs = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [77, 77], outputs
+    resumed = torchrun(2, *train, "--checkpoint-dir", str(tmp_path / "kept"))
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed after step" in resumed.stdout + resumed.stderr
+    assert json.loads((tmp_path / "summary").read_text())["parameters_crc32"] == expected
