@@ -17,6 +17,8 @@ _TIMEOUT_S = 1800.0
 #: ports of rank 0 under plain srun, below those of outgoing connections (ip_local_port_range in ip(7))
 _FIRST_PORT, _PORT_COUNT = 12_000, 20_000
 
+_open_transports: list[TorchTransport] = []
+
 
 def init_process_group(environ: Mapping[str, str] = os.environ) -> TorchTransport:
     """Connect to the other ranks by torch.distributed with gloo, or use its process group if the script has one.
@@ -44,8 +46,15 @@ def init_process_group(environ: Mapping[str, str] = os.environ) -> TorchTranspor
             raise InvalidRunError(f"rank {rank} does not find the other {size - 1} ranks by {address}:{port} "
                                   f"({str(error).splitlines()[0][:150]})") from error
     transport = TorchTransport()
-    atexit.register(transport.close)
+    _open_transports.append(transport)
+    atexit.register(finalize_process_group)
     return transport
+
+
+def finalize_process_group() -> None:
+    """End the messages of this rank; waits until the others have ended theirs, too."""
+    while _open_transports:
+        _open_transports.pop().close()
 
 
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:

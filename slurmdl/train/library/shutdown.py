@@ -22,6 +22,7 @@ from slurmdl.errors import (
     warn,
 )
 from slurmdl.train.library import checkpoint_coordinator
+from slurmdl.train.process_group import finalize_process_group
 from slurmdl.train.slow_rank_actions import requeue_without_nodes
 from slurmdl.train.transports.torch_distributed import LostRankError
 from slurmdl.train.transports.transport import RankFailedError
@@ -43,7 +44,7 @@ def report_failure(error: BaseException) -> int:
     Rank 0 reports failures of all ranks. A rank that fails alone reports its rank and node.
     """
     if isinstance(error, Preempted):
-        if _initialized_mpi():
+        if _initialized_mpi() or _torch_rank() is not None:
             # if srun terminates the other ranks early, they exit with the same status nevertheless
             checkpoint_coordinator.install_signal_handlers(signal.SIG_IGN)
         if is_rank_zero():
@@ -92,8 +93,10 @@ def install_excepthook() -> None:
 
 
 def exit_process(status: int) -> NoReturn:
-    """Finalize MPI and exit at once, without running the rest of the script."""
+    """Finalize MPI or torch.distributed and exit at once, without running the rest of the script."""
     finalize_mpi()
+    if not status:
+        finalize_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -184,8 +187,15 @@ def _wait_for_job_end() -> None:
 
 
 def _abort_all(status: int) -> int:
-    """Abort all ranks if there are several; else return the status."""
+    """Abort all ranks if there are several; else return the status.
+
+    Without MPI the launcher ends the others, or the loss of this rank does.
+    """
     mpi = _initialized_mpi()
+    if not mpi and _torch_rank() is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # the end of the program would wait for the others
     if mpi and mpi.COMM_WORLD.Get_size() > 1:
         sys.stdout.flush()
         sys.stderr.flush()

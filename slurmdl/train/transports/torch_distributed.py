@@ -61,7 +61,7 @@ class TorchTransport:
 
     def close(self) -> None:
         """End the listening threads, which would disturb the end of the program, with those of the other ranks."""
-        if self._is_closing or not self._listeners:
+        if not self._listeners:
             return
         try:
             self._distributed.barrier()  # no rank sends any more
