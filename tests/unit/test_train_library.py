@@ -321,10 +321,66 @@ def make_nan_gradient(model: Any, opt: Any) -> None:
 
 @pytest.mark.parametrize("fault, words", [
     (make_nan_gradient, r"step 2: the gradient of one.weight has infinite or NaN entries"),
-    (lambda model, opt: opt.step(lambda: None), r"opt.step\(closure\): not supported")])
+    (lambda model, opt: opt.step("closure"), r"opt.step\('closure'\): expected a closure")])
 def test_step_rejects_invalid_calls(fault: Callable[[Any, Any], None], words: str) -> None:
     with pytest.raises(TrainError, match=words):
         library(1, StrategyConfig("allreduce"), lambda run: fault(*wrap_net(run)))
+
+
+@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip"),
+                                    StrategyConfig("ps", ps=1)], ids=method_name)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_closure_gives_the_same_model(method: StrategyConfig, by_name: bool) -> None:
+    """As Lightning's automatic optimization does it."""
+    def program(run: Run) -> tuple[Any, list[float]] | None:
+        model = Net()
+        opt = sgd(model)
+        run.attach(model, opt)
+        loader = run.loader((X, Y), BATCH)
+        if run.is_server:
+            run.serve()
+            return None
+        losses = []
+        for x, y in loader:
+            def closure(x: Any = x, y: Any = y) -> Any:
+                opt.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            if with_closure:
+                loss = opt.step(closure=closure) if by_name else opt.step(closure)
+            else:
+                loss = closure()
+                opt.step()
+            losses.append(float(loss.detach()))
+        return flat(model), losses
+
+    with_closure = False
+    expected = library(3, method, program)
+    with_closure = True
+    found = library(3, method, program)
+    for (model, losses), (expected_model, expected_losses) in zip(filter(None, found), filter(None, expected),
+                                                                 strict=True):
+        assert np.array_equal(model, expected_model) and losses == expected_losses
+
+
+def test_optimizer_that_calls_the_closure_twice_is_rejected() -> None:
+    def program(run: Run) -> None:
+        model = nn.Linear(6, 3)
+        opt = torch.optim.LBFGS(model.parameters(), max_iter=4)
+        run.attach(model, opt)
+
+        def closure() -> Any:
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(model(X), Y)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+
+    with pytest.raises(TrainError, match=r"opt.step\(closure\): LBFGS computes several gradients in a step"):
+        library(1, StrategyConfig("allreduce"), program)
 
 
 def test_sparse_gradients_are_converted() -> None:

@@ -19,6 +19,9 @@ from slurmdl.train.library.slow_rank_monitor import SlowRankMonitor
 from slurmdl.train.report.meters import PhaseTimer
 from slurmdl.train.trace import Trace
 
+#: positional arguments of an optimizer's step, itself first, and keyword arguments
+StepArguments = tuple[tuple[Any, ...], dict[str, Any]]
+
 
 class StepHooks:
     """Steps of one rank: communication of gradients, and mixing of models."""
@@ -60,7 +63,7 @@ class StepHooks:
 
         @wraps(original_step)
         def step(*arguments: Any, **kwargs: Any) -> Any:
-            self._before_optimizer_step(optimizer, arguments, kwargs)
+            arguments, kwargs = self._before_optimizer_step(optimizer, arguments, kwargs)
             result = original_step(*arguments[1:], **kwargs)
             self._after_optimizer_step(optimizer, arguments, kwargs)
             return result
@@ -127,17 +130,20 @@ class StepHooks:
                              "entries; expected finite ones (a smaller learning rate, or torch.amp.GradScaler with "
                              "float16)")
 
-    def _step_pre_hook(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if not _is_nested_step(sys._getframe(1), optimizer):
-            self._before_optimizer_step(optimizer, args, kwargs)
+    def _step_pre_hook(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
+        if _is_nested_step(sys._getframe(1), optimizer):
+            return None
+        return self._before_optimizer_step(optimizer, args, kwargs)
 
     def _step_post_hook(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not _is_nested_step(sys._getframe(1), optimizer):
             self._after_optimizer_step(optimizer, args, kwargs)
 
-    def _before_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _before_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments:
+        """Everything before the optimizer's own step; returns the arguments of that."""
         ctx, replica, strategy = self._ctx, self._ctx.replica, self._recovery.strategy
-        self._check_step(optimizer, args, kwargs)
+        self._check_step(optimizer)
+        args, kwargs = _call_closure(optimizer, args, kwargs)
         replica.mark_changed()
         self._apply_grad_scaler(optimizer)
         if not self._gradient_tracker.done:
@@ -151,14 +157,13 @@ class StepHooks:
             replica.copy_to_device()
         if self._skips_update or not strategy.updates_locally:
             replica.hide_gradients()
+        return args, kwargs
 
-    def _check_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _check_step(self, optimizer: Any) -> None:
         """Reject a step that breaks the rules of `Run.wrap`."""
         state, mode = self._state, self._ctx.world.config.load_balance
         if state.finished:
             raise TrainError("opt.step() after the run was finished; expected run.finish() after the last step")
-        if kwargs.get("closure") or any(argument is not None for argument in args[1:]):
-            raise TrainError("opt.step(closure): not supported; expected loss.backward(), then opt.step()")
         prefix, relocated = f"step {state.step + 1}: ", self._ctx.replica.relocated_parameter()
         if relocated or len(optimizer.param_groups) != self._group_count:
             change = f"parameter {relocated} was relocated" if relocated else "the optimizer got another group"
@@ -209,6 +214,30 @@ class StepHooks:
         overlapped_comm = comm_thread.busy_seconds - comm_thread.blocked_seconds
         meter.overlapped_comm += overlapped_comm - self._overlapped_comm
         self._overlapped_comm = overlapped_comm
+
+
+def _call_closure(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments:
+    """Call the closure of a step, which computes the gradients, before they are exchanged.
+
+    Returns the arguments of the optimizer's own step: there the closure only returns the loss.
+    """
+    import torch
+
+    closure = kwargs.get("closure") or next((argument for argument in args[1:] if argument is not None), None)
+    if closure is None:
+        return args, kwargs
+    if not callable(closure):
+        raise TrainError(f"opt.step({closure!r}): expected a closure that computes the gradients, or no argument")
+    with torch.enable_grad():
+        results = [closure()]
+
+    def return_loss() -> Any:
+        if not results:
+            raise TrainError(f"opt.step(closure): {type(optimizer).__name__} computes several gradients in a step, "
+                             "and only the first one is exchanged; expected an optimizer that calls the closure once")
+        return results.pop()
+
+    return (args[0], return_loss), {name: value for name, value in kwargs.items() if name != "closure"}
 
 
 def _is_nested_step(frame: FrameType, optimizer: Any) -> bool:
