@@ -55,7 +55,7 @@ class Preflight:
     @property
     def reasons(self) -> dict[str, str]:
         """Bad node -> what is wrong with it, one line."""
-        return {node: "; ".join(fault.text for fault in self.faults if fault.node == node)
+        return {node: "; ".join(dict.fromkeys(fault.text for fault in self.faults if fault.node == node))
                 for node in dict.fromkeys(fault.node for fault in self.faults)}
 
 
@@ -121,10 +121,11 @@ def run_node_checks(nodes: Sequence[str], checks: Sequence[str], environ: Mappin
     if any(report.values for report in reports.values()):  # the step has run, and some nodes are late
         step_error = ""
     for report in reports.values():
+        answers = bool(report.values or report.errors)
         for check in checks:
             if check not in report.values:
-                missing = f"its {check} check has no result within {limit_s:.0f} s"
-                report.errors.setdefault(check, step_error or missing)
+                late = f"its {check} check has no result within {limit_s:.0f} s" if answers else "it does not answer"
+                report.errors.setdefault(check, step_error or late)
     return reports
 
 

@@ -25,8 +25,8 @@ def format_table(result: Preflight) -> str:
     rows = [_HEADER, *(_row(node, report, typical_rate, typical_offset) for node, report in reports.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += [f"bad: {fault.node}: {fault.text}" for fault in result.faults]
-    lines += [f"not confirmed: {fault.node}: {fault.text}" for fault in result.unconfirmed]
+    for kind, faults in (("bad", result.faults), ("not confirmed", result.unconfirmed)):
+        lines += dict.fromkeys(f"{kind}: {fault.node}: {fault.text}" for fault in faults)
     bad = len(result.reasons)
     lines.append(f"{bad} of {len(reports)} nodes bad, {result.seconds:.1f} s")
     return "\n".join(lines)
@@ -60,7 +60,7 @@ def _cell(report: NodeReport, check: str, key: str, format_value: Callable[[floa
 def to_json(result: Preflight, node: str) -> Mapping[str, Any]:
     """The results of one node, in the units of the checks: bytes, seconds, bytes/s."""
     report = result.reports[node]
-    faults: Sequence[str] = [fault.text for fault in result.faults if fault.node == node]
+    faults: Sequence[str] = list(dict.fromkeys(fault.text for fault in result.faults if fault.node == node))
     link = report.link
     return {"node": node, "bad": bool(faults), "faults": faults, "checks": report.values, "errors": report.errors,
             "clock_offset": report.clock_offset,
