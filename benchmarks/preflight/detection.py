@@ -29,6 +29,7 @@ BUDGET_S = 10
 CPU_SHARE = 0.1
 GOAL_FOUND, GOAL_FALSE, GOAL_SECONDS = 0.99, 0.01, 10.0
 _FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+_BUSY_JOB = "busy"
 #: sets the clock of the tasks of a node with this file an hour ahead
 _TASK_PROLOG = ("#!/bin/sh\n[ ! -e /tmp/clock-fault ] || "
                 f"printf 'export LD_PRELOAD={_FAKETIME}\\nexport FAKETIME=+1h\\n'\n")
@@ -126,14 +127,15 @@ def busy_nodes(sandbox: lifecycle.Sandbox) -> Iterator[None]:
     """Other jobs compute on one CPU of every second node."""
     names = ",".join(sandbox.spec.node_hosts[::2])
     count = len(sandbox.spec.node_hosts[::2])
-    job = subprocess.Popen(sandbox.command(["srun", "-n", str(count), "-N", str(count), "-w", names, sys.executable,
+    job = subprocess.Popen(sandbox.command(["srun", f"--job-name={_BUSY_JOB}", "-n", str(count), "-N", str(count), "-w", names, sys.executable,
                                             "-c", "while True: pass"]))
     time.sleep(3)
     try:
         yield
     finally:
-        job.send_signal(signal.SIGTERM)
-        job.wait(30)
+        # else its tasks may run on beside the next preflight's, and all CPUs of a node are taken
+        subprocess.run(sandbox.command(["scancel", "--name", _BUSY_JOB]), check=True)
+        job.wait(60)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -97,9 +98,18 @@ def exit_process(status: int) -> NoReturn:
     finalize_mpi()
     if not status:
         finalize_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush_output()
     os._exit(status)
+
+
+def _flush_output() -> None:
+    """Write what this process has printed, before it exits at once."""
+    sys.stdout.flush()
+    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__:
+        # the excepthook of torch.distributed collects what other hooks print, and would print it after them
+        sys.__stderr__.write(sys.stderr.getvalue())
+        sys.__stderr__.flush()
+    sys.stderr.flush()
 
 
 def requeue_job(cause: str) -> tuple[bool, str]:
@@ -193,8 +203,7 @@ def _abort_all(status: int) -> int:
     """
     mpi = _initialized_mpi()
     if not mpi and _torch_rank() is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush_output()
         os._exit(status)  # the end of the program would wait for the others
     if mpi and mpi.COMM_WORLD.Get_size() > 1:
         sys.stdout.flush()
