@@ -127,8 +127,8 @@ def busy_nodes(sandbox: lifecycle.Sandbox) -> Iterator[None]:
     """Other jobs compute on one CPU of every second node."""
     names = ",".join(sandbox.spec.node_hosts[::2])
     count = len(sandbox.spec.node_hosts[::2])
-    job = subprocess.Popen(sandbox.command(["srun", f"--job-name={_BUSY_JOB}", "-n", str(count), "-N", str(count), "-w", names, sys.executable,
-                                            "-c", "while True: pass"]))
+    options = [f"--job-name={_BUSY_JOB}", "-n", str(count), "-N", str(count), "-w", names]
+    job = subprocess.Popen(sandbox.command(["srun", *options, sys.executable, "-c", "while True: pass"]))
     time.sleep(3)
     try:
         yield
