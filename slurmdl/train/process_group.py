@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from slurmdl.errors import InvalidRunError, UnavailableError
-from slurmdl.slurm import hostlist
 from slurmdl.train.transports.torch_distributed import TorchTransport
 
 #: seconds in which all ranks must have started, and a message must arrive
@@ -20,7 +19,7 @@ _FIRST_PORT, _PORT_COUNT = 12_000, 20_000
 _open_transports: list[TorchTransport] = []
 
 
-def init_process_group(environ: Mapping[str, str] = os.environ) -> TorchTransport:
+def init_torch(environ: Mapping[str, str] = os.environ) -> TorchTransport:
     """Connect to the other ranks by torch.distributed with gloo, or use its process group if the script has one.
 
     Rank and world size are RANK and WORLD_SIZE, as torchrun sets them, or SLURM_PROCID and the number of tasks of the
@@ -69,6 +68,8 @@ def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
 
 def rank_zero_address(environ: Mapping[str, str]) -> tuple[str, int]:
     """Node and port of rank 0: MASTER_ADDR and MASTER_PORT, else the first node of the step, and a port by its ID."""
+    from slurmdl.slurm import hostlist  # imported only when needed
+
     step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
     port = environ.get("MASTER_PORT", "")
     nodes = hostlist.expand_hostlist(environ.get("SLURM_STEP_NODELIST", "")) or ["localhost"]

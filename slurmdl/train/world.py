@@ -16,7 +16,7 @@ from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, U
 from slurmdl.mpi_library import EAGER_LIMIT_VARIABLE, MESSAGE_OVERHEAD_BYTES, open_mpi_major, wait_until_ready
 from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.p2p import CHUNK_BYTES
-from slurmdl.train.process_group import init_process_group, rank_and_size
+from slurmdl.train.process_group import init_torch, rank_and_size
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import StrategyConfig, option_name
 from slurmdl.train.transports.mpi import MpiTransport
@@ -163,7 +163,7 @@ def init_transport(backend: str = "auto", environ: Mapping[str, str] = os.enviro
         raise InvalidOptionsError(f"--backend {backend!r} is not one of {', '.join(BACKENDS)}")
     if backend == "auto":
         backend = _offered_backend(environ)
-    return init_mpi(environ) if backend == "mpi" else init_process_group(environ)
+    return init_mpi(environ) if backend == "mpi" else init_torch(environ)
 
 
 def _offered_backend(environ: Mapping[str, str]) -> str:
