@@ -62,9 +62,15 @@ def test_mpirun_uses_the_same_rank_map(cluster):
     assert sum(zone != next_zone for zone, next_zone in itertools.pairwise(zones)) == 1
 
 
-def test_wrong_pmi_is_rejected(cluster):
-    """Without PMI, each of the six ranks would otherwise run as a separate job of one rank."""
-    done = cluster.run(["srun", "-N6", "--mpi=none", "python", "-m", "slurmdl.train", "--steps", "1"])
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-    assert "pmix" in done.stderr
+def test_ranks_without_pmi_use_torch(cluster):
+    """MPI would run each of the six ranks as a separate job of one rank: it is refused if it is asked for."""
+    train = ["srun", "-N6", "--mpi=none", "python", "-m", "slurmdl.train", "--steps", "2"]
+    done = cluster.run(train)
+    assert done.returncode == 0, done.stderr
+    nodes = [entry.split()[1] for entry in done.stdout.partition("ranks: ")[2].splitlines()[0].split(", ")]
+    assert len(nodes) == len(set(nodes)) == 6
+    assert "test accuracy" in done.stdout
+    refused = cluster.run([*train, "--backend", "mpi"])
+    assert refused.returncode != 0
+    assert "Traceback" not in refused.stderr
+    assert "pmix" in refused.stderr
