@@ -18,7 +18,7 @@ from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.p2p import CHUNK_BYTES
 from slurmdl.train.process_group import init_torch, rank_and_size
 from slurmdl.train.strategies import STRATEGIES
-from slurmdl.train.strategy_config import StrategyConfig, option_name
+from slurmdl.train.strategy_config import BACKEND_VARIABLE, StrategyConfig, option_name
 from slurmdl.train.transports.mpi import MpiTransport
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.transports.ulfm import UlfmTransport, has_failed_ranks, ulfm_enabled
@@ -153,12 +153,14 @@ def zone_path(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     return tuple(name for kind, name in zip(kinds, names, strict=False) if kind != "node" and name)
 
 
-def init_transport(backend: str = "auto", environ: Mapping[str, str] = os.environ) -> Transport:
-    """Connect to the other ranks by a backend, one of BACKENDS; `auto` takes what the launch offers.
+def init_transport(backend: str = "", environ: Mapping[str, str] = os.environ) -> Transport:
+    """Connect to the other ranks by a backend, one of BACKENDS; "": SLURMDL_TRAIN_BACKEND, else `auto`.
 
-    That is MPI if it is installed and an MPI launcher started the ranks, else torch.distributed, e.g. under torchrun,
-    or if Slurm started several tasks without a PMI. A single process needs neither, and prefers MPI.
+    `auto` takes what the launch offers: MPI if it is installed and an MPI launcher started the ranks, else
+    torch.distributed, e.g. under torchrun, or if Slurm started several tasks without a PMI. A single process needs
+    neither, and prefers MPI.
     """
+    backend = backend or environ.get(BACKEND_VARIABLE, "auto")
     if backend not in BACKENDS:
         raise InvalidOptionsError(f"--backend {backend!r} is not one of {', '.join(BACKENDS)}")
     if backend == "auto":

@@ -50,7 +50,7 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
     if owns_process:
         shutdown.install_excepthook()
     if transport is None:
-        transport = init_transport(backend or environ.get(strategy_config.BACKEND_VARIABLE, "auto"), environ)
+        transport = init_transport(backend, environ)
     checkpoint_dir = checkpoint_dir or environ.get(strategy_config.CHECKPOINT_DIR_VARIABLE, "")
     checkpoint_every = _option_or_variable(
         checkpoint_every, environ, strategy_config.CHECKPOINT_EVERY_VARIABLE, DEFAULT_CHECKPOINT_EVERY)

@@ -17,7 +17,7 @@ from slurmdl.train.library import checkpoint_coordinator, consistency
 from slurmdl.train.library.run import Run
 from slurmdl.train.library.startup import init
 from slurmdl.train.report import meters
-from slurmdl.train.strategy_config import BACKEND_VARIABLE, CHECKPOINT_DIR_VARIABLE
+from slurmdl.train.strategy_config import CHECKPOINT_DIR_VARIABLE
 from slurmdl.train.trainer import optimizers
 from slurmdl.train.trainer.data_readers import load_dataset
 from slurmdl.train.trainer.image_dataset import FloatArray, ImageDataset
@@ -55,8 +55,8 @@ def train(options: Options) -> dict[str, Any] | None:
         models: dict[int, FloatArray] = {}
         return run_virtual(options, lambda transport, environ: train_rank(
             options, data, environ, transport, models))[0]
-    backend = options.backend or os.environ.get(BACKEND_VARIABLE, "auto")
-    transport = init_transport(backend)  # before the data, so that a rank that cannot read them ends the others
+    # before the data, so that a rank that cannot read them ends the others
+    transport = init_transport(options.backend)
     return train_rank(options, _load_dataset(options), os.environ, transport)
 
 

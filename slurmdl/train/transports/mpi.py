@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from slurmdl.errors import TrainError
+from slurmdl.train.transports.real_time import RealTimeRank
 from slurmdl.train.transports.window import MpiSharedMemory, SharedMemory
 
 #: seconds of polling before a wait starts to sleep, about the cost of the shortest sleep, and the longest sleep.
@@ -17,7 +18,7 @@ from slurmdl.train.transports.window import MpiSharedMemory, SharedMemory
 _SPIN_SECONDS, _MAX_SLEEP_SECONDS = 2e-5, 2e-4
 
 
-class MpiTransport:
+class MpiTransport(RealTimeRank):
     """Ranks of an mpi4py communicator; see `transport.Transport`."""
 
     recovery_name = ""
@@ -95,15 +96,6 @@ class MpiTransport:
         except self._mpi.Exception as error:
             raise TrainError(f"--shared-memory: ranks {', '.join(map(str, ranks))} cannot share {num_bytes:,} bytes "
                              f"each (MPI: {error}); expected one node with enough space in /dev/shm") from error
-
-    def now(self) -> float:
-        return time.perf_counter()
-
-    def emulate_compute(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def agree(self, done: bool) -> bool:
-        return done
 
     def allgather(self, obj: Any) -> list[Any]:
         return self._by_rank(self._comm.allgather(obj))

@@ -8,7 +8,6 @@ a small one, which a listening thread receives from any rank.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ import numpy as np
 
 from slurmdl.errors import TrainError
 from slurmdl.train.tags import Tag
+from slurmdl.train.transports.real_time import RealTimeRank
 from slurmdl.train.transports.window import SharedMemory
 
 #: tags for which receivers probe
@@ -33,7 +33,7 @@ class LostRankError(TrainError):
     """Another rank has ended; if by a fault, it says so itself."""
 
 
-class TorchTransport:
+class TorchTransport(RealTimeRank):
     """Ranks of the default process group of torch.distributed; see `transport.Transport`."""
 
     recovery_name = ""
@@ -173,15 +173,6 @@ class TorchTransport:
 
     def allocate_shared(self, ranks: Sequence[int], num_bytes: int) -> SharedMemory:
         raise TrainError("--shared-memory: the backend torch has no shared memory; expected --backend mpi")
-
-    def now(self) -> float:
-        return time.perf_counter()
-
-    def emulate_compute(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def agree(self, done: bool) -> bool:
-        return done
 
     def allgather(self, obj: Any) -> list[Any]:
         objects: list[Any] = [None] * self.size
