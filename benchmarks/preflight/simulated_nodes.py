@@ -51,7 +51,7 @@ def _check_values(node: str, check: str, rng: random.Random) -> dict[str, Any]:
             return {"available": 2e11, "total": 2.5e11, "bandwidth": rng.gauss(1e10, 2e8)}
         case "cpu":
             share = 1 / 3 if node == CPU_FAULT else 1.0
-            return {"cpus": 64, "rate": share * rng.gauss(3e9, 3e7), "speed": rng.gauss(5e7, 5e5), "stopped": 0.0}
+            return {"cpus": 64, "rate": share * rng.gauss(3e9, 3e7), "speed": rng.gauss(5e7, 5e5), "withheld": 0.0}
     return {}
 
 

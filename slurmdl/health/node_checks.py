@@ -34,11 +34,12 @@ def check_cpu() -> dict[str, float]:
     """Iterations per second on all CPUs of this process at once.
 
     Returns `cpus`, `rate` (iterations per second of wall time, all CPUs together: low beside other programs),
-    `speed` (iterations per second of CPU time of the slowest CPU: low with a throttled clock) and `stopped` (share of
-    the time for which a CPU quota of a control group stopped these processes).
+    `speed` (iterations per second of CPU time of the slowest CPU: low with a throttled clock) and `withheld` (share of
+    the CPU time that a quota of a control group withheld from these processes: time for which they waited for other
+    programs counts neither way).
     """
     cpus = sorted(os.sched_getaffinity(0))
-    start, stopped_before = time.monotonic(), _stopped_seconds()
+    withheld_before = _withheld_seconds()
     pipes = []
     for cpu in cpus:
         reader, writer = os.pipe()
@@ -55,11 +56,11 @@ def check_cpu() -> dict[str, float]:
     for reader in pipes:
         with os.fdopen(reader, "rb") as file:
             results.append(json.loads(file.read()))
-    stopped = max((after - stopped_before.get(directory, 0.0) for directory, after in _stopped_seconds().items()),
-                  default=0.0)
+    withheld = max((after - withheld_before.get(directory, 0.0) for directory, after in _withheld_seconds().items()),
+                   default=0.0)
     return {"cpus": len(cpus), "rate": sum(count / wall for count, wall, _ in results),
             "speed": min(count / cpu_time for count, _, cpu_time in results),
-            "stopped": stopped / (len(cpus) * (time.monotonic() - start))}
+            "withheld": withheld / (withheld + sum(cpu_time for _, _, cpu_time in results))}
 
 
 def _count_iterations() -> tuple[int, float, float]:
@@ -112,8 +113,8 @@ def _cgroup_directories(controller: str) -> list[str]:
     return directories
 
 
-def _stopped_seconds() -> dict[str, float]:
-    """Control group -> CPU seconds for which its quota has stopped processes so far."""
+def _withheld_seconds() -> dict[str, float]:
+    """Control group -> CPU seconds that its quota has withheld from processes so far."""
     seconds = {}
     for directory in _cgroup_directories("cpu"):
         with suppress(OSError, ValueError), open(f"{directory}/cpu.stat", encoding="ascii") as file:

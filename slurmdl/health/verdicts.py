@@ -54,8 +54,8 @@ FINAL = Limits(rate=0.6, speed=0.7, bandwidth=0.5, available=0.25, throughput=0.
                deviations=5.0)
 SCREENING = Limits(rate=0.85, speed=0.85, bandwidth=0.6, available=0.25, throughput=0.7, products=0.85,
                    deviations=2.0)
-#: highest good share of the time for which a CPU quota stops the processes, above the median
-MAX_STOPPED = 0.1
+#: highest good share of the CPU time that a quota withholds, above the median
+MAX_WITHHELD = 0.1
 #: bytes that must be free
 MIN_FREE_MEMORY, MIN_FREE_DISK = 256 * 2**20, 100e6
 #: seconds by which a clock may differ from the median, and that a small write may take
@@ -119,11 +119,11 @@ def _cpu_faults(reports: Mapping[str, NodeReport], limits: Limits) -> Iterable[F
     rates = {node: values["rate"] / values["cpus"] for node, values in cpu.items()}
     for node, share in _low_outliers(rates, limits.rate, limits):
         yield Fault(node, "cpu", f"its CPUs do {share:.0%} of the work of the others")
-    stopped = {node: values.get("stopped", 0.0) for node, values in cpu.items()}
-    typical = _median_or_zero(stopped.values())
-    for node, share in stopped.items():
-        if share > MAX_STOPPED + typical:
-            yield Fault(node, "cpu", f"a CPU quota of its control groups stops its CPUs for {share:.0%} of the time")
+    withheld = {node: values.get("withheld", 0.0) for node, values in cpu.items()}
+    typical = _median_or_zero(withheld.values())
+    for node, share in withheld.items():
+        if share > MAX_WITHHELD + typical:
+            yield Fault(node, "cpu", f"a CPU quota of its control groups withholds {share:.0%} of the CPU time")
     speeds = {node: values["speed"] for node, values in cpu.items()}
     for node, share in _low_outliers(speeds, limits.speed, limits):
         yield Fault(node, "cpu", f"its slowest CPU runs at {share:.0%} of the others' speed")

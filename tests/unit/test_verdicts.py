@@ -39,7 +39,7 @@ def test_equal_nodes_are_good():
 
 @pytest.mark.parametrize(("changes", "check", "text"), [
     ({"cpu_rate": 1e7}, "cpu", "its CPUs do 25% of the work of the others"),
-    ({"cpu_stopped": 0.7}, "cpu", "a CPU quota of its control groups stops its CPUs for 70% of the time"),
+    ({"cpu_withheld": 0.7}, "cpu", "a CPU quota of its control groups withholds 70% of the CPU time"),
     ({"cpu_speed": 6e6}, "cpu", "its slowest CPU runs at 60% of the others' speed"),
     ({"memory_available": 9e9}, "memory", "9 GB of memory are free, 64 GB on the median node"),
     ({"memory_bandwidth": 4e9}, "memory", "its memory has 20% of the others' bandwidth"),
