@@ -34,9 +34,9 @@ def check_cpu() -> dict[str, float]:
     """Iterations per second on all CPUs of this process at once.
 
     Returns `cpus`, `rate` (iterations per second of wall time, all CPUs together: low beside other programs),
-    `speed` (iterations per second of CPU time of the slowest CPU: low with a throttled clock) and `withheld` (share of
-    the CPU time that a quota of a control group withheld from these processes: time for which they waited for other
-    programs counts neither way).
+    `speed` (iterations per second of CPU time of the slowest CPU: low with a throttled clock) and `withheld` (share
+    of the CPU time that a quota of a control group withheld from these processes; waiting for other programs does not
+    count).
     """
     cpus = sorted(os.sched_getaffinity(0))
     withheld_before = _withheld_seconds()
