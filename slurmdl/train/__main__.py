@@ -1,4 +1,4 @@
-"""`python -m slurmdl.train`, started once per rank by srun or mpirun."""
+"""`python -m slurmdl.train`, started once per rank by srun or mpirun; `export` as the first word is a command."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from slurmdl.train.trainer.options import parse_train_options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and return the exit status."""
+    """Train, or export a checkpoint, and return the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        options = parse_train_options(sys.argv[1:] if argv is None else argv)
+        if argv[:1] == ["export"]:
+            from slurmdl.train.library.checkpoint_export import run_export
+            return run_export(argv[1:])
+        options = parse_train_options(argv)
         from slurmdl.train.trainer.trainer import train
         train(options)
     except Exception as error:

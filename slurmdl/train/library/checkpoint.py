@@ -28,12 +28,12 @@ from typing import Any, BinaryIO
 from slurmdl import files
 from slurmdl.errors import TrainError
 
-#: complete checkpoints that are kept
-MAX_KEPT = 2
+#: default number of checkpoints that are kept: the newest, and one in case that it is damaged
+DEFAULT_KEPT = 2
 #: maximum delay until a file written by another rank is visible
 VISIBILITY_TIMEOUT_SECONDS = 5.0
 _MANIFEST = "manifest.json"
-_FORMAT = 3
+_FORMAT = 4
 
 
 class CorruptCheckpointError(TrainError):
@@ -58,10 +58,10 @@ class Manifest:
 
 
 class CheckpointDir:
-    """Checkpoints of a run, in a directory shared by all ranks."""
+    """Checkpoints of a run, in a directory shared by all ranks; `max_kept` of them are kept, 0 for all."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, max_kept: int = DEFAULT_KEPT) -> None:
+        self.path, self._max_kept = path, max_kept
         #: numbers written or verified by this run, the newest last
         self._valid: list[int] = []
 
@@ -94,23 +94,31 @@ class CheckpointDir:
 
         folder = self.path_of(number)
         os.makedirs(folder, exist_ok=True)
-        written = _write_atomic(os.path.join(folder, f"{name}.pt"), lambda file: torch.save(content, file))
+        written = write_checkpoint_file(os.path.join(folder, f"{name}.pt"), lambda file: torch.save(content, file))
         return written.size_bytes, written.crc32
 
     def commit(self, manifest: Manifest) -> None:
-        """Write the manifest and remove all but the last MAX_KEPT checkpoints; on OSError remove none."""
+        """Write the manifest, and remove incomplete and surplus checkpoints; on OSError remove none."""
         folder = self.path_of(manifest.number)
         content = {"format": _FORMAT, **vars(manifest)}
         text = json.dumps({**content, "checksum": _json_crc32(content)}, indent=1).encode()
-        _write_atomic(os.path.join(folder, _MANIFEST), lambda file: file.write(text))
+        write_checkpoint_file(os.path.join(folder, _MANIFEST), lambda file: file.write(text))
         files.fsync_dir(self.path)
         self.mark_verified(manifest.number)
+        kept_count = len(self._valid)
         for number in self.list_numbers():
-            self.remove(number)
+            if number in self._valid:
+                continue
+            # of an earlier start of the run; a newer one was found to be damaged
+            is_complete = number < manifest.number and os.path.exists(os.path.join(self.path_of(number), _MANIFEST))
+            if is_complete and (not self._max_kept or kept_count < self._max_kept):
+                kept_count += 1
+            else:
+                self.remove(number)
 
     def mark_verified(self, number: int) -> None:
         """Note that a checkpoint is complete and the newest."""
-        self._valid = [*(valid for valid in self._valid if valid != number), number][-MAX_KEPT:]
+        self._valid = [*(valid for valid in self._valid if valid != number), number][-self._max_kept:]
 
     @property
     def newest_valid(self) -> int | None:
@@ -164,8 +172,8 @@ class CheckpointDir:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
-def check_loadable(name: str, state: Any) -> None:
-    """Raise TrainError for a state that torch.load(weights_only=True) would reject."""
+def check_loadable(owner: str, state: Any) -> None:
+    """Raise TrainError for a state that torch.load(weights_only=True) would reject; `owner` begins the message."""
     import torch
 
     file = io.BytesIO()
@@ -175,7 +183,7 @@ def check_loadable(name: str, state: Any) -> None:
         torch.load(file, weights_only=True)
     except pickle.UnpicklingError as error:
         kind = re.search(r"GLOBAL (\S+)", str(error))
-        raise TrainError(f"register_for_checkpointing({name!r}): its state holds {kind[1] if kind else 'an object'}; "
+        raise TrainError(f"{owner}: its state holds {kind[1] if kind else 'an object'}; "
                          "expected numbers, strings, tensors, and lists, tuples and dicts of them") from error
 
 
@@ -204,8 +212,8 @@ class _ChecksumFile:
         os.fsync(self._file.fileno())
 
 
-def _write_atomic(path: str, write: Callable[[Any], Any]) -> _ChecksumFile:
-    """Replace a file atomically."""
+def write_checkpoint_file(path: str, write: Callable[[Any], Any]) -> _ChecksumFile:
+    """Replace a file atomically; an OSError has its name and leaves the previous one."""
     temporary = f"{path}.tmp"
     try:
         with suppress(FileNotFoundError):

@@ -149,14 +149,15 @@ class CheckpointRestorer:
         if len(loaded.workers) > 1:
             weights = [content["strategy"]["model_weight"] for content in loaded.workers]
             shares = [weight / sum(weights) for weight in weights]
-            content: Mapping[str, Any] = {key: _weighted_mean([file[key] for file in loaded.workers], shares)
+            content: Mapping[str, Any] = {key: average_states([file[key] for file in loaded.workers], shares)
                                           for key in ("model", "optimizer")}
         else:
             # if all models are equal, only the first worker has saved them
             content = loaded.own_or_first if loaded.own_or_first["model"] is not None else loaded.workers[0]
-        replica.parameters[:] = content["model"].numpy()
+        model.load_state_dict(content["model"])
+        replica.mark_changed()
+        replica.copy_to_host()
         optimizer.load_state_dict(content["optimizer"])
-        replica.copy_to_device()
         with torch.no_grad():
             for name, tensor in consistency.untrained_tensors(model, replica.trained_ids).items():
                 tensor.copy_(loaded.own_or_first["untrained"][name])
@@ -212,13 +213,13 @@ def _format_layout(layout: Mapping[str, Any]) -> str:
     return f"{layout['workers']} workers{servers}{' on other nodes' * bool(layout['nodes'])}"
 
 
-def _weighted_mean(values: Sequence[Any], weights: Sequence[float]) -> Any:
+def average_states(values: Sequence[Any], weights: Sequence[float]) -> Any:
     """Weighted mean of floating-point tensors in nested dicts; other values are those of the first."""
     import torch
 
     first = values[0]
     if isinstance(first, dict):
-        return {key: _weighted_mean([value[key] for value in values], weights) for key in first}
+        return {key: average_states([value[key] for value in values], weights) for key in first}
     if isinstance(first, torch.Tensor) and first.is_floating_point():
         total = sum(weight * value.double() for weight, value in zip(weights, values, strict=True))
         return total.to(first.dtype)

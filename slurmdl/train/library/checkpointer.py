@@ -27,11 +27,13 @@ class CheckpointOptions:
     Attributes:
         path: directory shared by all ranks.
         every: steps between checkpoints; 0 for checkpoints at signals only.
+        max_kept: checkpoints that are kept; 0 for all.
         run_identity: further options, by name, that a resuming run must have.
     """
 
     path: str
     every: int
+    max_kept: int
     run_identity: Mapping[str, object]
 
 
@@ -47,7 +49,7 @@ class Checkpointer:
                  signature: Sequence[tuple[str, str]]) -> None:
         self._ctx, self._state, self._world = ctx, state, ctx.world
         self.path, self._every = options.path, options.every
-        self._checkpoint_dir = CheckpointDir(options.path)
+        self._checkpoint_dir = CheckpointDir(options.path, options.max_kept)
         # --ps may change
         config = {option_name(name): value for name, value in vars(ctx.world.config).items() if name != "ps"}
         self._run_identity = {name: str(value) for name, value in {
@@ -62,6 +64,8 @@ class Checkpointer:
         self.coordinator: CheckpointCoordinator
         self._restorer = CheckpointRestorer(ctx, state, self._checkpoint_dir, self._rank_file_name,
                                             self._run_identity)
+        checkpoint.check_loadable(f"wrap({type(ctx.model).__name__}): checkpoints", {
+            name: value for name, value in ctx.model.state_dict().items() if not hasattr(value, "device")})
         self._restorer.load_latest()
 
     def restore_strategy(self, recovery: FailureRecovery) -> None:
@@ -81,7 +85,7 @@ class Checkpointer:
             raise TrainError(f"{call}: the name is registered already; expected each name once")
         if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict")):
             raise TrainError(f"{call}: a {type(obj).__name__} has no state_dict() and load_state_dict()")
-        checkpoint.check_loadable(name, obj.state_dict())
+        checkpoint.check_loadable(call, obj.state_dict())
         self._registered[name] = obj
         if self._deferred and name in self._deferred.registered:
             obj.load_state_dict(self._deferred.registered[name])
@@ -152,11 +156,9 @@ class Checkpointer:
                    "meter": ctx.meter.state_dict()}
         if isinstance(strategy, PSServerBase):
             return {**content, "shards": strategy.shard_states()}
-        import torch
-
         saves_model = self._world.is_main or models_differ(self._world)
         return {**content, "step": self._state.step,
-                "model": torch.from_numpy(ctx.replica.parameters) if saves_model else None,
+                "model": ctx.model.state_dict() if saves_model else None,
                 "optimizer": ctx.optimizer.state_dict() if saves_model else None,
                 "untrained": consistency.untrained_tensors(ctx.model, ctx.replica.trained_ids),
                 "loaders": [loader.state_dict() for loader in self._state.loaders],

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from slurmdl.errors import InvalidOptionsError, TrainError, UsageError
 from slurmdl.train import strategy_config
-from slurmdl.train.library import checkpoint_coordinator, consistency, replica_check, shutdown
+from slurmdl.train.library import checkpoint, checkpoint_coordinator, consistency, replica_check, shutdown
 from slurmdl.train.library.checkpointer import CheckpointOptions
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import StrategyConfig
@@ -23,8 +23,8 @@ DEFAULT_CHECKPOINT_EVERY = 500
 def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes_per_step: int = 1,
          must_match: Mapping[str, object] | None = None, resume_must_match: Mapping[str, object] | None = None,
          trace_dir: str = "", checkpoint_dir: str = "", checkpoint_every: int | None = None,
-         check_every: int | None = None, backend: str = "", environ: Mapping[str, str] = os.environ,
-         transport: Transport | None = None) -> Run:
+         checkpoint_keep: int | None = None, check_every: int | None = None, backend: str = "",
+         environ: Mapping[str, str] = os.environ, transport: Transport | None = None) -> Run:
     """Start a run. Collective.
 
     Args:
@@ -38,6 +38,8 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
             run resumes from the newest complete checkpoint in it.
         checkpoint_every: steps between checkpoints, 0 for checkpoints at signals only; None:
             SLURMDL_TRAIN_CHECKPOINT_EVERY, else DEFAULT_CHECKPOINT_EVERY.
+        checkpoint_keep: newest checkpoints that are kept, 0 for all; None: SLURMDL_TRAIN_CHECKPOINT_KEEP, else
+            checkpoint.DEFAULT_KEPT.
         check_every: steps between comparisons of replicas that must be equal, 0 for none; None:
             SLURMDL_TRAIN_CHECK_EVERY, else replica_check.DEFAULT_CHECK_EVERY.
         backend: "mpi", "torch" (torch.distributed with gloo), or "auto": what the launch offers
@@ -54,6 +56,8 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
     checkpoint_dir = checkpoint_dir or environ.get(strategy_config.CHECKPOINT_DIR_VARIABLE, "")
     checkpoint_every = _option_or_variable(
         checkpoint_every, environ, strategy_config.CHECKPOINT_EVERY_VARIABLE, DEFAULT_CHECKPOINT_EVERY)
+    checkpoint_keep = _option_or_variable(
+        checkpoint_keep, environ, strategy_config.CHECKPOINT_KEEP_VARIABLE, checkpoint.DEFAULT_KEPT)
     check_every = _option_or_variable(
         check_every, environ, strategy_config.CHECK_EVERY_VARIABLE, replica_check.DEFAULT_CHECK_EVERY)
     if checkpoint_dir and owns_process:
@@ -62,7 +66,7 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
     world = create_world(config or strategy_config.resolve({}, environ), transport, environ, {
         **(must_match or {}), **own_options, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every,
         "check_every": check_every})
-    checkpoints = CheckpointOptions(os.path.abspath(checkpoint_dir), checkpoint_every, {
+    checkpoints = CheckpointOptions(os.path.abspath(checkpoint_dir), checkpoint_every, checkpoint_keep, {
         **(resume_must_match or {}), **own_options}) if checkpoint_dir else None
     trace_dir = trace_dir or environ.get(strategy_config.TRACE_DIR_VARIABLE, "")
     run = consistency.call_on_all(world, lambda: Run(world, seed, backward_passes_per_step, check_every, trace_dir,
@@ -83,9 +87,9 @@ def _require_common_steps(world: World) -> None:
                                   "the workers' speeds; expected --load-balance off, or batch-size without --async")
 
 
-def _option_or_variable(steps: int | None, environ: Mapping[str, str], variable: str, default: int) -> int:
-    if steps is not None:
-        return steps
+def _option_or_variable(number: int | None, environ: Mapping[str, str], variable: str, default: int) -> int:
+    if number is not None:
+        return number
     text = environ.get(variable) or str(default)
     if not text.isdecimal():
         raise UsageError(f"{variable}: {text!r} is not a whole number of 0 or more")

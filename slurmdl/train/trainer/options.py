@@ -160,6 +160,8 @@ class Options:
                                   "SIGUSR1 write one and requeue the job", metavar="DIR")
     checkpoint_every: int | None = _option(None, "steps between two checkpoints (default: 500; 0: only on signals)",
                                            type=_nonnegative_int, metavar="STEPS")
+    checkpoint_keep: int | None = _option(None, "newest checkpoints that are kept (default: 2; 0: all)",
+                                          type=_nonnegative_int, metavar="N")
     check_every: int | None = _option(
         None, "steps between two comparisons of replicas that must be equal (default: 100; 0: never)",
         type=_nonnegative_int, metavar="STEPS")
@@ -170,7 +172,7 @@ class Options:
         """Options besides the strategy's that must be equal on all ranks."""
         return {name: value for name, value in vars(self).items()
                 if name not in ("strategy_config", "metrics", "summary", "trace_dir", "checkpoint_dir",
-                                "checkpoint_every", "check_every", "log_every")}
+                                "checkpoint_every", "checkpoint_keep", "check_every", "log_every")}
 
     def resume_must_match(self) -> dict[str, object]:
         """Options that must equal a checkpoint's; the optimizer's are compared in any case."""

@@ -101,7 +101,8 @@ def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str
     run = init(options.strategy_config, seed=options.seed, must_match=options.must_match(),
                resume_must_match=options.resume_must_match(), trace_dir=options.trace_dir,
                checkpoint_dir=options.checkpoint_dir, checkpoint_every=options.checkpoint_every,
-               check_every=options.check_every, environ=environ, transport=transport)
+               checkpoint_keep=options.checkpoint_keep, check_every=options.check_every, environ=environ,
+               transport=transport)
     size = len(run.world.nodes)
     for straggler in options.straggler:
         if straggler.rank >= size:

@@ -1,0 +1,79 @@
+"""`slurmdl train export DIR`: the model of a checkpoint as a state dict that plain PyTorch loads."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from slurmdl.errors import InputError, UsageError, warn
+from slurmdl.train.library.checkpoint import CheckpointDir, CorruptCheckpointError, Manifest, write_checkpoint_file
+from slurmdl.train.library.checkpoint_restore import average_states
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"train export: {message} (slurmdl train export --help lists the options)")
+
+
+def run_export(argv: Sequence[str]) -> int:
+    """Run the command line; raises UsageError, or InputError if there is no such checkpoint."""
+    parser = _Parser(prog="slurmdl train export", allow_abbrev=False,
+                     description="Write the model of a checkpoint to a file, for "
+                                 "model.load_state_dict(torch.load(FILE)). Models of the workers that differ are "
+                                 "averaged.")
+    parser.add_argument("directory", metavar="DIR", help="directory of the checkpoints (--checkpoint-dir)")
+    parser.add_argument("--step", type=int, metavar="N", help="number of the checkpoint (default: the newest that is "
+                                                              "complete)")
+    parser.add_argument("--output", default="model.pt", metavar="FILE", help="default: %(default)s")
+    arguments = parser.parse_args(argv)
+    number, model_count = export_model(arguments.directory, arguments.step, arguments.output)
+    mean = f", the mean of {model_count} workers" if model_count > 1 else ""
+    warn(f"train export: {arguments.output}: the model of step {number}{mean}")
+    return 0
+
+
+def export_model(directory: str, step: int | None, output: str) -> tuple[int, int]:
+    """Write the model of a checkpoint, None for the newest complete one, as `torch.save(state_dict)`.
+
+    Returns the number of the checkpoint, and how many models were averaged. Raises InputError if there is no such
+    checkpoint, or none is complete, or the file cannot be written.
+    """
+    import torch
+
+    folder = CheckpointDir(directory)
+    numbers = folder.list_numbers()
+    if step is not None and step not in numbers:
+        raise InputError(f"no checkpoint of step {step}; expected one of {', '.join(map(str, numbers)) or 'none'}",
+                         directory)
+    fault = "no checkpoint"
+    for number in numbers if step is None else (step,):
+        try:
+            models, weights = _read_models(folder, folder.read_manifest(number))
+            break
+        except CorruptCheckpointError as error:
+            fault = str(error)
+            warn(f"train export: a checkpoint is skipped: {fault}")
+    else:
+        raise InputError(fault, directory)
+    state = average_states(models, [weight / sum(weights) for weight in weights]) if len(models) > 1 else models[0]
+    try:
+        write_checkpoint_file(os.path.abspath(output), lambda file: torch.save(state, file))
+    except OSError as error:
+        raise InputError(str(error.strerror), output) from error
+    return number, len(models)
+
+
+def _read_models(folder: CheckpointDir, manifest: Manifest) -> tuple[list[dict[str, Any]], list[float]]:
+    """State dicts and weights of the workers' models; of the first worker only if all are equal."""
+    models, weights = [], []
+    for index in range(manifest.rank_layout["workers"]):
+        content = folder.read_rank_file(manifest, f"worker-{index}")
+        if content["model"] is None:
+            break
+        models.append(content["model"])
+        weights.append(float(content["strategy"].get("model_weight", 1.0)))
+    return models, weights
+
+
