@@ -11,19 +11,22 @@ from datetime import timedelta
 from slurmdl.errors import InvalidRunError, UnavailableError
 from slurmdl.train.transports.torch_distributed import TorchTransport
 
-#: seconds in which all ranks must have started, and a message must arrive
-_TIMEOUT_S = 1800.0
+#: seconds in which all ranks must have started, and a message must arrive, beyond the limit of the watchdog
+_EXTRA_TIMEOUT_S = 300.0
+#: the same without such a limit: a month
+_NO_LIMIT_S = 30 * 86_400.0
 #: ports of rank 0 under plain srun, below those of outgoing connections (ip_local_port_range in ip(7))
 _FIRST_PORT, _PORT_COUNT = 12_000, 20_000
 
 _open_transports: list[TorchTransport] = []
 
 
-def init_torch(environ: Mapping[str, str] = os.environ) -> TorchTransport:
+def init_torch(environ: Mapping[str, str] = os.environ, wait_limit_s: float = 0.0) -> TorchTransport:
     """Connect to the other ranks by torch.distributed with gloo, or use its process group if the script has one.
 
     Rank and world size are RANK and WORLD_SIZE, as torchrun sets them, or SLURM_PROCID and the number of tasks of the
-    step. Raises UnavailableError without PyTorch, InvalidRunError if the ranks do not find each other.
+    step. `wait_limit_s` is that of the watchdog, 0 for none. Raises UnavailableError without PyTorch, InvalidRunError
+    if the ranks do not find each other.
     """
     try:
         from torch import distributed
@@ -32,7 +35,7 @@ def init_torch(environ: Mapping[str, str] = os.environ) -> TorchTransport:
     if not distributed.is_initialized():
         rank, size = rank_and_size(environ)
         address, port = rank_zero_address(environ)
-        timeout = timedelta(seconds=_TIMEOUT_S)
+        timeout = timedelta(seconds=wait_limit_s + _EXTRA_TIMEOUT_S if wait_limit_s else _NO_LIMIT_S)
         try:
             if size == 1:
                 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)

@@ -17,6 +17,9 @@ class Tag(IntEnum):
     WORK_REQUEST = 5
     WORK_GRANT = 6
     STEP_TIME = 7
+    #: of the watchdog
+    ROLL_CALL = 8
+    ROLL_ANSWER = 9
     #: first of the tags of allreduce buckets
     FIRST_BUCKET = 10
     #: never sent

@@ -20,6 +20,7 @@ from slurmdl.train.process_group import init_torch, rank_and_size
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import BACKEND_VARIABLE, StrategyConfig, option_name
 from slurmdl.train.transports.mpi import MpiTransport
+from slurmdl.train.transports.torch_distributed import TorchTransport
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.transports.ulfm import UlfmTransport, has_failed_ranks, ulfm_enabled
 
@@ -153,19 +154,20 @@ def zone_path(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     return tuple(name for kind, name in zip(kinds, names, strict=False) if kind != "node" and name)
 
 
-def init_transport(backend: str = "", environ: Mapping[str, str] = os.environ) -> Transport:
+def init_transport(backend: str = "", environ: Mapping[str, str] = os.environ,
+                   wait_limit_s: float = 0.0) -> MpiTransport | TorchTransport:
     """Connect to the other ranks by a backend, one of BACKENDS; "": SLURMDL_TRAIN_BACKEND, else `auto`.
 
     `auto` takes what the launch offers: MPI if it is installed and an MPI launcher started the ranks, else
     torch.distributed, e.g. under torchrun, or if Slurm started several tasks without a PMI. A single process needs
-    neither, and prefers MPI.
+    neither, and prefers MPI. `wait_limit_s` is that of the watchdog, 0 for none.
     """
     backend = backend or environ.get(BACKEND_VARIABLE, "auto")
     if backend not in BACKENDS:
         raise InvalidOptionsError(f"--backend {backend!r} is not one of {', '.join(BACKENDS)}")
     if backend == "auto":
         backend = _offered_backend(environ)
-    return init_mpi(environ) if backend == "mpi" else init_torch(environ)
+    return init_mpi(environ) if backend == "mpi" else init_torch(environ, wait_limit_s)
 
 
 def _offered_backend(environ: Mapping[str, str]) -> str:
@@ -186,7 +188,7 @@ def _has_mpi() -> bool:
     return True
 
 
-def init_mpi(environ: Mapping[str, str] = os.environ) -> Transport:
+def init_mpi(environ: Mapping[str, str] = os.environ) -> MpiTransport:
     """Initialize MPI if necessary and return its transport.
 
     If Open MPI is initialized here and the environment does not set its TCP eager limit, the limit is raised so that
@@ -292,7 +294,10 @@ def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[
     config = replace(config, strategy=strategy)
     config = replace(config, comm_pattern=_choose_comm_pattern(config, plan, zones))
     check_compatibility(config)
-    return World(transport, config, nodes, zones, roles, plan.costs if plan else {})
+    world = World(transport, config, nodes, zones, roles, plan.costs if plan else {})
+    if transport.watchdog:
+        transport.watchdog.format_rank = world.format_rank
+    return world
 
 
 def _usable_plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Plan | None:

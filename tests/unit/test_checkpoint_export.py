@@ -95,9 +95,9 @@ def test_earlier_checkpoint_and_damaged_newest_one(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(("argv", "message"), [
-    (["{kept}", "--step", "5"], "train: {kept}: no checkpoint of step 5; expected one of 6, 4"),
-    (["{kept}/none"], "train: {kept}/none: no checkpoint"),
-    (["{kept}", "--output", "{kept}/none/model.pt"], "train: {kept}/none/model.pt: No such file or directory"),
+    (["{kept}", "--step", "5"], "{kept}: no checkpoint of step 5; expected one of 6, 4"),
+    (["{kept}/none"], "{kept}/none: no checkpoint"),
+    (["{kept}", "--output", "{kept}/none/model.pt"], "{kept}/none/model.pt: No such file or directory"),
     ([], "train export: the following arguments are required: DIR (slurmdl train export --help lists the options)"),
 ])
 def test_export_errors_are_one_line(argv: list[str], message: str, tmp_path: Path,

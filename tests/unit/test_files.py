@@ -19,7 +19,7 @@ def test_write_atomic_does_not_follow_links_of_others(tmp_path: Path, link) -> N
     link(other, tmp_path / f".scores.json.{os.getpid()}")
     link(other, tmp_path / "part.tmp")
     files.write_atomic(str(tmp_path / "scores.json"), "mine")
-    checkpoint._write_atomic(str(tmp_path / "part"), lambda file: file.write(b"mine"))
+    checkpoint.write_checkpoint_file(str(tmp_path / "part"), lambda file: file.write(b"mine"))
     assert other.read_text() == "text of the other user"
     for name in ("scores.json", "part"):
         written = tmp_path / name

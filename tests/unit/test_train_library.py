@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,50 @@ def test_several_backward_passes_per_step_equal_one() -> None:
     single_pass, parts = (virtual.run_virtual_ranks(2, program(passes)) for passes in (1, 5))
     assert torch.equal(parts[0], parts[1])
     assert torch.allclose(single_pass[0], parts[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("silent", "exchanges_per_step"), [
+    (frozenset({0, 1, 2}), 1), (frozenset({0, 1, 2, 3}), 1), (frozenset({0, 2}), 2), (frozenset({1, 2, 3}), 2),
+    (frozenset(), 4)])
+@pytest.mark.parametrize("threaded", [False, True])
+def test_no_sync_accumulates_without_exchange(silent: frozenset[int], exchanges_per_step: int, threaded: bool,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four passes per step, some of them in `no_sync`; the model is that of one process on all samples."""
+    monkeypatch.setattr(virtual.VirtualTransport, "supports_comm_thread", threaded)
+    steps, ranks = 3, 1 if threaded else 2
+
+    def program(run: Run) -> Any:
+        model = Net()
+        opt = sgd(model)
+        run.wrap(model, opt)
+        samples = X[run.rank:80:ranks], Y[run.rank:80:ranks]  # parts of equal size
+        for _ in range(steps):
+            opt.zero_grad()
+            for part in range(4):
+                with run.no_sync() if part in silent else nullcontext():
+                    nn.functional.cross_entropy(model(samples[0][part::4]), samples[1][part::4]).div(4).backward()
+            opt.step()
+        run.finish()
+        return flat(model), run.strategy.exchanges
+
+    model = Net()
+    opt = sgd(model)
+    for _ in range(steps):
+        opt.zero_grad()
+        nn.functional.cross_entropy(model(X[:80]), Y[:80]).backward()
+        for tensor in model.unused.parameters():
+            tensor.grad = torch.zeros_like(tensor)  # see "Unused parameters" in docs/library.md
+        opt.step()
+    for result, exchanges in library(ranks, StrategyConfig("allreduce"), program):
+        assert torch.allclose(result, flat(model), rtol=0, atol=1e-6)
+        assert exchanges == steps * exchanges_per_step
+
+
+def test_no_sync_before_wrap_is_rejected() -> None:
+    def program(run: Run) -> None:
+        with pytest.raises(TrainError, match=r"no_sync\(\): valid only after run.wrap\(\)"), run.no_sync():
+            pass
+    library(1, StrategyConfig("allreduce"), program)
 
 
 def test_gradients_are_averaged_when_backward_returns() -> None:

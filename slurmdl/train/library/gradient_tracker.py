@@ -28,6 +28,8 @@ class GradientTracker:
         self._backward_passes, self._forbid_repeats = backward_passes, forbid_repeats
         self._on_start, self._on_ready, self._on_complete = on_start, on_ready, on_complete
         self._weight_hooks: list[Any] = []
+        #: whether passes accumulate gradients only (Run.no_sync)
+        self.accumulates_only = False
         self.next_step()
         replica.register_gradient_hook(self._on_gradient)
 
@@ -40,6 +42,8 @@ class GradientTracker:
         self._last_pass = [0] * len(self._replica.tensors)
         self._complete_from = len(self._last_pass)
         self._passes_done, self._in_pass = 0, False
+        #: number of the first pass after which all gradients are exchanged
+        self._sync_pass = self._backward_passes
 
     def set_gradient_weight(self, weight: float) -> None:
         """Scale the gradients of the following passes of this step."""
@@ -56,12 +60,14 @@ class GradientTracker:
         self.done = True
 
     def _on_gradient(self, index: int) -> None:
+        name, number = self._replica.names[index], self._passes_done + 1
         if not self._in_pass:
             self._in_pass = True
+            if self.accumulates_only:
+                self._sync_pass = max(self._sync_pass, number + 1)
             self._queue_end_callback()
             self._on_start()
         self.done = False
-        name, number = self._replica.names[index], self._passes_done + 1
         if self._last_pass[index] == number and self._forbid_repeats:
             raise TrainError(f"step {self._state.step + 1}: one backward pass produces the gradient of {name} twice, "
                              "e.g. if re-entrant checkpoints share a parameter; expected "
@@ -69,12 +75,12 @@ class GradientTracker:
         self._last_pass[index] = number
         if self._forbid_repeats:
             self._replica.record_gradient_sum(index)
-        if number == self._backward_passes:
+        if number == self._sync_pass:
             self._report_ready()
 
     def _report_ready(self) -> None:
         before = self._complete_from
-        while self._complete_from and self._last_pass[self._complete_from - 1] == self._backward_passes:
+        while self._complete_from and self._last_pass[self._complete_from - 1] == self._sync_pass:
             self._complete_from -= 1
         if self._complete_from < before:
             self._on_ready(self._replica.starts[self._complete_from])
@@ -91,7 +97,7 @@ class GradientTracker:
             return
         self._in_pass = False
         self._passes_done += 1
-        if self._passes_done >= self._backward_passes:
+        if self._passes_done >= self._sync_pass:
             self._on_complete()
 
     def _queue_end_callback(self) -> None:

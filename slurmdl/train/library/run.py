@@ -68,6 +68,7 @@ class Run:
         self._checkpointer: Checkpointer | None = None
         self._replica_check: ReplicaCheck
         self._slow_rank_monitor: SlowRankMonitor
+        self._hooks: StepHooks | None = None
         self._served_strategy: Strategy | None = None
 
     @property
@@ -147,7 +148,7 @@ class Run:
         self._boundary.bind(ctx, recovery, hooks, replica_check, monitor, checkpointer)
         hooks.install()
         self._ctx, self.recovery, self._replica_check, self._checkpointer = ctx, recovery, replica_check, checkpointer
-        self._slow_rank_monitor = monitor
+        self._slow_rank_monitor, self._hooks = monitor, hooks
 
     def _strategy_context(self, ctx: RunContext) -> StrategyContext:
         world, replica, optimizer = ctx.world, ctx.replica, ctx.optimizer
@@ -223,6 +224,17 @@ class Run:
         self._boundary.on_fetch()
         yield
         self._boundary.start_forward()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Context for backward passes that accumulate gradients without an exchange, as in DistributedDataParallel.
+
+        The next pass outside, or else `opt.step()`, exchanges the sums. All ranks make the same passes in it.
+        """
+        if not self._hooks:
+            raise TrainError("no_sync(): valid only after run.wrap()")
+        with self._hooks.accumulating():
+            yield
 
     def log_loss(self, loss: float) -> None:
         """Record the loss of the current or previous step for the summary."""

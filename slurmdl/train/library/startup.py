@@ -14,17 +14,20 @@ from slurmdl.train.library.checkpointer import CheckpointOptions
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.transport import Transport
+from slurmdl.train.transports.watchdog import Watchdog
 from slurmdl.train.world import World, create_world, init_transport
 
 #: default steps between checkpoints
 DEFAULT_CHECKPOINT_EVERY = 500
+#: default of the longest wait, in s, as in torch.distributed
+DEFAULT_TIMEOUT_S = 1800
 
 
 def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes_per_step: int = 1,
          must_match: Mapping[str, object] | None = None, resume_must_match: Mapping[str, object] | None = None,
          trace_dir: str = "", checkpoint_dir: str = "", checkpoint_every: int | None = None,
-         checkpoint_keep: int | None = None, check_every: int | None = None, backend: str = "",
-         environ: Mapping[str, str] = os.environ, transport: Transport | None = None) -> Run:
+         checkpoint_keep: int | None = None, check_every: int | None = None, timeout: int | None = None,
+         backend: str = "", environ: Mapping[str, str] = os.environ, transport: Transport | None = None) -> Run:
     """Start a run. Collective.
 
     Args:
@@ -42,6 +45,8 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
             checkpoint.DEFAULT_KEPT.
         check_every: steps between comparisons of replicas that must be equal, 0 for none; None:
             SLURMDL_TRAIN_CHECK_EVERY, else replica_check.DEFAULT_CHECK_EVERY.
+        timeout: seconds after which a rank that waits for others ends the run, 0 for none; None:
+            SLURMDL_TRAIN_TIMEOUT, else DEFAULT_TIMEOUT_S.
         backend: "mpi", "torch" (torch.distributed with gloo), or "auto": what the launch offers
             (world.init_transport); "": SLURMDL_TRAIN_BACKEND, else auto.
         transport: None: by the backend; then an uncaught exception aborts all ranks, and the run is closed at exit.
@@ -52,7 +57,7 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
     if owns_process:
         shutdown.install_excepthook()
     if transport is None:
-        transport = init_transport(backend, environ)
+        transport = connect(backend, timeout, environ)
     checkpoint_dir = checkpoint_dir or environ.get(strategy_config.CHECKPOINT_DIR_VARIABLE, "")
     checkpoint_every = _option_or_variable(
         checkpoint_every, environ, strategy_config.CHECKPOINT_EVERY_VARIABLE, DEFAULT_CHECKPOINT_EVERY)
@@ -76,6 +81,16 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
     if owns_process:
         atexit.register(_close_at_exit, run)
     return run
+
+
+def connect(backend: str = "", timeout: int | None = None, environ: Mapping[str, str] = os.environ) -> Transport:
+    """Connect to the other ranks, with a watchdog; see `init` for the arguments. Collective."""
+    timeout = _option_or_variable(timeout, environ, strategy_config.TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
+    transport = init_transport(backend, environ, timeout)
+    if timeout:
+        transport.watch(Watchdog(transport, timeout),
+                        lambda error: shutdown.exit_process(shutdown.report_failure(error)))
+    return transport
 
 
 def _require_common_steps(world: World) -> None:

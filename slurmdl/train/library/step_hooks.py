@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from types import FrameType, MethodType
 from typing import Any
@@ -75,6 +76,16 @@ class StepHooks:
         strategy = self._recovery.strategy
         if self._backward_passes == 1 and (strategy.averages_gradients or not strategy.updates_locally):
             self._gradient_tracker.set_gradient_weight(weight)
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Context for backward passes whose gradients are not exchanged yet."""
+        tracker = self._gradient_tracker
+        before, tracker.accumulates_only = tracker.accumulates_only, True
+        try:
+            yield
+        finally:
+            tracker.accumulates_only = before
 
     def _on_gradients_ready(self, start: int) -> None:
         # without a communication thread sends would block the backward pass

@@ -165,6 +165,9 @@ class Options:
     check_every: int | None = _option(
         None, "steps between two comparisons of replicas that must be equal (default: 100; 0: never)",
         type=_nonnegative_int, metavar="STEPS")
+    timeout: int | None = _option(
+        None, "seconds after which a rank that waits for others ends the run (default: 1800; 0: never)",
+        type=_nonnegative_int, metavar="SECONDS")
     log_every: int = _option(50, "steps between two log lines (default: %(default)s)", type=_positive_int,
                              metavar="N")
 

@@ -15,7 +15,7 @@ from slurmdl.errors import InvalidOptionsError, InvalidRunError, TrainError, Una
 from slurmdl.text import print_escaped
 from slurmdl.train.library import checkpoint_coordinator, consistency
 from slurmdl.train.library.run import Run
-from slurmdl.train.library.startup import init
+from slurmdl.train.library.startup import connect, init
 from slurmdl.train.report import meters
 from slurmdl.train.strategy_config import CHECKPOINT_DIR_VARIABLE
 from slurmdl.train.trainer import optimizers
@@ -27,7 +27,6 @@ from slurmdl.train.trainer.workloads import ImageClassification, SyntheticWorklo
 from slurmdl.train.transports import virtual
 from slurmdl.train.transports.link_queues import QueueingNetwork
 from slurmdl.train.transports.transport import Transport
-from slurmdl.train.world import init_transport
 
 Result = TypeVar("Result")
 
@@ -56,7 +55,7 @@ def train(options: Options) -> dict[str, Any] | None:
         return run_virtual(options, lambda transport, environ: train_rank(
             options, data, environ, transport, models))[0]
     # before the data, so that a rank that cannot read them ends the others
-    transport = init_transport(options.backend)
+    transport = connect(options.backend, options.timeout)
     return train_rank(options, _load_dataset(options), os.environ, transport)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,9 +70,10 @@ class MpiTransport(RealTimeRank):
         self._poll_until(is_done)
         return completed
 
-    def _poll_until(self, condition: Callable[[], bool], on_poll: Callable[[], None] | None = None) -> None:
-        spin_end = time.perf_counter() + _SPIN_SECONDS
-        pause = 2e-5
+    def _poll_until(self, condition: Callable[[], bool], on_poll: Callable[[], None] | None = None,
+                    is_watched: bool = True) -> None:
+        start = time.perf_counter()
+        spin_end, pause = start + _SPIN_SECONDS, 2e-5
         while not condition():
             if time.perf_counter() < spin_end:
                 os.sched_yield()
@@ -81,6 +83,8 @@ class MpiTransport(RealTimeRank):
                 for callback in (on_poll, self._poll_hook):
                     if callback:
                         callback()
+                if self.watchdog and is_watched:
+                    self.watchdog.check(time.perf_counter() - start)
 
     def set_poll_hook(self, tag: int, hook: Callable[[], None]) -> None:
         self._poll_hook = hook
@@ -97,12 +101,25 @@ class MpiTransport(RealTimeRank):
             raise TrainError(f"--shared-memory: ranks {', '.join(map(str, ranks))} cannot share {num_bytes:,} bytes "
                              f"each (MPI: {error}); expected one node with enough space in /dev/shm") from error
 
+    # the collective calls of mpi4py for objects would spin while they wait, and call no hook
+
     def allgather(self, obj: Any) -> list[Any]:
-        return self._by_rank(self._comm.allgather(obj))
+        data, sizes = _pickled(obj), np.empty(len(self.alive_ranks), np.int64)
+        self._complete(self._comm.Iallgather(np.array([data.size]), sizes))
+        everything = np.empty(sizes.sum(), np.uint8)
+        self._complete(self._comm.Iallgatherv(data, [everything, sizes.tolist(), self._mpi.BYTE]))
+        return self._by_rank(_unpickled(everything, sizes))
 
     def gather(self, obj: Any) -> list[Any] | None:
-        objects = self._comm.gather(obj)
-        return None if objects is None else self._by_rank(objects)
+        is_root = self._comm.Get_rank() == 0
+        data, sizes = _pickled(obj), np.empty(len(self.alive_ranks) if is_root else 0, np.int64)
+        self._complete(self._comm.Igather(np.array([data.size]), sizes if is_root else None))
+        everything = np.empty(sizes.sum(), np.uint8)
+        self._complete(self._comm.Igatherv(data, [everything, sizes.tolist(), self._mpi.BYTE] if is_root else None))
+        return self._by_rank(_unpickled(everything, sizes)) if is_root else None
+
+    def _complete(self, request: Any) -> None:
+        self._poll_until(lambda: bool(request.Test()))
 
     def _by_rank(self, values: Sequence[Any]) -> list[Any]:
         """Values of the alive ranks in a list of all ranks, None for failed ranks."""
@@ -110,9 +127,23 @@ class MpiTransport(RealTimeRank):
         return [value_of.get(rank) for rank in range(self.size)]
 
     def broadcast(self, obj: Any) -> Any:
-        return self._comm.bcast(obj)
+        is_root = self._comm.Get_rank() == 0
+        data = _pickled(obj) if is_root else np.empty(0, np.uint8)
+        size = np.array([data.size])
+        self._complete(self._comm.Ibcast(size))
+        data = data if is_root else np.empty(size[0], np.uint8)
+        self._complete(self._comm.Ibcast(data))
+        return pickle.loads(data)
 
 
 def _as_mpi_buffer(array: Any) -> Any:
     """View float16, which has no MPI datatype, as uint16."""
     return array.view(np.uint16) if array.dtype == np.float16 else array
+
+
+def _pickled(obj: Any) -> Any:
+    return np.frombuffer(pickle.dumps(obj), np.uint8)
+
+
+def _unpickled(data: Any, sizes: Any) -> list[Any]:
+    return [pickle.loads(part) for part in np.split(data, np.cumsum(sizes)[:-1])] if len(sizes) else []

@@ -1,12 +1,24 @@
-"""What the transports of real processes share: the clock, and no recovery after rank failures."""
+"""What the transports of real processes share: the clock, the watchdog, and no recovery after rank failures."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+
+from slurmdl.train.transports.watchdog import StalledError, Watchdog
 
 
 class RealTimeRank:
     """A rank that is a process; see `transport.Transport`."""
+
+    watchdog: Watchdog | None = None
+
+    def watch(self, watchdog: Watchdog, on_stall: Callable[[StalledError], None]) -> None:
+        """Check all waits from now on.
+
+        A wait that is too long raises StalledError; one inside another library calls `on_stall`, from a thread.
+        """
+        self.watchdog = watchdog
 
     def now(self) -> float:
         return time.perf_counter()

@@ -8,9 +8,11 @@ a small one, which a listening thread receives from any rank.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,12 @@ import numpy as np
 from slurmdl.errors import TrainError
 from slurmdl.train.tags import Tag
 from slurmdl.train.transports.real_time import RealTimeRank
+from slurmdl.train.transports.watchdog import CHECK_INTERVAL_S, StalledError, Watchdog
 from slurmdl.train.transports.window import SharedMemory
 
 #: tags for which receivers probe
-_PROBED_TAGS = (Tag.STEP, Tag.PUSH, Tag.CHECKPOINT, Tag.ASYNC_PS, Tag.WORK_REQUEST, Tag.STEP_TIME)
+_PROBED_TAGS = (Tag.STEP, Tag.PUSH, Tag.CHECKPOINT, Tag.ASYNC_PS, Tag.WORK_REQUEST, Tag.STEP_TIME, Tag.ROLL_CALL,
+                Tag.ROLL_ANSWER)
 #: a tag of an announced message -> that of the announcement
 _ANNOUNCEMENT_OFFSET = 100_000
 #: longest pause between two checks of a condition that may depend on more than messages
@@ -54,6 +58,9 @@ class TorchTransport(RealTimeRank):
         self._pending: dict[int, Counter[int]] = {tag: Counter() for tag in _PROBED_TAGS}
         self._poll_hook: tuple[int, Callable[[], None]] | None = None
         self._is_closing = False
+        #: thread -> start of its wait, of those that wait now, and of those that have waited since the last check
+        self._wait_starts: dict[int, float] = {}
+        self._recent_waits = 0
         self._listeners = [threading.Thread(target=self._listen, args=(tag,), daemon=True)
                            for tag in (_PROBED_TAGS if self.size > 1 else ())]
         for thread in self._listeners:
@@ -66,7 +73,8 @@ class TorchTransport(RealTimeRank):
         try:
             self._distributed.barrier()  # no rank sends any more
             self._is_closing = True
-            neighbor, word = (self.rank + 1) % self.size, self._torch.zeros(1, dtype=self._torch.uint8)
+            # the word ends a listener, as it may arrive before this rank has left the barrier
+            neighbor, word = (self.rank + 1) % self.size, self._torch.ones(1, dtype=self._torch.uint8)
             for tag in _PROBED_TAGS:
                 self._distributed.send(word, neighbor, tag=tag + _ANNOUNCEMENT_OFFSET)
             for thread in self._listeners:
@@ -105,9 +113,9 @@ class TorchTransport(RealTimeRank):
                 source = self._distributed.recv(word, tag=tag + _ANNOUNCEMENT_OFFSET)
             except (RuntimeError, ValueError):
                 return
+            if word.item():
+                return
             with self._changed:
-                if self._is_closing:
-                    return
                 self._pending[tag][source] += 1
                 self._changed.notify_all()
 
@@ -128,11 +136,45 @@ class TorchTransport(RealTimeRank):
     def testall(self, requests: Sequence[Any]) -> bool:
         return all(request.poll() for request in requests)
 
+    def watch(self, watchdog: Watchdog, on_stall: Callable[[StalledError], None]) -> None:
+        super().watch(watchdog, on_stall)
+        threading.Thread(target=self._check_waits, args=(watchdog, on_stall), daemon=True).start()
+
+    def _check_waits(self, watchdog: Watchdog, on_stall: Callable[[StalledError], None]) -> None:
+        """Check the longest wait, which may be inside torch.distributed, until the program ends."""
+        while not self._is_closing:
+            time.sleep(CHECK_INTERVAL_S)
+            now = time.monotonic()
+            starts = list(self._wait_starts.values())
+            if not starts and not self._recent_waits:
+                continue
+            self._recent_waits = 0
+            try:
+                watchdog.check(now - min(starts, default=now))
+            except StalledError as error:
+                on_stall(error)
+                return
+            except TrainError:
+                return  # another rank has ended, which the waiting thread reports
+
+    @contextmanager
+    def _timing_wait(self) -> Iterator[None]:
+        thread = threading.get_ident()
+        is_outermost = thread not in self._wait_starts
+        self._wait_starts.setdefault(thread, time.monotonic())
+        try:
+            yield
+        finally:
+            if is_outermost:
+                del self._wait_starts[thread]
+            self._recent_waits += 1
+
     def waitall(self, requests: Sequence[Any]) -> None:
         if self._poll_hook:
             self._wait_until(lambda: self.testall(requests))
-        for request in requests:
-            request.wait()
+        with self._timing_wait():
+            for request in requests:
+                request.wait()
 
     def wait_any_or_message(self, requests: Sequence[Any], tag: int) -> None:
         self._wait_until(lambda: any(request.poll() for request in requests) or self.iprobe(tag) is not None)
@@ -149,13 +191,14 @@ class TorchTransport(RealTimeRank):
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait, and call the poll hook meanwhile. `condition` may depend on more than requests and messages."""
-        while True:
-            with self._changed:  # or a notification after the check would be missed
-                if condition():
-                    return
-                self._changed.wait(_POLL_INTERVAL_S)
-            if self._poll_hook and self.iprobe(self._poll_hook[0]) is not None:
-                self._poll_hook[1]()
+        with self._timing_wait():
+            while True:
+                with self._changed:  # or a notification after the check would be missed
+                    if condition():
+                        return
+                    self._changed.wait(_POLL_INTERVAL_S)
+                if self._poll_hook and self.iprobe(self._poll_hook[0]) is not None:
+                    self._poll_hook[1]()
 
     def set_poll_hook(self, tag: int, hook: Callable[[], None]) -> None:
         self._poll_hook = tag, hook
@@ -191,7 +234,8 @@ class TorchTransport(RealTimeRank):
 
     def _collective(self, operation: Callable[[], Any]) -> None:
         try:
-            operation()
+            with self._timing_wait():
+                operation()
         except RuntimeError as error:
             raise _lost_rank_error(None, error) from error
 

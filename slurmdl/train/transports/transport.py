@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from slurmdl.errors import TrainError
+from slurmdl.train.transports.watchdog import Watchdog
 from slurmdl.train.transports.window import SharedMemory
 
 
@@ -35,6 +36,7 @@ class Transport(Protocol):
         recovery_name: name of the recovery mechanism after rank failures; "" for none.
         supports_comm_thread: whether a second thread may make all calls (MPI_THREAD_SERIALIZED or better), one at a
             time.
+        watchdog: limits the time of waits; None for no limit.
     """
 
     rank: int
@@ -42,6 +44,7 @@ class Transport(Protocol):
     alive_ranks: tuple[int, ...]
     recovery_name: str
     supports_comm_thread: bool
+    watchdog: Watchdog | None
 
     def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
         """Start to send an array, which must not change until the returned request is complete."""

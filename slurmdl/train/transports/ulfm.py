@@ -62,6 +62,7 @@ class UlfmTransport(MpiTransport):
     allocate_shared = _translate_errors(MpiTransport.allocate_shared)
     allgather = _translate_errors(MpiTransport.allgather)
     gather = _translate_errors(MpiTransport.gather)
+    broadcast = _translate_errors(MpiTransport.broadcast)
 
     @_translate_errors
     def iprobe(self, tag: int) -> int | None:
@@ -71,7 +72,8 @@ class UlfmTransport(MpiTransport):
         return source
 
     @_translate_errors
-    def _poll_until(self, condition: Callable[[], bool], on_poll: Callable[[], None] | None = None) -> None:
+    def _poll_until(self, condition: Callable[[], bool], on_poll: Callable[[], None] | None = None,
+                    is_watched: bool = True) -> None:
         def check_failures() -> None:
             # the condition need not involve the failed rank or MPI: MPI reports failures only when it is called
             self._comm.Iprobe(self._mpi.ANY_SOURCE, Tag.UNUSED)
@@ -79,7 +81,7 @@ class UlfmTransport(MpiTransport):
             if on_poll:
                 on_poll()
 
-        super()._poll_until(condition, check_failures)
+        super()._poll_until(condition, check_failures, is_watched)
 
     def agree(self, done: bool) -> bool:
         comm = self._comm
@@ -88,7 +90,7 @@ class UlfmTransport(MpiTransport):
         all_done = np.array([done], np.int32)
         try:
             request = comm.Iagree(all_done)
-            super()._poll_until(lambda: bool(request.Test()))
+            super()._poll_until(lambda: bool(request.Test()), is_watched=False)  # the communicator may be revoked
         except self._mpi.Exception:
             # raised on all ranks if a failure was not known to all
             all_done[0] = 0

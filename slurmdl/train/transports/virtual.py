@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
+from slurmdl.train.transports.watchdog import Watchdog
 
 Result = TypeVar("Result")
 
@@ -62,6 +63,7 @@ class VirtualTransport:
     """
 
     supports_comm_thread, recovery_name = False, ""
+    watchdog: Watchdog | None = None
 
     def __init__(self, rank: int, scheduler: _Scheduler) -> None:
         self.rank, self.size = rank, scheduler.size
