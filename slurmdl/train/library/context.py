@@ -14,6 +14,7 @@ from slurmdl.train.world import World
 
 if TYPE_CHECKING:
     from slurmdl.train.library.loader import Loader
+    from slurmdl.train.library.stream_loader import StreamLoader
 
 
 @dataclass(frozen=True)
@@ -55,4 +56,4 @@ class RunState:
     batch_size: int = 0
     finished: bool = False
     closed: bool = False
-    loaders: list[Loader] = field(default_factory=list)
+    loaders: list[Loader | StreamLoader] = field(default_factory=list)

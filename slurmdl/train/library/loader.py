@@ -105,14 +105,21 @@ class Loader:
         self._boundary.on_epoch_end()
 
 
+def is_iterable_dataset(data: Any) -> bool:
+    """Whether the samples are a stream, without indices."""
+    from torch.utils.data import IterableDataset
+
+    return isinstance(data, IterableDataset)
+
+
 def make_data_source(data: Any, options: dict[str, Any]) -> DataSource:
     """Make a source from the data and options of `Run.loader`; batches of a sequence are tuples of tensors."""
     import torch
-    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+    from torch.utils.data import DataLoader, TensorDataset
 
-    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+    if not hasattr(data, "__len__"):
         raise TrainError(f"{type(data).__name__} has no length or no samples by index; expected a Dataset with "
-                         "__len__ and __getitem__, arrays, tensors")
+                         "__len__ and __getitem__, an IterableDataset, arrays, tensors")
     single = _is_array(data)
     arrays = data.tensors if isinstance(data, TensorDataset) else (data,) if single else data
     if isinstance(arrays, Sequence) and arrays and all(map(_is_array, arrays)):

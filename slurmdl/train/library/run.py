@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmdl.errors import TrainError, print_stderr
 from slurmdl.gossip_graphs import GRAPHS
@@ -17,7 +17,7 @@ from slurmdl.train.library.checkpointer import Checkpointer, CheckpointOptions
 from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.library.load_balance import WorkAssignment
-from slurmdl.train.library.loader import DataSource, Loader, make_data_source
+from slurmdl.train.library.loader import DataSource, Loader, is_iterable_dataset, make_data_source
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.sampling import GlobalBatches
@@ -30,6 +30,9 @@ from slurmdl.train.strategies import STRATEGIES, Strategy, StrategyContext
 from slurmdl.train.strategies.shared_memory_gossip import node_leaders
 from slurmdl.train.trace import Trace
 from slurmdl.train.world import World
+
+if TYPE_CHECKING:
+    from slurmdl.train.library.stream_loader import StreamLoader
 
 #: returns (loss, accuracy) on the test data, None without test data
 EvaluateFn = Callable[[], tuple[float, float] | None]
@@ -162,21 +165,27 @@ class Run:
             model_weights=lambda: self._work_assignment.model_weights,
             relocate_parameters=replica.relocate_parameters, device_copies=replica)
 
-    def loader(self, data: Any, batch_size: int, shuffle: bool = True, **options: Any) -> Loader:
+    def loader(self, data: Any, batch_size: int, shuffle: bool = True, **options: Any) -> Loader | StreamLoader:
         """This worker's batches of the training data; each iteration is an epoch over all workers. Collective.
 
         Raises TrainError if the data are unsupported, or differ between the workers.
 
         Args:
-            data: a torch Dataset with a length, an array or tensor, or a sequence of them of equal length.
+            data: a torch Dataset with a length, an array or tensor, or a sequence of them of equal length; or an
+                IterableDataset, which gives all ranks the same samples in its own order (stream_loader).
             batch_size: samples per worker and step, as the mean over the workers; see sampling.GlobalBatches.
             options: of torch.utils.data.DataLoader, for a Dataset, e.g. num_workers.
         """
-        source = make_data_source(data, options)
-        loader = self.loader_from_source(source, batch_size, shuffle)
-        if not self.is_server:
+        loader: Loader | StreamLoader
+        if is_iterable_dataset(data):
+            loader = self._stream_loader(data, batch_size, options)
+            fingerprint = (0, batch_size, 0, 0)
+        else:
+            source = make_data_source(data, options)
+            loader = self.loader_from_source(source, batch_size, shuffle)
             fingerprint = (source.num_samples, batch_size, source.fingerprint,
                            source.prefetch * self.world.is_load_balanced)
+        if not self.is_server:
             check = partial(consistency.check_same_data, self.world, self.p2p, fingerprint)
             if self._ctx:
                 self._ctx.comm_thread.call(check)
@@ -187,13 +196,26 @@ class Run:
     def loader_from_source(self, data_source: DataSource, batch_size: int, shuffle: bool = True) -> Loader:
         """As `loader`, for a source that is the same on all workers."""
         batches = GlobalBatches(data_source.num_samples, self.worker_count, batch_size, shuffle, self.seed)
-        self.state.batch_size = batch_size
         sampler = self._work_assignment.make_sampler(batches, data_source.prefetch)
         loader = Loader(batches, sampler, data_source, self._boundary)
+        self._add_loader(loader)
+        return loader
+
+    def _stream_loader(self, dataset: Any, batch_size: int, options: Mapping[str, Any]) -> StreamLoader:
+        from slurmdl.train.library.stream_loader import StreamLoader  # imports PyTorch
+
+        if self.world.is_load_balanced:
+            raise TrainError(f"--load-balance {self.world.config.load_balance}: not valid with an IterableDataset, "
+                             "whose samples have no index; expected --load-balance off")
+        loader = StreamLoader(dataset, self.worker_rank or 0, self.worker_count, batch_size, options, self._boundary)
+        self._add_loader(loader)
+        return loader
+
+    def _add_loader(self, loader: Loader | StreamLoader) -> None:
+        self.state.batch_size = loader.batch_size
         self.state.loaders.append(loader)
         if self._checkpointer and not self.is_server:
             self._checkpointer.restore_loader(len(self.state.loaders) - 1)
-        return loader
 
     def register_for_checkpointing(self, name: str, obj: Any) -> None:
         """Save an object, e.g. an LR scheduler, in checkpoints, and restore it if the run resumes.

@@ -1,0 +1,96 @@
+"""Batches of a torch IterableDataset: each worker takes its part of every group of batches.
+
+All ranks read the whole stream, in the same order. Worker r of R takes samples r * B to (r + 1) * B - 1 of each
+R * B samples, with B samples per batch. An incomplete group at the end is dropped, so all workers make the same
+number of steps without a message. This module imports PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from slurmdl.errors import TrainError
+from slurmdl.train.library.batch_boundary import BatchBoundary
+from slurmdl.train.library.sampling import BatchSlice
+
+
+class WorkerBatches(IterableDataset[Any]):  # type: ignore[misc]
+    """Lists of the samples of one worker.
+
+    In a process of a DataLoader the stream is what the dataset yields there: splitting it among these processes is
+    up to the dataset (torch.utils.data.get_worker_info), as in plain PyTorch.
+    """
+
+    def __init__(self, dataset: Any, worker: int, worker_count: int, batch_size: int) -> None:
+        super().__init__()
+        self._dataset, self._worker, self._worker_count, self._batch_size = dataset, worker, worker_count, batch_size
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        samples, size = iter(self._dataset), self._batch_size
+        while len(group := list(islice(samples, size * self._worker_count))) == size * self._worker_count:
+            yield group[size * self._worker:size * (self._worker + 1)]
+
+
+class StreamLoader:
+    """This worker's batches of an IterableDataset; each iteration is an epoch, i.e. one pass through the stream.
+
+    Attributes:
+        epoch: number of the next epoch; the dataset's `set_epoch`, if any, is called with it.
+        dataset: as of a DataLoader: all samples, not this worker's alone.
+        batch_size: samples per worker and step.
+    """
+
+    def __init__(self, dataset: Any, worker: int, worker_count: int, batch_size: int, options: Mapping[str, Any],
+                 boundary: BatchBoundary) -> None:
+        if batch_size < 1:
+            raise TrainError(f"a batch of {batch_size} samples; expected 1 or more")
+        self.dataset, self.batch_size = dataset, batch_size
+        self._group_size, self._boundary = worker_count * batch_size, boundary
+        # without automatic batching a DataLoader collates what the dataset yields, here one list per batch
+        self._batches = DataLoader(WorkerBatches(dataset, worker, worker_count, batch_size), batch_size=None, **{
+            "collate_fn": default_collate, **{name: value for name, value in options.items() if name != "drop_last"}})
+        self.epoch = self._cursor = 0
+        self._position, self._restored = (0, 0), False
+
+    def __len__(self) -> int:
+        """Steps in an epoch; TypeError if the dataset has no length."""
+        return len(self.dataset) // self._group_size
+
+    def state_dict(self) -> dict[str, int]:
+        """Position: the epoch, and its `cursor`, the number of its samples assigned to all workers so far."""
+        return dict(zip(("epoch", "cursor"), self._position, strict=True))
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from a position with the next iteration, which reads and skips what is before it."""
+        self._position = self.epoch, self._cursor = state["epoch"], state["cursor"]
+        self._restored = True
+
+    def __iter__(self) -> Iterator[Any]:
+        number, cursor = self.epoch, self._cursor
+        self.epoch, self._cursor = number + 1, 0
+        restored, self._restored = self._restored, False
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(number)
+        if restored and not cursor:
+            self._boundary.on_resume()
+        self._boundary.on_fetch()
+        batches = islice(self._batches, cursor // self._group_size, None)
+        is_first = restored and bool(cursor)
+        for batch in batches:
+            if is_first:
+                self._boundary.on_resume()  # after the random numbers that skipped samples draw
+                is_first = False
+            cursor += self._group_size
+            self._position = number, cursor
+            self._boundary.on_batch(BatchSlice(0, self.batch_size, cursor, range(1)))
+            yield batch
+            self._boundary.on_fetch()
+        if not cursor:
+            raise TrainError(f"{type(self.dataset).__name__} yields fewer than {self._group_size} samples; expected "
+                             f"{self.batch_size} for each of {self._group_size // self.batch_size} workers")
+        self._position = number + 1, 0
+        self._boundary.on_epoch_end()
