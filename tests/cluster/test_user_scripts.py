@@ -55,3 +55,15 @@ def test_library_takes_strategy_and_zones_from_the_job(cluster, strategy):
     assert "zones 1" in compact
     assert "bytes, inter-zone 0" in compact
     assert "seconds/step" in compact
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps"])
+@pytest.mark.parametrize("framework", ["lightning", "accelerate"])
+def test_frameworks_train_by_the_library(cluster, framework, strategy):
+    """Installed by `make launchers`."""
+    pytest.importorskip(framework)
+    text = run_script(cluster, f"{framework}_digits.py", strategy, nodes=3)
+    assert parse_accuracy(text) > 85, text
+    compact = " ".join(text.split())
+    assert f"strategy {strategy}" in compact and "ranks 3" in compact

@@ -229,6 +229,22 @@ def test_no_sync_accumulates_without_exchange(silent: frozenset[int], exchanges_
         assert exchanges == steps * exchanges_per_step
 
 
+def test_samples_of_all_batches_of_a_step_are_counted() -> None:
+    def program(run: Run) -> int:
+        model = Net()
+        opt = sgd(model)
+        run.wrap(model, opt)
+        for number, (batch, target) in enumerate(run.loader((X, Y), batch_size=5)):
+            nn.functional.cross_entropy(model(batch), target).backward()
+            if number % 2:
+                opt.step()
+                opt.zero_grad()
+        run.finish()
+        return int(run.meter.samples.total)
+
+    assert library(2, StrategyConfig("allreduce"), program, backward_passes_per_step=2) == [50, 50]
+
+
 def test_no_sync_before_wrap_is_rejected() -> None:
     def program(run: Run) -> None:
         with pytest.raises(TrainError, match=r"no_sync\(\): valid only after run.wrap\(\)"), run.no_sync():

@@ -118,6 +118,8 @@ class WorkAssignment:
         self._dynamic_sampler: DynamicSampler | None = None
         self._assigned_step = 0
         self._blocked_seconds = 0.0
+        #: of the batches of the current step, several if gradients are accumulated
+        self._samples = 0
 
     def bind(self, comm_thread: CommThread, recovery: FailureRecovery) -> None:
         """Connect to a run that has a model; needed for load balancing."""
@@ -159,6 +161,7 @@ class WorkAssignment:
 
     def begin_step(self, batch_slice: BatchSlice) -> None:
         self.current_slice, self.model_weights = batch_slice, batch_slice.model_weights
+        self._samples += batch_slice.stop - batch_slice.start
 
     def strategy_steps(self, step: int) -> Iterable[int]:
         """Steps of the strategy that end with a step of the optimizer."""
@@ -167,7 +170,7 @@ class WorkAssignment:
     def end_step(self, seconds: float) -> int:
         """End the current step of a duration without communication; return the number of its samples."""
         batch_slice, self.current_slice = self.current_slice, None
-        samples = batch_slice.stop - batch_slice.start if batch_slice else self._state.batch_size
+        samples, self._samples = self._samples if batch_slice else self._state.batch_size, 0
         self._throughput.measure(samples, seconds - self._blocked_seconds)
         self._blocked_seconds = 0.0
         if batch_slice:
