@@ -34,7 +34,7 @@ model, opt = run.wrap(model, opt)  # parameter servers serve in here and do not 
 model, opt = accelerator.prepare(model, opt)
 
 loader = run.loader((images[training], labels[training]), batch_size=16)
-for epoch in range(loader.epoch, 20):
+for _ in range(loader.epoch, 20):
     for batch, target in loader:
         with accelerator.accumulate(model):
             loss = torch.nn.functional.cross_entropy(model(batch.to(accelerator.device)),
