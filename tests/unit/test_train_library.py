@@ -315,6 +315,10 @@ def make_half_precision(model: Any, opt: Any) -> None:
     model.two.half()
 
 
+def make_bfloat16(model: Any, opt: Any) -> None:
+    model.two.bfloat16()
+
+
 def share_memory(model: Any, opt: Any) -> None:
     model.again.weight = nn.Parameter(model.one.weight.data[:6, :6])
     opt.add_param_group({"params": model.again.weight})
@@ -329,7 +333,8 @@ def add_unknown_parameter(model: Any, opt: Any) -> None:
 
 
 @pytest.mark.parametrize("change, words", [
-    (make_half_precision, "parameter two.weight is float16; expected float32"),
+    (make_half_precision, "parameter two.weight is float16; expected float32 or bfloat16, the same for all"),
+    (make_bfloat16, "parameter two.weight is bfloat16; expected float32 or bfloat16, the same for all"),
     (share_memory, "parameters one.weight and again.weight share their memory"),
     (freeze_all, "the optimizer trains no parameter of the model"),
     (add_unknown_parameter, r"tensor of shape \(2, 9\) that is no parameter of the model")])

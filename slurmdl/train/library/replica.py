@@ -21,12 +21,14 @@ FloatArray = npt.NDArray[np.float32]
 class Replica(DeviceCopies):
     """A torch module whose trained parameters are views of one flat buffer, and their gradients of another.
 
-    Strategies send and change the buffers in place, without packing. Parameters on another device have their flat
-    buffers there; strategies then see a copy in pinned host memory, updated on request (strategy.DeviceCopies).
+    Strategies send and change the buffers in place, without packing. Parameters on another device, or in bfloat16,
+    have flat buffers of their own; strategies then see a float32 copy in pinned host memory, updated on request
+    (strategy.DeviceCopies).
 
     Args:
         trained_ids: ids of the trained parameters; None for all.
-        staged: whether the strategies' buffers are copies; None: only if the parameters are not on the CPU.
+        staged: whether the strategies' buffers are copies; None: only if the parameters are on another device, or not
+            in float32.
 
     Attributes:
         parameters, gradients: shape (D,), float32, on the host; write to them only between backward passes.
@@ -46,7 +48,7 @@ class Replica(DeviceCopies):
         self.starts = tuple(accumulate(self.sizes, initial=0))[:-1]
         # tensors keep their memory format, e.g. channels_last; tensors with gaps become contiguous
         self._strides = tuple(torch.empty_like(tensor, device="meta").stride() for tensor in self.tensors)
-        flat = torch.empty(sum(self.sizes), dtype=torch.float32, device=self.tensors[0].device)
+        flat = torch.empty(sum(self.sizes), dtype=self.tensors[0].dtype, device=self.tensors[0].device)
         for tensor, view in zip(self.tensors, self._parameter_views(flat), strict=True):
             view.copy_(tensor.detach())
         self._bind_views(flat)
@@ -56,8 +58,8 @@ class Replica(DeviceCopies):
         self._host_is_current = False
         self._gradient_sums = flat.new_zeros(len(self.tensors))
         self._grad_accumulators: list[Any] = []
-        self.staged = flat.device.type != "cpu" if staged is None else staged
-        self._host_flat, self._host_grad = (_pinned_copy(tensor) if self.staged else tensor
+        self.staged = flat.device.type != "cpu" or flat.dtype != torch.float32 if staged is None else staged
+        self._host_flat, self._host_grad = (_pinned_float32_copy(tensor) if self.staged else tensor
                                             for tensor in (flat, self._flat_grad))
         self.parameters: FloatArray = self._host_flat.numpy()
         self.gradients: FloatArray = self._host_grad.numpy()
@@ -163,13 +165,18 @@ class Replica(DeviceCopies):
         """Checksum of the parameters, computed on their device: the sum of their bits as integers."""
         import torch
 
+        if self._flat.element_size() == 2:
+            return int(self._flat.view(torch.int16).sum(dtype=torch.int64))
         words, even = self._flat.view(torch.int32), self._flat.numel() // 2 * 2
         return int(words[:even].view(torch.int64).sum()) + int(words[even:].sum())
 
     def checksums(self) -> list[int]:
         """CRC-32 of each parameter."""
-        whole = self._flat.cpu().numpy()
-        return [zlib.crc32(whole[self.slice_of(index)]) for index in range(len(self.tensors))]
+        import torch
+
+        whole = self._flat.cpu()
+        parts = [whole[self.slice_of(index)].view(torch.uint8) for index in range(len(self.tensors))]
+        return [zlib.crc32(part.numpy()) for part in parts]
 
     @property
     def version(self) -> int:
@@ -236,17 +243,17 @@ def _check_parameters(named: list[tuple[str, Any]]) -> None:
                          "rank")
     owners: dict[int, str] = {}
     for name, tensor in named:
-        if tensor.dtype != torch.float32:
-            raise TrainError(f"parameter {name} is {str(tensor.dtype).removeprefix('torch.')}; expected float32 "
-                             "(use torch.autocast for lower precision)")
+        if tensor.dtype not in (torch.float32, torch.bfloat16) or tensor.dtype != named[0][1].dtype:
+            raise TrainError(f"parameter {name} is {str(tensor.dtype).removeprefix('torch.')}; expected float32 or "
+                             "bfloat16, the same for all trained parameters (or float32, and torch.autocast)")
         owner = owners.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
         if owner != name:
             raise TrainError(f"parameters {owner} and {name} share their memory; to tie them, use one "
                              "torch.nn.Parameter in both places")
 
 
-def _pinned_copy(tensor: Any) -> Any:
+def _pinned_float32_copy(tensor: Any) -> Any:
     """A copy on the host, in pinned memory for a GPU."""
     import torch
 
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda").copy_(tensor)
+    return torch.empty(tensor.shape, dtype=torch.float32, pin_memory=tensor.device.type == "cuda").copy_(tensor)
