@@ -11,6 +11,7 @@
 # make bench-preflight    faults that the preflight finds, and false alarms, into results/preflight.json
 # make bench-spank        overhead of the SPANK plugin per task launch, into results/spank.json
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies*.json
+# make bench-training     the training library beside plain PyTorch, into results/training.json
 # make bench-scores       accuracy, value and scaling of link scores, into results/scores.json
 # make bench-heterogeneous  ranks of different speeds, and placement in training, into results/heterogeneous-*.json
 # make bench-simulate     simulated and measured step times, and up to 10,000 nodes, into results/simulate-*.json
@@ -41,7 +42,8 @@ AS_ROOT := tools/as-root
 WORKERS ?= 4
 
 BENCHES := bench-demo bench-topology bench-placement bench-mesh bench-model bench-launchers bench-spank bench-strategies \
-	bench-scores bench-heterogeneous bench-simulate bench-paper bench-gpu-requests bench-preflight
+	bench-scores bench-heterogeneous bench-simulate bench-paper bench-gpu-requests bench-preflight \
+	bench-training
 
 .PHONY: demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean \
 	packages rpms compose compose-test test-matrix test-oracle test-packages test-plugin-releases $(BENCHES)
@@ -97,6 +99,10 @@ bench-launchers: install
 bench-preflight: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/python -m benchmarks.preflight --results results/preflight.json
+
+bench-training: install
+	@mkdir -p results
+	$(BIN)/python -m benchmarks.training --results results/training.json
 
 bench-gpu-requests: install
 	@mkdir -p results
