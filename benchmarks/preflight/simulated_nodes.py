@@ -17,7 +17,7 @@ from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
 from slurmdl.links.probe.pair_check import Peer
 from slurmdl.slurm.hostlist import expand_hostlist
 
-CPU_FAULT, LINK_FAULT, BROKEN_PAIR = "n500", "n700", ("n100", "n900")
+CPU_FAULT, LINK_FAULT, BROKEN_PAIR = "n50", "n70", ("n10", "n90")
 #: seconds until the task of a node has started, and of the checks of a node
 _START_S, _CHECKS_S = 1.0, 2.0
 #: seconds of the check of one pair, both nodes at once, measured on a sandbox
