@@ -194,7 +194,8 @@ def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.env
     Raises UsageError if options are unknown, invalid or conflict, InputError if the file has an error.
     """
     parser = _Parser(prog="slurmdl train", allow_abbrev=False,
-                     description="Train a network: one replica per rank, synchronized by a strategy.")
+                     description="Train a network: one replica per rank, synchronized by a strategy. "
+                                 "`slurmdl train export DIR` writes the model of a checkpoint for plain PyTorch.")
     parser.add_argument("--config", metavar="FILE", help="YAML file with any of these options, e.g. lr: 0.1")
     add_strategy_options(parser)
     for entry in fields(Options):
