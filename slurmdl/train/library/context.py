@@ -34,7 +34,7 @@ class RunContext:
         transport = self.world.transport
 
         def op() -> list[Any]:
-            transport.barrier(on_poll)  # sleeps, whereas gathering spins
+            transport.barrier(on_poll)  # gathering calls no `on_poll`
             return transport.allgather(obj)
         return list(self.comm_thread.call(op))
 

@@ -58,9 +58,9 @@ class TorchTransport(RealTimeRank):
         self._pending: dict[int, Counter[int]] = {tag: Counter() for tag in _PROBED_TAGS}
         self._poll_hook: tuple[int, Callable[[], None]] | None = None
         self._is_closing = False
-        #: thread -> start of its wait, of those that wait now, and of those that have waited since the last check
+        #: thread that waits now -> start of its wait; and whether a wait has ended since the last check
         self._wait_starts: dict[int, float] = {}
-        self._recent_waits = 0
+        self._has_waited = False
         self._listeners = [threading.Thread(target=self._listen, args=(tag,), daemon=True)
                            for tag in (_PROBED_TAGS if self.size > 1 else ())]
         for thread in self._listeners:
@@ -146,9 +146,9 @@ class TorchTransport(RealTimeRank):
             time.sleep(CHECK_INTERVAL_S)
             now = time.monotonic()
             starts = list(self._wait_starts.values())
-            if not starts and not self._recent_waits:
+            if not starts and not self._has_waited:
                 continue
-            self._recent_waits = 0
+            self._has_waited = False
             try:
                 watchdog.check(now - min(starts, default=now))
             except StalledError as error:
@@ -167,7 +167,7 @@ class TorchTransport(RealTimeRank):
         finally:
             if is_outermost:
                 del self._wait_starts[thread]
-            self._recent_waits += 1
+            self._has_waited = True
 
     def waitall(self, requests: Sequence[Any]) -> None:
         if self._poll_hook:
