@@ -64,7 +64,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 def train(model: Any, opt: Any, batches: Callable[[], Any], none: bool = True, fill: bool = False) -> Any:
     """Train as a user script does; return all parameters in one vector.
 
-    With `fill`, unused trained parameters have a gradient of 0, as in the library.
+    With `fill`, unused trained parameters have a gradient of 0, as in the library if gradients are sent.
     """
     schedule = torch.optim.lr_scheduler.StepLR(opt, 3, 0.5)
     for _ in range(EPOCHS):
@@ -92,8 +92,8 @@ def script(optimizer: str, none: bool = True, net: Callable[[Run], Any] = lambda
     return program
 
 
-def train_in_one_process(optimizer: str, workers: int) -> Any:
-    """Reference training on the workers' joined batches, with torch alone."""
+def train_in_one_process(optimizer: str, workers: int, fill: bool) -> Any:
+    """Reference training on the workers' joined batches, with torch alone; for `fill` see `train`."""
     model = Net()
     distribution = GlobalBatches(SAMPLES, workers, BATCH, True, 1)
     epochs = iter(range(EPOCHS))
@@ -108,7 +108,7 @@ def train_in_one_process(optimizer: str, workers: int) -> Any:
         return batches()
 
     number = 0
-    return train(model, OPTIMIZERS[optimizer](model), next_epoch, fill=True)
+    return train(model, OPTIMIZERS[optimizer](model), next_epoch, fill=fill)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -118,7 +118,7 @@ def train_in_one_process(optimizer: str, workers: int) -> Any:
     (StrategyConfig("ps", ps=3), 4)], ids=method_name)
 def test_synchronous_training_equals_one_process(optimizer: str, method: StrategyConfig, ranks: int) -> None:
     workers = ranks - (method.ps or 0)
-    expected = train_in_one_process(optimizer, workers)
+    expected = train_in_one_process(optimizer, workers, fill=ranks > 1)
     assert (expected - flat(Net())).abs().max() > 1e-2, "the reference did not learn"
     for model in library(ranks, method, script(optimizer)):
         if model is not None:
@@ -195,12 +195,9 @@ def test_several_backward_passes_per_step_equal_one() -> None:
 @pytest.mark.parametrize(("silent", "exchanges_per_step"), [
     (frozenset({0, 1, 2}), 1), (frozenset({0, 1, 2, 3}), 1), (frozenset({0, 2}), 2), (frozenset({1, 2, 3}), 2),
     (frozenset(), 4)])
-@pytest.mark.parametrize("threaded", [False, True])
-def test_no_sync_accumulates_without_exchange(silent: frozenset[int], exchanges_per_step: int, threaded: bool,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_sync_accumulates_without_exchange(silent: frozenset[int], exchanges_per_step: int) -> None:
     """Four passes per step, some of them in `no_sync`; the model is that of one process on all samples."""
-    monkeypatch.setattr(virtual.VirtualTransport, "supports_comm_thread", threaded)
-    steps, ranks = 3, 1 if threaded else 2
+    steps, ranks = 3, 2
 
     def program(run: Run) -> Any:
         model = Net()
@@ -266,25 +263,41 @@ def test_gradients_are_averaged_when_backward_returns() -> None:
         assert torch.allclose(result[result != 0], expected[expected != 0], rtol=0, atol=1e-6)
 
 
-def test_gradient_reduction_overlaps_with_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single rank, which needs no messages, with a communication thread."""
-    monkeypatch.setattr("slurmdl.comm_layout.MAX_BUCKET_ELEMENTS", 16)
-    monkeypatch.setattr(virtual.VirtualTransport, "supports_comm_thread", True)
+@pytest.mark.parametrize(("method", "ranks", "sends"), [
+    (StrategyConfig("allreduce"), 1, False), (StrategyConfig("gossip"), 2, False),
+    (StrategyConfig("local-sgd"), 2, False), (StrategyConfig("allreduce"), 2, True)], ids=method_name)
+def test_gradients_are_copied_only_for_sending(method: StrategyConfig, ranks: int, sends: bool) -> None:
+    def program(run: Run) -> tuple[int, bool]:
+        model, opt = wrap_net(run)
+        model(X).sum().backward()
+        before = model.one.weight.grad
+        opt.step()
+        opt.zero_grad()
+        model(X).sum().backward()
+        own = model.one.weight.grad.untyped_storage().nbytes() == before.numel() * 4
+        opt.step()
+        return run.replica.gradients.size, own
+    size = sum(tensor.numel() for tensor in Net().parameters() if tensor.requires_grad)
+    assert library(ranks, method, program) == [(size if sends else 0, not sends)] * ranks
 
-    def program(run: Run) -> list[int]:
-        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
-        run.wrap(model, sgd(model))
-        ready: list[int] = []
-        on_ready = run.strategy.on_gradients_ready
 
-        def record_start(start: int) -> None:
-            ready.append(start)
-            on_ready(start)
-
-        monkeypatch.setattr(run.strategy, "on_gradients_ready", record_start)
-        model(torch.ones(1, 4)).sum().backward()
-        return ready
-    assert library(1, StrategyConfig("allreduce"), program) == [[76, 60, 56, 40, 36, 20, 16, 0, 0]]
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sparse_gradients_of_a_local_optimizer(ranks: int) -> None:
+    """They stay sparse, as SparseAdam requires; a NaN in one is found."""
+    def program(run: Run) -> None:
+        model = nn.Embedding(9, 4, sparse=True)
+        opt = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+        run.wrap(model, opt)
+        model(torch.tensor([1, 1, 3])).sum().backward()
+        opt.step()
+        opt.zero_grad()
+        (model(torch.tensor([2])).sum() * float("nan")).backward()
+        with pytest.raises(TrainError, match="step 2: the gradient of weight has infinite or NaN entries"):
+            opt.step()
+        opt.zero_grad()
+        model(torch.tensor([2])).sum().backward()
+        opt.step()
+    library(ranks, StrategyConfig("gossip"), program)
 
 
 def wrap_net(run: Run, change: Callable[[Any, Any], None] = lambda model, opt: None) -> tuple[Any, Any]:

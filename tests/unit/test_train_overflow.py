@@ -90,8 +90,8 @@ def test_averaged_gradients_skip_on_all_ranks(optimizer: str, clip: bool) -> Non
 def test_single_worker_skips_update(case: str, staged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The skipping worker still takes part in exchanges, and sends finite values only."""
     init_replica = Replica.__init__
-    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: init_replica(
-        self, module, chosen, staged=staged))
+    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen, **options: init_replica(
+        self, module, chosen, staged=staged, **options))
 
     def program(run: Run) -> Any:
         model = make_net()

@@ -129,8 +129,8 @@ def test_extra_passes_with_host_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Host buffers are copies, as with parameters on a GPU."""
     plain = run_workers(2, StrategyConfig("allreduce"), training_program(in_overlapping_passes))
     init_replica = Replica.__init__
-    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: init_replica(
-        self, module, chosen, staged=True))
+    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen, **options: init_replica(
+        self, module, chosen, staged=True, **options))
     staged = run_workers(2, StrategyConfig("allreduce"), training_program(in_overlapping_passes))
     assert all(torch.equal(*models) for models in zip([model for model, _ in plain], [model for model, _ in staged],
                                                       strict=True))

@@ -46,8 +46,8 @@ SIZE = sum(tensor.numel() for tensor in make_net().parameters())
 def stage_replicas(monkeypatch: pytest.MonkeyPatch, is_staged: Callable[[int], bool]) -> None:
     """Give the n-th created replica staged buffers if `is_staged(n)`; n counts from 0."""
     init_replica, index = Replica.__init__, iter(range(100))
-    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen: init_replica(
-        self, module, chosen, staged=is_staged(next(index))))
+    monkeypatch.setattr(Replica, "__init__", lambda self, module, chosen, **options: init_replica(
+        self, module, chosen, staged=is_staged(next(index)), **options))
 
 
 def train(transport: virtual.VirtualTransport, method: StrategyConfig, steps: int = 24,
@@ -135,28 +135,3 @@ def test_only_buffers_needed_by_exchange_are_copied(monkeypatch: pytest.MonkeyPa
     measurements = steps(StrategyConfig("local-sgd", trigger="drift", trigger_warmup=0, drift_threshold=1e9), 12)
     assert measurements == [[to_host] if number % 4 == 2 else []
                             for number in range(2, 13)], "two steps before each due one"
-
-
-def test_gradient_bucket_is_copied_when_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a communication thread each element is copied once, during the backward pass."""
-    monkeypatch.setattr("slurmdl.comm_layout.MAX_BUCKET_ELEMENTS", 16)
-    monkeypatch.setattr(virtual.VirtualTransport, "supports_comm_thread", True)
-    stage_replicas(monkeypatch, lambda number: True)
-    copy, copies, ready = Replica._copy, list[tuple[int, int]](), list[str]()
-    monkeypatch.setattr(Replica, "_copy", lambda self, target, source: (
-        copies.append((source.numel(), len(ready))), copy(self, target, source)))
-
-    def program(transport: virtual.VirtualTransport) -> list[tuple[int, int]]:
-        run = init(StrategyConfig("allreduce"), environ={}, transport=transport)
-        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
-        run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for name, tensor in model.named_parameters():
-            tensor.register_post_accumulate_grad_hook(lambda tensor, name=name: ready.append(name))
-        copies.clear()
-        model(torch.ones(1, 4)).sum().backward()
-        return copies[:]
-    [rank_copies] = virtual.run_virtual_ranks(1, program)
-    *to_host, to_device = rank_copies
-    assert sum(size for size, _ in to_host) == 80
-    assert to_device == (80, 8)
-    assert min(gradients for _, gradients in to_host) < 4, "of eight gradients"

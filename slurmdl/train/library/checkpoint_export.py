@@ -1,37 +1,13 @@
-"""`slurmdl train export DIR`: the model of a checkpoint as a state dict that plain PyTorch loads."""
+"""Export the model of a checkpoint as a state dict that plain PyTorch loads."""
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from slurmdl.errors import InputError, UsageError, warn
+from slurmdl.errors import InputError, warn
 from slurmdl.train.library.checkpoint import CheckpointDir, CorruptCheckpointError, Manifest, write_checkpoint_file
 from slurmdl.train.library.checkpoint_restore import average_states
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"train export: {message} (slurmdl train export --help lists the options)")
-
-
-def run_export(argv: Sequence[str]) -> int:
-    """Run the command line; raises UsageError, or InputError if there is no such checkpoint."""
-    parser = _Parser(prog="slurmdl train export", allow_abbrev=False,
-                     description="Write the model of a checkpoint to a file, for "
-                                 "model.load_state_dict(torch.load(FILE)). Models of the workers that differ are "
-                                 "averaged.")
-    parser.add_argument("directory", metavar="DIR", help="directory of the checkpoints (--checkpoint-dir)")
-    parser.add_argument("--step", type=int, metavar="N", help="number of the checkpoint (default: the newest that is "
-                                                              "complete)")
-    parser.add_argument("--output", default="model.pt", metavar="FILE", help="default: %(default)s")
-    arguments = parser.parse_args(argv)
-    number, model_count = export_model(arguments.directory, arguments.step, arguments.output)
-    mean = f", the mean of {model_count} workers" if model_count > 1 else ""
-    warn(f"train export: {arguments.output}: the model of step {number}{mean}")
-    return 0
 
 
 def export_model(directory: str, step: int | None, output: str) -> tuple[int, int]:
@@ -75,5 +51,3 @@ def _read_models(folder: CheckpointDir, manifest: Manifest) -> tuple[list[dict[s
         models.append(content["model"])
         weights.append(float(content["strategy"].get("model_weight", 1.0)))
     return models, weights
-
-

@@ -36,22 +36,50 @@ class DataSource:
     dataset: Any = None
 
 
-class Loader:
-    """This worker's batches; each iteration is an epoch.
+class EpochPosition:
+    """Position of a loader, for checkpoints.
 
     Attributes:
-        epoch: number of the next epoch, which determines its order; incremented by each iteration.
+        epoch: number of the next epoch; incremented by each iteration.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = self._cursor = 0
+        self._position, self._restored = (0, 0), False
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch, and its `cursor`, the number of its samples assigned to all workers so far.
+
+        With --load-balance local-steps it is exact after an exchange, and with --async on the first worker only.
+        """
+        return dict(zip(("epoch", "cursor"), self._position, strict=True))
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from a position with the next iteration; the number of workers may have changed."""
+        self._position = self.epoch, self._cursor = state["epoch"], state["cursor"]
+        self._restored = True
+
+    def _start_epoch(self) -> tuple[int, int, bool]:
+        """Return an epoch's number, the cursor to start from, and whether this is a restored position."""
+        started = self.epoch, self._cursor, self._restored
+        self.epoch, self._cursor, self._restored = self.epoch + 1, 0, False
+        return started
+
+
+class Loader(EpochPosition):
+    """This worker's batches; each iteration is an epoch, whose number determines the order of the samples.
+
+    Attributes:
         dataset: as of a DataLoader: all samples, not this worker's alone.
         batch_size: as of a DataLoader: samples per worker and step, as the mean over the workers.
     """
 
     def __init__(self, global_batches: GlobalBatches, sampler: SliceSampler, data_source: DataSource,
                  boundary: BatchBoundary) -> None:
+        super().__init__()
         self._global_batches, self._sampler, self._boundary = global_batches, sampler, boundary
         self._make_batches = data_source.make_batches
         self.dataset, self.batch_size = data_source.dataset, global_batches.batch_size
-        self.epoch = self._cursor = 0
-        self._position, self._restored = (0, 0), False
 
     def __len__(self) -> int:
         """Steps in an epoch, as the mean over the workers."""
@@ -65,22 +93,9 @@ class Loader:
         while not self._sampler.exhausted(step):
             yield from self._iterate_epoch(step)
 
-    def state_dict(self) -> dict[str, int]:
-        """Position: the epoch, and its `cursor`, the number of its samples assigned to all workers so far.
-
-        With --load-balance local-steps it is exact after an exchange, and with --async on the first worker only.
-        """
-        return dict(zip(("epoch", "cursor"), self._position, strict=True))
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue from a position with the next iteration; the number of workers may have changed."""
-        self._position = self.epoch, self._cursor = state["epoch"], state["cursor"]
-        self._restored = True
-
     def _iterate_epoch(self, until: int | None) -> Iterator[Any]:
-        number, cursor, order = self.epoch, self._cursor, self._global_batches.order(self.epoch)
-        self.epoch, self._cursor = number + 1, 0
-        restored, self._restored = self._restored, False
+        number, cursor, restored = self._start_epoch()
+        order = self._global_batches.order(number)
         pending: deque[BatchSlice] = deque()
 
         def indices() -> Iterator[IntArray]:

@@ -19,23 +19,26 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class Replica(DeviceCopies):
-    """A torch module whose trained parameters are views of one flat buffer, and their gradients of another.
+    """A torch module whose trained parameters are views of one flat buffer.
 
-    Strategies send and change the buffers in place, without packing. Parameters on another device, or in bfloat16,
-    have flat buffers of their own; strategies then see a float32 copy in pinned host memory, updated on request
-    (strategy.DeviceCopies).
+    If a strategy sends gradients, they are views of another one. Strategies send and change the buffers in place,
+    without packing. Parameters on another device, or in bfloat16, have flat buffers of their own; strategies then see
+    a float32 copy in pinned host memory, updated on request (strategy.DeviceCopies).
 
     Args:
         trained_ids: ids of the trained parameters; None for all.
         staged: whether the strategies' buffers are copies; None: only if the parameters are on another device, or not
             in float32.
+        sends_gradients: whether the strategy sends gradients. Otherwise they remain where PyTorch stores them.
 
     Attributes:
-        parameters, gradients: shape (D,), float32, on the host; write to them only between backward passes.
+        parameters: shape (D,), float32, on the host; write to them only between backward passes.
+        gradients: likewise; shape (0,) without `sends_gradients`.
         names, tensors, sizes, starts: of each trained parameter, in buffer order; `starts` are buffer indices.
     """
 
-    def __init__(self, module: Any, trained_ids: Collection[int] | None = None, staged: bool | None = None) -> None:
+    def __init__(self, module: Any, trained_ids: Collection[int] | None = None, staged: bool | None = None,
+                 sends_gradients: bool = True) -> None:
         import torch
 
         named = [(name, tensor) for name, tensor in module.named_parameters()
@@ -52,9 +55,12 @@ class Replica(DeviceCopies):
         for tensor, view in zip(self.tensors, self._parameter_views(flat), strict=True):
             view.copy_(tensor.detach())
         self._bind_views(flat)
-        self._flat_grad = torch.zeros_like(flat)
-        self._grad_views = self._parameter_views(self._flat_grad)
-        self.show_gradients()
+        self.sends_gradients = sends_gradients
+        self._flat_grad = torch.zeros_like(flat if sends_gradients else flat[:0])
+        self._grad_views = self._parameter_views(self._flat_grad) if sends_gradients else []
+        for tensor, view in zip(self.tensors, self._grad_views, strict=False):
+            tensor.grad = view
+        self._hidden_gradients: list[Any] = []
         self._host_is_current = False
         self._gradient_sums = flat.new_zeros(len(self.tensors))
         self._grad_accumulators: list[Any] = []
@@ -147,6 +153,8 @@ class Replica(DeviceCopies):
 
     def collect_gradient(self, index: int) -> None:
         """Copy the gradient of one parameter into the flat buffer if it is elsewhere; a missing gradient is 0."""
+        if not self.sends_gradients:
+            return
         tensor, view = self.tensors[index], self._grad_views[index]
         if tensor.grad is view:
             return
@@ -189,13 +197,15 @@ class Replica(DeviceCopies):
 
     def hide_gradients(self) -> None:
         """Remove the gradients, so that the optimizer's step changes nothing."""
+        self._hidden_gradients = [tensor.grad for tensor in self.tensors]
         for tensor in self.tensors:
             tensor.grad = None
 
     def show_gradients(self) -> None:
-        """Restore the gradients as views of the flat buffer."""
-        for tensor, view in zip(self.tensors, self._grad_views, strict=True):
-            tensor.grad = view
+        """Restore the gradients."""
+        for tensor, gradient in zip(self.tensors, self._hidden_gradients, strict=True):
+            tensor.grad = gradient
+        self._hidden_gradients = []
 
     def relocated_parameter(self) -> str:
         """Name of a parameter that is no longer a view of the flat buffer, or ""."""
@@ -215,11 +225,16 @@ class Replica(DeviceCopies):
 
     def nonfinite_parameter(self) -> str:
         """Name of the first parameter with a non-finite gradient, or ""."""
-        if math.isfinite(float(self._flat_grad.sum())):
+        import torch
+
+        gradients = [_dense_values(tensor.grad) for tensor in self.tensors if tensor.grad is not None]
+        total = self._flat_grad.sum() if self.sends_gradients else \
+            torch.stack([gradient.sum() for gradient in gradients]).sum() if gradients else torch.zeros(())
+        if math.isfinite(float(total)):
             return ""
         # an element is not finite, or the sum overflows float32
-        return next((name for index, name in enumerate(self.names)
-                     if not bool(self._flat_grad[self.slice_of(index)].isfinite().all())), "")
+        return next((name for name, tensor in zip(self.names, self.tensors, strict=True)
+                     if tensor.grad is not None and not bool(_dense_values(tensor.grad).isfinite().all())), "")
 
     def unscale_gradients(self, scale: Any) -> None:
         """Divide the gradients by a scale, as torch.amp.GradScaler."""
@@ -230,6 +245,11 @@ class Replica(DeviceCopies):
             for tensor in self.tensors:
                 if tensor.grad is not None:
                     tensor.grad.mul_(factor.to(tensor.grad.device))
+
+
+def _dense_values(gradient: Any) -> Any:
+    """The values of a gradient that may be sparse."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _check_parameters(named: list[tuple[str, Any]]) -> None:

@@ -26,7 +26,7 @@ from slurmdl.train.library.step_hooks import StepHooks
 from slurmdl.train.mixing.weighted_graph import spectral_gap
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.report.meters import RankReport, StepMeter, format_summary, summarize
-from slurmdl.train.strategies import STRATEGIES, Strategy, StrategyContext
+from slurmdl.train.strategies import SEND_GRADIENTS, STRATEGIES, Strategy, StrategyContext
 from slurmdl.train.strategies.shared_memory_gossip import node_leaders
 from slurmdl.train.trace import Trace
 from slurmdl.train.world import World
@@ -122,12 +122,15 @@ class Run:
         signature = consistency.call_on_all(world, lambda: consistency.model_signature(model, optimizer))
         consistency.check_same_on_ranks(world, signature)
         trained_ids = consistency.call_on_all(world, lambda: consistency.trained_parameter_ids(model, optimizer))
-        replica = self.replica = consistency.call_on_all(world, lambda: Replica(model, trained_ids))
+        sends_gradients = world.strategy in SEND_GRADIENTS and len(world.nodes) > 1
+        replica = self.replica = consistency.call_on_all(
+            world, lambda: Replica(model, trained_ids, sends_gradients=sends_gradients))
         consistency.broadcast_if_different(world, p2p, replica.parameters)
         replica.copy_to_device()
         consistency.broadcast_untrained(world, p2p, model, replica.trained_ids)
-        comm_thread = CommThread(world.transport.supports_comm_thread, world.transport.now, p2p.peer_wait_seconds,
-                                 self._trace)
+        # a single rank has no messages
+        threaded = world.transport.supports_comm_thread and len(world.nodes) > 1
+        comm_thread = CommThread(threaded, world.transport.now, p2p.peer_wait_seconds, self._trace)
         try:
             self._start(RunContext(world, p2p, comm_thread, replica, model, optimizer, self.meter), signature)
         except BaseException:

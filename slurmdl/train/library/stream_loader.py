@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from slurmdl.errors import TrainError
 from slurmdl.train.library.batch_boundary import BatchBoundary
+from slurmdl.train.library.loader import EpochPosition
 from slurmdl.train.library.sampling import BatchSlice
 
 
@@ -35,17 +36,20 @@ class WorkerBatches(IterableDataset[Any]):  # type: ignore[misc]
             yield group[size * self._worker:size * (self._worker + 1)]
 
 
-class StreamLoader:
+class StreamLoader(EpochPosition):
     """This worker's batches of an IterableDataset; each iteration is an epoch, i.e. one pass through the stream.
 
+    The dataset's `set_epoch`, if any, is called with its number. After a restart the samples before the position are
+    read and skipped.
+
     Attributes:
-        epoch: number of the next epoch; the dataset's `set_epoch`, if any, is called with it.
         dataset: as of a DataLoader: all samples, not this worker's alone.
         batch_size: samples per worker and step.
     """
 
     def __init__(self, dataset: Any, worker: int, worker_count: int, batch_size: int, options: Mapping[str, Any],
                  boundary: BatchBoundary) -> None:
+        super().__init__()
         if batch_size < 1:
             raise TrainError(f"a batch of {batch_size} samples; expected 1 or more")
         self.dataset, self.batch_size = dataset, batch_size
@@ -53,26 +57,13 @@ class StreamLoader:
         # without automatic batching a DataLoader collates what the dataset yields, here one list per batch
         self._batches = DataLoader(WorkerBatches(dataset, worker, worker_count, batch_size), batch_size=None, **{
             "collate_fn": default_collate, **{name: value for name, value in options.items() if name != "drop_last"}})
-        self.epoch = self._cursor = 0
-        self._position, self._restored = (0, 0), False
 
     def __len__(self) -> int:
         """Steps in an epoch; TypeError if the dataset has no length."""
         return len(self.dataset) // self._group_size
 
-    def state_dict(self) -> dict[str, int]:
-        """Position: the epoch, and its `cursor`, the number of its samples assigned to all workers so far."""
-        return dict(zip(("epoch", "cursor"), self._position, strict=True))
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue from a position with the next iteration, which reads and skips what is before it."""
-        self._position = self.epoch, self._cursor = state["epoch"], state["cursor"]
-        self._restored = True
-
     def __iter__(self) -> Iterator[Any]:
-        number, cursor = self.epoch, self._cursor
-        self.epoch, self._cursor = number + 1, 0
-        restored, self._restored = self._restored, False
+        number, cursor, restored = self._start_epoch()
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(number)
         if restored and not cursor:

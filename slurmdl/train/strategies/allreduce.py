@@ -34,10 +34,12 @@ class Allreduce(Strategy):
     """
 
     averages_gradients = identical_at_end = True
-    overlaps_backward = True
 
     def __init__(self, ctx: StrategyContext) -> None:
         super().__init__(ctx)
+        self.overlaps_backward = len(ctx.workers) > 1
+        if not self.overlaps_backward:  # the only worker's gradients are the mean
+            return
         p2p, groups = ctx.p2p, ctx.allreduce_groups
         starts = comm_layout.bucket_starts(ctx.gradients.size)
         self._bucket_slices = [slice(*bounds) for bounds in pairwise([*starts, ctx.gradients.size])]
@@ -70,6 +72,8 @@ class Allreduce(Strategy):
         self._pipeline.progress(should_stop=lambda: self._ctx.comm_thread.has_queued)
 
     def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
+        if not self.overlaps_backward:
+            return
         self.on_gradients_ready(0)
         self._futures.append(self._ctx.comm_thread.submit(self._pipeline.progress))
         for future in self._futures:

@@ -183,9 +183,11 @@ class Options:
                 if name in ("batch_size", "model", "data", "lr_schedule", "dirichlet_alpha", "fold")}
 
 
-class _Parser(argparse.ArgumentParser):
+class TrainParser(argparse.ArgumentParser):
+    """Raises UsageError; `prog` is `slurmdl train` or a command of it."""
+
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"train: {message} (slurmdl train --help lists the options)")
+        raise UsageError(f"{self.prog.removeprefix('slurmdl ')}: {message} ({self.prog} --help lists the options)")
 
 
 def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
@@ -193,9 +195,9 @@ def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.env
 
     Raises UsageError if options are unknown, invalid or conflict, InputError if the file has an error.
     """
-    parser = _Parser(prog="slurmdl train", allow_abbrev=False,
-                     description="Train a network: one replica per rank, synchronized by a strategy. "
-                                 "`slurmdl train export DIR` writes the model of a checkpoint for plain PyTorch.")
+    parser = TrainParser(prog="slurmdl train", allow_abbrev=False,
+                         description="Train a network: one replica per rank, synchronized by a strategy. "
+                                     "`slurmdl train export DIR` writes the model of a checkpoint for plain PyTorch.")
     parser.add_argument("--config", metavar="FILE", help="YAML file with any of these options, e.g. lr: 0.1")
     add_strategy_options(parser)
     for entry in fields(Options):
