@@ -7,10 +7,12 @@ settings instead of creating another cluster. Its four networks form the two zon
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -181,6 +183,24 @@ class ComposeCluster(Cluster):
                 self._containers[host], *argv]
         return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
 
+    def python_packages(self, *names: str) -> Path | None:
+        """Return a directory with the packages and their dependencies in this machine's versions; see Cluster.
+
+        The hosts' own PyTorch and the packages that Debian installs with it stay in use.
+        """
+        super().python_packages(*names)
+        directory = self.shared / "python-packages"
+        if not directory.exists():
+            version = self.run(["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).stdout.strip()
+            done = subprocess.run(
+                [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+                 "--only-binary=:all:", f"--python-version={version}", f"--target={directory}",
+                 *_requirements(names)], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            for program in (directory / "bin").iterdir():
+                program.write_text(re.sub(r"^#!.*", "#!/usr/bin/python3", program.read_text()))
+        return directory
+
     def stop_daemon(self, host: str) -> None:
         _docker("kill", self._containers[self._daemon_host(host)])
 
@@ -210,6 +230,23 @@ class ComposeCluster(Cluster):
     def inter_zone_bytes(self) -> int:
         text = self.run(["shape-links"], host="router", as_root=True, directory=Path("/")).stdout
         return sum(map(int, re.findall(r"(\d+) bytes out", text)))
+
+
+def _requirements(names: Sequence[str]) -> list[str]:
+    """Return packages and their dependencies as NAME==VERSION, without those that the image has."""
+    found: dict[str, str] = {}
+    todo = list(names)
+    while todo:
+        name = todo.pop().lower()
+        if name in found or name in ("torch", "numpy", "pyyaml"):
+            continue
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # required on other platforms or by extras
+        todo += [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in importlib.metadata.requires(name) or ()
+                 if "extra ==" not in line]
+    return [f"{name}=={version}" for name, version in found.items()]
 
 
 def _docker(*arguments: str, check: bool = True) -> str:

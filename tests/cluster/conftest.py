@@ -92,6 +92,12 @@ class Cluster(ABC):
         self.run(["mkdir", "-m", "755", str(path)]).check_returncode()
         return path
 
+    def python_packages(self, *names: str) -> Path | None:
+        """Return a directory with Python packages that the hosts lack; skip the test if this machine lacks them."""
+        for name in names:
+            pytest.importorskip(name)
+        return None
+
     def script(self, text: str, name: str = "job.sh") -> Path:
         """Write a script in a new directory; `#!/bin/sh` is added if missing."""
         path = self.directory() / name

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import in_containers
 from jobs import slurmdl_messages
 
 #: prints the node of every rank, gathered by torch.distributed
@@ -26,8 +27,37 @@ sys.stdout.flush()
 time.sleep(1)  # a rank that leaves the barrier late must not lose its peers: torchrun would restart all
 os._exit(0)  # gloo's threads may abort a process that ends later than others
 """
-ACCELERATE = GATHER.replace('dist.init_process_group("gloo")',
-                            "from accelerate import Accelerator; Accelerator(cpu=True)")
+#: the shape of Accelerate's nlp_example, with random tokens instead of a download; ends as GATHER does
+ACCELERATE = """\
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(7)
+tokens = torch.randint(100, (340, 16))
+labels = (tokens[:, 0] >= 50).long()
+training, test = (TensorDataset(tokens[part], labels[part]) for part in (slice(240), slice(240, None)))
+model = nn.Sequential(nn.Embedding(100, 16), nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), nn.Flatten(),
+                      nn.Linear(256, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+model, optimizer, loader, test_loader, scheduler = accelerator.prepare(
+    model, optimizer, DataLoader(training, 5, shuffle=True), DataLoader(test, 5), scheduler)
+for batch, label in loader:
+    accelerator.backward(nn.functional.cross_entropy(model(batch), label))
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+model.eval()
+seen = 0
+for batch, label in test_loader:
+    with torch.no_grad():
+        prediction = model(batch).argmax(1)
+    seen += len(accelerator.gather_for_metrics((prediction, label))[0])
+assert seen == 100, seen
+""" + GATHER.replace('dist.init_process_group("gloo")\n', "")
 LIGHTNING = """\
 import os, sys, torch, lightning
 import torch.distributed as dist
@@ -68,6 +98,7 @@ masters = {master for _, master, _ in results}
 print("".join(f"rank {rank} {node}\\n" for rank, _, node in sorted(results)), end="")
 print("masters", *masters)
 """
+PACKAGES = ("accelerate", "lightning", "submitit")
 PLAIN_RANK = "--no-python sh -c 'echo rank $RANK $SLURMD_NODENAME; sleep 3'"
 C10D = "--rdzv-backend=c10d --rdzv-endpoint=$head:29500"
 #: header of the job scripts, as in many centres' documentation
@@ -93,9 +124,11 @@ def planned(cluster, count: int) -> list[str]:
     return sorted(nodes, key=lambda node: int(node[1:]) % 2 == 0)
 
 
-def run_steps(cluster, nodes: int, steps: dict[str, str], files: dict[str, str]) -> dict[str, tuple[list[str], str]]:
+def run_steps(cluster, nodes: int, steps: dict[str, str], files: dict[str, str],
+              packages: Path | None = None) -> dict[str, tuple[list[str], str]]:
     """Run steps in one job; return for each the node of every rank, and the messages of slurmdl."""
-    lines = [f"{command} > {name}.out 2> {name}.err" for name, command in steps.items()]
+    lines = [f"export PATH={packages}/bin:$PATH PYTHONPATH={packages}:$PYTHONPATH"] if packages else []
+    lines += [f"{command} > {name}.out 2> {name}.err" for name, command in steps.items()]
     script = cluster.script(HEADER + "\n".join([*lines, "true"]))
     cluster.run(["mkdir", str(script.parent / "without-libuv")]).check_returncode()
     for name, text in {**files, "without-libuv/sitecustomize.py": WITHOUT_LIBUV}.items():
@@ -108,7 +141,8 @@ def run_steps(cluster, nodes: int, steps: dict[str, str], files: dict[str, str])
     for name in steps:
         text, errors = ((script.parent / f"{name}.{kind}").read_text() for kind in ("out", "err"))
         places = {int(rank): node for rank, node in re.findall(r"^rank (\d+) (\S+)$", text, re.M)}
-        results[name] = ([places[rank] for rank in sorted(places)], "\n".join(slurmdl_messages(errors)) or errors)
+        messages = "\n".join(slurmdl_messages(errors))
+        results[name] = ([places[rank] for rank in sorted(places)], messages if places and messages else errors)
     return results
 
 
@@ -177,25 +211,29 @@ def test_mismatch_ends_a_strict_step(cluster):
 
 
 @pytest.mark.nightly
-def test_training_scripts_on_nodes_whose_names_sort_badly(new_cluster):
+def test_training_scripts_on_nodes_whose_names_sort_badly(new_cluster, request):
     """One and two ranks per node; each launcher is really installed."""
-    for package in ("accelerate", "lightning"):
-        pytest.importorskip(package)
-    cluster = new_cluster(nodes=12, names=tuple(f"n{i}" for i in range(1, 13)))
-    accelerate = "accelerate launch --multi_gpu --num_machines 12 --main_process_ip $head --main_process_port 29505"
-    results = run_steps(cluster, 12, {
+    if in_containers(request.config):
+        nodes, cluster = 8, new_cluster()
+    else:
+        nodes, cluster = 12, new_cluster(nodes=12, names=tuple(f"n{i}" for i in range(1, 13)))
+    packages = cluster.python_packages(*PACKAGES)
+    accelerate = f"accelerate launch --multi_gpu --num_machines {nodes} --main_process_ip $head " \
+                 "--main_process_port 29505"
+    results = run_steps(cluster, nodes, {
         "env": "slurmdl srun python gather.py",
-        "torchrun": f"slurmdl srun torchrun --nnodes=12 --nproc-per-node=2 {C10D} gather.py",
-        "static": "slurmdl srun torchrun --nnodes=12 gather.py",
-        "accelerate": f"slurmdl srun {accelerate} --rdzv_backend c10d --num_processes 24 accelerated.py",
-        "bash": f"slurmdl srun bash -c '{accelerate} --machine_rank $SLURM_NODEID --num_processes 12 accelerated.py'",
+        "torchrun": f"slurmdl srun torchrun --nnodes={nodes} --nproc-per-node=2 {C10D} gather.py",
+        "static": f"slurmdl srun torchrun --nnodes={nodes} gather.py",
+        "accelerate": f"slurmdl srun {accelerate} --rdzv_backend c10d --num_processes {2 * nodes} accelerated.py",
+        "bash": f"slurmdl srun bash -c '{accelerate} --machine_rank $SLURM_NODEID --num_processes {nodes} "
+                "accelerated.py'",
         "lightning": "slurmdl srun python trained.py",
-        "control": f"slurmdl srun --dl-launcher=none torchrun --nnodes=12 {C10D} gather.py",
+        "control": f"slurmdl srun --dl-launcher=none torchrun --nnodes={nodes} {C10D} gather.py",
         "control2": f"slurmdl srun --dl-launcher=none bash -c '{accelerate} --machine_rank $SLURM_PROCID "
-                    "--rdzv_backend c10d --num_processes 12 accelerated.py'",
-    }, {"gather.py": GATHER, "accelerated.py": ACCELERATE, "trained.py": LIGHTNING})
-    order = planned(cluster, 12)
-    assert order == ["n1", "n3", "n5", "n7", "n9", "n11", "n2", "n4", "n6", "n8", "n10", "n12"]
+                    f"--rdzv_backend c10d --num_processes {nodes} accelerated.py'",
+    }, {"gather.py": GATHER, "accelerated.py": ACCELERATE, "trained.py": LIGHTNING}, packages)
+    order = planned(cluster, nodes)
+    assert order == [f"n{i}" for i in (*range(1, nodes, 2), *range(2, nodes + 1, 2))]
     for name, ranks in (("env", order), ("torchrun", twice(order)), ("static", order), ("accelerate", twice(order)),
                         ("bash", order), ("lightning", order), ("control", sorted(order)),
                         ("control2", sorted(order))):
@@ -204,11 +242,11 @@ def test_training_scripts_on_nodes_whose_names_sort_badly(new_cluster):
 
 @pytest.mark.nightly
 def test_submitit_function_runs_in_the_planned_order(cluster):
-    if cluster.run(["python", "-c", "import submitit"]).returncode:
-        pytest.skip("submitit is not installed on the cluster")
+    packages = cluster.python_packages(*PACKAGES)
     directory = cluster.directory()
     Path(directory / "submit.py").write_text(SUBMITIT)
-    done = cluster.run(["python", "submit.py"], directory=directory, timeout=120)
+    done = cluster.run(["python", "submit.py"], directory=directory, timeout=120,
+                       env={"PYTHONPATH": str(packages)} if packages else None)
     assert done.returncode == 0, done.stderr
     nodes = [line.split()[2] for line in done.stdout.splitlines() if line.startswith("rank ")]
     assert nodes == planned(cluster, 4)

@@ -137,7 +137,7 @@ runpy.run_module("slurmdl.train", run_name="__main__", alter_sys=True)
 
 @NIGHTLY
 @needs_mpi
-@pytest.mark.parametrize("strategy", ["ps", "gossip"])
+@pytest.mark.parametrize("strategy", ["ps", pytest.param("gossip", marks=NIGHTLY)])
 def test_run_continues_if_the_requeue_is_refused_after_the_checkpoint(strategy: str, tmp_path: Path) -> None:
     """Rank 0 is a server, rank 1 finds the slow rank; all have stopped for a checkpoint when Slurm refuses."""
     proc = mpirun(3, "-c", REFUSED, *EMULATED[2:], "--strategy", strategy, "--steps", "200", "--straggler", "2=3",

@@ -27,7 +27,7 @@ def slurmdl_lines(text: str) -> list[str]:
 @needs_mpi
 @pytest.mark.parametrize("options", [
     "--strategy allreduce",
-    "--strategy ps --ps 2",
+    pytest.param("--strategy ps --ps 2", marks=pytest.mark.nightly),
     "--strategy adaptive-gossip --drift-threshold 0.01 --compression int8",
     pytest.param("--strategy allreduce --compression fp16", marks=pytest.mark.nightly),
     pytest.param("--strategy gossip", marks=pytest.mark.nightly),
@@ -141,7 +141,8 @@ def test_shared_memory_needs_mpi() -> None:
     assert "expected --backend mpi" in message
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("gossip", marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # also in test_preemption.py, over MPI
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip"])
 def test_run_resumes_from_the_checkpoint_of_a_signal(strategy: str, tmp_path: Path) -> None:
     """A signal at one rank stops all; the same command resumes, and ends with the model of an undisturbed run."""
     train = (*TRAIN, "--strategy", strategy, "--steps", "120", "--emulate-compute", "0.02:2000", "--log-every", "10",
