@@ -141,8 +141,8 @@ def run_steps(cluster, nodes: int, steps: dict[str, str], files: dict[str, str],
     for name in steps:
         text, errors = ((script.parent / f"{name}.{kind}").read_text() for kind in ("out", "err"))
         places = {int(rank): node for rank, node in re.findall(r"^rank (\d+) (\S+)$", text, re.M)}
-        messages = "\n".join(slurmdl_messages(errors))
-        results[name] = ([places[rank] for rank in sorted(places)], messages if places and messages else errors)
+        messages = "\n".join(slurmdl_messages(errors)) if places else ""
+        results[name] = ([places[rank] for rank in sorted(places)], messages or errors.strip())
     return results
 
 
