@@ -13,13 +13,15 @@ from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import virtual
 
 
-def library(count: int, method: StrategyConfig, program: Callable[[Run], Any], **options: Any) -> list[Any]:
+def library(count: int, method: StrategyConfig, program: Callable[[Run], Any], own_nodes: bool = False,
+            **options: Any) -> list[Any]:
     """Run `program` on `count` virtual ranks, parameter servers included; return its result for each rank.
 
-    `options` are passed to `init`.
+    All are on one node, or with `own_nodes` each on another one. `options` are passed to `init`.
     """
     def rank(transport: virtual.VirtualTransport) -> Any:
-        run = init(method, environ={}, transport=transport, **options)
+        environ = {"SLURMD_NODENAME": f"n{transport.rank}"} if own_nodes else {}
+        run = init(method, environ=environ, transport=transport, **options)
         result = program(run)
         run.close()
         return result

@@ -1,11 +1,13 @@
-"""The training library beside plain PyTorch: the same models, and what it costs on one rank."""
+"""The training library beside plain PyTorch: the same models, cost on one rank, and allreduce inside a node."""
 
 from benchmarks.suite import Suite, module_rows, package_versions
 
 SUITE = Suite(
     name="training",
-    description="The training library beside plain PyTorch: equality with one process, time and memory on one rank.",
-    parts=("equality", "overhead"),
-    rows=module_rows({"equality": "benchmarks.training.equality", "overhead": "benchmarks.training.overhead"}),
+    description="The training library beside plain PyTorch: equality with one process, time and memory on one rank, "
+                "allreduce inside a node.",
+    parts=("equality", "overhead", "intra-node"),
+    rows=module_rows({"equality": "benchmarks.training.equality", "overhead": "benchmarks.training.overhead",
+                      "intra-node": "benchmarks.training.intra_node"}),
     versions=package_versions("torch", "mpi4py"),
     quick="fewer cases and repeats")

@@ -56,7 +56,7 @@ def _measure(*arguments: str) -> dict[str, float]:
     return dict(json.loads(result.stdout.splitlines()[0]))
 
 
-def _make(sizes: tuple[int, ...]) -> tuple[Any, Any]:
+def make_network(sizes: tuple[int, ...]) -> tuple[Any, Any]:
     import torch
 
     layers: list[Any] = []
@@ -66,7 +66,7 @@ def _make(sizes: tuple[int, ...]) -> tuple[Any, Any]:
     return model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
-def _steps(model: Any, opt: Any, x: Any, y: Any, count: int) -> float:
+def time_steps(model: Any, opt: Any, x: Any, y: Any, count: int) -> float:
     """Seconds of some steps."""
     import torch
 
@@ -86,7 +86,7 @@ def _main(task: str, network: str, kind: str) -> None:
     torch.set_num_threads(1)
     _, sizes, batch, block_steps = NETWORKS[int(network)]
     x, y = torch.randn(batch, sizes[0]), torch.randint(sizes[-1], (batch,))
-    model, opt = _make(sizes)
+    model, opt = make_network(sizes)
     run = None
     if kind == "library":
         from slurmdl.train import init
@@ -94,15 +94,15 @@ def _main(task: str, network: str, kind: str) -> None:
         run = init()
         run.wrap(model, opt)
     if task == "memory":
-        _steps(model, opt, x, y, 5)
+        time_steps(model, opt, x, y, 5)
         result = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0}
     else:
-        plain = _make(sizes)
+        plain = make_network(sizes)
         ratios, step_s = [], []
         for block in range(-2, BLOCKS):
-            first = _steps(model, opt, x, y, block_steps) if block % 2 else 0.0
-            other = _steps(*plain, x, y, block_steps)
-            first = first or _steps(model, opt, x, y, block_steps)
+            first = time_steps(model, opt, x, y, block_steps) if block % 2 else 0.0
+            other = time_steps(*plain, x, y, block_steps)
+            first = first or time_steps(model, opt, x, y, block_steps)
             if block >= 0:
                 ratios.append(first / other)
                 step_s.append(other / block_steps)

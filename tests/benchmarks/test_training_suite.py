@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.training import equality, overhead
+from benchmarks.training import equality, intra_node, overhead
 
 
 def test_virtual_ranks_end_with_the_model_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +24,20 @@ def test_limits_of_the_overhead(ratio: float, peak: float, met: bool, monkeypatc
     monkeypatch.setattr(overhead, "_measure", measure)
     judged = [row for row in overhead.rows(1) if row.met is not None]
     assert [row.met for row in judged] == 4 * [met]
+
+
+@pytest.mark.parametrize(("library", "met"), [(95.0, True), (60.0, False)])
+def test_goals_inside_a_node(library: float, met: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {"library": library, "messages": 50.0, "ddp": 40.0, "none": 100.0}
+    monkeypatch.setattr(intra_node, "_steps_per_s", lambda kind, ranks, network: rates[kind])
+    monkeypatch.setattr(intra_node.os, "cpu_count", lambda: 2)
+    rows = {row.metric: row.met for row in intra_node.rows(1)}
+    assert rows["1.1 million parameters, 4 ranks on one node: rate, slurmdl to DistributedDataParallel"] is met
+    assert rows["1.1 million parameters, 2 ranks on one node: rate, slurmdl to no communication"] is met
+    assert [name for name, judged in rows.items() if judged is not None and "4 ranks" not in name
+            and "no communication" not in name] == []
+
+
+def test_rates_are_those_of_real_ranks() -> None:
+    """A network of a few parameters; both launchers."""
+    assert intra_node._steps_per_s("library", 2, 0) > 0 < intra_node._steps_per_s("ddp", 2, 0)

@@ -31,14 +31,18 @@ def python(*arguments: str, environ: Mapping[str, str] | None = None,
 
 
 def mpirun(ranks: int, *arguments: str, environ: Mapping[str, str] | None = None,
-           per_rank: str = "", timeout: float = 180) -> subprocess.CompletedProcess[str]:
+           per_rank: str = "", shm_size: str = "", timeout: float = 180) -> subprocess.CompletedProcess[str]:
     """Run Python with `arguments` on `ranks` ranks; `per_rank` is shell text run before it ($R is the rank).
 
-    Standard output is sorted by rank, because mpirun sometimes mixes lines of several ranks.
+    `shm_size` is the size of /dev/shm, "" for this machine's; others need root. Standard output is sorted by rank,
+    because mpirun sometimes mixes lines of several ranks.
     """
     with tempfile.TemporaryDirectory() as folder:
         script = f'R=$OMPI_COMM_WORLD_RANK; {per_rank}\nexec "$0" "$@" > {folder}/$R'
-        result = _run(["mpirun", "-n", str(ranks), "sh", "-c", script, sys.executable, *arguments], environ, timeout)
+        namespace = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size={shm_size} none /dev/shm && exec "$0" "$@"'
+                     ] if shm_size else []
+        result = _run([*namespace, "mpirun", "-n", str(ranks), "sh", "-c", script, sys.executable, *arguments],
+                      environ, timeout)
         outputs = sorted(Path(folder).iterdir(), key=lambda file: int(file.name))
         result.stdout += "".join(file.read_text() for file in outputs)
         return result

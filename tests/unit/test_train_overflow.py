@@ -196,7 +196,7 @@ def test_nonfinite_update_is_rejected(method: StrategyConfig) -> None:
 
 
 def test_overflow_in_fp16_mean_is_rejected() -> None:
-    """Finite gradients whose mean overflows in fp16."""
+    """Finite gradients whose mean overflows in fp16, between nodes."""
     def program(run: Run) -> None:
         model = make_net()
         opt = OPTIMIZERS["sgd"](model)
@@ -205,7 +205,7 @@ def test_overflow_in_fp16_mean_is_rejected() -> None:
         opt.step()
     with pytest.raises(TrainError,
                        match=r"^step 1: the mean of the ranks' gradients of \S+ has infinite or NaN entries"):
-        library(2, StrategyConfig("allreduce", compression="fp16"), program)
+        library(2, StrategyConfig("allreduce", compression="fp16"), program, own_nodes=True)
 
 
 @pytest.mark.parametrize("case", ["allreduce", "local-sgd", "ps"])

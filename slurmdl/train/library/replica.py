@@ -56,10 +56,7 @@ class Replica(DeviceCopies):
             view.copy_(tensor.detach())
         self._bind_views(flat)
         self.sends_gradients = sends_gradients
-        self._flat_grad = torch.zeros_like(flat if sends_gradients else flat[:0])
-        self._grad_views = self._parameter_views(self._flat_grad) if sends_gradients else []
-        for tensor, view in zip(self.tensors, self._grad_views, strict=False):
-            tensor.grad = view
+        self._bind_gradient_views(torch.zeros_like(flat if sends_gradients else flat[:0]))
         self._hidden_gradients: list[Any] = []
         self._host_is_current = False
         self._gradient_sums = flat.new_zeros(len(self.tensors))
@@ -79,6 +76,31 @@ class Replica(DeviceCopies):
         self._host_flat, self.parameters = flat, memory
         if not self.staged:
             self._bind_views(flat)
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(self._flat.device.type == "cuda")
+
+    def relocate_gradients(self, memory: FloatArray) -> None:
+        """Move `gradients` into the given memory, shape (D,)."""
+        import torch
+
+        flat = torch.from_numpy(memory)
+        flat.copy_(self._host_grad)
+        self._host_grad, self.gradients = flat, memory
+        if not self.staged:
+            elsewhere = [(tensor, tensor.grad) for tensor, view in zip(self.tensors, self._grad_views, strict=True)
+                         if tensor.grad is not view]
+            self._bind_gradient_views(flat)
+            for tensor, gradient in elsewhere:
+                tensor.grad = gradient
+
+    def _bind_gradient_views(self, flat: Any) -> None:
+        """Make the gradients views of a buffer, if the strategy sends them."""
+        self._flat_grad = flat
+        self._grad_views = self._parameter_views(flat) if self.sends_gradients else []
+        for tensor, view in zip(self.tensors, self._grad_views, strict=False):
+            tensor.grad = view
 
     def _bind_views(self, flat: Any) -> None:
         """Make the parameters views of a buffer."""
@@ -108,7 +130,7 @@ class Replica(DeviceCopies):
 
     def wait_for_device(self) -> None:
         """Wait until a GPU has done the work that this thread has queued so far."""
-        if self._flat.device.type == "cuda":
+        if self.on_gpu:
             import torch
 
             torch.cuda.current_stream(self._flat.device).synchronize()
@@ -124,13 +146,13 @@ class Replica(DeviceCopies):
 
     def _copy(self, target: Any, source: Any) -> None:
         """Copy between device and host; asynchronous, in stream order, on CUDA."""
-        target.copy_(source, non_blocking=self._flat.device.type == "cuda")
+        target.copy_(source, non_blocking=self.on_gpu)
 
     def _copy_waiter(self) -> Callable[[], None]:
         """Return a function that waits for the copies so far."""
         import torch
 
-        if self._flat.device.type != "cuda":
+        if not self.on_gpu:
             return lambda: None
         copied = torch.cuda.Event()
         copied.record(torch.cuda.current_stream(self._flat.device))

@@ -166,7 +166,8 @@ class Run:
             lambda part: shard_optimizer.make_shard_optimizer(optimizer, replica, part),
             lambda: shard_optimizer.hyperparameters(optimizer), shard_optimizer.lr_indices(optimizer),
             model_weights=lambda: self._work_assignment.model_weights,
-            relocate_parameters=replica.relocate_parameters, device_copies=replica)
+            relocate_parameters=replica.relocate_parameters,
+            relocate_gradients=None if replica.on_gpu else replica.relocate_gradients, device_copies=replica)
 
     def loader(self, data: Any, batch_size: int, shuffle: bool = True, **options: Any) -> Loader | StreamLoader:
         """This worker's batches of the training data; each iteration is an epoch over all workers. Collective.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 
 from slurmdl import comm_layout
-from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline
+from slurmdl.errors import TrainError, warn
+from slurmdl.plan import group_ranks
+from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, FloatArray
+from slurmdl.train.mixing.node_allreduce import NodeAllreduceOp, NodeVectors
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
 from slurmdl.train.tags import Tag
 
@@ -29,6 +32,9 @@ class Allreduce(Strategy):
     all workers. Several buckets are in flight, so that links between zones are busy while others are summed inside
     zones. With compression, buckets travel as fp16 and are added in fp32; see collectives.AllreduceOp for the error.
 
+    If ranks share a node, the gradients lie in shared memory, where each node sums them; then one rank per node sends
+    a part of the sum (node_allreduce.NodeAllreduceOp). If there is no shared memory, all ranks exchange messages.
+
     Reference: S. Li et al.: PyTorch distributed: experiences on accelerating data parallel training. VLDB 13 (2020).
     doi:10.14778/3415478.3415530
     """
@@ -40,21 +46,50 @@ class Allreduce(Strategy):
         self.overlaps_backward = len(ctx.workers) > 1
         if not self.overlaps_backward:  # the only worker's gradients are the mean
             return
-        p2p, groups = ctx.p2p, ctx.allreduce_groups
+        self._nodes = group_ranks(ctx.workers, ctx.nodes)
+        self._wire_dtype = np.float16 if ctx.config.compression == "fp16" else np.float32
         starts = comm_layout.bucket_starts(ctx.gradients.size)
         self._bucket_slices = [slice(*bounds) for bounds in pairwise([*starts, ctx.gradients.size])]
-        wire_dtype = np.float16 if ctx.config.compression == "fp16" else np.float32
-        group = next(group for group in groups if p2p.rank in group)
-        allows_direct = comm_layout.uses_direct_exchange([ctx.nodes[rank] for rank in group],
-                                                         [ctx.zones[rank] for rank in group])
         tags = [Tag.FIRST_BUCKET + index % NUM_BUCKET_TAGS for index in range(len(starts) - 1)]
         self._bucket_tags = [*tags, Tag.STEP]
-        self._bucket_ops = [
-            AllreduceOp(p2p, groups, ctx.gradients[bucket], wire_dtype,
-                        allows_direct and bucket.start < comm_layout.DIRECT_ELEMENTS)
-            for bucket in self._bucket_slices]
-        self._pipeline = CollectivePipeline(p2p)
+        self._node_vectors: NodeVectors | None = ctx.comm_thread.call(self._share_gradients)
+        if self._node_vectors and ctx.relocate_gradients:
+            ctx.relocate_gradients(self._node_vectors.vector)
+        self._bucket_ops = [self._make_bucket_op(index) for index in range(len(starts))]
+        self._pipeline = CollectivePipeline(ctx.p2p)
         self._futures: list[Future[Any]] = []
+
+    def _share_gradients(self) -> NodeVectors | None:
+        """Shared memory for the gradients of this node's ranks, or None. Collective."""
+        ctx, transport = self._ctx, self._ctx.p2p.transport
+        if not transport.prefers_shared_memory or len(self._nodes) == len(ctx.workers) or not all(
+                transport.allgather(ctx.relocate_gradients is not None)):
+            return None
+        ranks = next(ranks for ranks in self._nodes if ctx.p2p.rank in ranks)
+        vectors, problem = None, ""
+        try:
+            vectors = NodeVectors(transport.allocate_shared, ctx.p2p.rank, ranks, self._bucket_slices)
+        except TrainError as error:
+            problem = str(error)
+        problems = [text for text in transport.allgather(problem) if text]
+        if not problems:
+            return vectors
+        if ctx.p2p.rank == ctx.workers[0]:
+            warn(f"train: the ranks of a node exchange messages instead of shared memory: {problems[0]}")
+        return None
+
+    def _make_bucket_op(self, index: int) -> AllreduceOp | NodeAllreduceOp:
+        ctx, bucket = self._ctx, self._bucket_slices[index]
+
+        def make_op(groups: Sequence[Sequence[int]], vector: FloatArray) -> AllreduceOp:
+            group = next(group for group in groups if ctx.p2p.rank in group)
+            direct = bucket.start < comm_layout.DIRECT_ELEMENTS and comm_layout.uses_direct_exchange(
+                [ctx.nodes[rank] for rank in group], [ctx.zones[rank] for rank in group])
+            return AllreduceOp(ctx.p2p, groups, vector, self._wire_dtype, direct)
+
+        if self._node_vectors:
+            return NodeAllreduceOp(ctx.p2p, self._node_vectors, index, self._nodes, ctx.allreduce_groups, make_op)
+        return make_op(ctx.allreduce_groups, ctx.gradients[bucket])
 
     def on_gradients_ready(self, start: int) -> None:
         while len(self._futures) < len(self._bucket_ops):
@@ -81,3 +116,8 @@ class Allreduce(Strategy):
         self._futures.clear()
         self._ctx.device_copies.copy_gradients_to_device()
         self.exchanges += 1
+
+    def finish(self) -> None:
+        if self.overlaps_backward and self._node_vectors and self._ctx.relocate_gradients:
+            self._ctx.relocate_gradients(np.empty_like(self._node_vectors.vector))
+            self._ctx.comm_thread.call(self._node_vectors.close)

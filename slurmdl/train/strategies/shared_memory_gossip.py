@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from slurmdl.errors import TrainError
 from slurmdl.gossip_graphs import Base2Graph
 from slurmdl.plan import group_ranks
 from slurmdl.train.mixing.weighted_graph import WeightedGraph
 from slurmdl.train.strategies.strategy import DeviceCopies, Strategy, StrategyContext
+from slurmdl.train.transports.transport import RankFailedError
 from slurmdl.train.transports.window import ModelWindow, mix_pair, weighted_mean
 from slurmdl.train.triggers import CommCost
 
@@ -59,8 +61,13 @@ class SharedMemoryGossip(Strategy):
         count = len(self._node_workers)
         self._intra_node = WeightedGraph(Base2Graph([""] * count), (1.0,) * count)
         allocate_shared, size = ctx.p2p.transport.allocate_shared, ctx.parameters.size
-        self._window: ModelWindow = ctx.comm_thread.call(
-            lambda: ModelWindow(allocate_shared, rank, self._node_workers, size))
+        try:
+            self._window: ModelWindow = ctx.comm_thread.call(
+                lambda: ModelWindow(allocate_shared, rank, self._node_workers, size))
+        except RankFailedError:
+            raise
+        except TrainError as error:
+            raise TrainError(f"--shared-memory: {error}") from error
         if self.lockstep:
             model = self._window.live_model(rank)
             ctx.relocate_parameters(model)

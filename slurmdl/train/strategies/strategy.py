@@ -88,6 +88,7 @@ class StrategyContext:
         lr_indices: indices of the learning rates among the hyperparameters.
         model_weights: returns the current weights of the workers' models; () if they are equal.
         relocate_parameters: moves the replica's parameters into other memory of shape (D,), for shared memory.
+        relocate_gradients: likewise for the gradients; None if they must stay where they are.
         device_copies: between the buffers and the model.
     """
 
@@ -109,6 +110,7 @@ class StrategyContext:
     lr_indices: tuple[int, ...] = ()
     model_weights: Callable[[], tuple[float, ...]] = tuple
     relocate_parameters: Callable[[FloatArray], None] = _cannot_relocate
+    relocate_gradients: Callable[[FloatArray], None] | None = None
     device_copies: DeviceCopies = field(default=DeviceCopies())
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,17 +13,19 @@ import numpy as np
 
 from slurmdl.errors import TrainError
 from slurmdl.train.transports.real_time import RealTimeRank
-from slurmdl.train.transports.window import MpiSharedMemory, SharedMemory
+from slurmdl.train.transports.window import ConditionRequest, MpiSharedMemory, SharedMemory
 
 #: seconds of polling before a wait starts to sleep, about the cost of the shortest sleep, and the longest sleep.
 #: Longer polling gains little if cores are free, and takes them from the awaited ranks if not
 _SPIN_SECONDS, _MAX_SLEEP_SECONDS = 2e-5, 2e-4
+#: where MPI libraries put shared memory, and space there that they need besides
+_SHARED_MEMORY_FOLDER, _SHARED_MARGIN_BYTES = "/dev/shm", 1 << 20
 
 
 class MpiTransport(RealTimeRank):
     """Ranks of an mpi4py communicator; see `transport.Transport`."""
 
-    recovery_name = ""
+    recovery_name, prefers_shared_memory = "", True
 
     def __init__(self, comm: Any) -> None:
         from mpi4py import MPI
@@ -47,11 +50,17 @@ class MpiTransport(RealTimeRank):
         return self.alive_ranks[status.Get_source()] if self._comm.Iprobe(self._mpi.ANY_SOURCE, tag, status) else None
 
     def testall(self, requests: Sequence[Any]) -> bool:
-        return bool(self._mpi.Request.Testall(list(requests)))
+        return self._completion_test(requests)()
+
+    def _completion_test(self, requests: Sequence[Any]) -> Callable[[], bool]:
+        """Return a function that tests whether all requests are complete, those on shared memory included."""
+        messages = [request for request in requests if not isinstance(request, ConditionRequest)]
+        conditions = [request for request in requests if isinstance(request, ConditionRequest)]
+        testall = self._mpi.Request.Testall
+        return lambda: bool(testall(messages)) and all(request.Test() for request in conditions)
 
     def waitall(self, requests: Sequence[Any]) -> None:
-        requests = list(requests)
-        self._poll_until(lambda: bool(self._mpi.Request.Testall(requests)))
+        self._poll_until(self._completion_test(requests))
 
     def wait_any_or_message(self, requests: Sequence[Any], tag: int) -> None:
         requests = list(requests)
@@ -59,12 +68,11 @@ class MpiTransport(RealTimeRank):
                          or bool(self._comm.Iprobe(self._mpi.ANY_SOURCE, tag)))
 
     def wait_any_group(self, groups: Sequence[Sequence[Any]], should_stop: Callable[[], bool]) -> int | None:
-        request_lists, completed = [list(group) for group in groups], None
+        tests, completed = [self._completion_test(group) for group in groups], None
 
         def is_done() -> bool:
             nonlocal completed
-            completed = next((index for index, requests in enumerate(request_lists)
-                              if self._mpi.Request.Testall(requests)), None)
+            completed = next((index for index, is_complete in enumerate(tests) if is_complete()), None)
             return completed is not None or should_stop()
 
         self._poll_until(is_done)
@@ -94,12 +102,19 @@ class MpiTransport(RealTimeRank):
         self._poll_until(lambda: bool(request.Test()), on_poll)
 
     def allocate_shared(self, ranks: Sequence[int], num_bytes: int) -> SharedMemory:
+        names, problem = ", ".join(map(str, ranks)), ""
         try:
             group = self._comm.Get_group().Incl([self._comm_rank_of[rank] for rank in ranks])
-            return MpiSharedMemory(self._comm.Create_group(group), ranks, num_bytes, self._poll_until)
+            comm = self._comm.Create_group(group)
+            # Open MPI hangs if the space is too small: only the rank that creates the file fails
+            if comm.allreduce(num_bytes) + _SHARED_MARGIN_BYTES > comm.allreduce(_free_shared_bytes(), self._mpi.MIN):
+                problem = "not enough free memory"
+            else:
+                return MpiSharedMemory(comm, ranks, num_bytes, self._poll_until)
         except self._mpi.Exception as error:
-            raise TrainError(f"--shared-memory: ranks {', '.join(map(str, ranks))} cannot share {num_bytes:,} bytes "
-                             f"each (MPI: {error}); expected one node with enough space in /dev/shm") from error
+            problem = f"MPI: {error}"
+        raise TrainError(f"ranks {names} cannot share {num_bytes:,} bytes each ({problem}); expected one node with "
+                         f"enough space in {_SHARED_MEMORY_FOLDER}")
 
     # the collective calls of mpi4py for objects would spin while they wait, and call no hook
 
@@ -134,6 +149,14 @@ class MpiTransport(RealTimeRank):
         data = data if is_root else np.empty(size[0], np.uint8)
         self._complete(self._comm.Ibcast(data))
         return pickle.loads(data)
+
+
+def _free_shared_bytes() -> int:
+    try:
+        status = os.statvfs(_SHARED_MEMORY_FOLDER)
+    except OSError:
+        return sys.maxsize  # MPI finds another place, or reports an error
+    return status.f_bavail * status.f_frsize
 
 
 def _as_mpi_buffer(array: Any) -> Any:

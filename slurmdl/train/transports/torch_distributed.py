@@ -41,7 +41,7 @@ class TorchTransport(RealTimeRank):
     """Ranks of the default process group of torch.distributed; see `transport.Transport`."""
 
     recovery_name = ""
-    supports_comm_thread = True
+    supports_comm_thread, prefers_shared_memory = True, False
 
     def __init__(self) -> None:
         import torch
@@ -215,7 +215,7 @@ class TorchTransport(RealTimeRank):
         barrier.result()
 
     def allocate_shared(self, ranks: Sequence[int], num_bytes: int) -> SharedMemory:
-        raise TrainError("--shared-memory: the backend torch has no shared memory; expected --backend mpi")
+        raise TrainError("the backend torch has no shared memory; expected --backend mpi")
 
     def allgather(self, obj: Any) -> list[Any]:
         objects: list[Any] = [None] * self.size

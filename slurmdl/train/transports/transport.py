@@ -36,6 +36,7 @@ class Transport(Protocol):
         recovery_name: name of the recovery mechanism after rank failures; "" for none.
         supports_comm_thread: whether a second thread may make all calls (MPI_THREAD_SERIALIZED or better), one at a
             time.
+        prefers_shared_memory: whether memory shared by the ranks of a node is faster than messages between them.
         watchdog: limits the time of waits; None for no limit.
     """
 
@@ -44,6 +45,7 @@ class Transport(Protocol):
     alive_ranks: tuple[int, ...]
     recovery_name: str
     supports_comm_thread: bool
+    prefers_shared_memory: bool
     watchdog: Watchdog | None
 
     def isend(self, peer: int, array: Any, tag: int = 0) -> Any:

@@ -54,7 +54,8 @@ def _translate_errors(method: Method) -> Method:
 class UlfmTransport(MpiTransport):
     """Ranks of an mpi4py communicator whose errors are exceptions (the default); see `transport.Transport`."""
 
-    recovery_name = "ULFM"
+    #: windows are not tested for failures in Open MPI 5, which says so
+    recovery_name, prefers_shared_memory = "ULFM", False
 
     isend = _translate_errors(MpiTransport.isend)
     irecv = _translate_errors(MpiTransport.irecv)

@@ -62,7 +62,7 @@ class VirtualTransport:
         clock: the rank's virtual seconds since the start.
     """
 
-    supports_comm_thread, recovery_name = False, ""
+    supports_comm_thread, prefers_shared_memory, recovery_name = False, True, ""
     watchdog: Watchdog | None = None
 
     def __init__(self, rank: int, scheduler: _Scheduler) -> None:
@@ -247,11 +247,16 @@ class VirtualSharedMemory:
             waiter[0].done_at = self._transport.clock
             self._segments.waiters.remove(waiter)
 
-    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
-        if not condition():
-            request = Request(description)
+    def request(self, condition: Callable[[], bool], description: str) -> Request:
+        request = Request(description)
+        if condition():
+            request.done_at = self._transport.clock
+        else:
             self._segments.waiters.append((request, condition))
-            self._transport.waitall([request])
+        return request
+
+    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
+        self._transport.waitall([self.request(condition, description)])
 
     def close(self) -> None:
         """Do nothing: the segments are garbage-collected."""

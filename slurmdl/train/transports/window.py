@@ -21,7 +21,7 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float32]
 
 #: bytes of a cache line and of a page: control words lie in lines of their own, slots start at pages
-_CACHE_LINE_BYTES, _PAGE_BYTES = 64, 4096
+_CACHE_LINE_BYTES, PAGE_BYTES = 64, 4096
 #: elements that are mixed at a time, so that intermediate results stay in the cache (256 KiB)
 _MIX_BLOCK = 1 << 16
 #: reads of a model before the exchange is skipped
@@ -39,8 +39,14 @@ class SharedMemory(Protocol):
     def fence(self) -> None:
         """Make this rank's stores visible to the others, and theirs to this one."""
 
+    def request(self, condition: Callable[[], bool], description: str) -> Any:
+        """Return a request, as of Transport.irecv, that is complete when other ranks' stores make a condition true.
+
+        `description` is for errors.
+        """
+
     def wait_until(self, condition: Callable[[], bool], description: str) -> None:
-        """Wait until another rank's stores make a condition true; long waits sleep. `description` is for errors."""
+        """Wait for such a request; long waits sleep."""
 
     def close(self) -> None:
         """Free the memory. Collective over the ranks that share it."""
@@ -61,16 +67,16 @@ class ModelWindow:
     def __init__(self, allocate_shared: Callable[[Sequence[int], int], SharedMemory], rank: int, ranks: Sequence[int],
                  size: int) -> None:
         self._rank = rank
-        self._slot_bytes = -(-4 * size // _PAGE_BYTES) * _PAGE_BYTES
+        self._slot_bytes = -(-4 * size // PAGE_BYTES) * PAGE_BYTES
         num_slots = 3 if rank == ranks[0] else 2
-        self._memory = allocate_shared(ranks, _PAGE_BYTES + num_slots * self._slot_bytes)
+        self._memory = allocate_shared(ranks, PAGE_BYTES + num_slots * self._slot_bytes)
         self._control_words = {peer: self._memory.segment(peer)[:8 * _CACHE_LINE_BYTES].view(np.int64)
                                [::_CACHE_LINE_BYTES // 8] for peer in ranks}
         self._slots = {peer: [self._slot_view(peer, slot, size) for slot in range(2)] for peer in ranks}
         self.node_mean = self._slot_view(ranks[0], 2, size)
 
     def _slot_view(self, rank: int, slot: int, size: int) -> FloatArray:
-        begin = _PAGE_BYTES + slot * self._slot_bytes
+        begin = PAGE_BYTES + slot * self._slot_bytes
         return self._memory.segment(rank)[begin:begin + 4 * size].view(np.float32)
 
     def live_model(self, rank: int) -> FloatArray:
@@ -172,6 +178,20 @@ def weighted_mean(vectors: Sequence[FloatArray], out: FloatArray, weights: Seque
             mean += vector[block] * factor
 
 
+class ConditionRequest:
+    """A request that is complete when a condition on shared memory is true; tested as an mpi4py request."""
+
+    def __init__(self, condition: Callable[[], bool], fence: Callable[[], None]) -> None:
+        self._condition, self._fence = condition, fence
+
+    def Test(self) -> bool:
+        self._fence()
+        is_true = self._condition()
+        if is_true:
+            self._fence()  # later loads see what was stored before
+        return is_true
+
+
 class MpiSharedMemory:
     """Shared memory of ranks on one node by MPI; see `SharedMemory`.
 
@@ -201,13 +221,11 @@ class MpiSharedMemory:
     def fence(self) -> None:
         self._window.Sync()
 
-    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
-        def is_true() -> bool:
-            self.fence()
-            return condition()
+    def request(self, condition: Callable[[], bool], description: str) -> ConditionRequest:
+        return ConditionRequest(condition, self.fence)
 
-        self._poll_until(is_true)
-        self.fence()
+    def wait_until(self, condition: Callable[[], bool], description: str) -> None:
+        self._poll_until(self.request(condition, description).Test)
 
     def close(self) -> None:
         self._segments = {}
