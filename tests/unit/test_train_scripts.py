@@ -93,6 +93,14 @@ def test_fault_of_one_worker_ends_all_ranks(fault: str, status: int, words: str)
     assert "worker" not in proc.stdout
 
 
+def test_worker_of_the_same_node_that_ends_early_is_named() -> None:
+    """The ranks of a node exchange gradients in shared memory."""
+    proc = mpirun(3, SCRIPT, "early", environ={"SLURMD_NODENAME": "n"})
+    assert proc.returncode == 76
+    [message] = slurmdl_lines(proc.stderr)
+    assert "continues, but this one has ended after 2 steps" in message
+
+
 @pytest.mark.parametrize("launcher, environ, culprit", [
     (["-m", "torch.distributed.run", "--nproc-per-node=2"], {}, "torchrun started 2 processes"),
     ([], {"RANK": "0", "WORLD_SIZE": "4"}, "WORLD_SIZE=4"),

@@ -307,6 +307,7 @@ class Run:
         self.strategy.finish()
         transport, call = self.world.transport, ctx.comm_thread.call
         call(lambda: transport.barrier(self._fail_if_others_continue))
+        self.strategy.close()
         self._slow_rank_monitor.finish()
         self._replica_check.finish()
         if not self.strategy.identical_at_end:

@@ -35,12 +35,14 @@ class NodeVectors:
     Attributes:
         buckets: as given.
         vector: shape (size,), this rank's.
+        neighbors: the next and the previous rank in the order of `ranks`, in a ring.
     """
 
     def __init__(self, allocate_shared: Callable[[Sequence[int], int], SharedMemory], rank: int, ranks: Sequence[int],
                  buckets: Sequence[slice]) -> None:
         self._rank, self._peers = rank, [peer for peer in ranks if peer != rank]
         size, own = buckets[-1].stop, ranks.index(rank)
+        self.neighbors = ranks[(own + 1) % len(ranks)], ranks[own - 1]
         control_bytes, vector_bytes = (-(-count // PAGE_BYTES) * PAGE_BYTES
                                        for count in (16 * len(buckets), 4 * size))
         self._memory = allocate_shared(ranks, control_bytes + vector_bytes)
@@ -106,20 +108,34 @@ class NodeAllreduceOp:
     def __init__(self, p2p: MeteredP2P, vectors: NodeVectors, bucket: int, nodes: Sequence[Sequence[int]],
                  groups: Sequence[Sequence[int]],
                  make_inter_node: Callable[[Sequence[Sequence[int]], FloatArray], AllreduceOp]) -> None:
-        self._vectors, self._bucket = vectors, bucket
+        self._p2p, self._vectors, self._bucket = p2p, vectors, bucket
         vector = vectors.vector[vectors.buckets[bucket]]
         self._inter_node = [make_inter_node(_groups_of(holders, groups), vector[part])
                             for part, holders in shard_pieces(vector.size, nodes) if p2p.rank in holders]
 
     def coroutine(self, divisor: int = 1, tag: int = Tag.STEP) -> CommCoroutine:
-        """As AllreduceOp.coroutine."""
+        """As AllreduceOp.coroutine.
+
+        With Tag.STEP, the ranks of a node also send each other empty messages, by which a rank that has ended detects
+        that others continue.
+        """
         vectors, bucket = self._vectors, self._bucket
-        yield [vectors.announce(_READY, bucket)], True
+        ready = vectors.announce(_READY, bucket)
+        messages = self._notify_next_rank() if tag == Tag.STEP else []
+        yield [ready, *messages], True
         vectors.sum_chunk(bucket)
         for op in self._inter_node:
             yield from op.coroutine(divisor, tag)
         vectors.store_chunk(bucket)
         yield [vectors.announce(_SUMMED, bucket)], False
+
+    def _notify_next_rank(self) -> list[Any]:
+        """Requests of empty messages around the ranks of the node."""
+        following, previous = self._vectors.neighbors
+        if following == self._p2p.rank:
+            return []
+        empty = np.empty(0, np.uint8)
+        return [self._p2p.transport.irecv(previous, empty, Tag.STEP), self._p2p.isend(following, empty, Tag.STEP)]
 
 
 def _groups_of(ranks: Sequence[int], groups: Sequence[Sequence[int]]) -> list[list[int]]:

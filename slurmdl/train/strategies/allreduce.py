@@ -117,7 +117,7 @@ class Allreduce(Strategy):
         self._ctx.device_copies.copy_gradients_to_device()
         self.exchanges += 1
 
-    def finish(self) -> None:
+    def close(self) -> None:
         if self.overlaps_backward and self._node_vectors and self._ctx.relocate_gradients:
             self._ctx.relocate_gradients(np.empty_like(self._node_vectors.vector))
             self._ctx.comm_thread.call(self._node_vectors.close)

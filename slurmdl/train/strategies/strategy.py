@@ -223,6 +223,9 @@ class Strategy(Stateful):
     def finish(self) -> None:
         """Complete all communication after the last step."""
 
+    def close(self) -> None:
+        """Free what ranks share, when all have finished. Collective."""
+
 
 class TriggeredStrategy(Strategy):
     """Exchanges in the due steps of a trigger, if the ranks decide to.
