@@ -5,18 +5,16 @@ The control gives all workers the same samples; its model must differ.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from benchmarks.open_mpi import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
+from benchmarks.open_mpi import LOOPBACK_TCP_ENV
 from benchmarks.results import Row, make_row
 from benchmarks.training import program
+from benchmarks.training.rank_launch import run_ranks
 
 WORKERS = 4
 #: distance from the model of one process, relative to the distance that training has moved it
@@ -54,16 +52,9 @@ def _final(backend: str, ranks: int, variables: dict[str, str], *arguments: str)
     environ = {f"SLURMDL_TRAIN_{name}": value for name, value in variables.items()}
     if backend == "virtual":
         return _virtual(ranks, environ, "same" in arguments)
-    launcher = ["mpirun", "-n", str(ranks), sys.executable] if backend == "mpi" else [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     with tempfile.TemporaryDirectory() as folder:
-        argv = [*launcher, "-m", "benchmarks.training.program", f"{folder}/model.npy", *arguments]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-        result = subprocess.run(argv, env={**clean, **OVERSUBSCRIBE_ENV, **LOOPBACK_TCP_ENV, **environ,
-                                           "SLURMDL_TRAIN_BACKEND": backend},
-                                capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        if result.returncode:
-            raise RuntimeError(f"{' '.join(argv)}: {result.stderr.strip()[-500:]}")
+        run_ranks(backend, ranks, "benchmarks.training.program", f"{folder}/model.npy", *arguments,
+                  environ={**LOOPBACK_TCP_ENV, **environ, "SLURMDL_TRAIN_BACKEND": backend}, timeout_s=TIMEOUT_S)
         return np.load(f"{folder}/model.npy")
 
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from benchmarks.open_mpi import OVERSUBSCRIBE_ENV
 from benchmarks.results import Row, make_row
 from benchmarks.training.overhead import NETWORKS, make_network, time_steps
+from benchmarks.training.rank_launch import run_ranks
 
 RANKS, REPEATS = (2, 4, 8), 5
 #: index in NETWORKS -> goal for the rate beside DistributedDataParallel with 4 ranks, and the parameters in words
@@ -52,15 +52,10 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
 
 
 def _steps_per_s(kind: str, ranks: int, network: int) -> float:
-    launcher = ["mpirun", "-n", str(ranks), sys.executable] if kind in ("library", "messages") else [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    argv = [*launcher, "-m", "benchmarks.training.intra_node", kind, str(network)]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    result = subprocess.run(argv, env={**clean, **OVERSUBSCRIBE_ENV, "OMP_NUM_THREADS": "1"}, capture_output=True,
-                            text=True, timeout=TIMEOUT_S, check=False)
-    if result.returncode:
-        raise RuntimeError(f"{' '.join(argv)}: {result.stderr.strip()[-500:]}")
-    return float(result.stdout.split()[-1])
+    backend = "mpi" if kind in ("library", "messages") else "torch"
+    output = run_ranks(backend, ranks, "benchmarks.training.intra_node", kind, str(network),
+                       environ={"OMP_NUM_THREADS": "1"}, timeout_s=TIMEOUT_S)
+    return float(output.split()[-1])
 
 
 def _main(kind: str, network: int) -> None:
@@ -86,17 +81,12 @@ def _main(kind: str, network: int) -> None:
         is_main = distributed.get_rank() == 0
         if kind == "ddp":
             model = torch.nn.parallel.DistributedDataParallel(model)
+    synchronize = partial(run.all_gather_object, None) if run else distributed.barrier
     time_steps(model, opt, x, y, 2 * block_steps)
-    if run:
-        run.all_gather_object(None)
-    else:
-        distributed.barrier()
+    synchronize()
     start = time.perf_counter()
     time_steps(model, opt, x, y, BLOCKS * block_steps)
-    if run:
-        run.all_gather_object(None)
-    else:
-        distributed.barrier()
+    synchronize()
     if is_main:
         print(BLOCKS * block_steps / (time.perf_counter() - start), flush=True)
     if run:
