@@ -30,11 +30,12 @@ os._exit(0)  # gloo's threads may abort a process that ends later than others
 #: the shape of Accelerate's nlp_example, with random tokens instead of a download; ends as GATHER does
 ACCELERATE = """\
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-accelerator = Accelerator(cpu=True)
+# on CPUs Accelerate prefers PyTorch's MPI backend, which Debian's PyTorch has: one rank per task only
+accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
 torch.manual_seed(7)
 tokens = torch.randint(100, (340, 16))
 labels = (tokens[:, 0] >= 50).long()
