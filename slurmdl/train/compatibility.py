@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from slurmdl.comm_layout import COMPRESSION_NAMES
 from slurmdl.errors import InvalidOptionsError
 from slurmdl.gossip_graphs import GRAPHS
-from slurmdl.train.strategy_config import LOAD_BALANCE_MODES, TRIGGER_NAMES, StrategyConfig
+from slurmdl.train.strategy_config import ISLAND_LEVELS, LOAD_BALANCE_MODES, TRIGGER_NAMES, StrategyConfig
 
 _GOSSIP = ("gossip", "adaptive-gossip")
 _RANDOMIZED = tuple(name for name, graph in GRAPHS.items() if not graph.static_neighbors)
 _PAIRWISE = tuple(name for name, graph in GRAPHS.items() if graph.static_neighbors and graph.pairwise)
 _WHOLE_MODEL = ("none", "fp16")
-_OPTIONAL = (False, True)
+_OPTIONAL, _ANY_ISLANDS = (False, True), (None, *ISLAND_LEVELS)
 #: load balancing if every step takes all workers
 _SYNCHRONOUS_LOAD_BALANCE = ("off", "batch-size")
 
@@ -26,6 +26,7 @@ class Combination:
     Attributes:
         reasons: option -> why this row has no further choices of it.
         asynchronous, shared_memory: valid values of the switches --async and --shared-memory.
+        islands: valid values of --inside.
     """
 
     strategies: tuple[str, ...]
@@ -35,6 +36,7 @@ class Combination:
     reasons: Mapping[str, str] = field(default_factory=dict)
     asynchronous: tuple[bool, ...] = (False,)
     shared_memory: tuple[bool, ...] = (False,)
+    islands: tuple[str | None, ...] = (None,)
     load_balance_modes: tuple[str, ...] = LOAD_BALANCE_MODES
 
     def conflicts(self, config: StrategyConfig) -> dict[str, str]:
@@ -42,7 +44,7 @@ class Combination:
         valid_choices: dict[str, Sequence[object]] = {
             "--comm-pattern": self.comm_patterns, "--trigger": self.triggers, "--compression": self.compressions,
             "--load-balance": self.load_balance_modes, "--async": self.asynchronous,
-            "--shared-memory": self.shared_memory}
+            "--shared-memory": self.shared_memory, "--inside": self.islands}
         return {option: _format_choice(option, *valid_choices[option])
                 for option, choice in _choices(config).items() if choice not in valid_choices[option]}
 
@@ -54,17 +56,18 @@ COMBINATIONS = (
                 load_balance_modes=_SYNCHRONOUS_LOAD_BALANCE),
     Combination(_GOSSIP, _RANDOMIZED, TRIGGER_NAMES, _WHOLE_MODEL,
                 {"--compression": "random partners keep no estimates of each other; only whole models can be sent"},
-                shared_memory=_OPTIONAL),
+                shared_memory=_OPTIONAL, islands=_ANY_ISLANDS),
     Combination(_GOSSIP, ("one-peer-exponential",), ("period",), COMPRESSION_NAMES,
                 {"--trigger": "a rank that sends to one rank and receives from another cannot agree on an exchange "
-                              "with both"}, shared_memory=_OPTIONAL),
-    Combination(_GOSSIP, _PAIRWISE, TRIGGER_NAMES, COMPRESSION_NAMES, shared_memory=_OPTIONAL),
+                              "with both"}, shared_memory=_OPTIONAL, islands=_ANY_ISLANDS),
+    Combination(_GOSSIP, _PAIRWISE, TRIGGER_NAMES, COMPRESSION_NAMES, shared_memory=_OPTIONAL, islands=_ANY_ISLANDS),
     Combination(_GOSSIP, tuple(GRAPHS), TRIGGER_NAMES, _WHOLE_MODEL,
                 {"--compression": "push-sum sends whole models, since no rank keeps an estimate of another"},
                 asynchronous=(True,), shared_memory=_OPTIONAL),
-    Combination(("local-sgd",), ("ring",), TRIGGER_NAMES, COMPRESSION_NAMES),
+    Combination(("local-sgd",), ("ring",), TRIGGER_NAMES, COMPRESSION_NAMES, islands=_ANY_ISLANDS),
     Combination(("local-sgd",), ("hierarchical",), TRIGGER_NAMES, ("none",),
-                {"--compression": "sums within and between zones would have to be compressed again at each step"}),
+                {"--compression": "sums within and between zones would have to be compressed again at each step"},
+                islands=_ANY_ISLANDS),
     Combination(("ps",), ("shards",), ("period",), ("none",), load_balance_modes=_SYNCHRONOUS_LOAD_BALANCE),
     Combination(("ps",), ("shards",), ("period",), ("none",), asynchronous=(True,)),
 )
@@ -75,19 +78,22 @@ _REASONS = {"--comm-pattern": "the communication pattern depends on the strategy
             "--compression": "gradients are sent uncompressed",
             "--async": "all ranks exchange together",
             "--shared-memory": "only gossip mixes models in shared memory",
+            "--inside": "between islands models are exchanged by local-sgd or synchronous gossip",
             "--load-balance": "each step takes all workers, so none can make more steps"}
 
 
 def _choices(config: StrategyConfig) -> dict[str, object]:
     return {"--comm-pattern": config.comm_pattern, "--trigger": config.trigger_name,
             "--compression": config.compression, "--load-balance": config.load_balance,
-            "--async": config.asynchronous, "--shared-memory": config.shared_memory}
+            "--async": config.asynchronous, "--shared-memory": config.shared_memory, "--inside": config.inside}
 
 
 def _format_choice(option: str, *choices: object) -> str:
     """E.g. `--trigger period, drift`, `--async` or `no --async`."""
-    if isinstance(choices[0], bool):
-        return option if choices[0] else f"no {option}"
+    if choices[0] in (False, None):
+        return f"no {option}"
+    if choices[0] is True:
+        return option
     return f"{option} {', '.join(map(str, choices))}"
 
 
@@ -118,6 +124,10 @@ def check_compatibility(config: StrategyConfig) -> None:
                 "--load-balance local-steps: an exchange after every step leaves no steps to redistribute; expected "
                 "--period 2 or more (at least the speed ratio of the fastest to the slowest rank); --load-balance "
                 "batch-size; or --async")
+    if config.inside and (config.load_balance != "off" or config.shared_memory):
+        option = "--shared-memory" if config.shared_memory else f"--load-balance {config.load_balance}"
+        raise InvalidOptionsError(f"{option}: not valid with --inside {config.inside}, whose ranks sum gradients in "
+                                  f"every step with equal weights; expected one of the two")
     rows = [row for row in COMBINATIONS if config.strategy in row.strategies]
     fewest = min(len(row.conflicts(config)) for row in rows)
     if fewest:
@@ -133,7 +143,7 @@ def _conflict_message(config: StrategyConfig, closest: Sequence[Combination]) ->
     option = next((name for name in conflicts if name in row.reasons), next(iter(conflicts)))
     choices = _choices(config)
     others = " ".join([str(config.strategy), *(_format_choice(name, choice) for name, choice in choices.items()
-                                               if name != option and choice not in ("off", False))])
+                                               if name != option and choice not in ("off", False, None))])
     valid = "; or ".join(dict.fromkeys(", ".join(row.conflicts(config).values()) for row in [row, *closest]))
     reason = row.reasons.get(option, _REASONS[option])
     return f"{_format_choice(option, choices[option])}: {reason}; asked for with {others}; expected {valid}"

@@ -13,7 +13,7 @@ class Stateful:
 
     Attributes:
         state_fields: names of the saved attributes, in addition to those of base classes. Values are numbers, arrays,
-            dicts of these, Stateful objects, or None; all others are rebuilt from the options.
+            dicts of these, Stateful objects, dicts of these, or None; all others are rebuilt from the options.
     """
 
     state_fields: tuple[str, ...] = ()
@@ -30,6 +30,9 @@ class Stateful:
                 current.load_state_dict(saved)
             elif isinstance(current, np.ndarray):
                 current[...] = saved.numpy()
+            elif isinstance(current, dict) and any(isinstance(item, Stateful) for item in current.values()):
+                for key, item in current.items():
+                    item.load_state_dict(saved[key])
             else:
                 setattr(self, name, _from_plain(saved))
 

@@ -29,6 +29,8 @@ BACKEND_VARIABLE = f"{ENV_PREFIX}BACKEND"
 NON_STRATEGY_VARIABLES = (TRACE_DIR_VARIABLE, CHECKPOINT_DIR_VARIABLE, CHECKPOINT_EVERY_VARIABLE,
                           CHECKPOINT_KEEP_VARIABLE, CHECK_EVERY_VARIABLE, TIMEOUT_VARIABLE, BACKEND_VARIABLE)
 TRIGGER_NAMES = ("period", "drift")
+#: what can be an island: all ranks of a leaf zone, or of a node
+ISLAND_LEVELS = ("zone", "node")
 LOAD_BALANCE_MODES = ("off", "batch-size", "local-steps")
 
 
@@ -103,6 +105,10 @@ class StrategyConfig:
     asynchronous: bool = _option(_parse_switch, False, "", "asynchronous exchanges (gossip, ps)")
     shared_memory: bool = _option(_parse_switch, False, "",
                                   "gossip through shared memory inside a node, one leader per node outside")
+    inside: str | None = _option(
+        choice_parser(*ISLAND_LEVELS), None, "LEVEL",
+        "islands: allreduce at every step inside each zone or node, and the strategy only between them: "
+        f"{', '.join(ISLAND_LEVELS)} (local-sgd, gossip, adaptive-gossip)")
     max_staleness: int | None = _option(
         int_parser(0), None, "STEPS",
         "ps: maximum lead of the fastest worker over the slowest, in steps (default: 0, synchronous)")

@@ -294,6 +294,10 @@ def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[
     config = replace(config, strategy=strategy)
     config = replace(config, comm_pattern=_choose_comm_pattern(config, plan, zones))
     check_compatibility(config)
+    if config.inside == "zone" and not all(zones):
+        unknown = zones.index("")
+        raise InvalidOptionsError(f"--inside zone: the zone of rank {unknown} on {nodes[unknown]} is unknown; "
+                                  "expected a start by `slurmdl srun`, or topology/tree in Slurm; or --inside node")
     world = World(transport, config, nodes, zones, roles, plan.costs if plan else {})
     if transport.watchdog:
         transport.watchdog.format_rank = world.format_rank

@@ -183,7 +183,7 @@ class CheckpointRestorer:
             ctx.p2p.bytes_sent.update(loaded.own["bytes_sent"])
             ctx.meter.load_state_dict(loaded.own["meter"])
         else:
-            strategy.resume_from_average({} if is_server else loaded.workers[0]["strategy"], loaded.number)
+            strategy.resume_from_average([content["strategy"] for content in loaded.workers], loaded.number)
         state = self._state
         state.step = state.first_step = state.last_checkpoint_check = \
             loaded.number if is_server else loaded.own_or_first["step"]
@@ -193,11 +193,11 @@ class CheckpointRestorer:
 
 
 def rank_layout(world: World) -> dict[str, Any]:
-    """Number of ranks per role; with shared memory also the grouping of workers by node."""
-    workers = world.ranks_with_role("worker")
-    nodes = [world.nodes[worker] for worker in workers]
+    """Number of ranks per role; with shared memory or islands also the grouping of workers by node or zone."""
+    workers, config = world.ranks_with_role("worker"), world.config
+    labels = [(world.zones if config.inside == "zone" else world.nodes)[worker] for worker in workers]
     return {"workers": len(workers), "servers": len(world.ranks_with_role("ps")),
-            "nodes": [nodes.index(node) for node in nodes] if world.config.shared_memory else []}
+            "nodes": [labels.index(label) for label in labels] if config.shared_memory or config.inside else []}
 
 
 def models_differ(world: World) -> bool:

@@ -23,7 +23,7 @@ _MAX_LISTED_RANKS = 4
 class ReplicaCheck:
     """One rank's part in the comparisons.
 
-    Replicas are compared if each worker's own optimizer applies the mean of all gradients: every `every` steps, after
+    Replicas are compared within the groups that must be equal (Strategy.replica_groups): every `every` steps, after
     the steps 1, 2, 4, 8, ... below that, and at the end of the run. The batches of the first steps are compared
     unless `run.loader` provides them; with other strategies only at the end of the run. `every` 0 disables all.
     """
@@ -31,7 +31,8 @@ class ReplicaCheck:
     def __init__(self, ctx: RunContext, state: RunState, recovery: FailureRecovery, every: int) -> None:
         self._ctx, self._state, self._world = ctx, state, ctx.world
         self._every = every if ctx.world.worker_count > 1 else 0
-        self._expects_equal = recovery.strategy.averages_gradients and recovery.strategy.updates_locally
+        self._groups = recovery.strategy.replica_groups
+        self._expects_equal = any(len(group) > 1 for group in self._groups)
         self._batch_crc32 = 0
         self._batch_checksums: list[int] = []
         self._step, self._version = 0, 0
@@ -79,9 +80,10 @@ class ReplicaCheck:
             if self._world.is_main:
                 warn("train: all workers train with the same samples; expected batches of run.loader(), or a "
                      "DataLoader with sampler=DistributedSampler(dataset, run.worker_count, run.worker_rank)")
-        checksums = {checksum for checksum, _ in workers}
-        if len(checksums) > 1 and None not in checksums:
-            self._report_difference()
+        for group in self._groups:
+            checksums = {results[rank][0] for rank in group}
+            if len(checksums) > 1 and None not in checksums:
+                self._report_difference(group)
 
     def _all_gather(self, obj: Any) -> list[Any]:
         return self._ctx.all_gather_object(obj, self._fail_if_others_continue)
@@ -92,28 +94,30 @@ class ReplicaCheck:
                 f"step {self._step}: rank {peer} makes more backward passes before opt.step() than this rank; "
                 "expected the same number on all ranks"))
 
-    def _report_difference(self) -> None:
+    def _report_difference(self, group: Sequence[int]) -> None:
         """Reject replicas that differ; only warn if the ranks' hardware or software may round differently."""
         replica, nodes = self._ctx.replica, self._world.nodes
         results = self._all_gather((_numerics_description(replica.tensors[0].device), replica.checksums()))
-        first_numerics, first_checksums = results[0]
-        for rank, (numerics, _) in enumerate(results):
+        first, (first_numerics, first_checksums) = group[0], results[group[0]]
+        for rank in group:
+            numerics, _ = results[rank]
             if numerics != first_numerics:
                 self._expects_equal = False
                 if self._world.is_main:
                     warn(f"train: step {self._step}: the replicas are not bitwise equal, and are not compared any "
-                         f"more: rank {rank} on {nodes[rank]} has {numerics}, rank 0 {first_numerics}, which may "
-                         "round differently")
+                         f"more: rank {rank} on {nodes[rank]} has {numerics}, rank {first} {first_numerics}, which "
+                         "may round differently")
                 return
         for index, name in enumerate(replica.names):
-            others = [rank for rank, (_, checksums) in enumerate(results)
-                      if checksums[index] != first_checksums[index]]
+            others = [rank for rank in group if results[rank][1][index] != first_checksums[index]]
             if others:
                 listed = ", ".join(f"rank {rank} on {nodes[rank]}" for rank in others[:_MAX_LISTED_RANKS])
                 more = f" and {len(others) - _MAX_LISTED_RANKS} more" if len(others) > _MAX_LISTED_RANKS else ""
-                raise InvalidRunError(f"step {self._step}: parameter {name} is not the same on all ranks: rank 0 on "
-                                      f"{nodes[0]} differs from {listed}{more}; expected changes of parameters by "
-                                      "opt.step() only, or equal on all ranks (check_every=0 disables this check)")
+                raise InvalidRunError(
+                    f"step {self._step}: parameter {name} is not the same on all ranks"
+                    f"{' of an island' * (len(self._groups) > 1)}: rank {first} on {nodes[first]} differs from "
+                    f"{listed}{more}; expected changes of parameters by opt.step() only, or equal on all ranks "
+                    "(check_every=0 disables this check)")
 
     def _hook_other_optimizers(self) -> Any:
         """Warn if another optimizer trains parameters outside the replica."""

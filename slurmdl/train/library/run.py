@@ -26,7 +26,7 @@ from slurmdl.train.library.step_hooks import StepHooks
 from slurmdl.train.mixing.weighted_graph import spectral_gap
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.report.meters import RankReport, StepMeter, format_summary, summarize
-from slurmdl.train.strategies import SEND_GRADIENTS, STRATEGIES, Strategy, StrategyContext
+from slurmdl.train.strategies import Strategy, StrategyContext, make_strategy, sends_gradients
 from slurmdl.train.strategies.shared_memory_gossip import node_leaders
 from slurmdl.train.trace import Trace
 from slurmdl.train.world import World
@@ -122,9 +122,9 @@ class Run:
         signature = consistency.call_on_all(world, lambda: consistency.model_signature(model, optimizer))
         consistency.check_same_on_ranks(world, signature)
         trained_ids = consistency.call_on_all(world, lambda: consistency.trained_parameter_ids(model, optimizer))
-        sends_gradients = world.strategy in SEND_GRADIENTS and len(world.nodes) > 1
+        sends = sends_gradients(world.config) and len(world.nodes) > 1
         replica = self.replica = consistency.call_on_all(
-            world, lambda: Replica(model, trained_ids, sends_gradients=sends_gradients))
+            world, lambda: Replica(model, trained_ids, sends_gradients=sends))
         consistency.broadcast_if_different(world, p2p, replica.parameters)
         replica.copy_to_device()
         consistency.broadcast_untrained(world, p2p, model, replica.trained_ids)
@@ -142,7 +142,7 @@ class Run:
         checkpointer = Checkpointer(ctx, self.state, self._checkpoint_options, signature) \
             if self._checkpoint_options else None
         strategy_ctx = self._strategy_context(ctx)
-        strategy = consistency.call_on_all(ctx.world, lambda: STRATEGIES[ctx.world.strategy](strategy_ctx))
+        strategy = consistency.call_on_all(ctx.world, lambda: make_strategy(strategy_ctx))
         recovery = FailureRecovery(ctx.world, ctx.replica, strategy_ctx, strategy, checkpointer is not None)
         replica_check = ReplicaCheck(ctx, self.state, recovery, self._check_every)
         monitor = SlowRankMonitor(ctx, (lambda: checkpointer.coordinator.request_stop()) if checkpointer else None)
@@ -363,7 +363,7 @@ class Run:
 def _summary_header(ctx: RunContext, recovery: FailureRecovery, seed: int) -> dict[str, Any]:
     """Strategy, ranks and failures of a run.
 
-    `spectral_gap` is that of the gossip graph (between nodes with shared memory), None for other strategies;
+    `spectral_gap` is that of the gossip graph (of nodes with shared memory, or of islands), None for others;
     `ps_locality` see Strategy.
     """
     world, workers = ctx.world, ctx.world.ranks_with_role("worker")
@@ -371,7 +371,8 @@ def _summary_header(ctx: RunContext, recovery: FailureRecovery, seed: int) -> di
         zip(world.nodes, world.zones, world.roles, strict=True))]
     gap = None
     if world.comm_pattern in GRAPHS:
-        members = node_leaders(workers, world.nodes, world.zones) if world.config.shared_memory else workers
+        members = node_leaders(workers, world.nodes, world.zones) if world.config.shared_memory else \
+            [group[0] for group in recovery.strategy.replica_groups] if world.config.inside else workers
         gap = spectral_gap(world.comm_pattern, [world.zones[rank] for rank in members])
     return {"strategy": world.strategy, "comm_pattern": world.comm_pattern, "spectral_gap": gap,
             "world_size": len(world.nodes), "num_workers": len(workers),

@@ -17,6 +17,7 @@ from slurmdl.train.library.gradient_tracker import GradientTracker
 from slurmdl.train.library.load_balance import WorkAssignment
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.slow_rank_monitor import SlowRankMonitor
+from slurmdl.train.mixing.collectives import bruck_allgather
 from slurmdl.train.report.meters import PhaseTimer
 from slurmdl.train.trace import Trace
 
@@ -74,7 +75,9 @@ class StepHooks:
     def set_gradient_weight(self, weight: float) -> None:
         """Weight the gradients of the next step if they are sent to others unchanged."""
         strategy = self._recovery.strategy
-        if self._backward_passes == 1 and (strategy.averages_gradients or not strategy.updates_locally):
+        # in islands, so that a larger part of the last batch of an epoch counts more in the mean over all ranks
+        averages = strategy.averages_gradients or strategy.replica_groups
+        if self._backward_passes == 1 and (averages or not strategy.updates_locally):
             self._gradient_tracker.set_gradient_weight(weight)
 
     @contextmanager
@@ -141,6 +144,20 @@ class StepHooks:
                              "entries; expected finite ones (a smaller learning rate, or torch.amp.GradScaler with "
                              "float16)")
 
+    def _report_nonfinite_mean(self) -> None:
+        """Reject a non-finite mean gradient, and name the rank that caused it. Collective over its group."""
+        ctx, strategy, own = self._ctx, self._recovery.strategy, self._ctx.replica.recorded_nonfinite_parameter()
+        if len(strategy.replica_groups) == 1:
+            ctx.comm_thread.call(lambda: consistency.call_on_all(ctx.world, lambda: self._check_finite(own)))
+        else:  # the ranks of other groups are elsewhere
+            group = next(group for group in strategy.replica_groups if ctx.p2p.rank in group)
+            found = ctx.comm_thread.call(lambda: bruck_allgather(ctx.p2p, group, float(bool(own))))
+            self._check_finite(own)
+            if found.any():
+                culprit = ctx.world.format_rank(group[int(found.argmax())])
+                self._check_finite(self._nonfinite_parameter, f"{culprit}: the gradient")
+        self._check_finite(self._nonfinite_parameter, "the mean of the ranks' gradients")
+
     def _step_pre_hook(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
         if _is_nested_step(sys._getframe(1), optimizer):
             return None
@@ -152,7 +169,7 @@ class StepHooks:
 
     def _before_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments:
         """Everything before the optimizer's own step; returns the arguments of that."""
-        ctx, replica, strategy = self._ctx, self._ctx.replica, self._recovery.strategy
+        replica, strategy = self._ctx.replica, self._recovery.strategy
         self._check_step(optimizer)
         args, kwargs = _call_closure(optimizer, args, kwargs)
         replica.mark_changed()
@@ -160,9 +177,7 @@ class StepHooks:
         if not self._gradient_tracker.done:
             self._complete_gradients()
         if self._nonfinite_parameter and not self._skips_update:
-            ctx.comm_thread.call(lambda: consistency.call_on_all(  # name the rank that caused it
-                ctx.world, lambda: self._check_finite(replica.recorded_nonfinite_parameter())))
-            self._check_finite(self._nonfinite_parameter, "the mean of the ranks' gradients")
+            self._report_nonfinite_mean()
         self.timer.enter("optimizer")
         if not strategy.updates_locally:
             replica.copy_to_device()

@@ -6,16 +6,25 @@ from collections.abc import Callable
 
 from slurmdl.train.strategies.allreduce import Allreduce
 from slurmdl.train.strategies.gossip import make_gossip
+from slurmdl.train.strategies.islands import Islands
 from slurmdl.train.strategies.local_sgd import LocalSGD
 from slurmdl.train.strategies.parameter_server import make_parameter_server
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
+from slurmdl.train.strategy_config import StrategyConfig
 
-__all__ = ["SEND_GRADIENTS", "STRATEGIES", "Strategy", "StrategyContext"]
+__all__ = ["STRATEGIES", "Strategy", "StrategyContext", "make_strategy", "sends_gradients"]
 
 #: name, one of plan.STRATEGIES -> factory of this rank's part
 STRATEGIES: dict[str, Callable[[StrategyContext], Strategy]] = {
     "allreduce": Allreduce, "gossip": make_gossip, "adaptive-gossip": make_gossip, "local-sgd": LocalSGD,
     "ps": make_parameter_server}
 
-#: strategies that send gradients; the others send parameters
-SEND_GRADIENTS = ("allreduce", "ps")
+
+def make_strategy(ctx: StrategyContext) -> Strategy:
+    """Make this rank's part in the strategy of `ctx.config`. Collective."""
+    return (Islands if ctx.config.inside else STRATEGIES[ctx.config.strategy or ""])(ctx)
+
+
+def sends_gradients(config: StrategyConfig) -> bool:
+    """Whether ranks send gradients; otherwise they send only parameters."""
+    return config.strategy in ("allreduce", "ps") or config.inside is not None

@@ -13,7 +13,7 @@ import numpy as np
 from slurmdl import comm_layout
 from slurmdl.errors import TrainError, warn
 from slurmdl.plan import group_ranks
-from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, FloatArray
+from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, FloatArray, bruck_allgather
 from slurmdl.train.mixing.node_allreduce import NodeAllreduceOp, NodeVectors
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
 from slurmdl.train.tags import Tag
@@ -60,10 +60,10 @@ class Allreduce(Strategy):
         self._futures: list[Future[Any]] = []
 
     def _share_gradients(self) -> NodeVectors | None:
-        """Shared memory for the gradients of this node's ranks, or None. Collective."""
+        """Shared memory for the gradients of this node's ranks, or None. Collective over the workers."""
         ctx, transport = self._ctx, self._ctx.p2p.transport
-        if not transport.prefers_shared_memory or len(self._nodes) == len(ctx.workers) or not all(
-                transport.allgather(ctx.relocate_gradients is not None)):
+        if not transport.prefers_shared_memory or len(self._nodes) == len(ctx.workers) or \
+                self._first_worker(ctx.relocate_gradients is None) is not None:
             return None
         ranks = next(ranks for ranks in self._nodes if ctx.p2p.rank in ranks)
         vectors, problem = None, ""
@@ -71,12 +71,15 @@ class Allreduce(Strategy):
             vectors = NodeVectors(transport.allocate_shared, ctx.p2p.rank, ranks, self._bucket_slices)
         except TrainError as error:
             problem = str(error)
-        problems = [text for text in transport.allgather(problem) if text]
-        if not problems:
-            return vectors
-        if ctx.p2p.rank == ctx.workers[0]:
-            warn(f"train: the ranks of a node exchange messages instead of shared memory: {problems[0]}")
-        return None
+        first = self._first_worker(bool(problem))
+        if first == ctx.p2p.rank:
+            warn(f"train: the ranks of a node exchange messages instead of shared memory: {problem}")
+        return vectors if first is None else None
+
+    def _first_worker(self, condition: bool) -> int | None:
+        """The first worker whose condition is true, None without one. Collective over the workers."""
+        conditions = bruck_allgather(self._ctx.p2p, self._ctx.workers, float(condition))
+        return self._ctx.workers[int(conditions.argmax())] if conditions.any() else None
 
     def _make_bucket_op(self, index: int) -> AllreduceOp | NodeAllreduceOp:
         ctx, bucket = self._ctx, self._bucket_slices[index]

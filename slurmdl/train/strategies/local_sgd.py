@@ -110,10 +110,10 @@ class LocalSGD(TriggeredStrategy):
         self._feedback_decay = np.float32(COMPRESSORS[ctx.config.compression].feedback_decay)
         self._pseudo_gradient = np.empty_like(self._outer_parameters)
 
-    def resume_from_average(self, state: Mapping[str, Any], step: int) -> None:
-        super().resume_from_average(state, step)
-        self._outer_parameters[:] = state["_outer_parameters"].numpy()
-        self._outer_momentum[:] = state["_outer_momentum"].numpy()
+    def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:
+        super().resume_from_average(states, step)
+        self._outer_parameters[:] = states[0]["_outer_parameters"].numpy()
+        self._outer_momentum[:] = states[0]["_outer_momentum"].numpy()
 
     def decide(self, urgency: float) -> bool:
         # all workers gather the same values, and so decide equally

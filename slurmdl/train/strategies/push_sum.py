@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,9 +103,9 @@ class PushSum(Strategy):
         self._sent_counts.fill(0)
         self._received_count = 0
 
-    def resume_from_average(self, state: Mapping[str, Any], step: int) -> None:
-        super().resume_from_average(state, step)
-        self._exchange_index, self._due_step = state.get("_exchange_index", 0), self._trigger.next_due(step - 1)
+    def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:
+        super().resume_from_average(states, step)
+        self._exchange_index, self._due_step = states[0].get("_exchange_index", 0), self._trigger.next_due(step - 1)
         self._trigger.reset_reference(step - 1)
 
     def finish(self) -> None:

@@ -178,11 +178,11 @@ class SharedMemoryGossip(Strategy):
         if self._inter_node:
             self._inter_node.quiesce(checkpoint_number)
 
-    def resume_from_average(self, state: Mapping[str, Any], step: int) -> None:
-        super().resume_from_average(state, step)
+    def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:
+        super().resume_from_average(states, step)
         self._due_step = self._trigger.next_due(step - 1)
         if self._inter_node:
-            self._inter_node.resume_from_average(state["_inter_node"] or {}, step)
+            self._inter_node.resume_from_average([states[0]["_inter_node"] or {}], step)
 
     def abort(self) -> None:
         """Leave the window open, because closing it would involve the failed rank."""

@@ -161,6 +161,8 @@ class Strategy(Stateful):
         ps_locality: share of the bytes between workers and servers within nodes, and within leaf zones; None without
             servers.
         exchanges, exchanges_skipped: exchanges made, and exchanges skipped by a trigger or to avoid blocking.
+        replica_groups: groups of workers whose own optimizers apply the mean of the group's gradients, so that their
+            models are equal after each step; the same on all ranks.
     """
 
     updates_locally = True
@@ -177,6 +179,8 @@ class Strategy(Stateful):
         self._ctx = ctx
         self.exchanges = self.exchanges_skipped = 0
         self.model_weight = 1.0
+        self.replica_groups: Sequence[Sequence[int]] = \
+            [ctx.workers] if self.averages_gradients and self.updates_locally else []
 
     def on_gradients_ready(self, start: int) -> None:
         """The gradients from index `start` on are ready; the backward pass goes from the last to the first."""
@@ -205,9 +209,10 @@ class Strategy(Stateful):
         Collective over the workers, between two steps; they involve the servers.
         """
 
-    def resume_from_average(self, state: Mapping[str, Any], step: int) -> None:
-        """Resume after `step` steps from an averaged model; `state` is the first worker's."""
-        self.exchanges, self.exchanges_skipped = state.get("exchanges", 0), state.get("exchanges_skipped", 0)
+    def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Resume after `step` steps from an averaged model; `states` are those of the workers, or of the first."""
+        first = states[0] if states else {}
+        self.exchanges, self.exchanges_skipped = first.get("exchanges", 0), first.get("exchanges_skipped", 0)
 
     def abort(self) -> None:
         """Abandon communication in flight and shared resources after a rank failure, without other ranks."""
@@ -232,18 +237,22 @@ class TriggeredStrategy(Strategy):
 
     Some steps ahead each rank evaluates its model; the ranks decide in the background, and act in the due step. So
     decisions do not block, and runs with equal seeds make the same exchanges.
+
+    Attributes:
+        cost: of this rank's exchanges.
+        exchange_index: number of due steps so far; equal on all ranks.
     """
 
     state_fields: tuple[str, ...] = ("_trigger", "_due_step", "_decision", "exchange_index")
 
     def __init__(self, ctx: StrategyContext, cost: CommCost) -> None:
         super().__init__(ctx)
+        self.cost = cost
         self._trigger = ctx.make_trigger(cost)
         self._due_step = self._trigger.next_due(-1)
         self._decision_future: Future[bool] | None = None
         #: result of the decision, if a checkpoint precedes the due step
         self._decision: bool | None = None
-        #: number of due steps so far; equal on all ranks
         self.exchange_index = 0
 
     def after_optimizer_step(self, step: int) -> None:
@@ -288,9 +297,9 @@ class TriggeredStrategy(Strategy):
     def quiesce(self, checkpoint_number: int) -> None:
         self._await_decision()
 
-    def resume_from_average(self, state: Mapping[str, Any], step: int) -> None:
-        super().resume_from_average(state, step)
-        self.exchange_index, self._due_step = state.get("exchange_index", 0), self._trigger.next_due(step - 1)
+    def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:
+        super().resume_from_average(states, step)
+        self.exchange_index, self._due_step = states[0].get("exchange_index", 0), self._trigger.next_due(step - 1)
         self._trigger.reset_reference(step - 1)
 
     def finish(self) -> None:

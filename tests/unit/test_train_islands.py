@@ -1,0 +1,296 @@
+"""Islands: equal models inside, exact exchanges between them, and which bytes leave an island."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi import mpirun, needs_mpi, torchrun
+from virtual_ranks import flat, library
+
+from slurmdl.errors import InvalidOptionsError, InvalidRunError, TrainError
+from slurmdl.plan import group_ranks
+from slurmdl.train import init
+from slurmdl.train.library.run import Run
+from slurmdl.train.strategies.islands import state_of_piece
+from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.trainer.options import parse_train_options
+from slurmdl.train.trainer.trainer import train
+from slurmdl.train.transports import virtual
+
+torch.set_num_threads(1)
+STEPS, LR, MOMENTUM = 12, 0.1, 0.9
+ZONES = ["aabb", "abab", "aaab", "aabbc", "aaabb", "abc"]
+PLACES = "export SLURMD_NODENAME=n$R SLURM_TOPOLOGY_ADDR=z$((R / 2)).n$R SLURM_TOPOLOGY_ADDR_PATTERN=switch.node"
+
+
+def on_zones(zones: str, config: StrategyConfig, program: Callable[[Run], Any], nodes: str = "",
+             **options: Any) -> list[Any]:
+    """Run `program` on one virtual rank per letter of `zones`, on nodes of their own or those of `nodes`."""
+    def rank(transport: virtual.VirtualTransport) -> Any:
+        own = transport.rank
+        environ = {"SLURMD_NODENAME": nodes[own] if nodes else f"n{own}", "SLURM_TOPOLOGY_ADDR": f"{zones[own]}.n",
+                   "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}
+        run = init(config, environ=environ, transport=transport, **options)
+        result = program(run)
+        run.close()
+        return result
+    return virtual.run_virtual_ranks(len(zones), rank)
+
+
+def make_model() -> Any:
+    torch.manual_seed(2)
+    return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
+
+
+def loss_of(model: Any, rank: int, step: int) -> Any:
+    """Loss of a rank in a step, on data of its own."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(8, 5, generator=generator)
+    return (model(x) - (rank + 1) * x.sum(1, keepdim=True)).square().mean()
+
+
+def models_of_run(run: Run) -> list[Any]:
+    """The model after each step."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    run.wrap(model, optimizer)
+    models = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, run.rank, step).backward()
+        optimizer.step()
+        models.append(flat(model))
+    return models
+
+
+def reference_models(zones: str, exchange: Callable[[list[Any], list[int], int], list[Any]]) -> list[list[Any]]:
+    """The model of each island after each step, trained in one process.
+
+    `exchange` takes the flat models of the islands, their sizes and the step, and returns the models after it.
+    """
+    islands = group_ranks(range(len(zones)), zones)
+    models = [make_model() for _ in islands]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM) for model in models]
+    history: list[list[Any]] = [[] for _ in islands]
+    for step in range(STEPS):
+        for model, optimizer, island in zip(models, optimizers, islands, strict=True):
+            optimizer.zero_grad()
+            (sum(loss_of(model, rank, step) for rank in island) / len(island)).backward()
+            optimizer.step()
+        for index, vector in enumerate(exchange([flat(model) for model in models], list(map(len, islands)), step)):
+            torch.nn.utils.vector_to_parameters(vector.clone(), models[index].parameters())
+            history[index].append(vector.clone())
+    return history
+
+
+class OuterMomentum:
+    """DiLoCo's outer step on the mean of the islands' changes, weighted by their numbers of ranks."""
+
+    def __init__(self, period: int, lr: float, momentum: float) -> None:
+        self._period, self._lr, self._momentum = period, lr, momentum
+        self._parameters = flat(make_model())
+        self._velocity = torch.zeros_like(self._parameters)
+
+    def __call__(self, models: list[Any], sizes: list[int], step: int) -> list[Any]:
+        if (step + 1) % self._period:
+            return models
+        change = sum(size * model for model, size in zip(models, sizes, strict=True)) / sum(sizes) - self._parameters
+        self._velocity = self._momentum * self._velocity + change
+        self._parameters = self._parameters + self._lr * (change + self._momentum * self._velocity)
+        return [self._parameters.clone() for _ in models]
+
+
+def check_against_reference(zones: str, results: list[Any], reference: list[list[Any]]) -> None:
+    """Models inside an island are bitwise equal in every step, and those of the reference within rounding."""
+    for index, island in enumerate(group_ranks(range(len(zones)), zones)):
+        for step in range(STEPS):
+            for rank in island:
+                assert torch.equal(results[rank][step], results[island[0]][step]), (rank, step)
+            torch.testing.assert_close(results[island[0]][step], reference[index][step], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("zones", ZONES)
+@pytest.mark.parametrize("pattern", ["ring", "hierarchical"])
+def test_local_sgd_equals_one_process_per_island(zones: str, pattern: str) -> None:
+    config = StrategyConfig("local-sgd", pattern, inside="zone", period=3, outer_lr=0.6, outer_momentum=0.4)
+    reference = reference_models(zones, OuterMomentum(3, 0.6, 0.4))
+    check_against_reference(zones, on_zones(zones, config, models_of_run), reference)
+
+
+def test_nodes_as_islands_sum_in_shared_memory() -> None:
+    """Ranks 0, 1 and 4 share a node; the zones do not matter."""
+    config = StrategyConfig("local-sgd", inside="node", period=3)
+    nodes = "aabba"
+    reference = reference_models(nodes, OuterMomentum(3, config.outer_lr, config.outer_momentum))
+    check_against_reference(nodes, on_zones("xyxyx", config, models_of_run, nodes), reference)
+
+
+@pytest.mark.parametrize("zones", ["aabb", "abab", "aaabbb"])
+def test_gossip_of_two_islands_averages_them(zones: str) -> None:
+    config = StrategyConfig("gossip", "base-2", inside="zone", period=4)
+
+    def average(models: list[Any], sizes: list[int], step: int) -> list[Any]:
+        return [sum(models) / 2] * 2 if (step + 1) % 4 == 0 else models
+
+    check_against_reference(zones, on_zones(zones, config, models_of_run), reference_models(zones, average))
+
+
+@pytest.mark.parametrize("zones", ["aaab", "aabbc", "abbccc"])
+def test_gossip_keeps_the_mean_of_unequal_islands(zones: str) -> None:
+    """Without updates, exchanges move the islands' models to their mean, weighted by the numbers of ranks."""
+    def program(run: Run) -> list[Any]:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        run.wrap(model, optimizer)
+        models = []
+        for step in range(40):
+            optimizer.param_groups[0]["lr"] = LR if step < 2 else 0.0
+            optimizer.zero_grad()
+            loss_of(model, run.rank, step).backward()
+            optimizer.step()
+            models.append(flat(model))
+        return models
+
+    results = on_zones(zones, StrategyConfig("gossip", inside="zone", period=3), program)
+    before, after = (torch.stack([models[step] for models in results]) for step in (1, -1))
+    torch.testing.assert_close(after.mean(0), before.mean(0), rtol=1e-4, atol=1e-5)
+    distance = [float((models - models.mean(0)).norm() / models.norm()) for models in (before, after)]
+    assert distance[0] > 0.05 and distance[1] < 0.05 * distance[0]
+
+
+@pytest.mark.parametrize("config", [
+    StrategyConfig("local-sgd", inside="zone", period=2, compression="int4"),
+    StrategyConfig("local-sgd", inside="zone", trigger="drift", trigger_warmup=2, drift_threshold=0.02),
+    StrategyConfig("local-sgd", inside="zone", comm_budget=0.5, trigger_warmup=1, compression="sign"),
+    StrategyConfig("gossip", "base-2", inside="zone", compression="topk"),
+    StrategyConfig("gossip", "one-peer-exponential", inside="zone", period=2),
+    StrategyConfig("adaptive-gossip", "zone-aware", inside="zone", trigger_warmup=2, drift_threshold=0.02)],
+    ids=lambda config: f"{config.strategy}-{config.trigger_name}-{config.compression}")
+@pytest.mark.parametrize("zones", ["aabb", "aaabbcccc"])
+def test_models_of_an_island_remain_equal(config: StrategyConfig, zones: str) -> None:
+    results = on_zones(zones, config, models_of_run, check_every=1)
+    islands = group_ranks(range(len(zones)), zones)
+    for step in range(STEPS):
+        assert len({tuple(results[rank][step].tolist()) for rank in range(len(zones))}) <= len(islands)
+        for island in islands:
+            assert all(torch.equal(results[rank][step], results[island[0]][step]) for rank in island)
+
+
+@pytest.mark.parametrize("zones", ["ab", "aabb", "aaabb"])
+def test_an_exchange_sends_one_model_from_each_of_two_islands(zones: str) -> None:
+    """Whatever the number of ranks; and no gradient leaves an island."""
+    def program(run: Run) -> tuple[int, int]:
+        models_of_run(run)
+        return run.p2p.bytes_sent["inter_zone"], run.strategy.exchanges
+
+    results = on_zones(zones, StrategyConfig("local-sgd", inside="zone", period=5), program)
+    assert {exchanges for _, exchanges in results} == {STEPS // 5}
+    for island in group_ranks(range(len(zones)), zones):
+        assert sum(results[rank][0] for rank in island) == STEPS // 5 * 4 * flat(make_model()).numel()
+
+
+def test_replicas_that_differ_in_an_island_are_found() -> None:
+    def program(run: Run) -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        run.wrap(model, optimizer)
+        for step in range(4):
+            loss_of(model, run.rank, step).backward()
+            optimizer.step()
+            if run.rank == 3 and step == 1:
+                with torch.no_grad():
+                    model[2].bias.add_(0.5)
+
+    config = StrategyConfig("local-sgd", inside="zone", period=100)
+    with pytest.raises(InvalidRunError, match=r"step 4: parameter 2\.bias is not the same on all ranks of an island: "
+                                              "rank 2 on n2 differs from rank 3 on n3"):
+        on_zones("aabb", config, program)
+
+
+def test_rank_with_a_nan_is_named() -> None:
+    def program(run: Run) -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        run.wrap(model, optimizer)
+        for step in range(6):
+            factor = float("nan") if (run.rank, step) == (2, 3) else 1.0
+            (factor * loss_of(model, run.rank, step)).backward()
+            optimizer.step()
+
+    with pytest.raises(TrainError, match=r"step 4: (rank 2 on n2: )?the gradient of 0\.weight has infinite"):
+        on_zones("aaab", StrategyConfig("local-sgd", inside="zone", period=2), program)
+
+
+def summary(words: str, steps: int = 20, **options: Any) -> dict[str, Any]:
+    arguments = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    common = ["--inside", "zone", "--steps", str(steps), "--model", "mlp:16"]
+    result = train(parse_train_options([*words.split(), *common, *arguments], {}))
+    assert result is not None
+    return result
+
+
+@pytest.mark.parametrize("words", ["--strategy local-sgd --period 4", "--strategy gossip --period 4"])
+def test_run_resumes_on_other_islands_from_the_mean(words: str, tmp_path: Path) -> None:
+    before, after = (f"{words} --virtual-ranks {ranks} --virtual-zones {zones}" for ranks, zones in (
+        (4, "A:2,B:2"), (5, "A:1,B:3,C:1")))
+    summary(before, 8, checkpoint_dir=tmp_path)
+    resumed = summary(after, 40, checkpoint_dir=tmp_path)
+    assert resumed["num_workers"] == 5
+    assert resumed["test_accuracy"] > 0.5
+
+
+def test_state_of_a_piece_is_joined_from_others() -> None:
+    saved = {3: {"momentum": torch.tensor([3.0, 4.0]), "exchanges": 7},
+             0: {"momentum": torch.tensor([0.0, 1.0, 2.0]), "exchanges": 7}}
+    state = state_of_piece(saved, slice(2, 4))
+    assert state["momentum"].tolist() == [2.0, 3.0] and state["exchanges"] == 7
+
+
+@pytest.mark.parametrize("words, facts", [
+    ("--strategy allreduce", ("--inside zone", "local-sgd or synchronous gossip")),
+    ("--strategy ps", ("--inside zone",)),
+    ("--strategy gossip --async", ("--inside zone", "no --inside")),
+    ("--strategy gossip --shared-memory", ("--shared-memory: not valid with --inside zone",)),
+    ("--strategy local-sgd --load-balance local-steps", ("--load-balance local-steps: not valid with --inside",))])
+def test_invalid_combination_is_rejected(words: str, facts: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidOptionsError) as caught:
+        summary(f"{words} --virtual-ranks 4 --virtual-zones A:2,B:2")
+    assert all(fact in str(caught.value) for fact in facts), caught.value
+
+
+def test_unknown_zone_and_too_small_model_are_rejected() -> None:
+    with pytest.raises(InvalidOptionsError, match=r"--inside zone: the zone of rank 0 on .* is unknown"):
+        library(2, StrategyConfig("gossip", inside="zone"), models_of_run)
+
+    def program(run: Run) -> None:
+        model = torch.nn.Linear(1, 1)
+        run.wrap(model, torch.optim.SGD(model.parameters(), lr=LR))
+
+    with pytest.raises(InvalidRunError, match="--inside zone: 2 parameters cannot be split over the 3 ranks"):
+        on_zones("aaab", StrategyConfig("gossip", inside="zone"), program)
+
+
+@needs_mpi
+@pytest.mark.parametrize("options", [
+    "--strategy local-sgd --inside zone --period 8 --compression int4",
+    pytest.param("--strategy adaptive-gossip --inside zone --drift-threshold 0.01", marks=pytest.mark.nightly)])
+def test_models_over_mpi_and_torch_are_those_of_virtual_ranks(options: str, tmp_path: Path) -> None:
+    words = ["--steps", "30", "--model", "mlp:16", "--batch-size", "8", *options.split()]
+    expected = train(parse_train_options([*words, "--virtual-ranks", "4", "--virtual-zones", "z0:2,z1:2"], {}))
+    own_place = ("--no-python", "sh", "-c", f'R=$RANK; {PLACES}; exec "$0" "$@"', sys.executable)
+    arguments = ("-m", "slurmdl.train", *words, "--summary")
+    procs = (mpirun(4, *arguments, str(tmp_path / "mpi"), per_rank=PLACES),
+             torchrun(4, *own_place, *arguments, str(tmp_path / "torch")))
+    assert [proc.returncode for proc in procs] == [0, 0], [proc.stderr for proc in procs]
+    results = [json.loads((tmp_path / name).read_text()) for name in ("mpi", "torch")]
+    assert expected is not None
+    assert {result["parameters_crc32"] for result in results} == {expected["parameters_crc32"]}
+    assert [result["bytes_sent"] for result in results] == [expected["bytes_sent"]] * 2
+    assert np.isfinite(results[0]["test_loss"])
