@@ -29,6 +29,10 @@ BACKEND_VARIABLE = f"{ENV_PREFIX}BACKEND"
 NON_STRATEGY_VARIABLES = (TRACE_DIR_VARIABLE, CHECKPOINT_DIR_VARIABLE, CHECKPOINT_EVERY_VARIABLE,
                           CHECKPOINT_KEEP_VARIABLE, CHECK_EVERY_VARIABLE, TIMEOUT_VARIABLE, BACKEND_VARIABLE)
 TRIGGER_NAMES = ("period", "drift")
+#: published method -> its settings. A. Douillard et al.: DiLoCo: distributed low-communication training of language
+#: models. 2023. arXiv:2311.08105. There, models are exchanged every 500 steps, in runs of 64,000
+PRESETS: dict[str, dict[str, Any]] = {
+    "diloco": {"strategy": "local-sgd", "period": 100, "outer_lr": 0.7, "outer_momentum": 0.9}}
 #: what can be an island: all ranks of a leaf zone, or of a node
 ISLAND_LEVELS = ("zone", "node")
 LOAD_BALANCE_MODES = ("off", "batch-size", "local-steps")
@@ -109,6 +113,9 @@ class StrategyConfig:
         choice_parser(*ISLAND_LEVELS), None, "LEVEL",
         "islands: allreduce at every step inside each zone or node, and the strategy only between them: "
         f"{', '.join(ISLAND_LEVELS)} (local-sgd, gossip, adaptive-gossip)")
+    preset: str | None = _option(choice_parser(*PRESETS), None, "NAME",
+                                 "defaults of a published method; diloco: local-sgd --period 100 --outer-lr 0.7 "
+                                 "--outer-momentum 0.9, in slurmdl train with --optimizer adamw")
     max_staleness: int | None = _option(
         int_parser(0), None, "STEPS",
         "ps: maximum lead of the fastest worker over the slowest, in steps (default: 0, synchronous)")
@@ -177,4 +184,10 @@ def resolve(options: Mapping[str, Any], environ: Mapping[str, str]) -> StrategyC
                 values[entry.name] = entry.metadata["parse"](environ[variable])
             except argparse.ArgumentTypeError as error:
                 raise UsageError(f"{variable}: {error}") from error
-    return StrategyConfig(**values)
+    preset = PRESETS.get(values.get("preset", ""), {})
+    if values.get("strategy", preset.get("strategy")) != preset.get("strategy", values.get("strategy")):
+        raise UsageError(f"--preset {values['preset']}: not valid with --strategy {values['strategy']}; expected "
+                         f"{preset['strategy']}")
+    if values.get("trigger") == "drift" or {"drift_threshold", "comm_budget"} & values.keys():
+        preset = {name: value for name, value in preset.items() if name != "period"}
+    return StrategyConfig(**{**preset, **values})

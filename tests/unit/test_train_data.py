@@ -9,7 +9,7 @@ import pytest
 
 from slurmdl.errors import InputError, UsageError
 from slurmdl.train.trainer.data_readers import load_dataset
-from slurmdl.train.trainer.image_dataset import LabeledImages, partition_indices, split_and_normalize
+from slurmdl.train.trainer.labeled_dataset import LabeledSamples, partition_indices, split_and_normalize
 
 
 def test_digits_shape() -> None:
@@ -38,6 +38,37 @@ def test_synthetic_is_reproducible(spec: str, shape: tuple[int, ...], classes: i
     assert set(data.train_y) == set(range(classes))
     assert np.array_equal(data.train_x, load_dataset(spec, 1).train_x)
     assert not np.array_equal(data.train_x, load_dataset(spec, 2).train_x)
+
+
+def test_text_is_split_into_bytes_and_next_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "a:b.txt"
+    file.write_bytes(bytes(range(250)) * 4 + b"end")
+    data = load_dataset(f"text:{file}:16", 1)
+    assert data.is_text and (data.shape, data.classes) == ((16,), 256)
+    assert (len(data.train_x), len(data.test_x)) == (49, 13)  # 62 samples of 16 bytes
+    for samples, labels in ((data.train_x, data.train_y), (data.test_x, data.test_y)):
+        assert np.array_equal(samples[:, 1:], labels[:, :-1])
+    assert data.train_sections is not None and set(data.train_sections) == set(range(10))
+    assert len(np.unique([*data.train_x[:, 0], *data.test_x[:, 0]])) == 62
+    assert load_dataset(f"text:{file}", 1).shape == (64,)
+    help_text = load_dataset("text::32", 1)
+    assert help_text.shape == (32,) and help_text.train_x.size > 200_000
+
+
+def test_text_can_be_skewed_by_section() -> None:
+    data = load_dataset("text", 1, dirichlet_alpha=0.1)
+    assert data.label_skew(4, 1) > 0.5
+    assert load_dataset("text", 1).label_skew(4, 1) == 0
+
+
+def test_invalid_text_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"a" * 640)
+    with pytest.raises(InputError, match="640 bytes; expected at least 641"):
+        load_dataset(f"text:{tmp_path}/short", 1)
+    with pytest.raises(InputError, match="unreadable text: No such file"):
+        load_dataset(f"text:{tmp_path}/missing", 1)
+    with pytest.raises(UsageError, match="expected at most 4096"):
+        load_dataset("text::9999", 1)
 
 
 @pytest.mark.parametrize("spec", [
@@ -91,7 +122,7 @@ def test_image_folder_invalid_raises(image_folder: Path) -> None:
 
 @pytest.mark.parametrize(("count", "parts"), [(10, 3), (1797, 5), (7, 7)])
 def test_folds_partition_the_images(count: int, parts: int) -> None:
-    labeled = LabeledImages(np.arange(count, dtype=np.float64)[:, None], np.arange(count), count)
+    labeled = LabeledSamples(np.arange(count, dtype=np.float64)[:, None], np.arange(count), count)
     tests = []
     for part in range(1, parts + 1):
         data = split_and_normalize(labeled, 3, (part, parts))

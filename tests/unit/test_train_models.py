@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slurmdl.errors import UsageError
-from slurmdl.train.trainer.models import MODELS, build_model
+from slurmdl.train.trainer.models import MODELS, TEXT_MODELS, build_model
 
 
 def parameters(module: torch.nn.Module) -> int:
@@ -31,6 +31,27 @@ def test_model_accepts_any_image_size(spec: str, shape: tuple[int, ...]) -> None
     assert scores.shape == (2, 3)
     scores.sum().backward()
     assert all(tensor.grad is not None for tensor in module.parameters())
+
+
+def test_gpt_predicts_from_earlier_tokens_only() -> None:
+    module = build_model("gpt:16,2,4", (12,), 256, 1, text=True).eval()
+    tokens = torch.randint(256, (3, 12))
+    scores = module(tokens)
+    assert scores.shape == (3, 256, 12)
+    changed = tokens.clone()
+    changed[:, 7] += 1
+    difference = (module(changed % 256) - scores).abs().amax((0, 1))
+    assert torch.all(difference[:7] == 0) and torch.all(difference[7:] > 0)
+    scores.sum().backward()
+    assert all(tensor.grad is not None for tensor in module.parameters())
+
+
+@pytest.mark.parametrize("spec, text, fact", [
+    ("mlp:8", True, "the data are texts; expected gpt, or no --data text"),
+    ("gpt", False, "the data are images; expected mlp, cnn"), ("gpt:10,1,4", True, "a multiple of HEADS")])
+def test_model_that_does_not_fit_the_data_is_rejected(spec: str, text: bool, fact: str) -> None:
+    with pytest.raises(UsageError, match=fact):
+        build_model(spec, (16,), 256, 1, text)
 
 
 @pytest.mark.parametrize("spec, side", [("resnet50", 8), ("vgg16", 32), ("vgg16", 70)])
@@ -63,7 +84,7 @@ def test_model_invalid_spec_raises(spec: str) -> None:
     assert spec in str(error.value)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"mlp"}))
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"mlp", *TEXT_MODELS}))
 def test_image_model_rejects_flat_features(name: str) -> None:
     with pytest.raises(UsageError, match=f"--model {name}: expected images.*64"):
         build_model(name, (64,), 10, 1)

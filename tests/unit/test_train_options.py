@@ -38,6 +38,22 @@ def test_options_empty_file_gives_defaults(file: Path) -> None:
     assert parse_train_options(["--config", str(file)], {}) == Options()
 
 
+def test_preset_gives_defaults(file: Path) -> None:
+    options = parse_train_options(["--preset", "diloco", "--outer-lr", "0.5"], {})
+    config = options.strategy_config
+    assert (config.strategy, config.period, config.outer_momentum, config.outer_lr) == ("local-sgd", 100, 0.9, 0.5)
+    assert options.optimizer == "adamw"
+    file.write_text("optimizer: adam\n")
+    environ = {"SLURMDL_TRAIN_PRESET": "diloco", "SLURMDL_TRAIN_PERIOD": "7"}
+    options = parse_train_options(["--config", str(file)], environ)
+    assert (options.optimizer, options.strategy_config.period) == ("adam", 7)
+    assert parse_train_options(["--optimizer", "sgd"], environ).optimizer == "sgd"
+    drift = parse_train_options(["--preset", "diloco", "--drift-threshold", "0.1"], {}).strategy_config
+    assert (drift.period, drift.trigger_name) == (None, "drift")
+    with pytest.raises(UsageError, match="--preset diloco: not valid with --strategy gossip; expected local-sgd"):
+        parse_train_options(["--preset", "diloco", "--strategy", "gossip"], {})
+
+
 @pytest.mark.parametrize(("text", "message"), [
     ("seed: 1\nlrr: 1", ":2: 'lrr': unknown option; expected lr, "),
     ("zzz: 1", ":1: 'zzz': unknown option; expected async, "),

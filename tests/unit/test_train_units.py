@@ -20,11 +20,11 @@ from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer import models
 from slurmdl.train.trainer.data_readers import load_dataset
-from slurmdl.train.trainer.image_dataset import ImageDataset
+from slurmdl.train.trainer.labeled_dataset import LabeledDataset
 from slurmdl.train.trainer.options import Options, parse_train_options
 
 
-def digits(seed: int) -> ImageDataset:
+def digits(seed: int) -> LabeledDataset:
     return load_dataset("digits", seed)
 
 
@@ -68,7 +68,7 @@ def test_worker_partitions_are_disjoint_and_used_once_per_epoch() -> None:
 
 
 def test_batch_larger_than_partition() -> None:
-    with pytest.raises(UsageError, match="only 359 images"):
+    with pytest.raises(UsageError, match="only 359 samples"):
         digits(1).steps_per_epoch(4, 360)
 
 

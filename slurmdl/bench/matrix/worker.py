@@ -58,13 +58,13 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     from slurmdl.train.trainer import optimizers
     from slurmdl.train.trainer.data_readers import load_dataset
     from slurmdl.train.trainer.options import Options
-    from slurmdl.train.trainer.workloads import ImageClassification
+    from slurmdl.train.trainer.workloads import Classification
 
     torch.set_num_threads(max(1, int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))))
     options = Options(**{key: work[key] for key in ("model", "data", "batch_size", "lr", "seed")})
     transport = world.init_mpi()
     rank, size = transport.rank, transport.size
-    task = ImageClassification(options, load_dataset(options.data, options.seed))
+    task = Classification(options, load_dataset(options.data, options.seed))
     optimizer = optimizers.build_optimizer(options.optimizer, task.module.parameters(), options.lr, options.momentum,
                                            options.weight_decay)
     parameters = sum(tensor.numel() for tensor in task.module.parameters())

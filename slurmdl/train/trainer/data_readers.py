@@ -1,4 +1,4 @@
-"""Data sets: scikit-learn's digits, digits drawn as 3 x 32 x 32, synthetic images, and image folders."""
+"""Data sets: scikit-learn's digits, digits drawn as 3 x 32 x 32, synthetic images, image folders, and texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError, UnavailableError, UsageError
-from slurmdl.train.trainer.image_dataset import ImageDataset, LabeledImages, split_and_normalize
+from slurmdl.train.trainer.labeled_dataset import LabeledDataset, LabeledSamples, split_and_normalize
 
 #: of `digits-rgb32`: deviation of the background noise, and maximum offset of a digit from the center in pixels
 NOISE_STD, MAX_SHIFT = 0.3, 2
@@ -23,9 +23,11 @@ DEFAULT_COUNT, MAX_ELEMENTS = 2000, 1 << 30
 IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg", ".ppm", ".pgm", ".bmp", ".webp")
 #: default height and width to which images of a folder are scaled
 DEFAULT_SIDE = 32
+#: bytes of a sample of text, by default and at most; sections that a text is divided into
+DEFAULT_TEXT_LENGTH, MAX_TEXT_LENGTH, TEXT_SECTIONS = 64, 4096, 10
 
 
-def load_digit_images(arguments: str = "", seed: int = 1) -> LabeledImages:
+def load_digit_images(arguments: str = "", seed: int = 1) -> LabeledSamples:
     """Handwritten digits, 1,797 images of 8 x 8; UnavailableError if scikit-learn is not installed.
 
     The file is read directly, because importing scikit-learn takes seconds on every rank.
@@ -43,11 +45,11 @@ def load_digit_images(arguments: str = "", seed: int = 1) -> LabeledImages:
         from sklearn.datasets import load_digits
         bunch = load_digits()
         table = np.column_stack([bunch.data, bunch.target]).astype(np.float32)
-    return LabeledImages(table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64), 10,
+    return LabeledSamples(table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64), 10,
                          normalize_per_pixel=True)
 
 
-def make_digits_rgb32(arguments: str = "", seed: int = 1) -> LabeledImages:
+def make_digits_rgb32(arguments: str = "", seed: int = 1) -> LabeledSamples:
     """The digits as 3 x 32 x 32: at twice the size, in a random color and position, on a noisy background.
 
     The images are the same for every seed; only their split depends on it.
@@ -57,12 +59,12 @@ def make_digits_rgb32(arguments: str = "", seed: int = 1) -> LabeledImages:
     random = np.random.default_rng(0)
     count = len(digits.labels)
     images = NOISE_STD * random.standard_normal((count, 3, 32, 32)).astype(np.float32)
-    enlarged = digits.images.repeat(2, 2).repeat(2, 3) / 16
+    enlarged = digits.samples.repeat(2, 2).repeat(2, 3) / 16
     colors = random.uniform(0.3, 1.0, (count, 3, 1, 1)) * random.choice([-1, 1], (count, 1, 1, 1))
     offsets = random.integers(0, 2 * MAX_SHIFT + 1, (count, 2)) + 8 - MAX_SHIFT
     for image, digit, color, (top, left) in zip(images, enlarged, colors, offsets, strict=True):
         image[:, top:top + 16, left:left + 16] += digit * color
-    return LabeledImages(images, digits.labels, 10)
+    return LabeledSamples(images, digits.labels, 10)
 
 
 def _require_no_arguments(name: str, arguments: str) -> None:
@@ -70,7 +72,7 @@ def _require_no_arguments(name: str, arguments: str) -> None:
         raise UsageError(f"train: --data {name}:{arguments}: {name} takes no arguments")
 
 
-def make_synthetic_images(arguments: str, seed: int) -> LabeledImages:
+def make_synthetic_images(arguments: str, seed: int) -> LabeledSamples:
     """A random prototype for each class, plus noise of four times its deviation.
 
     `arguments` are SHAPE:CLASSES or SHAPE:CLASSES:COUNT, e.g. 3x32x32:10 or 64:10:5000.
@@ -80,7 +82,7 @@ def make_synthetic_images(arguments: str, seed: int) -> LabeledImages:
     labels = random.permutation(np.arange(count) % classes)
     images = 4 * random.standard_normal((count, *shape), np.float32)
     images += random.standard_normal((classes, *shape), np.float32)[labels]
-    return LabeledImages(images, labels, classes)
+    return LabeledSamples(images, labels, classes)
 
 
 def parse_synthetic_arguments(arguments: str) -> tuple[tuple[int, ...], int, int]:
@@ -104,7 +106,7 @@ def parse_synthetic_arguments(arguments: str) -> tuple[tuple[int, ...], int, int
     return shape, classes, count
 
 
-def load_image_folder(arguments: str, seed: int) -> LabeledImages:
+def load_image_folder(arguments: str, seed: int) -> LabeledSamples:
     """Load DIR/CLASS/*.png and the like, or DIR/train/CLASS/* and DIR/test/CLASS/*, as RGB of equal size.
 
     `arguments` are DIR or DIR:SIDE. Classes are numbered in the order of their names. Raises InputError if there are
@@ -133,7 +135,7 @@ def load_image_folder(arguments: str, seed: int) -> LabeledImages:
     if len(names) < 2 or not len(labels) - num_test:
         raise InputError(f"{len(labels)} images in {len(names)} directories; expected two or more directories, one "
                          f"per class, with images ({', '.join(IMAGE_EXTENSIONS)})", file=path)
-    return LabeledImages(np.stack(images), np.array(labels), len(names), num_test)
+    return LabeledSamples(np.stack(images), np.array(labels), len(names), num_test)
 
 
 def _read_image(file: Path, side: int) -> npt.NDArray[Any]:
@@ -151,14 +153,52 @@ def _read_image(file: Path, side: int) -> npt.NDArray[Any]:
         raise InputError(f"unreadable image: {error}", file=str(file)) from error
 
 
+def load_text(arguments: str, seed: int) -> LabeledSamples:
+    """Bytes of a text in samples that do not overlap; the label of a byte is the next one.
+
+    `arguments` are FILE, FILE:LENGTH, or :LENGTH; without a file, the text is the help of this Python (pydoc_data,
+    0.7 MB of English), which is the same for equal versions of Python. The text is also divided into TEXT_SECTIONS
+    parts of equal size.
+    """
+    path, _, digits = arguments.rpartition(":")
+    if not (":" in arguments and re.fullmatch("[1-9][0-9]{0,3}", digits)):
+        path, digits = arguments, str(DEFAULT_TEXT_LENGTH)
+    length = int(digits)
+    if length > MAX_TEXT_LENGTH:
+        raise UsageError(f"train: --data text:{arguments}: samples of {length} bytes; expected at most "
+                         f"{MAX_TEXT_LENGTH}")
+    content = np.frombuffer(_read_file(path) if path else _python_help(), np.uint8).astype(np.int64)
+    count = (len(content) - 1) // length
+    if count < TEXT_SECTIONS:
+        raise InputError(f"{len(content)} bytes; expected at least {TEXT_SECTIONS * length + 1}, for {TEXT_SECTIONS} "
+                         f"samples of {length} bytes", file=path)
+    samples, labels = (content[start:start + count * length].reshape(count, length) for start in (0, 1))
+    return LabeledSamples(samples, labels, 256, sections=np.arange(count) * TEXT_SECTIONS // count)
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"unreadable text: {error.strerror}", file=path) from error
+
+
+def _python_help() -> bytes:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise UnavailableError("--data text: this Python has no pydoc_data; expected text:FILE") from error
+    return "\n".join(topics[name] for name in sorted(topics)).encode()
+
+
 #: name -> reader(arguments, seed); `arguments` is the text after NAME:, or ""
-DATASETS: dict[str, Callable[[str, int], LabeledImages]] = {
+DATASETS: dict[str, Callable[[str, int], LabeledSamples]] = {
     "digits": load_digit_images, "digits-rgb32": make_digits_rgb32, "synthetic": make_synthetic_images,
-    "folder": load_image_folder}
+    "folder": load_image_folder, "text": load_text}
 
 
 def load_dataset(spec: str, seed: int, fold: tuple[int, int] | None = None,
-                 dirichlet_alpha: float | None = None) -> ImageDataset:
+                 dirichlet_alpha: float | None = None) -> LabeledDataset:
     """Load the data set NAME:ARGUMENTS and split it, see `split_and_normalize`.
 
     Raises UsageError if name or arguments are invalid, InputError if a file is.

@@ -163,11 +163,7 @@ def transformer(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
     from torch import nn
 
     channels, image_height, image_width = _require_image_shape("transformer", shape)
-    values = _parse_ints("transformer", arguments, (64, 2, 4), "WIDTH,LAYERS,HEADS, e.g. transformer:64,2,4")
-    if len(values) != 3 or values[0] % values[2]:
-        raise UsageError(f"train: --model transformer:{arguments}: expected WIDTH,LAYERS,HEADS, with a multiple of "
-                         "HEADS as WIDTH, e.g. transformer:64,2,4")
-    width, layers, heads = values
+    width, layers, heads = _parse_transformer_arguments("transformer", arguments, (64, 2, 4))
     side = max(min(image_height, image_width) // 8, 1)
 
     class PositionEmbedding(nn.Module):  # type: ignore[misc]
@@ -185,30 +181,85 @@ def transformer(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
             return patches.mean(1)
 
     # one by one: nn.TransformerEncoder would copy one layer, with equal initial parameters
-    encoder = [nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True,
-                                          norm_first=True) for _ in range(layers)]
+    encoder = [_transformer_layer(width, heads) for _ in range(layers)]
     return nn.Sequential(nn.Conv2d(channels, width, side, side), PositionEmbedding(), *encoder, nn.LayerNorm(width),
                          MeanPool(), nn.Linear(width, classes))
 
 
+def gpt(arguments: str, shape: tuple[int, ...], classes: int) -> Any:
+    """Decoder-only Transformer with learned positions and layer normalization before each block, without dropout.
+
+    `arguments` are width, number of layers and number of heads, by default 128,2,4. Input: tokens of shape (batch,
+    length); output: scores of the next token, shape (batch, classes, length).
+
+    Reference: A. Radford et al.: Language models are unsupervised multitask learners. OpenAI, 2019.
+    """
+    import torch
+    from torch import nn
+
+    width, layers, heads = _parse_transformer_arguments("gpt", arguments, (128, 2, 4))
+    [length] = shape
+
+    class GPT(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(classes, width)
+            self.positions = nn.Parameter(0.02 * torch.randn(length, width))
+            self.blocks = nn.ModuleList(_transformer_layer(width, heads) for _ in range(layers))
+            self.norm = nn.LayerNorm(width)
+            self.scores = nn.Linear(width, classes)
+            nn.init.normal_(self.tokens.weight, std=0.02)
+
+        def forward(self, tokens: Any) -> Any:
+            hidden = self.tokens(tokens) + self.positions[:tokens.shape[1]]
+            mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=hidden.device)
+            for block in self.blocks:
+                hidden = block(hidden, src_mask=mask, is_causal=True)
+            return self.scores(self.norm(hidden)).transpose(1, 2)
+
+    return GPT()
+
+
+def _parse_transformer_arguments(model: str, arguments: str, default: tuple[int, int, int]) -> list[int]:
+    example = f"{model}:{','.join(map(str, default))}"
+    values = _parse_ints(model, arguments, default, f"WIDTH,LAYERS,HEADS, e.g. {example}")
+    if len(values) != 3 or values[0] % values[2]:
+        raise UsageError(f"train: --model {model}:{arguments}: expected WIDTH,LAYERS,HEADS, with a multiple of HEADS "
+                         f"as WIDTH, e.g. {example}")
+    return values
+
+
+def _transformer_layer(width: int, heads: int) -> Any:
+    from torch import nn
+
+    return nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True,
+                                      norm_first=True)
+
+
+#: models of texts; the others take images
+TEXT_MODELS = ("gpt",)
 #: name -> builder(arguments, shape, classes) of a torch module; `arguments` is the text after NAME:, or ""
 MODELS: dict[str, Callable[[str, tuple[int, ...], int], Any]] = {
     "mlp": mlp, "cnn": cnn,
     "resnet18": partial(resnet, "resnet18", (2, 2, 2, 2), 1),
     "resnet50": partial(resnet, "resnet50", (3, 4, 6, 3), 4),
-    "vgg16": vgg16, "transformer": transformer}
+    "vgg16": vgg16, "transformer": transformer, "gpt": gpt}
 
 
-def build_model(spec: str, shape: Sequence[int], classes: int, seed: int) -> Any:
+def build_model(spec: str, shape: Sequence[int], classes: int, seed: int, text: bool = False) -> Any:
     """Build the torch module NAME:ARGUMENTS; the same seed gives the same parameters on every rank.
 
-    `shape` is that of one image: (channels, height, width), or (features,). Raises UsageError if the name is unknown,
-    the arguments are invalid, or the model does not support the shape.
+    `shape` is that of one image: (channels, height, width), or (features,); or (length,) of a `text`. Raises
+    UsageError if the name is unknown, the arguments are invalid, or the model does not support the data.
     """
     import torch
 
     name, _, arguments = spec.partition(":")
     if name not in MODELS:
         raise UsageError(f"train: --model {spec}: {name!r} is not one of {', '.join(MODELS)}")
+    if text != (name in TEXT_MODELS):
+        expected = TEXT_MODELS if text else [model for model in MODELS if model not in TEXT_MODELS]
+        raise UsageError(f"train: --model {spec}: the data are {'texts' if text else 'images'}; expected "
+                         f"{', '.join(expected)}, or {'no ' * text}--data text")
     torch.manual_seed(seed)
     return MODELS[name](arguments, tuple(shape), classes)

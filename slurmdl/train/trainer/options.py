@@ -45,6 +45,8 @@ class Straggler:
     end: float = math.inf
 
 
+#: preset of the strategy -> options of the trainer that belong to it
+TRAINER_PRESETS = {"diloco": {"optimizer": "adamw"}}
 _positive_int, _nonnegative_int = int_parser(1), int_parser(0)
 _nonnegative_float, _fraction = float_parser(0.0, math.inf), float_parser(0.0, 1.0)
 
@@ -114,7 +116,7 @@ class Options:
     steps: int | None = _option(None, "number of training steps (default: 200)", type=_positive_int, metavar="N")
     epochs: int | None = _option(None, "passes over the data, if --steps is not given", type=_positive_int,
                                  metavar="N")
-    batch_size: int = _option(32, "images per worker and step (default: %(default)s)", type=_positive_int,
+    batch_size: int = _option(32, "samples per worker and step (default: %(default)s)", type=_positive_int,
                               metavar="N")
     model: str = _option("mlp:256,128", f"network: {', '.join(MODELS)}, see docs/train.md (default: %(default)s)",
                          type=choice_parser(*MODELS, settings=True), metavar="SPEC")
@@ -127,9 +129,10 @@ class Options:
     lr_schedule: str = _option("constant", "default: %(default)s", choices=sorted(LR_SCHEDULES))
     seed: int = _option(1, "seed of all random numbers (default: %(default)s)", type=_nonnegative_int, metavar="N")
     dirichlet_alpha: float | None = _option(
-        None, "label skew over the workers: parameter of a Dirichlet distribution, e.g. 0.3",
+        None, "skew of labels, or of sections of a text, over the workers: parameter of a Dirichlet distribution, "
+              "e.g. 0.3",
         type=float_parser(1e-6, math.inf), metavar="ALPHA")
-    #: (i, k) to test on the i-th of k folds, i from 1; None for the set's own test images or a fifth
+    #: (i, k) to test on the i-th of k folds, i from 1; None for the set's own test samples or a fifth
     fold: tuple[int, int] | None = _option(None, "test on the I-th of K folds, train on the others",
                                            type=_parse_fold, metavar="I/K")
     emulate_compute: EmulatedCompute | None = _option(  # noqa: RUF009 - returns a field
@@ -203,12 +206,16 @@ def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.env
     for entry in fields(Options):
         if entry.metadata:
             parser.add_argument(f"--{entry.name.replace('_', '-')}", default=entry.default, **entry.metadata)
+    defaults = {name: parser.get_default(name) for preset in TRAINER_PRESETS.values() for name in preset}
     file = parser.parse_args(argv).config
     if file:
         parser.set_defaults(**_read_options_file(file, parser))
+    strategy_config = resolve(vars(parser.parse_args(argv)), environ)
+    if strategy_config.preset:
+        parser.set_defaults(**{name: value for name, value in TRAINER_PRESETS[strategy_config.preset].items()
+                               if parser.get_default(name) == defaults[name]})
     values = vars(parser.parse_args(argv))
     del values["config"]
-    strategy_config = resolve(values, environ)
     options = Options(strategy_config=strategy_config,
                       **{name: value for name, value in values.items() if not hasattr(strategy_config, name)})
     _check_conflicts(options)

@@ -20,10 +20,10 @@ from slurmdl.train.report import meters
 from slurmdl.train.strategy_config import CHECKPOINT_DIR_VARIABLE
 from slurmdl.train.trainer import optimizers
 from slurmdl.train.trainer.data_readers import load_dataset
-from slurmdl.train.trainer.image_dataset import FloatArray, ImageDataset
+from slurmdl.train.trainer.labeled_dataset import FloatArray, LabeledDataset
 from slurmdl.train.trainer.options import Options
 from slurmdl.train.trainer.progress import Progress, open_for_writing
-from slurmdl.train.trainer.workloads import ImageClassification, SyntheticWorkload
+from slurmdl.train.trainer.workloads import Classification, SyntheticWorkload
 from slurmdl.train.transports import virtual
 from slurmdl.train.transports.link_queues import QueueingNetwork
 from slurmdl.train.transports.transport import Transport
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 #: virtual seconds for which the first rank waits before an evaluation, so that equally fast ranks end their step
 SYNC_SECONDS = 1e-9
-#: label skew (ImageDataset.label_skew) above which the trainer warns; up to 0.2 is chance
+#: label skew (LabeledDataset.label_skew) above which the trainer warns; up to 0.2 is chance
 SKEW_WARNING = 0.3
 #: steps without --steps and --epochs
 DEFAULT_STEPS = 200
@@ -91,7 +91,7 @@ def rank_environ(node: str, zone: str) -> dict[str, str]:
             "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}
 
 
-def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str, str], transport: Transport,
+def train_rank(options: Options, data: LabeledDataset | None, environ: Mapping[str, str], transport: Transport,
                models: dict[int, FloatArray] | None = None) -> dict[str, Any] | None:
     """Train as one rank of a run; returns as `train`. `data` is None for a synthetic workload.
 
@@ -119,13 +119,13 @@ def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str
                        and straggler.begin <= run.global_step < straggler.end), 1.0)
         return emulated_seconds * factor * images / options.batch_size
 
-    workload: ImageClassification | SyntheticWorkload
+    workload: Classification | SyntheticWorkload
     if data is None:
         assert options.emulate_compute
         workload = SyntheticWorkload(options.emulate_compute.parameters, compute_seconds, emulate_compute,
                                      options.seed)
     else:
-        workload = ImageClassification(options, data)
+        workload = Classification(options, data)
         consistency.check_same_on_ranks(run.world, [("data", f"{options.data} {zlib.crc32(data.train_x):x}")])
     optimizer = optimizers.build_optimizer(options.optimizer, workload.module.parameters(), options.lr,
                                            options.momentum, options.weight_decay)
@@ -135,7 +135,7 @@ def train_rank(options: Options, data: ImageDataset | None, environ: Mapping[str
 
     run.attach(workload.module, optimizer)
     run.register_for_checkpointing("lr_scheduler", scheduler)
-    if emulated_seconds and isinstance(workload, ImageClassification):
+    if emulated_seconds and isinstance(workload, Classification):
         workload.install_compute_emulation(compute_seconds, emulate_compute)
     run.state.batch_size = options.batch_size
     score, skew = None, data.label_skew(run.worker_count, options.seed) if data else 0.0
@@ -201,7 +201,7 @@ def _load_torch() -> None:
     torch.set_num_threads(1)
 
 
-def _load_dataset(options: Options) -> ImageDataset | None:
+def _load_dataset(options: Options) -> LabeledDataset | None:
     """Load the data set; None for a synthetic workload."""
     if options.emulate_compute and options.emulate_compute.parameters:
         return None
@@ -231,7 +231,7 @@ def _step_metrics(step: int, global_step: int, meter: meters.StepMeter) -> dict[
             "samples_per_second": meter.samples.last / wall if wall else 0.0}
 
 
-def _evaluation_metrics(workload: ImageClassification | SyntheticWorkload, parameters: FloatArray,
+def _evaluation_metrics(workload: Classification | SyntheticWorkload, parameters: FloatArray,
                         models: Mapping[int, FloatArray] | None) -> dict[str, float]:
     """Test metrics of the workload's module, whose flat parameters are given, and of the mean of `models`."""
     score = workload.evaluate()

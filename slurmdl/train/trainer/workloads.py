@@ -1,4 +1,4 @@
-"""Workloads of the built-in trainer: image classification, or synthetic gradients with emulated computation."""
+"""Workloads of the built-in trainer: classification, or synthetic gradients with emulated computation."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from slurmdl.train.library.loader import DataSource, IntArray
 from slurmdl.train.library.sampling import GlobalBatches
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.trainer import models
-from slurmdl.train.trainer.image_dataset import ImageDataset
+from slurmdl.train.trainer.labeled_dataset import LabeledDataset
 from slurmdl.train.trainer.options import Options
 
 
-class ImageClassification(Stateful):
-    """Image classification with the torch module `module`, a network of `models`."""
+class Classification(Stateful):
+    """Classification of images, or of the next byte of a text, with the torch module `module`, one of `models`."""
 
     state_fields = ("samples_seen",)
     #: batches for the statistics of batch normalization
     BATCHNORM_BATCHES = 50
 
-    def __init__(self, options: Options, data: ImageDataset) -> None:
-        self.module = models.build_model(options.model, data.shape, data.classes, options.seed)
+    def __init__(self, options: Options, data: LabeledDataset) -> None:
+        self.module = models.build_model(options.model, data.shape, data.classes, options.seed, data.is_text)
         self._data, self._batch_size, self._seed = data, options.batch_size, options.seed
-        #: by all workers together, if each has its own images; the position from which `batches` continues
+        #: by all workers together, if each has its own samples; the position from which `batches` continues
         self.samples_seen = 0
 
     def install_compute_emulation(self, compute_seconds: Callable[[int], float],
                                   emulate_compute: Callable[[float], None]) -> None:
-        """Emulate additional computation of `compute_seconds(images)` in each training step."""
-        def on_forward(module: Any, images: Any, scores: Any) -> None:
+        """Emulate additional computation of `compute_seconds(samples)` in each training step."""
+        def on_forward(module: Any, samples: Any, scores: Any) -> None:
             if scores.requires_grad:
                 seconds = compute_seconds(len(scores))
                 emulate_compute(seconds * FORWARD_SHARE)
@@ -40,21 +40,21 @@ class ImageClassification(Stateful):
         self.module.register_forward_hook(on_forward)
 
     def steps_per_epoch(self, worker_count: int) -> int:
-        """Steps of a pass over each worker's own images, or over all images if they are not partitioned."""
+        """Steps of a pass over each worker's own samples, or over all samples if they are not partitioned."""
         own_steps = self._data.steps_per_epoch(worker_count, self._batch_size)
         return own_steps if self._data.dirichlet_alpha else GlobalBatches(
             len(self._data.train_y), worker_count, self._batch_size, True, self._seed).steps_per_epoch
 
     @property
     def data_source(self) -> DataSource | None:
-        """The images, to be assigned to the workers; None if each worker has its own."""
+        """The samples, to be assigned to the workers; None if each worker has its own."""
         def make_batches(indices: Iterator[IntArray]) -> Iterator[Any]:
             return ((self._data.train_x[index], self._data.train_y[index]) for index in indices)
 
         return None if self._data.dirichlet_alpha else DataSource(len(self._data.train_y), 0, make_batches)
 
     def batches(self, worker_rank: int, worker_count: int) -> Iterator[Any]:
-        """Yield endless batches of a worker's own images, after those already seen."""
+        """Yield endless batches of a worker's own samples, after those already seen."""
         global_batch_size = worker_count * self._batch_size
         for batch in self._data.batches(worker_rank, worker_count, self._batch_size,
                                         self._seed, self.samples_seen // global_batch_size):
@@ -65,8 +65,8 @@ class ImageClassification(Stateful):
         """Mean cross-entropy of a batch, as a tensor."""
         import torch
 
-        images, labels = batch
-        return torch.nn.functional.cross_entropy(self.module(torch.from_numpy(images)), torch.from_numpy(labels))
+        samples, labels = batch
+        return torch.nn.functional.cross_entropy(self.module(torch.from_numpy(samples)), torch.from_numpy(labels))
 
     def recompute_batchnorm(self, worker_rank: int, worker_count: int) -> None:
         """Recompute the statistics of batch normalization, which an averaged model lacks."""
@@ -77,19 +77,19 @@ class ImageClassification(Stateful):
             (torch.from_numpy(next(batches)[0]) for _ in range(self.BATCHNORM_BATCHES)), self.module)
 
     def evaluate(self) -> tuple[float, float]:
-        """Return (mean cross-entropy, accuracy) on the test images."""
+        """Return (mean cross-entropy, accuracy) on the test samples; of a text, per byte."""
         import torch
 
         chunks = (torch.from_numpy(array).split(500) for array in (self._data.test_x, self._data.test_y))
         loss, correct = 0.0, 0
         self.module.eval()
         with torch.no_grad():
-            for images, target in zip(*chunks, strict=True):
-                scores = self.module(images)
+            for samples, target in zip(*chunks, strict=True):
+                scores = self.module(samples)
                 loss += float(torch.nn.functional.cross_entropy(scores, target, reduction="sum"))
                 correct += int((scores.argmax(1) == target).sum())
         self.module.train()
-        return loss / len(self._data.test_y), correct / len(self._data.test_y)
+        return loss / self._data.test_y.size, correct / self._data.test_y.size
 
 
 class SyntheticWorkload(Stateful):

@@ -14,7 +14,7 @@ from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.trainer import optimizers, trainer
 from slurmdl.train.trainer.data_readers import load_dataset
 from slurmdl.train.trainer.options import parse_train_options
-from slurmdl.train.trainer.workloads import ImageClassification
+from slurmdl.train.trainer.workloads import Classification
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.world import init_mpi
 
@@ -53,7 +53,7 @@ def run_case(case: str, transport: Transport, environ: dict[str, str]) -> dict[s
     run.p2p.__class__ = LoggingP2P
     run.p2p.log = log
     data = load_dataset(options.data, options.seed, dirichlet_alpha=options.dirichlet_alpha)
-    workload = ImageClassification(options, data)
+    workload = Classification(options, data)
     optimizer = optimizers.build_optimizer(options.optimizer, workload.module.parameters(), options.lr,
                                            options.momentum, 0.0)
     scheduler = optimizers.build_lr_scheduler(optimizer, options.lr_schedule, options.steps)

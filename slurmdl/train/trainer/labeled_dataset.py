@@ -1,4 +1,4 @@
-"""Labeled images: split into training and test images, normalized, and partitioned among the workers."""
+"""Labeled samples: split into training and test samples, normalized, and partitioned among the workers."""
 
 from __future__ import annotations
 
@@ -17,53 +17,68 @@ IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class LabeledImages:
-    """Images of a reader.
+class LabeledSamples:
+    """Samples of a reader.
 
     Attributes:
-        images: shape (count, channels, height, width) or (count, features), of any type.
-        labels: shape (count,), 0 to classes - 1.
-        num_test: number of test images, at the end; 0 if the set has none.
+        samples: images of shape (count, channels, height, width) or (count, features) and any type; or texts, as
+            tokens of shape (count, length).
+        labels: shape (count,), of images, or (count, length), of tokens; 0 to classes - 1.
+        num_test: number of test samples, at the end; 0 if the set has none.
         normalize_per_pixel: whether to normalize each pixel instead of each channel.
+        sections: shape (count,): the part of the text that a sample is from; None for images.
     """
 
-    images: npt.NDArray[Any]
+    samples: npt.NDArray[Any]
     labels: IntArray
     classes: int
     num_test: int = 0
     normalize_per_pixel: bool = False
+    sections: IntArray | None = None
 
 
 @dataclass(frozen=True)
-class ImageDataset:
-    """Training and test images with labels.
+class LabeledDataset:
+    """Training and test samples with labels.
 
     Attributes:
-        train_x, test_x: shape (count, *shape), float32, normalized by the training images.
-        train_y, test_y: shape (count,), int64 labels, 0 to classes - 1.
+        train_x, test_x: shape (count, *shape): images as float32, normalized by the training images; or int64 tokens.
+        train_y, test_y: int64 labels, 0 to classes - 1, shape (count,), or of tokens (count, *shape).
         dirichlet_alpha: label skew of the partitions, see `partition_indices`; None for none.
+        train_sections: shape (count,): as LabeledSamples.sections, of the training samples.
     """
 
-    train_x: FloatArray
+    train_x: FloatArray | IntArray
     train_y: IntArray
-    test_x: FloatArray
+    test_x: FloatArray | IntArray
     test_y: IntArray
     classes: int
     dirichlet_alpha: float | None = None
+    train_sections: IntArray | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.train_x.shape[1:]
 
+    @property
+    def is_text(self) -> bool:
+        return self.train_sections is not None
+
+    @property
+    def _skewed_labels(self) -> IntArray:
+        """What differs between workers if the partitions are skewed: labels of images, sections of a text."""
+        return self.train_y if self.train_sections is None else self.train_sections
+
     def label_skew(self, worker_count: int, seed: int) -> float:
         """Mean total variation distance between a worker's label distribution and the overall one, 0 to below 1.
 
-        0 if images are assigned round-robin.
+        0 if samples are assigned round-robin. A text has sections instead of labels.
         """
         if not self.dirichlet_alpha:
             return 0.0
-        partitions = [self.train_y[indices] for indices in self._partitions(worker_count, seed)]
-        counts = np.array([np.bincount(labels, minlength=int(self.train_y.max()) + 1) for labels in partitions])
+        labels = self._skewed_labels
+        partitions = [labels[indices] for indices in self._partitions(worker_count, seed)]
+        counts = np.array([np.bincount(part, minlength=int(labels.max()) + 1) for part in partitions])
         overall = counts.sum(0) / counts.sum()
         return float(np.mean(np.abs(counts / counts.sum(1, keepdims=True) - overall).sum(1) / 2))
 
@@ -71,12 +86,12 @@ class ImageDataset:
         """Whole batches in a worker's partition; UsageError if it is smaller than one batch."""
         size = len(self.train_y) // worker_count
         if size < batch_size:
-            raise UsageError(f"train: --batch-size {batch_size}: each worker has only {size} images "
+            raise UsageError(f"train: --batch-size {batch_size}: each worker has only {size} samples "
                              f"({len(self.train_y)} over {worker_count} workers)")
         return size // batch_size
 
     def batches(self, worker_rank: int, worker_count: int, batch_size: int, seed: int,
-                completed_batches: int = 0) -> Iterator[tuple[FloatArray, IntArray]]:
+                completed_batches: int = 0) -> Iterator[tuple[FloatArray | IntArray, IntArray]]:
         """Yield endless batches of a worker's partition, shuffled in each epoch, after the completed ones.
 
         All partitions have the same size, so all workers make the same number of steps per epoch.
@@ -93,14 +108,14 @@ class ImageDataset:
                 yield self.train_x[indices], self.train_y[indices]
 
     def _partitions(self, worker_count: int, seed: int) -> list[IntArray]:
-        return partition_indices(self.train_y, worker_count, self.dirichlet_alpha, seed)
+        return partition_indices(self._skewed_labels, worker_count, self.dirichlet_alpha, seed)
 
 
-def split_and_normalize(labeled: LabeledImages, seed: int, fold: tuple[int, int] | None = None,
-                        dirichlet_alpha: float | None = None) -> ImageDataset:
-    """Split off the test images, and normalize all images by mean and deviation of the training images.
+def split_and_normalize(labeled: LabeledSamples, seed: int, fold: tuple[int, int] | None = None,
+                        dirichlet_alpha: float | None = None) -> LabeledDataset:
+    """Split off the test samples, and normalize images by mean and deviation of the training images.
 
-    `fold` (i, k) tests on the i-th of k random folds of all images, i from 1; None on the set's own test images, or
+    `fold` (i, k) tests on the i-th of k random folds of all samples, i from 1; None on the set's own test samples, or
     else on a random fifth.
     """
     count = len(labeled.labels)
@@ -112,23 +127,26 @@ def split_and_normalize(labeled: LabeledImages, seed: int, fold: tuple[int, int]
         train, test = np.delete(order, np.s_[begin:end]), order[begin:end]
     else:
         train, test = np.split(np.arange(count), [count - labeled.num_test])
-    images = labeled.images.astype(np.float32)
+    samples, labels = labeled.samples, labeled.labels
+    if labeled.sections is not None:
+        return LabeledDataset(samples[train], labels[train], samples[test], labels[test], labeled.classes,
+                              dirichlet_alpha, labeled.sections[train])
+    images = samples.astype(np.float32)
     axes = (0,) if labeled.normalize_per_pixel or images.ndim == 2 else (0, 2, 3)
     mean = images[train].mean(axes, keepdims=True)
     deviation = images[train].std(axes, keepdims=True)
     deviation[deviation == 0] = 1  # constant pixels at the border
     images -= mean
     images /= deviation
-    return ImageDataset(images[train], labeled.labels[train], images[test], labeled.labels[test], labeled.classes,
-                        dirichlet_alpha)
+    return LabeledDataset(images[train], labels[train], images[test], labels[test], labeled.classes, dirichlet_alpha)
 
 
 def partition_indices(labels: IntArray, worker_count: int, dirichlet_alpha: float | None,
                       seed: int) -> list[IntArray]:
-    """Indices of each worker's images: disjoint partitions of equal size.
+    """Indices of each worker's samples: disjoint partitions of equal size.
 
     Args:
-        dirichlet_alpha: None assigns the images round-robin. A number alpha draws each worker's label distribution
+        dirichlet_alpha: None assigns the samples round-robin. A number alpha draws each worker's label distribution
             from a Dirichlet distribution, with parameter alpha for each label if all are equally frequent; a smaller
             alpha gives a worker fewer labels. If a label is exhausted, the others replace it.
 
