@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         train(options)
     except Exception as error:
         return shutdown.report_failure(error)
+    shutdown.exit_if_gloo_runs()
     return 0
 
 

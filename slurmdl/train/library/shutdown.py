@@ -102,6 +102,16 @@ def exit_process(status: int) -> NoReturn:
     os._exit(status)
 
 
+def exit_if_gloo_runs() -> None:
+    """Exit at once, with status 0, if there are other ranks over torch.distributed.
+
+    A thread of gloo that drops a tensor while the interpreter shuts down would abort the process (pytorch#190489).
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_initialized() and distributed.get_world_size() > 1:
+        exit_process(0)
+
+
 def _flush_output() -> None:
     """Write what this process has printed, before it exits at once."""
     sys.stdout.flush()
