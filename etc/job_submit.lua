@@ -21,7 +21,7 @@ local TOPOLOGY = "/etc/slurm/topology.conf"
 local MAX_AGE = 15    -- seconds
 local TIMEOUT_S = "1" -- the controller waits
 
-local OPTIONS = {"STRATEGY", "PS", "PLACE", "NODE_BINDING", "ZONE", "RANK0", "MODEL_BYTES", "MESH", "MODEL",
+local OPTIONS = {"STRATEGY", "PS", "PLACE", "NODE_BINDING", "ZONE", "RANK0", "MODEL_BYTES", "INSIDE", "MESH", "MODEL",
                  "MESH_BYTES", "GROUPS", "GROUP_BYTES", "PROBE", "LAUNCHER", "RANKS_PER_NODE",
                  "PREFLIGHT", "ON_BAD_NODES", "ON_SLOW", "MAX_REQUEUES"}
 -- fields that the choice does not model, or by which the user chooses nodes

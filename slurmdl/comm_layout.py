@@ -71,6 +71,11 @@ def split_by_speed(size: int, speeds: Sequence[float]) -> list[slice]:
     return [slice(begin, end) for begin, end in pairwise(offsets)]
 
 
+def default_period(strategy: str) -> int:
+    """Steps between two exchanges of models."""
+    return 32 if strategy == "local-sgd" else 1
+
+
 def packed_bytes(compression: str, length: int) -> int:
     """Bytes of a vector of `length` float32 elements after this compression; see train.compressors."""
     blocks = -(-length // SCALE_BLOCK)

@@ -9,7 +9,7 @@ from typing import Any
 
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
 from slurmdl.mesh import parse_mesh
-from slurmdl.plan import COMM_PATTERNS, STRATEGIES
+from slurmdl.plan import COMM_PATTERNS, ISLAND_LEVELS, ISLAND_STRATEGIES, STRATEGIES
 from slurmdl.slurm import getopt
 from slurmdl.slurm.sbatch_options import is_flag_set
 from slurmdl.units import parse_bytes
@@ -37,6 +37,7 @@ class DlOptions:
         zone: zones that the job may use; () for any.
         model_bytes: size of one replica of the parameters.
         comm_pattern: one of plan.COMM_PATTERNS[strategy], "" for the first of them, or a file of matrices.
+        inside: what is an island of the strategy, one of plan.ISLAND_LEVELS; "" without islands.
         mesh: dimensions of a mesh of ranks (mesh.parse_mesh), "" for none.
         model, mesh_bytes: what its traffic is computed from (placement.mesh_traffic), "" if not given.
         groups: groups of nodes (groups.parse_groups), whose meshes `mesh` then holds; "" for none.
@@ -58,6 +59,7 @@ class DlOptions:
     rank0: str = "first"
     model_bytes: float = 100e6
     comm_pattern: str = ""
+    inside: str = ""
     mesh: str = ""
     model: str = ""
     mesh_bytes: str = ""
@@ -153,6 +155,8 @@ OPTIONS = (
     DlOption("comm-pattern", "text", "PATTERN|FILE", "communication pattern of the ranks: ring or hierarchical; "
              "random-matching, one-peer-exponential, base-2 or zone-aware (gossip); shards (ps); or a "
              "file of traffic matrices, .npz or CSV"),
+    DlOption("inside", "choice", "|".join(ISLAND_LEVELS), "islands: allreduce inside each zone or node, and the "
+             "strategy (local-sgd, gossip, adaptive-gossip) between them"),
     DlOption("mesh", "text", "DIM=N,...", "mesh of the ranks of a parallel model, slowest dimension first: dp, fsdp, "
              "pp, tp, cp, ep; e.g. dp=16,pp=4,tp=8"),
     DlOption("model", "text", "KEY=N,...", "model whose traffic the mesh carries, e.g. params=7B,hidden=4096,"
@@ -282,13 +286,20 @@ def _similar_options(written: str) -> str:
 def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[str, str]:
     """Settings of `base` overridden by those of `layer`.
 
-    A layer that names a strategy drops parameter servers, mesh and pattern of another strategy from `base`.
+    A layer that names a strategy drops parameter servers, islands, mesh and pattern of another strategy from `base`.
     A layer that sets parameter servers without a strategy selects the strategy ps, one that sets a mesh or groups the
-    strategy allreduce without a pattern. Raises UsageError if the layer itself sets a strategy or pattern that
-    excludes them.
+    strategy allreduce without a pattern, one that sets islands local-sgd unless the strategy of `base` has them.
+    Raises UsageError if the layer itself sets a strategy or pattern that excludes them.
     """
     merged = dict(base)
-    strategy, servers = layer.get("strategy"), layer.get("ps")
+    strategy, servers, inside = layer.get("strategy"), layer.get("ps"), layer.get("inside")
+    if inside:
+        if strategy not in (None, *ISLAND_STRATEGIES) or servers not in (None, "0"):
+            other = f"the strategy {strategy}" if strategy else f"--dl-ps={servers}"
+            raise UsageError(f"--dl-inside={inside}: not valid with {other}; expected --dl-strategy="
+                             f"{', '.join(ISLAND_STRATEGIES)}")
+        if not strategy and base.get("strategy") not in ISLAND_STRATEGIES:
+            layer, strategy = {**layer, "strategy": "local-sgd"}, "local-sgd"
     pattern: str | None
     if servers not in (None, "0") and strategy not in (None, "ps"):
         raise UsageError(f"--dl-ps={servers}: the strategy {strategy} has no parameter servers; "
@@ -310,6 +321,8 @@ def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[
         merged.pop("groups", None)
     if layer.get("strategy") not in (None, "ps"):
         merged.pop("ps", None)
+    if layer.get("strategy") not in (None, *ISLAND_STRATEGIES) or servers not in (None, "0"):
+        merged.pop("inside", None)
     merged.update(layer)
     if servers not in (None, "0"):
         merged["strategy"] = "ps"

@@ -37,6 +37,12 @@ COMM_PATTERNS = {
     "local-sgd": ("ring", "hierarchical")}
 
 
+#: what can be an island, whose ranks train as one: all ranks of a leaf zone, or of a node
+ISLAND_LEVELS = ("zone", "node")
+#: strategies that can run between islands
+ISLAND_STRATEGIES = ("local-sgd", "gossip", "adaptive-gossip")
+
+
 def default_pattern(strategy: str, multiple_zones: bool) -> str:
     """Default pattern; hierarchical for allreduce between known zones, which sends less between them."""
     return "hierarchical" if strategy == "allreduce" and multiple_zones else COMM_PATTERNS[strategy][0]
@@ -61,6 +67,7 @@ class Plan:
         costs: "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, "leaf|leaf" inside one.
         comm_pattern: one of COMM_PATTERNS[strategy]; "" if the ranks are mapped for traffic matrices of the user.
         mesh, groups: the mesh of the ranks and their groups as in --dl-mesh and --dl-groups; "" without.
+        inside: what is an island, one of ISLAND_LEVELS; "" without islands.
     """
 
     strategy: str
@@ -71,6 +78,7 @@ class Plan:
     comm_pattern: str = ""
     mesh: str = ""
     groups: str = ""
+    inside: str = ""
 
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.roles):
@@ -82,6 +90,10 @@ class Plan:
         if self.comm_pattern not in ("", *COMM_PATTERNS[self.strategy]):
             raise InputError(
                 f"plan: comm_pattern {self.comm_pattern!r} is not one of {', '.join(COMM_PATTERNS[self.strategy])}")
+
+        if self.inside and (self.inside not in ISLAND_LEVELS or self.strategy not in ISLAND_STRATEGIES):
+            raise InputError(f"plan: islands {self.inside!r} with strategy {self.strategy}; expected "
+                             f"{', '.join(ISLAND_LEVELS)} with {', '.join(ISLAND_STRATEGIES)}")
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -109,7 +121,8 @@ class Plan:
                        costs={str(pair): float(cost) for pair, cost in data.get("costs", {}).items()},
                        comm_pattern=str(data.get("comm_pattern", "")),
                        mesh=str(data.get("mesh", "")),
-                       groups=str(data.get("groups", "")))
+                       groups=str(data.get("groups", "")),
+                       inside=str(data.get("inside", "")))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"plan: malformed ({type(error).__name__}: {error})") from error
 

@@ -95,8 +95,8 @@ def _step_settings(dl: DlOptions) -> dict[str, str]:
                 "link_scores": dl.link_scores, "probe": dl.probe, "rank0": dl.rank0, "launcher": dl.launcher,
                 "ranks_per_node": str(dl.ranks_per_node), "preflight": str(dl.preflight),
                 "on_bad_nodes": dl.on_bad_nodes, "on_slow": dl.on_slow, "max_requeues": str(dl.max_requeues)}
-    texts = {"comm_pattern": dl.comm_pattern, "mesh": dl.mesh, "model": dl.model, "mesh_bytes": dl.mesh_bytes,
-             "groups": dl.groups, "group_bytes": dl.group_bytes}
+    texts = {"comm_pattern": dl.comm_pattern, "inside": dl.inside, "mesh": dl.mesh, "model": dl.model,
+             "mesh_bytes": dl.mesh_bytes, "groups": dl.groups, "group_bytes": dl.group_bytes}
     settings |= {name: text for name, text in texts.items() if text}
     return settings | {name: "" for name, is_set in (("explain", dl.explain), ("strict", dl.strict)) if is_set}
 

@@ -98,7 +98,7 @@ def build_plan(step_layout: StepLayout, topology: Topology, link_scores: LinkSco
     costs = compute_zone_costs(network_links(list(zones), topology, link_scores))
     pattern = dl.comm_pattern if dl.comm_pattern in COMM_PATTERNS[dl.strategy] else ""
     return Plan(dl.strategy, rank_map.nodes, rank_map.roles, zones, costs, pattern, dl.mesh,
-                dl.groups), rank_map
+                dl.groups, dl.inside), rank_map
 
 
 def _median(values: np.ndarray) -> float:

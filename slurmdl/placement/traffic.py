@@ -8,13 +8,14 @@ Gossip: see slurmdl.gossip_graphs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from slurmdl import groups, mesh
+from slurmdl.comm_layout import default_period
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.gossip_graphs import GRAPHS
@@ -34,6 +35,7 @@ class Traffic:
         model_bytes: bytes of one replica of the parameters (and of its gradient).
         ps: number of parameter servers, which are the first ranks; 0 unless the strategy is `ps`.
         pattern: one of plan.COMM_PATTERNS[strategy], "" for the first one; with matrices their file.
+        inside: what is an island, one of plan.ISLAND_LEVELS; "" without islands.
         matrices: the user's own phases instead of a pattern, each of shape (ranks, ranks): entry [i, j] is the number
             of bytes that rank i sends to rank j per iteration; the diagonal is ignored.
         mesh, groups: traffic of a mesh of ranks, or of groups of nodes, instead of a pattern; None without.
@@ -46,11 +48,12 @@ class Traffic:
     matrices: tuple[FloatArray, ...] = ()
     mesh: MeshTraffic | None = None
     groups: GroupTraffic | None = None
+    inside: str = ""
 
     @classmethod
     def from_options(cls, dl: DlOptions, matrices: tuple[FloatArray, ...] = ()) -> Traffic:
         return cls(dl.strategy, dl.model_bytes, dl.ps, dl.comm_pattern, matrices, MeshTraffic.from_options(dl),
-                   GroupTraffic.from_options(dl))
+                   GroupTraffic.from_options(dl), dl.inside)
 
     @property
     def pattern_name(self) -> str:
@@ -59,13 +62,14 @@ class Traffic:
     @property
     def is_zone_dependent(self) -> bool:
         """Whether the phases depend on the zones of the ranks."""
-        return self.pattern_name in ("hierarchical", "zone-aware") and not (self.matrices or self.mesh or self.groups)
+        return (self.inside == "zone" or self.pattern_name in ("hierarchical", "zone-aware")) and not (
+            self.matrices or self.mesh or self.groups)
 
     @property
     def needs_search(self) -> bool:
         """Whether no rule gives the best rank order, so that it is searched."""
-        return bool(self.matrices or self.mesh or self.groups) or \
-            self.pattern_name in ("one-peer-exponential", "base-2")
+        return bool(self.matrices or self.mesh or self.groups) or (
+            self.pattern_name in ("one-peer-exponential", "base-2") and self.inside != "zone")
 
     @property
     def prefers_few_bytes(self) -> bool:
@@ -110,6 +114,8 @@ class Traffic:
         if ranks < 2:
             return []
         zone_of_rank = np.zeros(ranks, np.int64) if zone_of_rank is None else zone_of_rank
+        if self.inside == "zone":
+            return list(_island_phases(self.strategy, pattern, zone_of_rank, self.model_bytes))
         if pattern == "shards":
             return list(_ps_phases(ranks, self.ps, self.model_bytes))
         if pattern == "ring":
@@ -150,28 +156,60 @@ def _hierarchical_phases(zone_of_rank: IntArray, model_bytes: float) -> Iterator
     2 N (Z - 1) / Z bytes per direction in any case.
     """
     ranks_by_zone = group_ranks(range(len(zone_of_rank)), zone_of_rank.tolist())
-    sizes = np.array([len(ranks) for ranks in ranks_by_zone])
-    by_zone = np.array([rank for ranks in ranks_by_zone for rank in ranks])
-    zone = np.repeat(np.arange(len(sizes)), sizes)
-    begin = np.cumsum(sizes) - sizes
-    position = np.arange(len(zone)) - begin[zone]
-    next_in_zone = by_zone[begin[zone] + (position + 1) % sizes[zone]]
-    size = (1 - 1 / sizes)[zone] * model_bytes
-    sends = by_zone != next_in_zone
-    within = Phase(by_zone[sends], next_in_zone[sends], size[sends], rounds=int(sizes.max()) - 1)
-    if len(within.source):
-        yield within
-    zones = len(sizes)
+    zones, within = len(ranks_by_zone), [*_gather_phases(ranks_by_zone, model_bytes)]
+    yield from within
     if zones > 1:
-        pairs = zip(sizes.tolist(), np.roll(sizes, -1).tolist(), strict=True)
-        sources, targets, fractions = zip(*(_common_shards(*pair) for pair in pairs), strict=True)
-        source = np.concatenate([first + shard for first, shard in zip(begin, sources, strict=True)])
-        target = np.concatenate([first + shard for first, shard in zip(np.roll(begin, -1), targets, strict=True)])
-        fraction = np.concatenate(fractions)
-        yield Phase(by_zone[source], by_zone[target], 2 * model_bytes * (zones - 1) / zones * fraction,
-                    rounds=2 * (zones - 1))
-    if len(within.source):
-        yield within
+        yield _shard_phase(ranks_by_zone, [*range(1, zones), 0], 2 * model_bytes * (zones - 1) / zones,
+                           rounds=2 * (zones - 1))
+    yield from within
+
+
+def _gather_phases(groups: Sequence[Sequence[int]], model_bytes: float) -> Iterator[Phase]:
+    """Reduce-scatter or allgather around a ring in each group, of a vector of `model_bytes`."""
+    source = np.array([rank for ranks in groups for rank in ranks])
+    target = np.array([rank for ranks in groups for rank in (*ranks[1:], ranks[0])])
+    size = np.array([(1 - 1 / len(ranks)) * model_bytes for ranks in groups for _ in ranks])
+    sends = source != target
+    if sends.any():
+        yield Phase(source[sends], target[sends], size[sends], rounds=max(map(len, groups)) - 1)
+
+
+def _shard_phase(groups: Sequence[Sequence[int]], target_groups: Sequence[int], sent_bytes: float,
+                 rounds: float) -> Phase:
+    """Each group sends `sent_bytes` to one group: each rank its shard to the ranks whose shards overlap it."""
+    sources, targets, sizes = [], [], []
+    for group, index in zip(groups, target_groups, strict=True):
+        if group is not groups[index]:
+            own, other, fraction = _common_shards(len(group), len(groups[index]))
+            sources.append(np.array(group)[own])
+            targets.append(np.array(groups[index])[other])
+            sizes.append(sent_bytes * fraction)
+    return Phase(np.concatenate(sources), np.concatenate(targets), np.concatenate(sizes), rounds=rounds)
+
+
+def _island_phases(strategy: str, pattern: str, zone_of_rank: IntArray, model_bytes: float) -> Iterator[Phase]:
+    """Allreduce of gradients in each zone; and in a fraction of the iterations an exchange of shards between zones.
+
+    The fraction is that of the default period of the strategy (comm_layout.default_period), without compression.
+    After an exchange the ranks of a zone gather the shards.
+    """
+    islands = group_ranks(range(len(zone_of_rank)), zone_of_rank.tolist())
+    gather, count = [*_gather_phases(islands, model_bytes)], len(islands)
+    yield from gather * 2
+    if count == 1:
+        return
+    exchanged = 1 / default_period(strategy)
+    if strategy == "local-sgd":
+        yield _shard_phase(islands, [*range(1, count), 0], exchanged * 2 * model_bytes * (count - 1) / count,
+                           rounds=exchanged * 2 * (count - 1))
+    else:
+        graph = GRAPHS[pattern](tuple(str(zone_of_rank[island[0]]) for island in islands))
+        # random partners are all equally likely: a ring stands for them
+        for target, fraction in [(graph_round.target.tolist(), fraction) for graph_round, fraction in
+                                 graph.weighted_rounds()] or [([*range(1, count), 0], 1.0)]:
+            yield _shard_phase(islands, target, exchanged * fraction * model_bytes, rounds=exchanged * fraction)
+    for phase in gather:
+        yield replace(phase, bytes_per_pair=phase.bytes_per_pair * exchanged, rounds=phase.rounds * exchanged)
 
 
 @lru_cache(maxsize=256)

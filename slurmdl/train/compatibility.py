@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from slurmdl.comm_layout import COMPRESSION_NAMES
 from slurmdl.errors import InvalidOptionsError
 from slurmdl.gossip_graphs import GRAPHS
-from slurmdl.train.strategy_config import ISLAND_LEVELS, LOAD_BALANCE_MODES, TRIGGER_NAMES, StrategyConfig
+from slurmdl.plan import ISLAND_LEVELS
+from slurmdl.train.strategy_config import LOAD_BALANCE_MODES, TRIGGER_NAMES, StrategyConfig
 
 _GOSSIP = ("gossip", "adaptive-gossip")
 _RANDOMIZED = tuple(name for name, graph in GRAPHS.items() if not graph.static_neighbors)

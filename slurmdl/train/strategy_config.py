@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from slurmdl.comm_layout import COMPRESSION_NAMES
+from slurmdl.comm_layout import COMPRESSION_NAMES, default_period
 from slurmdl.errors import UsageError
-from slurmdl.plan import COMM_PATTERNS
+from slurmdl.plan import COMM_PATTERNS, ISLAND_LEVELS, ISLAND_STRATEGIES
 
 ENV_PREFIX = "SLURMDL_TRAIN_"
 TRACE_DIR_VARIABLE = f"{ENV_PREFIX}TRACE_DIR"
@@ -33,8 +33,6 @@ TRIGGER_NAMES = ("period", "drift")
 #: models. 2023. arXiv:2311.08105. There, models are exchanged every 500 steps, in runs of 64,000
 PRESETS: dict[str, dict[str, Any]] = {
     "diloco": {"strategy": "local-sgd", "period": 100, "outer_lr": 0.7, "outer_momentum": 0.9}}
-#: what can be an island: all ranks of a leaf zone, or of a node
-ISLAND_LEVELS = ("zone", "node")
 LOAD_BALANCE_MODES = ("off", "batch-size", "local-steps")
 
 
@@ -112,7 +110,7 @@ class StrategyConfig:
     inside: str | None = _option(
         choice_parser(*ISLAND_LEVELS), None, "LEVEL",
         "islands: allreduce at every step inside each zone or node, and the strategy only between them: "
-        f"{', '.join(ISLAND_LEVELS)} (local-sgd, gossip, adaptive-gossip)")
+        f"{', '.join(ISLAND_LEVELS)} (with {', '.join(ISLAND_STRATEGIES)}; default: the plan's, else none)")
     preset: str | None = _option(choice_parser(*PRESETS), None, "NAME",
                                  "defaults of a published method; diloco: local-sgd --period 100 --outer-lr 0.7 "
                                  "--outer-momentum 0.9, in slurmdl train with --optimizer adamw")
@@ -136,7 +134,7 @@ class StrategyConfig:
     @property
     def exchange_period(self) -> int:
         """Steps between exchanges with the trigger `period`."""
-        return self.period or (32 if self.strategy == "local-sgd" else 1)
+        return self.period or default_period(self.strategy or "")
 
 
 #: fields of StrategyConfig that are options

@@ -293,6 +293,8 @@ def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[
     roles = _assign_roles(strategy, config.ps, plan, len(nodes))
     config = replace(config, strategy=strategy)
     config = replace(config, comm_pattern=_choose_comm_pattern(config, plan, zones))
+    if plan and plan.strategy == strategy and plan.inside and not config.inside:
+        config = replace(config, inside=plan.inside)
     check_compatibility(config)
     if config.inside == "zone" and not all(zones):
         unknown = zones.index("")

@@ -36,6 +36,7 @@ EVERY_OPTION = {
         DlOptions(strategy="ps", ps=3, place="spread", node_binding="nodelist", zone=("a", "b"), model_bytes=1.5e9,
                   comm_pattern="shards", link_scores="off", probe="0.5", rank0="any", launcher="none",
                   ranks_per_node=8, max_requeues=5, preflight=20, on_bad_nodes="wait", on_slow="exclude")),
+    "islands": ({"strategy": "gossip", "inside": "node"}, DlOptions("gossip", inside="node")),
     "mesh": (
         {"mesh": "dp=2,tp=4", "model": "params=1B,hidden=64,layers=2,seq=8", "mesh_bytes": "tp=2G"},
         DlOptions(mesh="dp=2,tp=4", model="params=1B,hidden=64,layers=2,seq=8", mesh_bytes="tp=2G")),
@@ -68,6 +69,22 @@ def test_mesh_selects_allreduce_and_other_strategies_drop_it():
             dl("--dl-mesh=dp=2", other)
     with pytest.raises(UsageError, match=r"--dl-mesh=dpp=2: unknown dimension 'dpp'; expected .*dp"):
         dl("--dl-mesh=dpp=2")
+
+
+def test_islands_select_local_sgd_and_other_strategies_drop_them():
+    assert dl("--dl-inside=zone") == DlOptions("local-sgd", inside="zone")
+    assert dl("--dl-inside=zone", environ={"SLURMDL_OPT_STRATEGY": "gossip"}) == DlOptions("gossip", inside="zone")
+    assert dl("--dl-inside=zone", environ={"SLURMDL_OPT_PS": "2"}) == DlOptions("local-sgd", inside="zone")
+    environ = {"SLURMDL_OPT_INSIDE": "zone"}
+    assert dl("--dl-strategy=allreduce", environ=environ) == DlOptions("allreduce")
+    assert dl("--dl-ps=1", environ=environ).inside == ""
+    assert dl("--dl-mesh=dp=2", environ=environ).inside == ""
+    assert dl("--dl-strategy=gossip", environ=environ).inside == "zone"
+    for other in ("--dl-strategy=allreduce", "--dl-ps=1"):
+        with pytest.raises(UsageError, match=r"--dl-inside=zone: not valid with .*; expected --dl-strategy=loc"):
+            dl("--dl-inside=zone", other)
+    with pytest.raises(UsageError, match="not valid with"):
+        dl("--dl-inside=zone", "--dl-mesh=dp=2")
 
 
 @pytest.mark.parametrize(("value", "on"), [("", True), ("yes", True), ("1", True), ("no", False), ("0", False)])

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 from mpi import mpirun, needs_mpi, torchrun
+from placing import SCORES, two_level
 from virtual_ranks import flat, library
 
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, TrainError
-from slurmdl.plan import group_ranks
+from slurmdl.placement.iteration_cost import network_links, predict_cost
+from slurmdl.placement.traffic import Traffic
+from slurmdl.plan import Plan, decode_plan, encode_plan, group_ranks
 from slurmdl.train import init
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategies.islands import state_of_piece
@@ -194,6 +197,52 @@ def test_an_exchange_sends_one_model_from_each_of_two_islands(zones: str) -> Non
     assert {exchanges for _, exchanges in results} == {STEPS // 5}
     for island in group_ranks(range(len(zones)), zones):
         assert sum(results[rank][0] for rank in island) == STEPS // 5 * 4 * flat(make_model()).numel()
+
+
+@pytest.mark.parametrize("config", [
+    StrategyConfig("local-sgd", inside="zone"), StrategyConfig("gossip", "base-2", inside="zone")],
+    ids=lambda config: str(config.strategy))
+def test_bytes_are_those_of_the_placement_model(config: StrategyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "STEPS", 32)
+
+    def program(run: Run) -> dict[str, int]:
+        models_of_run(run)
+        return dict(run.p2p.bytes_sent)
+
+    zones = "aaabb"
+    sent = on_zones(zones, config, program)
+    topology = two_level(["n0", "n1", "n2"], ["n3", "n4"])
+    network = network_links([f"n{rank}" for rank in range(5)], topology, SCORES)
+    traffic = Traffic(config.strategy or "", 4.0 * flat(make_model()).numel(), pattern=config.comm_pattern or "",
+                      inside="zone")
+    cost = predict_cost(traffic.phases(5, network.leaf), network, np.arange(5))
+    inter_zone = sum(levels["inter_zone"] for levels in sent) / STEPS
+    assert inter_zone == pytest.approx(cost.inter_zone_bytes, rel=1e-6)
+    intra_zone = sum(levels["intra_zone"] for levels in sent) / STEPS
+    assert intra_zone == pytest.approx(cost.inter_node_bytes - cost.inter_zone_bytes, rel=0.01)
+
+
+def test_islands_of_the_plan_are_used() -> None:
+    """Unless the options name another strategy."""
+    plan = Plan("gossip", ("n0", "n1", "n2"), ("worker",) * 3, {"n0": ("x",), "n1": ("y",), "n2": ("x",)},
+                inside="zone")
+
+    def program(run: Run) -> tuple[Any, ...]:
+        models_of_run(run)
+        return run.world.config.inside, run.strategy.replica_groups
+
+    def rank(config: StrategyConfig) -> Callable[[virtual.VirtualTransport], Any]:
+        def start(transport: virtual.VirtualTransport) -> Any:
+            environ = {"SLURMD_NODENAME": f"n{transport.rank}", "SLURMDL_PLAN": encode_plan(plan)}
+            run = init(config, environ=environ, transport=transport)
+            result = program(run)
+            run.close()
+            return result
+        return start
+
+    assert virtual.run_virtual_ranks(3, rank(StrategyConfig())) == [("zone", [[0, 2], [1]])] * 3
+    assert virtual.run_virtual_ranks(3, rank(StrategyConfig("local-sgd"))) == [(None, [])] * 3
+    assert decode_plan(encode_plan(plan)) == plan
 
 
 def test_replicas_that_differ_in_an_island_are_found() -> None:
