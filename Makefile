@@ -12,6 +12,7 @@
 # make bench-spank        overhead of the SPANK plugin per task launch, into results/spank.json
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies*.json
 # make bench-training     the training library beside plain PyTorch, into results/training.json
+# make bench-islands      time of islands and other strategies to a loss of a language model, into results/islands.json
 # make bench-scores       accuracy, value and scaling of link scores, into results/scores.json
 # make bench-heterogeneous  ranks of different speeds, and placement in training, into results/heterogeneous-*.json
 # make bench-simulate     simulated and measured step times, and up to 10,000 nodes, into results/simulate-*.json
@@ -43,7 +44,7 @@ WORKERS ?= 4
 
 BENCHES := bench-demo bench-topology bench-placement bench-mesh bench-model bench-launchers bench-spank bench-strategies \
 	bench-scores bench-heterogeneous bench-simulate bench-paper bench-gpu-requests bench-preflight \
-	bench-training
+	bench-training bench-islands
 
 .PHONY: demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean \
 	packages rpms compose compose-test test-matrix test-oracle test-packages test-plugin-releases $(BENCHES)
@@ -103,6 +104,10 @@ bench-preflight: install
 bench-training: install
 	@mkdir -p results
 	$(BIN)/python -m benchmarks.training --results results/training.json
+
+bench-islands: install
+	@mkdir -p results
+	$(AS_ROOT) $(BIN)/python -m benchmarks.islands --results results/islands.json
 
 bench-gpu-requests: install
 	@mkdir -p results

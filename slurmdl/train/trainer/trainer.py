@@ -243,5 +243,5 @@ def _evaluation_metrics(workload: Classification | SyntheticWorkload, parameters
         parameters[:] = np.mean(list(models.values()), axis=0)
         score = workload.evaluate()
         parameters[:] = saved
-        metrics |= {"test_accuracy_averaged_model": score[1]} if score else {}
+        metrics |= {"test_loss_averaged_model": score[0], "test_accuracy_averaged_model": score[1]} if score else {}
     return metrics

@@ -1,0 +1,4 @@
+from benchmarks.islands import SUITE
+from benchmarks.suite import start
+
+start(SUITE.main)

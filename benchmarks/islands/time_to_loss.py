@@ -1,0 +1,160 @@
+"""Time and bytes between zones until each method reaches the loss of allreduce after a fixed number of steps."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from typing import Any
+
+from benchmarks import sandbox_mpi
+from benchmarks.results import Row, make_row
+from slurmdl.sandbox import lifecycle
+from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
+
+NODES, NAME = 8, f"islands-{os.getpid()}"
+#: links between the zones in bit/s; those of the nodes are not shaped
+RATES = {"50 Mbit/s": 5e7, "100 Mbit/s": 1e8, "1 Gbit/s": 1e9}
+MODEL, PARAMETERS = "gpt:64,2,4", 137_216
+#: seconds of a step of this model with 8 samples on one core of the machine that wrote the results
+COMPUTE_S = 0.010
+#: steps of allreduce, whose loss is the target, steps of the other methods, and steps between evaluations
+TARGET_STEPS, MAX_STEPS, EVALUATE_EVERY = 320, 640, 16
+COMMON = ("--virtual-ranks", str(NODES), "--virtual-zones", "A:4,B:4", "--emulate-compute", "0", "--model", MODEL,
+          "--data", "text", "--fold", "1/10", "--batch-size", "8", "--optimizer", "adamw", "--lr", "0.003",
+          "--evaluate-every", str(EVALUATE_EVERY))
+DDP = "DistributedDataParallel"
+RING, ISLANDS = "allreduce, ring", "islands, local-sgd every 16 steps, int4"
+#: method -> options of `slurmdl train`
+METHODS: dict[str, tuple[str, ...]] = {
+    DDP: (),
+    RING: ("--strategy", "allreduce", "--comm-pattern", "ring"),
+    "allreduce, hierarchical": ("--strategy", "allreduce", "--comm-pattern", "hierarchical"),
+    "local-sgd every 16 steps, int4": ("--strategy", "local-sgd", "--period", "16", "--compression", "int4"),
+    "DiLoCo every 64 steps": ("--preset", "diloco", "--period", "64"),
+    "gossip": ("--strategy", "gossip"),
+    ISLANDS: ("--strategy", "local-sgd", "--period", "16", "--compression", "int4", "--inside", "zone"),
+    "islands, DiLoCo every 64 steps": ("--preset", "diloco", "--period", "64", "--inside", "zone"),
+    "islands, gossip every 16 steps, int4": ("--strategy", "gossip", "--comm-pattern", "base-2", "--period", "16",
+                                             "--compression", "int4", "--inside", "zone")}
+#: methods with the steps of allreduce, since they compute the same
+SAME_STEPS = (DDP, "allreduce, hierarchical")
+CONTROL = f"{ISLANDS}, half of each zone (control)"
+#: goals: times sooner than DDP at the slowest rate, share of its bytes, and times slower than the best other method
+SOONER, BYTES_SHARE, SLOWER = 5.0, 0.01, 1.05
+
+
+def rows(seed: int, quick: bool = False) -> Iterator[Row]:
+    """Yield seconds to the target loss, losses and bytes of each method."""
+    seeds = range(seed, seed + (2 if quick else 5))
+    courses = train_all(seeds)
+    targets = [courses[RING, each][TARGET_STEPS] for each in seeds]
+    steps = {method: [steps_to(courses[RING if method in SAME_STEPS else method, each], target)
+                      for each, target in zip(seeds, targets, strict=True)] for method in METHODS}
+    for method in METHODS:
+        if method not in SAME_STEPS:
+            yield make_row(f"{method}: test loss after {TARGET_STEPS} steps",
+                           [courses[method, each][TARGET_STEPS] for each in seeds], "nats",
+                           baseline=statistics.median(targets))
+            yield make_row(f"{method}: steps to the loss of allreduce after {TARGET_STEPS}", steps[method], "steps",
+                           baseline=TARGET_STEPS)
+    yield from evaluate(steps, measure_steps(repeats=1 if quick else 3))
+
+
+def evaluate(steps: Mapping[str, Sequence[float]], measured: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
+    """Yield rows from the steps of each method in each seed, and its measurements at each rate."""
+    for rate, methods in measured.items():
+        per_step = {method: statistics.median(result["seconds"]) for method, result in methods.items()}
+        seconds = {method: [count * per_step[method] for count in steps.get(method, steps[ISLANDS])]
+                   for method in methods}
+        medians = {method: statistics.median(values) for method, values in seconds.items()}
+        others = min(value for method, value in medians.items() if "islands" not in method)
+        for method in methods:
+            yield make_row(f"{rate}: {method}: seconds of a step", methods[method]["seconds"], "s",
+                           baseline=per_step[DDP])
+            target, met = "", None
+            if method == CONTROL:
+                target, met = "longer than islands of whole zones", medians[method] > medians[ISLANDS]
+            elif method == ISLANDS:
+                target = f"at most {SLOWER} of the best other method"
+                met = medians[method] <= SLOWER * others
+                if rate == min(RATES, key=lambda name: RATES[name]):
+                    target += f", and {SOONER:g} times sooner than {DDP}"
+                    met = met and medians[method] * SOONER <= medians[DDP]
+            yield make_row(f"{rate}: {method}: time to the loss", seconds[method], "s", baseline=medians[DDP],
+                           target=target, met=met)
+    _, methods = next(iter(measured.items()))
+    sent = {method: [count * result["inter_zone_bytes"] / 1e6 for count in steps.get(method, steps[ISLANDS])]
+            for method, result in methods.items() if method != DDP}
+    whole = statistics.median(sent[RING])
+    for method, values in sent.items():
+        judged = method == ISLANDS
+        yield make_row(f"{method}: bytes between zones to the loss", values, "MB", baseline=whole,
+                       target=f"at most {BYTES_SHARE:.0%} of the ring" if judged else "",
+                       met=statistics.median(values) <= BYTES_SHARE * whole if judged else None)
+
+
+def steps_to(course: Mapping[int, float], target: float) -> float:
+    """The first evaluated step with at most the target loss; infinity without one."""
+    return min((step for step, loss in course.items() if loss <= target), default=float("inf"))
+
+
+def train_all(seeds: Sequence[int]) -> dict[tuple[str, int], dict[int, float]]:
+    """Train with each method and seed; (method, seed) -> step -> test loss of the averaged model."""
+    cases = [case for case in product(METHODS, seeds) if case[0] not in SAME_STEPS]
+    # spawn, because torch's threads do not survive a fork
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        courses = {}
+        for case, course in zip(cases, pool.map(_train, cases), strict=True):
+            courses[case] = course
+            print(f"{case[0]}, seed {case[1]}: trained", file=sys.stderr, flush=True)
+        return courses
+
+
+def _train(case: tuple[str, int]) -> dict[int, float]:
+    from slurmdl.train.trainer.options import parse_train_options
+    from slurmdl.train.trainer.trainer import train
+
+    method, seed = case
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "metrics")
+        steps = TARGET_STEPS if method == RING else MAX_STEPS
+        train(parse_train_options([*COMMON, *METHODS[method], "--steps", str(steps), "--seed", str(seed), "--metrics",
+                                   file], {}))
+        with open(file, encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines]
+    return {record["step"]: record["test_loss_averaged_model"] for record in records if "test_loss" in record}
+
+
+def measure_steps(repeats: int) -> dict[str, dict[str, Any]]:
+    """Measure a step of each method at each rate; rate -> method -> result of step_time_worker."""
+    topology = round_robin_topology(NODES, 2)
+    zones = {node: topology.zones[leaf] for node, leaf in zip(topology.nodes, topology.leaf, strict=True)}
+    nodes = sorted(zones, key=lambda node: (zones[node], int(node[1:])))
+    own, mixed = [zones[node] for node in nodes], ["x", "x", "y", "y"] * 2
+    sandbox = lifecycle.sandbox_up(SandboxSpec(NAME, topology))
+    try:
+        for node in nodes:
+            sandbox.shape_link(node, rate=0)
+        measured = {}
+        for rate, bits in RATES.items():
+            for zone in sorted(set(own)):
+                sandbox.shape_link(zone, rate=bits)
+            jobs = [{"nodes": nodes, "zones": mixed if method == CONTROL else own, "options": options,
+                     "parameters": PARAMETERS, "seconds": COMPUTE_S, "repeats": repeats,
+                     "steps": 64 if "every" in method else 16}
+                    for method, options in {**METHODS, CONTROL: METHODS[ISLANDS]}.items()]
+            results = sandbox_mpi.run_program(sandbox, "islands.step_time_worker", {"jobs": jobs})
+            measured[rate] = dict(zip([*METHODS, CONTROL], results, strict=True))
+            print(f"{rate}: measured", file=sys.stderr, flush=True)
+        return measured
+    finally:
+        lifecycle.sandbox_down(NAME)
