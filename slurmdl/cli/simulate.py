@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     job.add_argument("--period", type=int, metavar="K",
                      help="steps per exchange of gossip (default: 1, adaptive-gossip 8)")
     job.add_argument("--compression", metavar="NAME",
-                     help="none, fp16, int8, int4, sign or topk (default: none, adaptive-gossip int4)")
+                     help="none, fp16, int8, int4, int2, sign or topk (default: none, adaptive-gossip int4)")
     cluster = parser.add_argument_group("cluster")
     cluster.add_argument("--topology", metavar="FILE", help="topology file (default: the cluster's topology)")
     cluster.add_argument("--dl-link-scores", default="auto", metavar="auto|off|FILE|URL", dest="scores",

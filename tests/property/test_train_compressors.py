@@ -93,6 +93,25 @@ def test_sign_error_matches_formula(vector: FloatArray) -> None:
 
 @bounded
 @given(vectors())
+def test_int2_rounds_to_the_nearest_of_four_levels(vector: FloatArray) -> None:
+    out = round_trip("int2", vector)
+    for block, result in zip(np.split(vector, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK)),
+                             np.split(out, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK)), strict=True):
+        scale = np.float16(min(0.9957 * float(np.sqrt(np.mean(block.astype(np.float64)**2))), 65504)) if len(block) \
+            else 0
+        levels = np.array([-1.5, -0.5, 0.5, 1.5]) * float(scale)
+        nearest = np.abs(block[:, None] - levels).min(axis=1)
+        assert (np.abs(block - result) <= nearest + 2e-3 * float(scale) + 2.0**-23).all()
+
+
+def test_int2_error_of_normal_vectors_is_a_lloyd_max_quantizer() -> None:
+    vector = np.random.default_rng(3).standard_normal(100 * SCALE_BLOCK).astype(np.float32)
+    assert np.square(round_trip("int2", vector) - vector).sum() / np.square(vector).sum() == pytest.approx(0.1188,
+                                                                                                      abs=0.004)
+
+
+@bounded
+@given(vectors())
 def test_topk_keeps_largest_elements(vector: FloatArray) -> None:
     out = round_trip("topk", vector)
     kept = out != 0
@@ -106,8 +125,8 @@ def test_topk_keeps_largest_elements(vector: FloatArray) -> None:
 def test_compression_ratios() -> None:
     length = 100 * SCALE_BLOCK
     ratio = {name: 4 * length / compressor.packed_bytes(length) for name, compressor in COMPRESSORS.items()}
-    assert ratio == pytest.approx({"none": 1, "fp16": 2, "int8": 3.97, "int4": 7.88, "sign": 30.1, "topk": 13.1},
-                                  rel=0.01)
+    assert ratio == pytest.approx({"none": 1, "fp16": 2, "int8": 3.97, "int4": 7.88, "int2": 15.5, "sign": 30.1,
+                                   "topk": 13.1}, rel=0.01)
 
 
 def test_compressors_match_option_values() -> None:
