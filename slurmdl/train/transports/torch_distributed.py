@@ -38,16 +38,20 @@ class LostRankError(TrainError):
 
 
 class TorchTransport(RealTimeRank):
-    """Ranks of the default process group of torch.distributed; see `transport.Transport`."""
+    """Ranks of a process group of torch.distributed on gloo; see `transport.Transport`.
+
+    Args:
+        group: of all ranks; None for the default one. It must not be used otherwise.
+    """
 
     recovery_name = ""
     supports_comm_thread, prefers_shared_memory = True, False
 
-    def __init__(self) -> None:
+    def __init__(self, group: Any = None) -> None:
         import torch
         from torch import distributed
 
-        self._torch, self._distributed = torch, distributed
+        self._torch, self._distributed, self._group = torch, distributed, group
         self.rank: int = distributed.get_rank()
         self.size: int = distributed.get_world_size()
         self.alive_ranks = tuple(range(self.size))
@@ -71,12 +75,12 @@ class TorchTransport(RealTimeRank):
         if not self._listeners:
             return
         try:
-            self._distributed.barrier()  # no rank sends any more
+            self._distributed.barrier(self._group)  # no rank sends any more
             self._is_closing = True
             # the word ends a listener, as it may arrive before this rank has left the barrier
             neighbor, word = (self.rank + 1) % self.size, self._torch.ones(1, dtype=self._torch.uint8)
             for tag in _PROBED_TAGS:
-                self._distributed.send(word, neighbor, tag=tag + _ANNOUNCEMENT_OFFSET)
+                self._distributed.send(word, neighbor, self._group, tag + _ANNOUNCEMENT_OFFSET)
             for thread in self._listeners:
                 thread.join(_CLOSE_TIMEOUT_S)
         except RuntimeError:
@@ -101,7 +105,7 @@ class TorchTransport(RealTimeRank):
             array = np.zeros(1, np.uint8)
         tensor = self._torch.from_numpy(array.reshape(-1).view(np.uint8))
         try:
-            return operation(tensor, peer, tag=tag), tensor
+            return operation(tensor, peer, self._group, tag), tensor
         except RuntimeError as error:
             raise _lost_rank_error(peer, error) from error
 
@@ -110,7 +114,7 @@ class TorchTransport(RealTimeRank):
         word = self._torch.zeros(1, dtype=self._torch.uint8)
         while True:
             try:
-                source = self._distributed.recv(word, tag=tag + _ANNOUNCEMENT_OFFSET)
+                source = self._distributed.recv(word, None, self._group, tag + _ANNOUNCEMENT_OFFSET)
             except (RuntimeError, ValueError):
                 return
             if word.item():
@@ -204,7 +208,7 @@ class TorchTransport(RealTimeRank):
         self._poll_hook = tag, hook
 
     def barrier(self, on_poll: Callable[[], None] | None = None) -> None:
-        barrier = self.start_thread(lambda: self._collective(self._distributed.barrier))
+        barrier = self.start_thread(lambda: self._collective(lambda: self._distributed.barrier(self._group)))
 
         def is_done() -> bool:
             if on_poll and not barrier.done():
@@ -219,17 +223,17 @@ class TorchTransport(RealTimeRank):
 
     def allgather(self, obj: Any) -> list[Any]:
         objects: list[Any] = [None] * self.size
-        self._collective(lambda: self._distributed.all_gather_object(objects, obj))
+        self._collective(lambda: self._distributed.all_gather_object(objects, obj, self._group))
         return objects
 
     def gather(self, obj: Any) -> list[Any] | None:
         objects: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        self._collective(lambda: self._distributed.gather_object(obj, objects))
+        self._collective(lambda: self._distributed.gather_object(obj, objects, 0, self._group))
         return objects
 
     def broadcast(self, obj: Any) -> Any:
         objects = [obj]
-        self._collective(lambda: self._distributed.broadcast_object_list(objects))
+        self._collective(lambda: self._distributed.broadcast_object_list(objects, 0, self._group))
         return objects[0]
 
     def _collective(self, operation: Callable[[], Any]) -> None:

@@ -1,0 +1,57 @@
+"""Islands of two ranks kept together by DistributedDataParallel or FSDP2, with outer(); prints rank 0's model.
+
+    torchrun --nproc-per-node=4 outer_script.py ddp|fsdp|bad-groups|drift|model
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from slurmdl.train import outer
+from slurmdl.train.strategy_config import StrategyConfig
+
+kind = sys.argv[1]
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+rank, size = dist.get_rank(), dist.get_world_size()
+mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("islands", "inside"))
+group = mesh["inside"].get_group()
+torch.manual_seed(2 if kind != "ddp" else 2 + rank // 2)  # outer() starts all islands with the first one's model
+model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
+if kind == "fsdp":
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=mesh["inside"])
+else:
+    model = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+if kind == "bad-groups":
+    group = dist.group.WORLD if rank == 0 else group
+if kind == "model" and rank >= 2:
+    optimizer = torch.optim.SGD([*model.parameters()][:2], lr=0.1)
+config = StrategyConfig("adaptive-gossip" if kind == "drift" else "local-sgd", period=3, outer_lr=0.6,
+                        outer_momentum=0.4)
+try:
+    sync = outer(model, optimizer, group, config)
+except Exception as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+    os._exit(0)
+for step in range(12):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(8, 5, generator=generator)
+    optimizer.zero_grad()
+    (model(x) - (rank + 1) * x.sum(1, keepdim=True)).square().mean().backward()
+    optimizer.step()
+inter_island = sum(sync.p2p.bytes_sent.values())
+sync.finish()
+whole = [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for tensor in model.parameters()]
+values = torch.cat([tensor.detach().reshape(-1) for tensor in whole])
+results = [None] * size
+dist.all_gather_object(results, (values.tolist(), inter_island, sync.is_sharded, sync.strategy.exchanges))
+dist.barrier()
+if rank == 0:
+    print(results, flush=True)
+os._exit(0)

@@ -1,0 +1,45 @@
+"""outer(): exchanges between islands of DistributedDataParallel and FSDP2 ranks, under torchrun."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from mpi import torchrun
+from test_train_islands import OuterMomentum, reference_models
+
+SCRIPT = str(Path(__file__).with_name("outer_script.py"))
+
+
+def run_script(kind: str) -> str:
+    proc = torchrun(4, SCRIPT, kind)
+    assert proc.returncode == 0, proc.stderr
+    return proc.stdout
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_islands_equal_those_of_one_process_each(kind: str) -> None:
+    """Also the models at the end, since the last step is one with an exchange."""
+    results = ast.literal_eval(run_script(kind))
+    expected = reference_models("aabb", OuterMomentum(3, 0.6, 0.4))[0][-1]
+    for values, _, is_sharded, exchanges in results:
+        torch.testing.assert_close(torch.tensor(values), expected, rtol=2e-4, atol=2e-5)
+        assert (is_sharded, exchanges) == (kind == "fsdp", 4)
+    assert len({tuple(values) for values, *_ in results}) == 1
+    # 4 exchanges, and the model of the first island at the start: 50 parameters, or shards of them with padding
+    sent = [result[1] for result in results]
+    assert sum(sent) == pytest.approx(4 * 50 * (2 * 4 + 1), rel=0.05)
+
+
+@pytest.mark.parametrize(("kind", "message"), [
+    ("bad-groups", "InvalidRunError: outer(): groups of the ranks (0, 1), (0, 1, 2, 3), (2, 3); expected groups of"),
+    pytest.param("drift", "InvalidOptionsError: outer(): strategy adaptive-gossip, trigger drift; expected local-sgd or "
+                 "gossip", marks=pytest.mark.nightly),
+    pytest.param("model", "InvalidRunError: outer(): ranks 0 and 2 hold different parts of the model",
+                 marks=pytest.mark.nightly)])
+def test_what_does_not_fit_is_rejected(kind: str, message: str) -> None:
+    lines = run_script(kind).splitlines()
+    assert len(lines) >= 1 and all(line.startswith(("InvalidRunError", "InvalidOptionsError")) for line in lines)
+    assert any(line.startswith(message) for line in lines), lines
