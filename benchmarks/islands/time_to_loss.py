@@ -13,10 +13,16 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from benchmarks import sandbox_mpi
 from benchmarks.results import Row, make_row
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.iteration_cost import network_links
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
+from slurmdl.simulate.predict import predict_step
+from slurmdl.simulate.workload import TrainingWorkload
 
 NODES, NAME = 8, f"islands-{os.getpid()}"
 #: links between the zones in bit/s; those of the nodes are not shaped
@@ -48,6 +54,8 @@ SAME_STEPS = (DDP, "allreduce, hierarchical")
 CONTROL = f"{ISLANDS}, half of each zone (control)"
 #: goals: times sooner than DDP at the slowest rate, share of its bytes, and times slower than the best other method
 SOONER, BYTES_SHARE, SLOWER = 5.0, 0.01, 1.05
+#: largest relative error of predicted seconds, and bit/s of the sandbox's links that are not shaped, about
+PREDICTION_ERROR, UNSHAPED = 0.2, 2e10
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
@@ -70,6 +78,12 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
 def evaluate(steps: Mapping[str, Sequence[float]], measured: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
     """Yield rows from the steps of each method in each seed, and its measurements at each rate."""
     for rate, methods in measured.items():
+        for method in (name for name in METHODS if "islands" in name):
+            predicted = predict_seconds(METHODS[method], RATES[rate])
+            ratios = [predicted / seconds for seconds in methods[method]["seconds"]]
+            yield make_row(f"{rate}: {method}: predicted seconds of a step, of those measured", ratios, "times",
+                           baseline=1.0, target=f"within {PREDICTION_ERROR:.0%}",
+                           met=abs(statistics.median(ratios) - 1) <= PREDICTION_ERROR)
         per_step = {method: statistics.median(result["seconds"]) for method, result in methods.items()}
         seconds = {method: [count * per_step[method] for count in steps.get(method, steps[ISLANDS])]
                    for method in methods}
@@ -132,6 +146,21 @@ def _train(case: tuple[str, int]) -> dict[int, float]:
         with open(file, encoding="utf-8") as lines:
             records = [json.loads(line) for line in lines]
     return {record["step"]: record["test_loss_averaged_model"] for record in records if "test_loss" in record}
+
+
+def predict_seconds(options: Sequence[str], rate: float) -> float:
+    """Seconds of a step of a method with islands, by `slurmdl simulate`; `rate` is that between zones in bit/s."""
+    from slurmdl.train.trainer.options import parse_train_options
+
+    config = parse_train_options(options, {}).strategy_config
+    workload = TrainingWorkload(config.strategy or "", PARAMETERS, comm_pattern=config.comm_pattern or "",
+                                compute_seconds=COMPUTE_S, period=config.exchange_period,
+                                compression=config.compression, inside="zone")
+    topology = round_robin_topology(NODES, 2)
+    nodes = sorted(topology.nodes, key=lambda node: topology.leaf[topology.node_index[node]])
+    links = network_links(nodes, topology, LinkScores(default_node_bandwidth=UNSHAPED / 8,
+                                                      default_zone_bandwidth=(rate / 8,), default_latency=0.0))
+    return predict_step(workload, links, np.arange(NODES)).step_seconds
 
 
 def measure_steps(repeats: int) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from slurmdl import comm_layout
 from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import UsageError
 from slurmdl.text import print_escaped
@@ -31,6 +32,9 @@ def build_parser() -> argparse.ArgumentParser:
     job.add_argument("--nodes", default="", metavar="LIST", help="hostlist (default: chosen by each placement)")
     job.add_argument("--strategy", default="allreduce", metavar="NAME",
                      help="allreduce, gossip, adaptive-gossip or ps (default: %(default)s)")
+    job.add_argument("--inside", default="", metavar="LEVEL",
+                     help="zone: islands, allreduce in each leaf zone, and local-sgd, gossip or adaptive-gossip "
+                          "between them")
     job.add_argument("--comm-pattern", default="", metavar="NAME",
                      help="communication pattern as for `slurmdl train`")
     job.add_argument("--ps", type=int, metavar="N", help="number of parameter servers (default: 1 with ps)")
@@ -39,7 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
                      help="computation per step (default: %(default)s)")
     job.add_argument("--no-overlap", action="store_true", help="start allreduce after the backward pass")
     job.add_argument("--period", type=int, metavar="K",
-                     help="steps per exchange of gossip (default: 1, adaptive-gossip 8)")
+                     help="steps per exchange of gossip or between islands (default: 1, adaptive-gossip 8, "
+                          "local-sgd 32)")
     job.add_argument("--compression", metavar="NAME",
                      help="none, fp16, int8, int4, int2, sign or topk (default: none, adaptive-gossip int4)")
     cluster = parser.add_argument_group("cluster")
@@ -74,7 +79,8 @@ def run(argv: list[str]) -> int:
     from slurmdl.simulate.compare import format_predictions
 
     first, workload = next(iter(predictions.values())), job.workload
-    print_escaped(f"{workload.strategy} ({workload.effective_pattern}), {workload.parameters:,} parameters, "
+    islands = f", islands of a {workload.inside}" * bool(workload.inside)
+    print_escaped(f"{workload.strategy} ({workload.effective_pattern}{islands}), {workload.parameters:,} parameters, "
                   f"{job.rank_count} rank{'s' * (job.rank_count > 1)} on {job.node_count} of "
                   f"{len(job.topology.nodes)} nodes; {first.steps} step{'s' * (first.steps > 1)} simulated as "
                   f"{first.granularity}; {score_report.link_assumption(job.topology, job.scores)}")
@@ -118,7 +124,8 @@ def _build_workload(options: argparse.Namespace) -> TrainingWorkload:
     from slurmdl.simulate.workload import TrainingWorkload
 
     is_adaptive = options.strategy == "adaptive-gossip"
-    period = options.period if options.period is not None else 8 if is_adaptive else 1
+    default_period = 8 if is_adaptive else comm_layout.default_period(options.strategy if options.inside else "")
+    period = default_period if options.period is None else options.period
     default_compression = "fp16" if options.comm_pattern == "random-matching" else "int4"
     servers = options.ps if options.ps is not None else int(options.strategy == "ps")
     if period < 1:
@@ -127,7 +134,8 @@ def _build_workload(options: argparse.Namespace) -> TrainingWorkload:
         raise UsageError(f"--compute-seconds {options.compute_seconds:g}: expected a number of seconds from 0")
     return TrainingWorkload(options.strategy, _parse_parameter_count(options.parameters), servers,
                             options.comm_pattern, options.compute_seconds, not options.no_overlap, period,
-                            options.compression or (default_compression if is_adaptive else "none"), options.seed)
+                            options.compression or (default_compression if is_adaptive else "none"), options.seed,
+                            options.inside)
 
 
 def _parse_parameter_count(text: str) -> int:

@@ -156,15 +156,15 @@ def _hierarchical_phases(zone_of_rank: IntArray, model_bytes: float) -> Iterator
     2 N (Z - 1) / Z bytes per direction in any case.
     """
     ranks_by_zone = group_ranks(range(len(zone_of_rank)), zone_of_rank.tolist())
-    zones, within = len(ranks_by_zone), [*_gather_phases(ranks_by_zone, model_bytes)]
+    zones, within = len(ranks_by_zone), [*gather_phases(ranks_by_zone, model_bytes)]
     yield from within
     if zones > 1:
-        yield _shard_phase(ranks_by_zone, [*range(1, zones), 0], 2 * model_bytes * (zones - 1) / zones,
+        yield shard_phase(ranks_by_zone, [*range(1, zones), 0], 2 * model_bytes * (zones - 1) / zones,
                            rounds=2 * (zones - 1))
     yield from within
 
 
-def _gather_phases(groups: Sequence[Sequence[int]], model_bytes: float) -> Iterator[Phase]:
+def gather_phases(groups: Sequence[Sequence[int]], model_bytes: float) -> Iterator[Phase]:
     """Reduce-scatter or allgather around a ring in each group, of a vector of `model_bytes`."""
     source = np.array([rank for ranks in groups for rank in ranks])
     target = np.array([rank for ranks in groups for rank in (*ranks[1:], ranks[0])])
@@ -174,7 +174,7 @@ def _gather_phases(groups: Sequence[Sequence[int]], model_bytes: float) -> Itera
         yield Phase(source[sends], target[sends], size[sends], rounds=max(map(len, groups)) - 1)
 
 
-def _shard_phase(groups: Sequence[Sequence[int]], target_groups: Sequence[int], sent_bytes: float,
+def shard_phase(groups: Sequence[Sequence[int]], target_groups: Sequence[int], sent_bytes: float,
                  rounds: float) -> Phase:
     """Each group sends `sent_bytes` to one group: each rank its shard to the ranks whose shards overlap it."""
     sources, targets, sizes = [], [], []
@@ -194,20 +194,20 @@ def _island_phases(strategy: str, pattern: str, zone_of_rank: IntArray, model_by
     After an exchange the ranks of a zone gather the shards.
     """
     islands = group_ranks(range(len(zone_of_rank)), zone_of_rank.tolist())
-    gather, count = [*_gather_phases(islands, model_bytes)], len(islands)
+    gather, count = [*gather_phases(islands, model_bytes)], len(islands)
     yield from gather * 2
     if count == 1:
         return
     exchanged = 1 / default_period(strategy)
     if strategy == "local-sgd":
-        yield _shard_phase(islands, [*range(1, count), 0], exchanged * 2 * model_bytes * (count - 1) / count,
+        yield shard_phase(islands, [*range(1, count), 0], exchanged * 2 * model_bytes * (count - 1) / count,
                            rounds=exchanged * 2 * (count - 1))
     else:
         graph = GRAPHS[pattern](tuple(str(zone_of_rank[island[0]]) for island in islands))
         # random partners are all equally likely: a ring stands for them
         for target, fraction in [(graph_round.target.tolist(), fraction) for graph_round, fraction in
                                  graph.weighted_rounds()] or [([*range(1, count), 0], 1.0)]:
-            yield _shard_phase(islands, target, exchanged * fraction * model_bytes, rounds=exchanged * fraction)
+            yield shard_phase(islands, target, exchanged * fraction * model_bytes, rounds=exchanged * fraction)
     for phase in gather:
         yield replace(phase, bytes_per_pair=phase.bytes_per_pair * exchanged, rounds=phase.rounds * exchanged)
 

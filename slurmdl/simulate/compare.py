@@ -99,7 +99,7 @@ class SimulatedJob:
             rank_map = best_rank_map(slots, self.topology, self.scores, traffic)
             return self.fixed_nodes, rank_map.nodes
         options = DlOptions(traffic.strategy, traffic.ps, model_bytes=traffic.model_bytes,
-                            comm_pattern=traffic.pattern)
+                            comm_pattern=traffic.pattern, inside=traffic.inside)
         request = JobRequest(options, (self.node_count, self.node_count), self.rank_count, exclusive=True)
         cpus = max(tasks)
         nodes = (Node(name, ("IDLE",) if idle else ("ALLOCATED",), True, cpus, cpus * idle, partitions=("main",))

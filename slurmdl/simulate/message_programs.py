@@ -1,11 +1,12 @@
 """Messages of each rank in each step, as the strategies of slurmdl.train send them.
 
-Follows train.mixing.collectives and train.strategies.allreduce, gossip and parameter_server.
+Follows train.mixing.collectives and train.strategies.allreduce, gossip, islands and parameter_server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from slurmdl import comm_layout
 from slurmdl.plan import group_ranks
@@ -20,19 +21,26 @@ def rank_programs(workload: TrainingWorkload,
                   nodes: Sequence[int], zones: Sequence[str], steps: int) -> list[list[list[Action]]]:
     """Actions of each step of each rank; entry i of `nodes` and `zones` belongs to rank i."""
     ranks = range(len(zones))
+    if workload.inside:
+        return _island_programs(workload, nodes, zones, steps)
     if workload.is_gossip:
         return _gossip_programs(workload, zones, steps)
     if workload.strategy == "ps":
         return [[_ps_program(workload, rank, len(zones))] * steps for rank in ranks]
     groups = group_ranks(ranks, zones) if workload.effective_pattern == "hierarchical" else [ranks]
-    uses_direct = {rank: comm_layout.uses_direct_exchange([nodes[i] for i in group], [zones[i] for i in group])
-                   for group in groups for rank in group}
-    return [[_allreduce_program(workload, groups, rank, uses_direct[rank])] * steps for rank in ranks]
+    uses_direct = _direct_ranks(groups, nodes, zones)
+    return [[_allreduce_program(workload, groups, rank, rank in uses_direct)] * steps for rank in ranks]
+
+
+def _direct_ranks(groups: Sequence[Sequence[int]], nodes: Sequence[int], zones: Sequence[str]) -> set[int]:
+    """Ranks of the groups whose ranks exchange the first buckets directly."""
+    return {rank for group in groups if comm_layout.uses_direct_exchange(
+        [nodes[i] for i in group], [zones[i] for i in group]) for rank in group}
 
 
 def message_count(workload: TrainingWorkload, ranks: int, steps: int) -> int:
     """Approximate number of messages of all ranks."""
-    if workload.is_gossip:
+    if workload.is_gossip and not workload.inside:
         return ranks * (steps // workload.period)
     if workload.strategy == "ps":
         return 2 * workload.ps * (ranks - workload.ps) * steps
@@ -49,6 +57,46 @@ def _gossip_programs(workload: TrainingWorkload, zones: Sequence[str], steps: in
             if matching is not None and matching.target[rank] != rank:
                 program[-1].append(([(int(matching.target[rank]), size)], [int(matching.source[rank])]))
     return programs
+
+
+def _island_programs(workload: TrainingWorkload, nodes: Sequence[int], zones: Sequence[str],
+                     steps: int) -> list[list[list[Action]]]:
+    """Allreduce of gradients in each zone; once in a period an exchange of shards, and a gathering in each zone."""
+    islands = group_ranks(range(len(zones)), zones)
+    direct = _direct_ranks(islands, nodes, zones)
+    gradients = replace(workload, compression="none")
+    pieces = [(part.stop - part.start, holders) for part, holders in
+              comm_layout.shard_pieces(workload.parameters, islands)]
+    programs: list[list[list[Action]]] = []
+    for rank in range(len(zones)):
+        island = next(group for group in islands if rank in group)
+        step_actions = _allreduce_program(gradients, [island], rank, rank in direct)
+        gather = [*_ring_turns([(island, 4.0 * workload.parameters)], rank)]
+        programs.append([])
+        for step in range(steps):
+            exchange: list[Action] = []
+            if step % workload.period == workload.period - 1:
+                index = step // workload.period
+                for elements, holders in pieces:
+                    if rank in holders:
+                        exchange += _outer_exchange(workload, zones, elements, holders, rank, index)
+                exchange += gather if exchange else []
+            programs[-1].append([*step_actions, *exchange])
+    return programs
+
+
+def _outer_exchange(workload: TrainingWorkload, zones: Sequence[str], elements: int, holders: Sequence[int],
+                    rank: int, index: int) -> list[ExchangeAction]:
+    """A rank's exchange of a piece with its other holders."""
+    size = workload.wire_bytes(elements)
+    if workload.strategy == "local-sgd":
+        ring: list[Ring] = [(holders, size)]
+        scatter = _direct if workload.compression != "none" else _ring_turns
+        return [*scatter(ring, rank), *_ring_turns(ring, rank)]
+    matching = workload.make_graph([zones[holder] for holder in holders]).round(index)
+    own = holders.index(rank)
+    target, source = int(matching.target[own]), int(matching.source[own])
+    return [] if target == own else [([(holders[target], size)], [holders[source]])]
 
 
 def _ps_program(workload: TrainingWorkload, rank: int, ranks: int) -> list[Action]:

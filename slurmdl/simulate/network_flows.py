@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 from slurmdl.placement.arrays import FloatArray, IntArray
 from slurmdl.placement.iteration_cost import NetworkLinks
+from slurmdl.placement.phase import Phase
+from slurmdl.placement.traffic import gather_phases, shard_phase
+from slurmdl.plan import group_ranks
 from slurmdl.simulate.workload import TrainingWorkload
 
 MERGE_ABOVE = 20_000  # flows of a phase above which identical nodes are merged
@@ -107,19 +110,52 @@ def flow_phases(workload: TrainingWorkload, network: SimulatedNetwork, node_of_r
                 exchange_count: int) -> list[FlowPhase]:
     """Phases of one step of allreduce (for the whole model) or ps, or of `exchange_count` exchanges of gossip.
 
+    With islands, phases of the exchanges between them.
+
     `node_of_rank` has shape (ranks,), `zones` are the leaf zones of the ranks.
     """
     if workload.strategy == "ps":
         return _ps_phases(workload, network, node_of_rank)
+    if workload.inside:
+        phases = _island_exchanges(workload, zones, exchange_count)
+        return [_traffic_phase(network, node_of_rank, phase) for phase in phases]
     if workload.is_gossip:
         graph = workload.make_graph(zones)
         size = np.full(len(node_of_rank), workload.wire_bytes(workload.parameters))
         return [_inter_node_phase(network, node_of_rank, node_of_rank[graph.round(i).target], size, 1)
                 for i in range(exchange_count)]
     traffic = replace(workload.placement_traffic, pattern=workload.effective_pattern)
-    return [_inter_node_phase(network, node_of_rank[phase.source], node_of_rank[phase.target],
-                              np.broadcast_to(phase.bytes_per_pair, phase.source.shape), phase.rounds)
+    return [_traffic_phase(network, node_of_rank, phase)
             for phase in traffic.phases(len(node_of_rank), network.leaf[node_of_rank])]
+
+
+def island_gradient_phases(workload: TrainingWorkload, network: SimulatedNetwork, node_of_rank: IntArray,
+                           zones: Sequence[str]) -> list[FlowPhase]:
+    """Allreduce of the gradients in each zone: reduce-scatter and allgather."""
+    phases = gather_phases(group_ranks(range(len(zones)), zones), 4.0 * workload.parameters)
+    return [_traffic_phase(network, node_of_rank, phase) for phase in phases] * 2
+
+
+def _island_exchanges(workload: TrainingWorkload, zones: Sequence[str], count: int) -> list[Phase]:
+    islands = group_ranks(range(len(zones)), zones)
+    gather, others = [*gather_phases(islands, 4.0 * workload.parameters)], len(islands) - 1
+    size, phases = float(workload.wire_bytes(workload.parameters)), []
+    if not others:
+        return []
+    for index in range(count):
+        if workload.strategy == "local-sgd":
+            phases.append(shard_phase(islands, [*range(1, len(islands)), 0], 2 * size * others / len(islands),
+                                      rounds=2 * others))
+        else:
+            target = workload.make_graph([zones[island[0]] for island in islands]).round(index).target
+            phases.append(shard_phase(islands, target.tolist(), size, rounds=1))
+        phases += gather
+    return phases
+
+
+def _traffic_phase(network: SimulatedNetwork, node_of_rank: IntArray, phase: Phase) -> FlowPhase:
+    return _inter_node_phase(network, node_of_rank[phase.source], node_of_rank[phase.target],
+                             np.broadcast_to(phase.bytes_per_pair, phase.source.shape), phase.rounds)
 
 
 def _inter_node_phase(network: SimulatedNetwork, source: IntArray, target: IntArray,

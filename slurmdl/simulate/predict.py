@@ -14,7 +14,7 @@ from slurmdl.errors import UnavailableError, UsageError
 from slurmdl.placement.arrays import FloatArray, IntArray
 from slurmdl.placement.iteration_cost import NetworkLinks
 from slurmdl.simulate.message_programs import message_count, rank_programs
-from slurmdl.simulate.network_flows import FlowPhase, SimulatedNetwork, flow_phases
+from slurmdl.simulate.network_flows import FlowPhase, SimulatedNetwork, flow_phases, island_gradient_phases
 from slurmdl.simulate.workload import TrainingWorkload
 from slurmdl.slurm import process
 
@@ -62,13 +62,14 @@ def predict_step(workload: TrainingWorkload, links: NetworkLinks, node_of_rank: 
     if granularity == "auto":
         granularity = "messages" if message_count(workload, len(node_of_rank), steps) <= MAX_MESSAGES else "flows"
     network = SimulatedNetwork(links)
-    exchanges = steps // workload.period if workload.is_gossip else 1
+    exchanges = steps // workload.period if workload.is_periodic else 1
     phases = flow_phases(workload, network, node_of_rank, zones, exchanges)
-    inter_zone_bytes = sum(phase.inter_zone_bytes for phase in phases) / (steps if workload.is_gossip else 1)
+    inter_zone_bytes = sum(phase.inter_zone_bytes for phase in phases) / (steps if workload.is_periodic else 1)
     if granularity == "messages":
         seconds = float(step_end_times(workload, links, node_of_rank, steps)[workload.ps:, -1].max()) / steps
     else:
-        seconds = _flow_step_time(workload, network, phases, steps)
+        gradients = island_gradient_phases(workload, network, node_of_rank, zones) if workload.inside else []
+        seconds = _flow_step_time(workload, network, phases, steps, gradients)
     exposed = max(0.0, 1 - workload.compute_seconds / seconds) if seconds else 0.0
     return Prediction(seconds, exposed, inter_zone_bytes, steps, granularity)
 
@@ -97,14 +98,21 @@ def step_end_times(workload: TrainingWorkload, links: NetworkLinks, node_of_rank
     return np.array(_run_engine({**network.platform_spec(used), "rank_hosts": nodes, "programs": programs}), float)
 
 
-def _flow_step_time(workload: TrainingWorkload, network: SimulatedNetwork,
-                    phases: Sequence[FlowPhase], steps: int) -> float:
-    """Mean seconds of a step, phase by phase."""
+def _flow_step_time(workload: TrainingWorkload, network: SimulatedNetwork, phases: Sequence[FlowPhase], steps: int,
+                    gradients: Sequence[FlowPhase]) -> float:
+    """Mean seconds of a step, phase by phase; `gradients` are the phases of gradients inside islands."""
+    if workload.strategy == "allreduce":
+        return _allreduce_seconds(workload, network, phases)
+    transfers = _transfer_seconds(network, phases) if phases else np.zeros(0)
+    exchange_seconds = float(transfers.sum()) + sum(phase.latency_s for phase in phases)
+    exchange_seconds /= steps if workload.is_periodic else 1
+    return _allreduce_seconds(workload, network, gradients) + exchange_seconds
+
+
+def _allreduce_seconds(workload: TrainingWorkload, network: SimulatedNetwork, phases: Sequence[FlowPhase]) -> float:
+    """Seconds of computation and of an allreduce of gradients, bucket by bucket, that overlaps with it."""
     transfers = _transfer_seconds(network, phases) if phases else np.zeros(0)
     latencies = np.array([phase.latency_s for phase in phases])
-    if workload.strategy != "allreduce":
-        exchanged_steps = steps if workload.is_gossip else 1
-        return workload.compute_seconds + float((transfers + latencies).sum()) / exchanged_steps
     now = 0.0
     for _, elements, ready in workload.gradient_buckets():
         now = max(now, ready) + float((transfers * elements / workload.parameters + latencies).sum())

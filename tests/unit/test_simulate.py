@@ -125,7 +125,10 @@ def test_allreduce_overlaps_the_backward_pass() -> None:
     TrainingWorkload("gossip", 500_000, comm_pattern="one-peer-exponential", compute_seconds=0.1),
     TrainingWorkload("ps", 2_500_000, 2, compute_seconds=0.1),
     TrainingWorkload("adaptive-gossip", 500_000, compute_seconds=0.1, period=3, compression="int4"),
-], ids=["ring", "hierarchical", "exponential", "ps", "adaptive"])
+    TrainingWorkload("local-sgd", 500_000, compute_seconds=0.1, period=4, inside="zone"),
+    TrainingWorkload("gossip", 500_000, comm_pattern="base-2", compute_seconds=0.1, period=2, compression="int4",
+                     inside="zone"),
+], ids=["ring", "hierarchical", "exponential", "ps", "adaptive", "islands", "gossip-islands"])
 def test_flows_approximate_messages(workload: TrainingWorkload) -> None:
     nodes = network(*"abcdef")
     node_of_rank = np.array([0, 1, 3, 4, 2, 5])
@@ -231,6 +234,8 @@ def test_command_prints_table_and_json(capsys: pytest.CaptureFixture[str]) -> No
     (["-N", "4", "--strategy", "local-sgd"], 64, "expected allreduce, gossip, adaptive-gossip, ps"),
     (["-N", "4", "--comm-pattern", "ring", "--strategy", "gossip"], 64,
      "--comm-pattern ring: not supported with gossip"),
+    (["-N", "4", "--inside", "zone"], 64, "--strategy allreduce: not supported with --inside; expected local-sgd"),
+    (["-N", "4", "--strategy", "gossip", "--inside", "node"], 64, "--inside node: not supported; expected zone"),
     (["-N", "4", "--strategy", "ps", "--ps", "4"], 64, "expected 1 to 3 parameter servers"),
     (["-N", "4", "--ps", "2"], 64, "allreduce has no parameter servers"),
     (["-N", "4", "--strategy", "gossip", "--compression", "int4"], 64, "expected none, fp16"),
@@ -239,8 +244,8 @@ def test_command_prints_table_and_json(capsys: pytest.CaptureFixture[str]) -> No
     (["-N", "4", "--parameters", "-3"], 64, "--parameters"), (["-N", "4", "--busy-share", "2"], 64, "--busy-share 2"),
     (["-N", "8", "--busy-share", "0.6"], 64, "free nodes at --busy-share 0.6"),
     (["-N", "4", "--compute-seconds=nan"], 64, "--compute-seconds"),
-], ids=["nodes", "ranks", "unknown-node", "none", "file", "strategy", "pattern", "servers", "ps",
-        "compress", "period", "steps", "parameters", "busy", "free", "compute"])
+], ids=["nodes", "ranks", "unknown-node", "none", "file", "strategy", "pattern", "islands", "level",
+        "servers", "ps", "compress", "period", "steps", "parameters", "busy", "free", "compute"])
 def test_invalid_option_is_reported_in_one_line(args: list[str], status: int, message: str,
                                                 capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", FILE, *args]) == status
