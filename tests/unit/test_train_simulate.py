@@ -78,7 +78,7 @@ def test_error_names_virtual_rank_unless_all_ranks_raise_it() -> None:
         run_summary("--virtual-ranks", "2", "--virtual-zones", "B:2", "--strategy", "gossip", "--lr", "1e30")
     with pytest.raises(InvalidRunError, match=r"^--comm-pattern ring"):
         run_summary("--virtual-ranks", "2", "--strategy", "gossip", "--comm-pattern", "ring")
-    with pytest.raises(UsageError, match=r"--batch-size 800: each worker has only 718 images"):
+    with pytest.raises(UsageError, match=r"--batch-size 800: each worker has only 718 samples"):
         run_summary("--virtual-ranks", "2", "--batch-size", "800")
     for path, reason in (("/nowhere/summary", "No such file or directory"), ("/etc", "Is a directory")):
         with pytest.raises(TrainError, match=rf"^rank 0 on \S+: --summary {path}: cannot be written \({reason}\)"):
