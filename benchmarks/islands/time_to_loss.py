@@ -27,13 +27,13 @@ from slurmdl.simulate.workload import TrainingWorkload
 NODES, NAME = 8, f"islands-{os.getpid()}"
 #: links between the zones in bit/s; those of the nodes are not shaped
 RATES = {"50 Mbit/s": 5e7, "100 Mbit/s": 1e8, "1 Gbit/s": 1e9}
-MODEL, PARAMETERS = "gpt:64,2,4", 137_216
+MODEL, PARAMETERS = "gpt:128,2,4", 470_784
 #: seconds of a step of this model with 8 samples on one core of the machine that wrote the results
-COMPUTE_S = 0.010
+COMPUTE_S = 0.024
 #: steps of allreduce, whose loss is the target, steps of the other methods, and steps between evaluations
-TARGET_STEPS, MAX_STEPS, EVALUATE_EVERY = 320, 640, 16
+TARGET_STEPS, MAX_STEPS, EVALUATE_EVERY = 240, 480, 16
 COMMON = ("--virtual-ranks", str(NODES), "--virtual-zones", "A:4,B:4", "--emulate-compute", "0", "--model", MODEL,
-          "--data", "text", "--fold", "1/10", "--batch-size", "8", "--optimizer", "adamw", "--lr", "0.003",
+          "--data", "text", "--fold", "1/20", "--batch-size", "8", "--optimizer", "adamw", "--lr", "0.003",
           "--evaluate-every", str(EVALUATE_EVERY))
 DDP = "DistributedDataParallel"
 RING, ISLANDS = "allreduce, ring", "islands, local-sgd every 16 steps, int4"
