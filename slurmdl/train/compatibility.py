@@ -115,6 +115,7 @@ def check_compatibility(config: StrategyConfig) -> None:
             raise InvalidOptionsError(
                 f"{option}: not valid with strategy {config.strategy}, trigger {config.trigger_name}"
                 f"{', --async' * config.asynchronous}; expected {expected}")
+    _check_fragments(config)
     if config.load_balance == "local-steps" and config.strategy in _GOSSIP and not config.asynchronous:
         # ranks may end a round with different numbers of steps, but pairs that exchange after each step may not
         if config.shared_memory:
@@ -134,6 +135,23 @@ def check_compatibility(config: StrategyConfig) -> None:
     if fewest:
         closest = [row for row in rows if len(row.conflicts(config)) == fewest]
         raise InvalidOptionsError(_conflict_message(config, closest))
+
+
+def _check_fragments(config: StrategyConfig) -> None:
+    """Check --fragments and --overlap."""
+    for count, option in ((config.fragments - 1, f"--fragments {config.fragments}"),
+                          (config.overlap, f"--overlap {config.overlap}"),
+                          (config.local_share is not None, f"--local-share {config.local_share}")):
+        if count and (config.strategy != "local-sgd" or config.trigger_name != "period"):
+            raise InvalidOptionsError(f"{option}: not valid with strategy {config.strategy}, trigger "
+                                      f"{config.trigger_name}; expected strategy local-sgd and trigger period")
+    period, fragments = config.exchange_period, config.fragments
+    if config.strategy == "local-sgd" and period % fragments:
+        raise InvalidOptionsError(f"--fragments {fragments}: does not divide the {period} steps of --period; "
+                                  f"expected a period of {fragments}, {2 * fragments}, {3 * fragments}, ... steps")
+    if config.overlap and config.overlap >= period // fragments:
+        raise InvalidOptionsError(f"--overlap {config.overlap}: exchanges are {period // fragments} steps apart; "
+                                  f"expected at most {period // fragments - 1}")
 
 
 def _conflict_message(config: StrategyConfig, closest: Sequence[Combination]) -> str:

@@ -122,6 +122,13 @@ class StrategyConfig:
                                 f"{', '.join(LOAD_BALANCE_MODES)}")
     outer_lr: float = _option(float_parser(0, 10), 0.7, "X", "local-sgd: outer learning rate")
     outer_momentum: float = _option(float_parser(0, 1), 0.5, "X", "local-sgd: outer momentum")
+    fragments: int = _option(int_parser(1), 1, "N", "local-sgd: parts of the model that are exchanged in turn, each "
+                             "once in --period steps")
+    overlap: int = _option(int_parser(0), 0, "STEPS", "local-sgd: steps during which an exchange runs in the "
+                           "background")
+    local_share: float | None = _option(
+        float_parser(0, 1), None, "X", "local-sgd: share of a worker's own parameters in its model after an exchange "
+        "(default: 0, with --overlap 0.5)")
     #: trigger drift: first steps with an exchange each, None for the default; not an option
     trigger_warmup: int | None = None
 
@@ -133,7 +140,7 @@ class StrategyConfig:
 
     @property
     def exchange_period(self) -> int:
-        """Steps between exchanges with the trigger `period`."""
+        """Steps between exchanges with the trigger `period`; of the same fragment of the model."""
         return self.period or default_period(self.strategy or "")
 
 

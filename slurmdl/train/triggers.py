@@ -148,10 +148,10 @@ class Trigger(Stateful):
 
 
 class PeriodTrigger(Trigger):
-    """An exchange every `exchange_period` steps."""
+    """An exchange every `exchange_period` steps, or of a fragment in each equal part of them."""
 
     def next_due(self, step: int) -> int:
-        period = self._config.exchange_period
+        period = self._config.exchange_period // self._config.fragments
         return ((step + 1) // period + 1) * period - 1
 
 

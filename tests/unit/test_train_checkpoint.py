@@ -37,6 +37,8 @@ SYNCHRONOUS = {
     "local-sgd": "--strategy local-sgd --compression int8 --period 8",
     "drift": "--strategy local-sgd --trigger drift",
     "islands": "--strategy local-sgd --compression int8 --period 8 --inside zone --virtual-zones A:2,B:1,C:1",
+    "overlap": "--strategy local-sgd --compression int4 --period 8 --fragments 2 --overlap 2 --inside zone "
+               "--virtual-zones A:2,B:2",
     "gossip-islands": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --drift-threshold 0.02 "
                       "--inside zone --virtual-zones A:2,B:2",
     "ps": "--strategy ps --ps 2 --optimizer adam --lr 0.003"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from slurmdl.comm_layout import shard_pieces
+from slurmdl.comm_layout import shard_pieces, split_offsets
 from slurmdl.errors import TrainError
 from slurmdl.plan import group_ranks
 from slurmdl.train.mixing.collectives import Ring, bruck_allgather, ring_allgather
@@ -45,31 +46,39 @@ class Islands(TriggeredStrategy):
     def __init__(self, ctx: StrategyContext) -> None:
         config, rank, size = ctx.config, ctx.p2p.rank, ctx.parameters.size
         islands = group_ranks(ctx.workers, ctx.zones if config.inside == "zone" else ctx.nodes)
-        largest = max(map(len, islands))
-        if size < largest:
-            raise TrainError(f"--inside {config.inside}: {size} parameters cannot be split over the {largest} ranks "
-                             f"of an island; expected at least {largest} parameters, or no --inside")
+        minimum = max(map(len, islands)) * config.fragments
+        if size < minimum:
+            raise TrainError(f"--inside {config.inside}: {size} parameters cannot be split over the ranks of an "
+                             f"island and {config.fragments} fragments; expected at least {minimum}, or no --inside")
         self._island = next(island for island in islands if rank in island)
         self._inner = Allreduce(replace(ctx, workers=tuple(self._island), config=replace(
             config, strategy="allreduce", comm_pattern="ring", compression="none")))
         self.overlaps_backward = self._inner.overlaps_backward
         # when to exchange is decided here
-        outer_config = replace(config, trigger="period", drift_threshold=None, comm_budget=None)
+        outer_config = replace(config, trigger="period", drift_threshold=None, comm_budget=None, fragments=1)
 
         def island_weights() -> tuple[float, ...]:
             weights = tuple(sum(ctx.relative_weights_of(island)) for island in islands)
             return weights if len(set(weights)) > 1 else ()
 
-        pieces = [(piece, holders) for piece, holders in shard_pieces(size, islands) if rank in holders]
-        self._pieces = {piece.start: piece for piece, _ in pieces}
-        #: start of each piece that this rank holds -> its exchanges with the other holders
-        self._outer = {
-            piece.start: OUTER_STRATEGIES[config.strategy or ""](replace(
-                ctx, workers=tuple(holders), parameters=ctx.parameters[piece], sizes=(piece.stop - piece.start,),
-                config=outer_config, model_weights=island_weights)) for piece, holders in pieces}
-        super().__init__(ctx, _island_cost(ctx, self._island, [outer.cost for outer in self._outer.values()]))
+        #: start of each piece that this rank holds -> the piece, and its exchanges with the other holders
+        self._pieces: dict[int, slice] = {}
+        self._outer: dict[int, TriggeredStrategy] = {}
+        #: of each fragment of the model: starts of its pieces, and the ring that gathers it in the island
+        self._fragments: list[tuple[list[int], Ring]] = []
+        for begin, end in pairwise(split_offsets(size, config.fragments)):
+            pieces = [(slice(begin + piece.start, begin + piece.stop), holders)
+                      for piece, holders in shard_pieces(end - begin, islands) if rank in holders]
+            for piece, holders in pieces:
+                self._pieces[piece.start] = piece
+                self._outer[piece.start] = OUTER_STRATEGIES[config.strategy or ""](replace(
+                    ctx, workers=tuple(holders), parameters=ctx.parameters[piece], sizes=(piece.stop - piece.start,),
+                    config=outer_config, model_weights=island_weights))
+            self._fragments.append(([piece.start for piece, _ in pieces],
+                                    Ring(rank, self._island, ctx.parameters[begin:end])))
+        cost = _island_cost(ctx, self._island, [outer.cost for outer in self._outer.values()])
+        super().__init__(ctx, replace(cost, per_exchange=cost.per_exchange / config.fragments))
         self.replica_groups = islands
-        self._ring = Ring(rank, self._island, ctx.parameters)
 
     def on_gradients_ready(self, start: int) -> None:
         self._inner.on_gradients_ready(start)
@@ -77,21 +86,30 @@ class Islands(TriggeredStrategy):
     def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
         self._inner.before_optimizer_step(step, skip_update)
 
+    def start_exchange(self) -> None:
+        for outer in self._current_pieces():
+            outer.start_exchange()
+
+    def _current_pieces(self) -> Iterator[TriggeredStrategy]:
+        """Exchanges of the pieces of the current fragment."""
+        starts, _ = self._fragments[self.exchange_index % len(self._fragments)]
+        for start in starts:
+            self._outer[start].exchange_index = self.exchange_index
+            yield self._outer[start]
+
     def exchange(self) -> bool:
         exchanged = False
-        for outer in self._outer.values():
-            outer.exchange_index = self.exchange_index
+        for outer in self._current_pieces():
             exchanged = outer.exchange()  # equal for all pieces
         if exchanged:
-            p2p = self._ctx.p2p
+            p2p, (_, ring) = self._ctx.p2p, self._fragments[self.exchange_index % len(self._fragments)]
             self._ctx.comm_thread.call(lambda: p2p.run_to_completion(
-                ring_allgather(p2p, [self._ring], np.float32, Tag.STEP)))
+                ring_allgather(p2p, [ring], np.float32, Tag.STEP)))
         return exchanged
 
     def decide(self, urgency: float) -> bool:
         decided = False
-        for outer in self._outer.values():
-            outer.exchange_index = self.exchange_index
+        for outer in self._current_pieces():
             decided = outer.decide(urgency)  # equal for all pieces; all their holders take part
         return decided
 
@@ -100,6 +118,16 @@ class Islands(TriggeredStrategy):
         saved = {start: state for rank_state in states for start, state in rank_state["_outer"].items()}
         for start, outer in self._outer.items():
             outer.resume_from_average([state_of_piece(saved, self._pieces[start])], step)
+
+    def quiesce(self, checkpoint_number: int) -> None:
+        super().quiesce(checkpoint_number)
+        for outer in self._outer.values():
+            outer.quiesce(checkpoint_number)
+
+    def finish(self) -> None:
+        super().finish()
+        for outer in self._outer.values():
+            outer.finish()
 
     def close(self) -> None:
         self._inner.close()

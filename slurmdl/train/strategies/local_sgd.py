@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -94,21 +96,34 @@ class LocalSGD(TriggeredStrategy):
     The pseudo-gradient q is the compressed change x - z, with error feedback. All workers exchange when the mean of
     their drifts reaches the threshold, or every period.
 
+    With fragments, the parts of the model are exchanged in turn, each once in a period. With an overlap, an exchange
+    starts some steps before its due step, in the background of the steps in between; then x = (1 - m) z + m x, m the
+    local share, keeps a part of what the worker has learned meanwhile.
+
     Reference: A. Douillard et al.: DiLoCo: distributed low-communication training of language models. 2023.
-    arXiv:2311.08105 S. P. Karimireddy et al.: Error feedback fixes SignSGD. ICML 2019. arXiv:1901.09847
+    arXiv:2311.08105 A. Douillard et al.: Streaming DiLoCo with overlapping communication. 2025. arXiv:2501.18512
+    S. P. Karimireddy et al.: Error feedback fixes SignSGD. ICML 2019. arXiv:1901.09847
     """
 
-    state_fields: tuple[str, ...] = ("_mean_reducer", "_outer_parameters", "_outer_momentum", "_residual")
+    state_fields: tuple[str, ...] = ("_reducers", "_outer_parameters", "_outer_momentum", "_residual",
+                                     "_pending_update")
 
     def __init__(self, ctx: StrategyContext) -> None:
-        self._mean_reducer = RingMean(ctx) if ctx.config.compression == "none" else CompressedMean(ctx)
-        super().__init__(ctx, CommCost(self._mean_reducer.message_bytes, 4.0 * (len(ctx.workers) - 1),
-                                       ctx.allreduce_bytes))
+        config, size = ctx.config, ctx.parameters.size
+        self._fragments = [slice(*bounds) for bounds in pairwise(split_offsets(size, config.fragments))]
+        make_reducer = RingMean if config.compression == "none" else CompressedMean
+        self._reducers = {index: make_reducer(replace(ctx, parameters=ctx.parameters[fragment]))
+                          for index, fragment in enumerate(self._fragments)}
+        message_bytes = sum(reducer.message_bytes for reducer in self._reducers.values()) / len(self._reducers)
+        super().__init__(ctx, CommCost(message_bytes, 4.0 * (len(ctx.workers) - 1), ctx.allreduce_bytes))
         self._outer_parameters = ctx.parameters.copy()
         self._outer_momentum = np.zeros_like(self._outer_parameters)
         self._residual = np.zeros_like(self._outer_parameters)
-        self._feedback_decay = np.float32(COMPRESSORS[ctx.config.compression].feedback_decay)
+        self._feedback_decay = np.float32(COMPRESSORS[config.compression].feedback_decay)
         self._pseudo_gradient = np.empty_like(self._outer_parameters)
+        #: exchange in flight; and the mean of one that is complete, but not applied
+        self._reduction: Future[Any] | None = None
+        self._pending_update: FloatArray | None = None
 
     def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:
         super().resume_from_average(states, step)
@@ -119,15 +134,56 @@ class LocalSGD(TriggeredStrategy):
         # all workers gather the same values, and so decide equally
         return bool(bruck_allgather(self._ctx.p2p, self._ctx.workers, urgency).mean() >= 1)
 
+    def start_exchange(self) -> None:
+        ctx, part, reducer = self._ctx, self._fragment, self._reducer
+        change, index, weights = self._pseudo_gradient[part], self.exchange_index, ctx.relative_weights
+        np.subtract(ctx.parameters[part], self._outer_parameters[part], out=change)
+        change += self._feedback_decay * self._residual[part]
+        self._reduction = ctx.comm_thread.submit(lambda: reducer.reduce(change, index, weights))
+
     def exchange(self) -> bool:
-        ctx, reducer, change = self._ctx, self._mean_reducer, self._pseudo_gradient
-        rate, momentum = np.float32(ctx.config.outer_lr), np.float32(ctx.config.outer_momentum)
-        np.subtract(ctx.parameters, self._outer_parameters, out=change)
-        change += self._feedback_decay * self._residual
-        ctx.comm_thread.call(lambda: reducer.reduce(change, self.exchange_index, ctx.relative_weights))
-        np.subtract(change, reducer.contribution, out=self._residual)
-        self._outer_momentum *= momentum
-        self._outer_momentum += reducer.mean
-        self._outer_parameters += rate * (reducer.mean + momentum * self._outer_momentum)
-        ctx.parameters[:] = self._outer_parameters
+        if self._reduction is None and self._pending_update is None:
+            self.start_exchange()
+        self._complete_reduction()
+        part, update, config = self._fragment, self._pending_update, self._ctx.config
+        assert update is not None
+        rate, momentum = np.float32(config.outer_lr), np.float32(config.outer_momentum)
+        velocity, outer = self._outer_momentum[part], self._outer_parameters[part]
+        velocity *= momentum
+        velocity += update
+        outer += rate * (update + momentum * velocity)
+        parameters, share = self._ctx.parameters[part], config.local_share
+        share = (0.5 if config.overlap else 0.0) if share is None else share
+        if share:
+            parameters -= outer
+            parameters *= np.float32(share)
+            parameters += outer
+        else:
+            parameters[:] = outer
+        self._pending_update = None
         return True
+
+    @property
+    def _fragment(self) -> slice:
+        """The part of the model of the current exchange."""
+        return self._fragments[self.exchange_index % len(self._fragments)]
+
+    @property
+    def _reducer(self) -> RingMean:
+        return self._reducers[self.exchange_index % len(self._fragments)]
+
+    def _complete_reduction(self) -> None:
+        """Wait for the exchange in flight, if there is one."""
+        if self._reduction is not None:
+            self._ctx.comm_thread.wait(self._reduction)
+            self._reduction, part, reducer = None, self._fragment, self._reducer
+            np.subtract(self._pseudo_gradient[part], reducer.contribution, out=self._residual[part])
+            self._pending_update = reducer.mean
+
+    def quiesce(self, checkpoint_number: int) -> None:
+        super().quiesce(checkpoint_number)
+        self._complete_reduction()
+
+    def finish(self) -> None:
+        super().finish()
+        self._complete_reduction()  # without effect on the model: it is averaged in any case

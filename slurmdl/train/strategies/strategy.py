@@ -261,6 +261,9 @@ class TriggeredStrategy(Strategy):
             self._ctx.device_copies.copy_to_host()
             urgency = trigger.urgency(self._due_step)
             self._decision_future = self._ctx.comm_thread.submit(lambda: self.decide(urgency))
+        if self._ctx.config.overlap and step == self._due_step - self._ctx.config.overlap:
+            self._ctx.device_copies.copy_to_host()
+            self.start_exchange()
         if step != self._due_step:
             return
         wanted = trigger.is_unconditional(step) or self._await_decision()
@@ -283,8 +286,12 @@ class TriggeredStrategy(Strategy):
             self._decision = bool(self._ctx.comm_thread.wait(self._decision_future))
         return bool(self._decision)
 
+    def start_exchange(self) -> None:
+        """Start the current exchange, `overlap` steps before it is due."""
+        raise NotImplementedError
+
     def exchange(self) -> bool:
-        """Make the current exchange; return False if this rank has no partner in it."""
+        """Make or complete the current exchange; return False if this rank has no partner in it."""
         raise NotImplementedError
 
     def decide(self, urgency: float) -> bool:
