@@ -24,3 +24,5 @@ class Tag(IntEnum):
     FIRST_BUCKET = 10
     #: never sent
     UNUSED = 1000
+    #: first of the tags of exchanges that overlap with steps, one for each piece of the model
+    FIRST_OVERLAPPED = 2000

@@ -127,6 +127,30 @@ def test_local_sgd_equals_one_process_per_island(zones: str, pattern: str) -> No
     check_against_reference(zones, on_zones(zones, config, models_of_run), reference)
 
 
+@pytest.mark.parametrize("zones", ["aabb", "aaabbcccc", "abbccc"])
+@pytest.mark.parametrize("compression", ["none", "int8"])
+def test_pieces_that_overlap_with_steps_equal_those_that_do_not(zones: str, compression: str) -> None:
+    """With a local share of 0, steps during an exchange have no effect: like an exchange that many steps earlier."""
+    def program(overlap: int) -> Callable[[Run], list[Any]]:
+        def run_program(run: Run) -> list[Any]:
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+            run.wrap(model, optimizer)
+            for step in range(STEPS):
+                # without steps during an exchange
+                optimizer.param_groups[0]["lr"] = LR if step % 4 < 2 else 0.0
+                optimizer.zero_grad()
+                loss_of(model, run.rank, step).backward()
+                optimizer.step()
+            return [flat(model)]
+        return run_program
+
+    results = [on_zones(zones, StrategyConfig("local-sgd", inside="zone", period=4, overlap=overlap, local_share=0.0,
+                                              compression=compression), program(overlap)) for overlap in (0, 2)]
+    for without, overlapped in zip(*results, strict=True):
+        assert torch.equal(without[0], overlapped[0])
+
+
 @pytest.mark.parametrize("zones", ["aabb", "aaab"])
 def test_fragments_in_islands_have_outer_steps_of_their_own(zones: str) -> None:
     config = StrategyConfig("local-sgd", inside="zone", period=6, fragments=2, outer_lr=0.6, outer_momentum=0.4)
@@ -348,7 +372,7 @@ def test_unknown_zone_and_too_small_model_are_rejected() -> None:
 
 @needs_mpi
 @pytest.mark.parametrize("options", [
-    "--strategy local-sgd --inside zone --period 8 --compression int4",
+    "--strategy local-sgd --inside zone --period 8 --fragments 2 --overlap 2 --compression int4",
     pytest.param("--strategy adaptive-gossip --inside zone --drift-threshold 0.01", marks=pytest.mark.nightly)])
 def test_models_over_mpi_and_torch_are_those_of_virtual_ranks(options: str, tmp_path: Path) -> None:
     words = ["--steps", "30", "--model", "mlp:16", "--batch-size", "8", *options.split()]

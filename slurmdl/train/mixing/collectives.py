@@ -66,7 +66,7 @@ def ring_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DType
     _store_chunks(rings, 0, outgoing)
     for turn in range(1, _ring_size(rings)):
         received = [_receive_buffer(wire_dtype, ring.chunk(-turn)) for ring in rings]
-        yield from _exchange(p2p, [(ring.peer(1), chunk) for ring, chunk in zip(rings, outgoing, strict=True)],
+        yield from exchange_arrays(p2p, [(ring.peer(1), chunk) for ring, chunk in zip(rings, outgoing, strict=True)],
                              [(ring.peer(-1), buffer) for ring, buffer in zip(rings, received, strict=True)], tag)
         _store_chunks(rings, -turn, received)
         outgoing = received
@@ -88,14 +88,15 @@ def direct_allgather(p2p: MeteredP2P, rings: Sequence[Ring], wire_dtype: npt.DTy
     [ring] = rings
     own, distances = _to_wire(wire_dtype, ring.chunk(0)), range(1, ring.count)
     received = [_receive_buffer(wire_dtype, ring.chunk(-distance)) for distance in distances]
-    yield from _exchange(
+    yield from exchange_arrays(
         p2p, [(ring.peer(distance), own) for distance in distances],
         [(ring.peer(-distance), buffer) for distance, buffer in zip(distances, received, strict=True)], tag)
     for distance, chunk in enumerate([own, *received]):
         _store_chunks(rings, -distance, [chunk])
 
 
-def _exchange(p2p: MeteredP2P, sends: Arrays, receives: Arrays, tag: int) -> CommCoroutine:
+def exchange_arrays(p2p: MeteredP2P, sends: Arrays, receives: Arrays, tag: int) -> CommCoroutine:
+    """Send and receive arrays concurrently, in chunks."""
     recv_chunks, send_requests = p2p.post(sends, receives, tag)
     requests = [request for _, _, request in recv_chunks]
     yield requests[:1], True
@@ -207,6 +208,11 @@ class CollectivePipeline:
                 return
             coroutine, _ = self._in_flight.pop(index)
             self._advance(coroutine, index)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether coroutines are in flight."""
+        return bool(self._in_flight)
 
     def _advance(self, coroutine: CommCoroutine, position: int) -> None:
         wait = next(coroutine, None)

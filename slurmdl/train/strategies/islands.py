@@ -67,14 +67,15 @@ class Islands(TriggeredStrategy):
         #: of each fragment of the model: starts of its pieces, and the ring that gathers it in the island
         self._fragments: list[tuple[list[int], Ring]] = []
         for begin, end in pairwise(split_offsets(size, config.fragments)):
-            pieces = [(slice(begin + piece.start, begin + piece.stop), holders)
-                      for piece, holders in shard_pieces(end - begin, islands) if rank in holders]
-            for piece, holders in pieces:
+            pieces = [(index, slice(begin + piece.start, begin + piece.stop), holders) for index, (piece, holders) in
+                      enumerate(shard_pieces(end - begin, islands)) if rank in holders]
+            for index, piece, holders in pieces:
                 self._pieces[piece.start] = piece
                 self._outer[piece.start] = OUTER_STRATEGIES[config.strategy or ""](replace(
                     ctx, workers=tuple(holders), parameters=ctx.parameters[piece], sizes=(piece.stop - piece.start,),
                     config=outer_config, model_weights=island_weights))
-            self._fragments.append(([piece.start for piece, _ in pieces],
+                self._outer[piece.start].overlap_tag = Tag.FIRST_OVERLAPPED + index
+            self._fragments.append(([piece.start for _, piece, _ in pieces],
                                     Ring(rank, self._island, ctx.parameters[begin:end])))
         cost = _island_cost(ctx, self._island, [outer.cost for outer in self._outer.values()])
         super().__init__(ctx, replace(cost, per_exchange=cost.per_exchange / config.fragments))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,9 +11,11 @@ import numpy as np
 
 from slurmdl.comm_layout import split_offsets
 from slurmdl.train.compressors import COMPRESSORS
-from slurmdl.train.mixing.collectives import AllreduceOp, bruck_allgather
+from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, bruck_allgather, exchange_arrays
+from slurmdl.train.p2p import CommCoroutine
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategies.strategy import FloatArray, StrategyContext, TriggeredStrategy
+from slurmdl.train.tags import Tag
 from slurmdl.train.triggers import CommCost
 
 
@@ -33,11 +34,11 @@ class RingMean(Stateful):
         self.contribution = self.mean = np.empty_like(ctx.parameters)
         self._allreduce_op = AllreduceOp(ctx.p2p, ctx.allreduce_groups, self.mean)
 
-    def reduce(self, vector: FloatArray, step: int, weights: Sequence[float]) -> None:
-        """Compute the mean, weighted by weights with mean 1; an op on all workers."""
+    def reduce(self, vector: FloatArray, step: int, weights: Sequence[float], tag: int) -> CommCoroutine:
+        """Compute the mean, weighted by weights with mean 1, as a coroutine on all workers."""
         self.contribution = vector
         np.multiply(vector, np.float32(weights[self._ctx.worker_rank]), out=self.mean)
-        self._allreduce_op.run(len(self._ctx.workers))
+        yield from self._allreduce_op.coroutine(len(self._ctx.workers), tag)
 
 
 class CompressedMean(RingMean):
@@ -62,7 +63,7 @@ class CompressedMean(RingMean):
         # the shards of the others, and around the ring all but the next rank's
         self.message_bytes = float(2 * sum(sizes) - sizes[own] - sizes[(own + 1) % count])
 
-    def reduce(self, vector: FloatArray, step: int, weights: Sequence[float]) -> None:
+    def reduce(self, vector: FloatArray, step: int, weights: Sequence[float], tag: int) -> CommCoroutine:
         p2p, workers, own, compressor = self._ctx.p2p, self._ctx.workers, self._ctx.worker_rank, self._compressor
         random = np.random.default_rng((self._ctx.seed, own, step))
         count, own_shard = len(workers), self._shards[own]
@@ -70,8 +71,8 @@ class CompressedMean(RingMean):
         for part, shard in zip(packed, self._shards, strict=True):
             compressor.decompress(part, self.contribution[shard])
         others = [other for other in range(count) if other != own]
-        p2p.exchange_chunked([(workers[other], packed[other]) for other in others],
-                             [(workers[other], self._received_parts[other]) for other in others])
+        yield from exchange_arrays(p2p, [(workers[other], packed[other]) for other in others],
+                                   [(workers[other], self._received_parts[other]) for other in others], tag)
         mean = np.float32(weights[own]) * self.contribution[own_shard]
         decompressed = np.empty_like(self._residual)
         for other in others:
@@ -84,7 +85,8 @@ class CompressedMean(RingMean):
         means[own] = compressor.compress(mean, random)
         right, left = workers[(own + 1) % count], workers[own - 1]
         for turn in range(1, count):
-            p2p.exchange_chunked([(right, means[(own - turn + 1) % count])], [(left, means[(own - turn) % count])])
+            yield from exchange_arrays(p2p, [(right, means[(own - turn + 1) % count])],
+                                       [(left, means[(own - turn) % count])], tag)
         for part, shard in zip(means, self._shards, strict=True):
             compressor.decompress(part, self.mean[shard])
         np.subtract(mean, self.mean[own_shard], out=self._residual)
@@ -121,8 +123,8 @@ class LocalSGD(TriggeredStrategy):
         self._residual = np.zeros_like(self._outer_parameters)
         self._feedback_decay = np.float32(COMPRESSORS[config.compression].feedback_decay)
         self._pseudo_gradient = np.empty_like(self._outer_parameters)
-        #: exchange in flight; and the mean of one that is complete, but not applied
-        self._reduction: Future[Any] | None = None
+        #: the exchange in flight, whether there is one, and the mean of one that is complete, but not applied
+        self._pipeline, self._in_flight = CollectivePipeline(ctx.p2p), False
         self._pending_update: FloatArray | None = None
 
     def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:
@@ -139,10 +141,19 @@ class LocalSGD(TriggeredStrategy):
         change, index, weights = self._pseudo_gradient[part], self.exchange_index, ctx.relative_weights
         np.subtract(ctx.parameters[part], self._outer_parameters[part], out=change)
         change += self._feedback_decay * self._residual[part]
-        self._reduction = ctx.comm_thread.submit(lambda: reducer.reduce(change, index, weights))
+        tag = self.overlap_tag if ctx.config.overlap else int(Tag.STEP)
+        ctx.comm_thread.call(lambda: self._pipeline.add(reducer.reduce(change, index, weights, tag)))
+        self._in_flight = True
+        if ctx.config.overlap:
+            ctx.comm_thread.add_poller(self._advance)
+
+    def _advance(self) -> bool:
+        """Advance the exchange in flight, as a poller, as far as its messages have arrived."""
+        self._pipeline.progress(should_stop=lambda: True)
+        return self._pipeline.is_busy
 
     def exchange(self) -> bool:
-        if self._reduction is None and self._pending_update is None:
+        if not self._in_flight and self._pending_update is None:
             self.start_exchange()
         self._complete_reduction()
         part, update, config = self._fragment, self._pending_update, self._ctx.config
@@ -174,9 +185,11 @@ class LocalSGD(TriggeredStrategy):
 
     def _complete_reduction(self) -> None:
         """Wait for the exchange in flight, if there is one."""
-        if self._reduction is not None:
-            self._ctx.comm_thread.wait(self._reduction)
-            self._reduction, part, reducer = None, self._fragment, self._reducer
+        if self._in_flight:
+            comm_thread, part, reducer = self._ctx.comm_thread, self._fragment, self._reducer
+            comm_thread.remove_poller(self._advance)
+            comm_thread.call(self._pipeline.progress)
+            self._in_flight = False
             np.subtract(self._pseudo_gradient[part], reducer.contribution, out=self._residual[part])
             self._pending_update = reducer.mean
 

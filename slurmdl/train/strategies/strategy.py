@@ -16,6 +16,7 @@ from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.tags import Tag
 from slurmdl.train.triggers import TRIGGERS, CommCost, Trigger
 
 FloatArray = npt.NDArray[np.float32]
@@ -241,13 +242,14 @@ class TriggeredStrategy(Strategy):
     Attributes:
         cost: of this rank's exchanges.
         exchange_index: number of due steps so far; equal on all ranks.
+        overlap_tag: tag of exchanges that overlap with steps; several at the same time need different ones.
     """
 
     state_fields: tuple[str, ...] = ("_trigger", "_due_step", "_decision", "exchange_index")
 
     def __init__(self, ctx: StrategyContext, cost: CommCost) -> None:
         super().__init__(ctx)
-        self.cost = cost
+        self.cost, self.overlap_tag = cost, int(Tag.FIRST_OVERLAPPED)
         self._trigger = ctx.make_trigger(cost)
         self._due_step = self._trigger.next_due(-1)
         self._decision_future: Future[bool] | None = None
