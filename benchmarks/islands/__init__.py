@@ -1,16 +1,48 @@
-"""Islands: time and bytes between zones until a language model reaches the loss of allreduce.
+"""Islands: time and bytes between zones until a language model reaches the loss of allreduce, and when they pay.
 
 `time-to-loss`: two zones of four nodes, links between the zones at 50, 100 and 1,000 Mbit/s. The number of steps to
 the loss comes from trainings on virtual ranks, which do not depend on links. The seconds of a step are measured on a
 sandbox, with real messages and a computation that sleeps as long as this model's takes on one core. Control: islands
 of two nodes of each zone, whose gradients cross zones. Predicted seconds of a step are those of `slurmdl simulate`.
+
+`when`: simulated step times by the rate between zones and the size of the model, with a chart.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+
+from benchmarks.islands import when
+from benchmarks.results import Row
 from benchmarks.suite import Suite, module_rows, package_versions
 
-PARTS = {"time-to-loss": "benchmarks.islands.time_to_loss"}
-SUITE = Suite("islands", "Time and bytes between zones to a loss: islands and other strategies (needs root).",
-              tuple(PARTS), module_rows(PARTS), package_versions("torch", "numpy"),
-              quick="two seeds and one repeat instead of five and three")
+_part_rows = module_rows({"time-to-loss": "benchmarks.islands.time_to_loss", "when": "benchmarks.islands.when"})
+#: rows of the chart, collected while the part runs
+_chart: list[Row] = []
+
+
+def rows(part: str, seed: int, quick: bool) -> Iterator[Row]:
+    """Yield the rows of a part."""
+    for row in _part_rows(part, seed, quick):
+        if part == "when":
+            _chart.append(row)
+        yield row
+
+
+def plot(results_file: str) -> None:
+    """Draw the chart next to the results file, if matplotlib is installed."""
+    if not _chart:
+        return
+    try:
+        when.draw(f"{os.path.splitext(results_file)[0]}.svg", _chart)
+    except ImportError:
+        print("no plot: pip install 'slurmdl[plot]'", file=sys.stderr)
+
+
+SUITE = Suite("islands",
+              "Time and bytes between zones to a loss: islands and other strategies (needs root); and when islands "
+              "pay. Draws a chart next to the results file.", ("time-to-loss", "when"), rows,
+              package_versions("torch", "numpy"), quick="two seeds and one repeat instead of five and three",
+              plot=plot)
