@@ -1,7 +1,7 @@
 """Training script for test_rank_failure.py: some ranks are killed while it runs.
 
 Arguments: a directory for the results, and a JSON object with the fields of `method` (StrategyConfig), the number of
-`steps`, and `kill_steps`: rank -> step in which another rank kills it.
+`steps`, `kill_steps`: rank -> step in which another rank kills it, and `zones`: a letter for each rank, or "".
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from slurmdl.train.strategy_config import StrategyConfig
 torch.set_num_threads(1)
 folder, case = Path(sys.argv[1]), json.loads(sys.argv[2])
 kill_steps = {int(rank): step for rank, step in case["kill_steps"].items()}
+if case["zones"]:
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    os.environ |= {"SLURMD_NODENAME": f"n{rank}", "SLURM_TOPOLOGY_ADDR": f"{case['zones'][rank]}.n{rank}",
+                   "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}
 run = init(StrategyConfig(**case["method"]))
 (folder / f"pid-{run.rank}").write_text(str(os.getpid()))
 run.world.transport.barrier()

@@ -24,6 +24,9 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[int, int]]] = {
     "shared memory, asynchronous": ({"strategy": "gossip", "shared_memory": True, "asynchronous": True}, 4,
                                           {1: 40}),
     "last step": ({"strategy": "gossip"}, 3, {0: 199}),
+    "local-sgd": ({"strategy": "local-sgd", "period": 4, "compression": "int8"}, 4, {1: 40}),
+    "rank of an island": ({"strategy": "local-sgd", "inside": "zone", "period": 6}, 5, {1: 40}),
+    "island": ({"strategy": "gossip", "inside": "zone", "period": 4}, 6, {2: 40, 3: 40}),
     "worker": ({"strategy": "ps", "ps": 2}, 4, {2: 40}),
     "worker, asynchronous": ({"strategy": "ps", "ps": 2, "asynchronous": True}, 4, {2: 40}),
     "server": ({"strategy": "ps", "ps": 2}, 4, {0: 130}),
@@ -31,11 +34,14 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[int, int]]] = {
 }
 STEPS = 200
 #: cases of every test run; all other cases are nightly
-FEW = ("first rank, then another", "server")
+FEW = ("first rank, then another", "server", "rank of an island")
+#: zones of islands
+ZONES = "aabbcc"
 
 
 def start(folder: Path, method: dict[str, Any], ranks: int, kill_steps: dict[int, int]) -> Any:
-    case = json.dumps({"method": method, "steps": STEPS, "kill_steps": kill_steps})
+    zones = ZONES if "inside" in method else ""
+    case = json.dumps({"method": method, "steps": STEPS, "kill_steps": kill_steps, "zones": zones})
     return mpirun_ulfm(ranks, SCRIPT, str(folder), case)
 
 
@@ -67,10 +73,9 @@ def test_surviving_ranks_continue(tmp_path: Path, case: str) -> None:
 @pytest.mark.nightly  # with allreduce also in tests/cluster/test_rank_failure_jobs.py
 @pytest.mark.parametrize(("method", "killed_rank", "reason"), [
     ({"strategy": "allreduce"}, 1, "allreduce needs all ranks"),
-    ({"strategy": "local-sgd", "period": 4}, 0, "local-sgd needs all ranks"),
     ({"strategy": "ps", "ps": 1}, 0, "no ps is left"),
     ({"strategy": "ps", "ps": 2}, 0, "no backup of the shard of failed rank 0"),
-], ids=["allreduce", "local-sgd", "the only server", "a server before its first copy"])
+], ids=["allreduce", "the only server", "a server before its first copy"])
 def test_unrecoverable_failure_ends_all_ranks(tmp_path: Path, method: dict[str, Any], killed_rank: int,
                                               reason: str) -> None:
     proc = start(tmp_path, method, 4, {killed_rank: 40})
@@ -86,7 +91,7 @@ def test_unrecoverable_failure_ends_all_ranks(tmp_path: Path, method: dict[str, 
 @needs_mpi
 @pytest.mark.nightly  # also in tests/cluster/test_rank_failure_jobs.py
 def test_failure_without_ulfm_ends_all_ranks(tmp_path: Path) -> None:
-    case = json.dumps({"method": {"strategy": "gossip"}, "steps": STEPS, "kill_steps": {1: 40}})
+    case = json.dumps({"method": {"strategy": "gossip"}, "steps": STEPS, "kill_steps": {1: 40}, "zones": ""})
     proc = mpirun(3, SCRIPT, str(tmp_path), case)
     assert proc.returncode != 0
     assert not (tmp_path / "summary.json").exists()

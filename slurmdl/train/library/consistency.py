@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -102,6 +103,24 @@ def average_models(p2p: MeteredP2P, workers: Sequence[int], parameters: npt.NDAr
     distance = float(np.linalg.norm(parameters - mean)) / norm if norm else 0.0
     parameters[:] = mean
     return distance
+
+
+def broadcast_optimizer_state(p2p: MeteredP2P, source: int, ranks: Sequence[int], optimizer: Any) -> None:
+    """Replace the state of the ranks' optimizers, e.g. momentum, by that of `source`. Collective over them."""
+    import torch
+
+    order = [source, *(rank for rank in ranks if rank != source)]
+    own = optimizer.state_dict()
+    file = io.BytesIO()
+    if p2p.rank == source:
+        torch.save(own["state"], file)
+    size = np.array([file.tell()], np.int64)
+    pipelined_broadcast(p2p, order, size)
+    packed = np.frombuffer(file.getvalue() or bytes(int(size[0])), np.uint8).copy()
+    pipelined_broadcast(p2p, order, packed)
+    if p2p.rank != source:
+        state = torch.load(io.BytesIO(packed.tobytes()), weights_only=True)
+        optimizer.load_state_dict({**own, "state": state})
 
 
 def broadcast_untrained(world: World, p2p: MeteredP2P, model: Any, trained_ids: set[int]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from slurmdl.errors import warn
@@ -31,9 +32,9 @@ class FailureRecovery:
         failed_ranks: rank and node of each failed rank, and the step, from 0, from which the others continued.
     """
 
-    def __init__(self, world: World, replica: Replica, context: StrategyContext, strategy: Strategy,
+    def __init__(self, world: World, replica: Replica, optimizer: Any, context: StrategyContext, strategy: Strategy,
                  has_checkpoints: bool) -> None:
-        self._world, self._replica, self._context = world, replica, context
+        self._world, self._replica, self._optimizer, self._context = world, replica, optimizer, context
         self.strategy, self.has_checkpoints = strategy, has_checkpoints
         self.failed_ranks: list[dict[str, Any]] = []
         #: run step that is the strategy's step 0
@@ -63,9 +64,13 @@ class FailureRecovery:
             return f"--load-balance {self._world.config.load_balance} needs all ranks"
         return "" if self.strategy.survives_rank_failure else f"{self._world.strategy} needs all ranks"
 
+    def is_behind(self, step: int) -> bool:
+        """Whether other ranks are ahead of this one, which makes a step, after a failure."""
+        return step < self._first_step
+
     def after_optimizer_step(self, step: int) -> None:
         """Run the strategy after the update of a step, unless other ranks are ahead after a failure."""
-        if step >= self._first_step:
+        if not self.is_behind(step):
             with self.recovering(step + 1):
                 self.strategy.after_optimizer_step(step - self._first_step)
 
@@ -128,6 +133,11 @@ class FailureRecovery:
             self._replica.copy_to_device()
         self._context = replace(self._context, workers=workers, servers=servers, parameters=self._replica.parameters)
         self.strategy = old.shrink(self._context)
+        for group in self.strategy.replica_groups:
+            if world.rank in group:  # its ranks may differ by one step
+                source = max(group, key=lambda rank: entries[rank][0])
+                call(partial(consistency.broadcast_optimizer_state, self._context.p2p, source, group,
+                             self._optimizer))
         self._exchanges += old.exchanges
         self._exchanges_skipped += old.exchanges_skipped
         # asynchronous ranks need not wait for the most advanced one

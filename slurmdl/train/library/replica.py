@@ -217,6 +217,11 @@ class Replica(DeviceCopies):
         """Slice of a parameter in the buffers."""
         return slice(self.starts[index], self.starts[index] + self.sizes[index])
 
+    def drop_gradients(self) -> None:
+        """Set the flat gradients to 0."""
+        self.gradients.fill(0)
+        self.copy_gradients_to_device()
+
     def hide_gradients(self) -> None:
         """Remove the gradients, so that the optimizer's step changes nothing."""
         self._hidden_gradients = [tensor.grad for tensor in self.tensors]

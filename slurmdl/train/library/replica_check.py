@@ -31,13 +31,18 @@ class ReplicaCheck:
     def __init__(self, ctx: RunContext, state: RunState, recovery: FailureRecovery, every: int) -> None:
         self._ctx, self._state, self._world = ctx, state, ctx.world
         self._every = every if ctx.world.worker_count > 1 else 0
-        self._groups = recovery.strategy.replica_groups
+        self._recovery = recovery
         self._expects_equal = any(len(group) > 1 for group in self._groups)
         self._batch_crc32 = 0
         self._batch_checksums: list[int] = []
         self._step, self._version = 0, 0
         self._warned_of_batches = self._warned_of_optimizer = False
         self._thread, self._optimizer_hook = threading.current_thread(), self._hook_other_optimizers()
+
+    @property
+    def _groups(self) -> Sequence[Sequence[int]]:
+        """Groups of workers whose replicas must be equal; a rank failure changes them."""
+        return self._recovery.strategy.replica_groups
 
     def record_batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Record the arguments of a training call of the model."""

@@ -143,7 +143,8 @@ class Run:
             if self._checkpoint_options else None
         strategy_ctx = self._strategy_context(ctx)
         strategy = consistency.call_on_all(ctx.world, lambda: make_strategy(strategy_ctx))
-        recovery = FailureRecovery(ctx.world, ctx.replica, strategy_ctx, strategy, checkpointer is not None)
+        recovery = FailureRecovery(ctx.world, ctx.replica, ctx.optimizer, strategy_ctx, strategy,
+                                   checkpointer is not None)
         replica_check = ReplicaCheck(ctx, self.state, recovery, self._check_every)
         monitor = SlowRankMonitor(ctx, (lambda: checkpointer.coordinator.request_stop()) if checkpointer else None)
         self._work_assignment.bind(ctx.comm_thread, recovery)

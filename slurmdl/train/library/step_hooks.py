@@ -43,6 +43,8 @@ class StepHooks:
         self._group_count = len(ctx.optimizer.param_groups)
         #: whether the current step leaves the model unchanged, because gradients have overflowed
         self._skips_update = False
+        #: whether it does so to let the others catch up after a rank failure
+        self._is_behind = False
         #: name of a parameter with a non-finite mean gradient, or ""
         self._nonfinite_parameter = ""
 
@@ -92,8 +94,9 @@ class StepHooks:
 
     def _on_gradients_ready(self, start: int) -> None:
         # without a communication thread sends would block the backward pass
-        strategy = self._recovery.strategy
-        if strategy.overlaps_backward and self._ctx.world.transport.supports_comm_thread:
+        strategy, recovery = self._recovery.strategy, self._recovery
+        if strategy.overlaps_backward and self._ctx.world.transport.supports_comm_thread \
+                and not recovery.is_behind(self._state.step):
             strategy.on_gradients_ready(start)
 
     def _before_forward(self, model: Any, args: Any, kwargs: Any = None) -> None:
@@ -122,10 +125,27 @@ class StepHooks:
         self._gradient_tracker.collect_missing()
         if not (self._recovery.strategy.overlaps_backward or self._skips_update):
             self._check_finite(replica.nonfinite_parameter())
-        with self._recovery.recovering(step):
-            self._recovery.strategy.before_optimizer_step(step, self._skips_update)
-        if self._recovery.strategy.overlaps_backward:
+        self._exchange_gradients(step)
+        if self._recovery.strategy.overlaps_backward and not self._is_behind:
             self._nonfinite_parameter = replica.nonfinite_parameter()
+
+    def _exchange_gradients(self, step: int) -> None:
+        """Let the strategy exchange the gradients; after a rank failure, once more on the surviving ranks.
+
+        Incomplete sums are then dropped. A rank that is behind the others leaves its model as it is, as they have
+        agreed on it, until it has reached them.
+        """
+        recovery = self._recovery
+        while True:
+            strategy = recovery.strategy
+            if strategy.replica_groups and recovery.is_behind(step):
+                self._is_behind = True
+                return
+            with recovery.recovering(step):
+                strategy.before_optimizer_step(step, self._skips_update)
+            if recovery.strategy is strategy or not strategy.replica_groups:
+                return
+            self._ctx.replica.drop_gradients()
 
     def _apply_grad_scaler(self, optimizer: Any) -> None:
         """Unscale gradients and detect overflow for torch.amp.GradScaler, which sets attributes of the optimizer."""
@@ -181,7 +201,7 @@ class StepHooks:
         self.timer.enter("optimizer")
         if not strategy.updates_locally:
             replica.copy_to_device()
-        if self._skips_update or not strategy.updates_locally:
+        if self._skips_update or self._is_behind or not strategy.updates_locally:
             replica.hide_gradients()
         return args, kwargs
 
@@ -219,9 +239,9 @@ class StepHooks:
 
     def _after_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         ctx, state, recovery = self._ctx, self._state, self._recovery
-        if self._skips_update or not recovery.strategy.updates_locally:
+        if self._skips_update or self._is_behind or not recovery.strategy.updates_locally:
             ctx.replica.show_gradients()
-        self._skips_update, self._nonfinite_parameter = False, ""
+        self._skips_update, self._is_behind, self._nonfinite_parameter = False, False, ""
         ctx.replica.mark_changed()
         self.timer.enter("communication")
         steps = (state.step,) if recovery.strategy.averages_gradients else \

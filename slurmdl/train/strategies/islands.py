@@ -41,6 +41,7 @@ class Islands(TriggeredStrategy):
         replica_groups: the islands, each in rank order.
     """
 
+    survives_rank_failure = True
     state_fields: tuple[str, ...] = ("_outer",)
 
     def __init__(self, ctx: StrategyContext) -> None:

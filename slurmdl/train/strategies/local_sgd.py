@@ -107,6 +107,7 @@ class LocalSGD(TriggeredStrategy):
     S. P. Karimireddy et al.: Error feedback fixes SignSGD. ICML 2019. arXiv:1901.09847
     """
 
+    survives_rank_failure = True
     state_fields: tuple[str, ...] = ("_reducers", "_outer_parameters", "_outer_momentum", "_residual",
                                      "_pending_update")
 
