@@ -15,7 +15,6 @@ from slurmdl.errors import TrainError, warn
 from slurmdl.plan import group_ranks
 from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, FloatArray, bruck_allgather
 from slurmdl.train.mixing.node_allreduce import NodeAllreduceOp, NodeVectors
-from slurmdl.train.p2p import LOCALITY_LEVELS, MeteredP2P
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
 from slurmdl.train.tags import Tag
 
@@ -79,10 +78,7 @@ class Allreduce(Strategy):
 
     def _first_worker(self, condition: bool) -> int | None:
         """The first worker whose condition is true, None without one. Collective over the workers."""
-        transport = self._ctx.p2p.transport
-        # messages of their own meter: the training's counts training data
-        p2p = MeteredP2P(transport, (LOCALITY_LEVELS[0],) * transport.size)
-        conditions = bruck_allgather(p2p, self._ctx.workers, float(condition))
+        conditions = bruck_allgather(self._ctx.control_p2p, self._ctx.workers, float(condition))
         return self._ctx.workers[int(conditions.argmax())] if conditions.any() else None
 
     def _make_bucket_op(self, index: int) -> AllreduceOp | NodeAllreduceOp:

@@ -138,14 +138,21 @@ class Islands(TriggeredStrategy):
 def _island_cost(ctx: StrategyContext, island: Sequence[int], costs: Sequence[CommCost]) -> CommCost:
     """Cost of all ranks of an island together, from the costs of the pieces that this rank holds. Collective."""
     def total(costs: Iterable[float]) -> float:
-        return float(ctx.comm_thread.call(lambda: bruck_allgather(ctx.p2p, island, sum(costs))).sum())
+        return float(ctx.comm_thread.call(lambda: bruck_allgather(ctx.control_p2p, island, sum(costs))).sum())
 
     return CommCost(*(total(getattr(cost, entry.name) for cost in costs) for entry in fields(CommCost)))
 
 
 def state_of_piece(saved: Mapping[int, Mapping[str, Any]], piece: slice) -> dict[str, Any]:
-    """State of a piece, from the states of pieces, by their starts, that cover the model."""
+    """State of a piece, from the states of pieces, by their starts, that cover the model.
+
+    Of tensors, those that all pieces have; an exchange in flight may be that of some pieces only.
+    """
     import torch
 
-    return {name: torch.cat([saved[start][name] for start in sorted(saved)])[piece]
-            if isinstance(value, torch.Tensor) else value for name, value in saved[0].items()}
+    states = [saved[start] for start in sorted(saved)]
+    tensors = {name for name, value in states[0].items() if isinstance(value, torch.Tensor)}
+    whole = {name: [state[name] for state in states] for name in tensors if all(
+        isinstance(state[name], torch.Tensor) for state in states)}
+    others = {name: value for name, value in states[0].items() if name not in tensors}
+    return {**others, **{name: torch.cat(parts)[piece] for name, parts in whole.items()}}

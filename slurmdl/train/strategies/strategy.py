@@ -13,7 +13,7 @@ import numpy.typing as npt
 from slurmdl.errors import TrainError
 from slurmdl.plan import group_ranks
 from slurmdl.train.comm_thread import CommThread
-from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.p2p import LOCALITY_LEVELS, MeteredP2P
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.tags import Tag
@@ -118,6 +118,12 @@ class StrategyContext:
     def worker_rank(self) -> int:
         """This rank's index among the workers."""
         return self.workers.index(self.p2p.rank)
+
+    @property
+    def control_p2p(self) -> MeteredP2P:
+        """Messages that `p2p.bytes_sent` does not count, since they carry no training data."""
+        transport = self.p2p.transport
+        return MeteredP2P(transport, (LOCALITY_LEVELS[0],) * transport.size)
 
     @property
     def allreduce_groups(self) -> Sequence[Sequence[int]]:
