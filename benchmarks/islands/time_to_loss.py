@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -70,13 +71,28 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
             yield make_row(f"{method}: test loss after {TARGET_STEPS} steps",
                            [courses[method, each][TARGET_STEPS] for each in seeds], "nats",
                            baseline=statistics.median(targets))
-            yield make_row(f"{method}: steps to the loss of allreduce after {TARGET_STEPS}", steps[method], "steps",
-                           baseline=TARGET_STEPS)
-    yield from evaluate(steps, measure_steps(repeats=1 if quick else 3))
+            yield from steps_rows(method, steps[method])
+    for row in evaluate(steps, measure_steps(repeats=1 if quick else 3)):
+        if all(map(math.isfinite, row.samples)):
+            yield row
+
+
+def steps_rows(method: str, steps: Sequence[float]) -> Iterator[Row]:
+    """Yield the steps of a method to the loss, and the number of seeds that do not reach it, if there are any."""
+    reached = [count for count in steps if math.isfinite(count)]
+    if reached:
+        yield make_row(f"{method}: steps to the loss of allreduce after {TARGET_STEPS}", reached, "steps",
+                       baseline=TARGET_STEPS)
+    if len(reached) < len(steps):
+        yield make_row(f"{method}: seeds that do not reach the loss in {MAX_STEPS} steps",
+                       [len(steps) - len(reached)], "seeds", baseline=0)
 
 
 def evaluate(steps: Mapping[str, Sequence[float]], measured: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
-    """Yield rows from the steps of each method in each seed, and its measurements at each rate."""
+    """Yield rows from the steps of each method in each seed, infinity for a loss not reached, and its measurements.
+
+    `measured` is rate -> method -> result of step_time_worker.
+    """
     for rate, methods in measured.items():
         for method in (name for name in METHODS if "islands" in name):
             predicted = predict_seconds(METHODS[method], RATES[rate])

@@ -39,6 +39,13 @@ def test_more_steps_to_the_loss_count_as_time_and_bytes() -> None:
     assert rows[bench.ISLANDS + ": bytes between zones to the loss"].met is False
 
 
+def test_seeds_that_do_not_reach_the_loss_are_counted() -> None:
+    steps, seeds = bench.steps_rows("gossip", [100.0, math.inf, 120.0])
+    assert (steps.samples, seeds.value) == ((100.0, 120.0), 1)
+    [row] = bench.steps_rows("gossip", [math.inf] * 3)
+    assert (row.value, row.metric) == (3, f"gossip: seeds that do not reach the loss in {bench.MAX_STEPS} steps")
+
+
 def test_steps_to_a_loss_that_is_not_reached_are_infinite() -> None:
     assert bench.steps_to({16: 3.0, 32: 2.0, 48: 2.5}, 2.2) == 32
     assert math.isinf(bench.steps_to({16: 3.0}, 2.2))
