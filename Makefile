@@ -12,7 +12,7 @@
 # make bench-spank        overhead of the SPANK plugin per task launch, into results/spank.json
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies*.json
 # make bench-training     the training library beside plain PyTorch, into results/training.json
-# make bench-islands      time of islands and other strategies to a loss of a language model, into results/islands.json
+# make bench-islands      time of islands and other strategies to a loss of a language model, into results/islands*.json
 # make bench-scores       accuracy, value and scaling of link scores, into results/scores.json
 # make bench-heterogeneous  ranks of different speeds, and placement in training, into results/heterogeneous-*.json
 # make bench-simulate     simulated and measured step times, and up to 10,000 nodes, into results/simulate-*.json
@@ -107,7 +107,8 @@ bench-training: install
 
 bench-islands: install
 	@mkdir -p results
-	$(AS_ROOT) $(BIN)/python -m benchmarks.islands --results results/islands.json
+	$(AS_ROOT) $(BIN)/python -m benchmarks.islands --only time-to-loss --results results/islands.json
+	$(BIN)/python -m benchmarks.islands --only when --results results/islands-when.json
 
 bench-gpu-requests: install
 	@mkdir -p results
