@@ -37,7 +37,8 @@ config = StrategyConfig("adaptive-gossip" if kind == "drift" else "local-sgd", p
 try:
     sync = outer(model, optimizer, group, config)
 except Exception as error:
-    print(f"{type(error).__name__}: {error}", flush=True)
+    # in one write: torchrun's ranks share an unbuffered stdout, and print writes the end of the line by itself
+    os.write(1, f"{type(error).__name__}: {error}\n".encode())
     os._exit(0)
 for step in range(12):
     generator = torch.Generator().manual_seed(1000 * step + rank)
