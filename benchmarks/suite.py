@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -82,6 +83,14 @@ def module_rows(functions: Mapping[str, str]) -> Callable[[str, int, bool], Iter
 def package_versions(*packages: str) -> Callable[[], dict[str, str]]:
     """Return a function that looks up the installed versions of these packages."""
     return lambda: {package: version(package) for package in packages}
+
+
+def draw_beside(results_file: str, draw: Callable[[str], None]) -> None:
+    """Call `draw` with the name of an SVG next to the results file; say so if matplotlib is not installed."""
+    try:
+        draw(f"{os.path.splitext(results_file)[0]}.svg")
+    except ImportError:
+        print("no plot: pip install 'slurmdl[plot]'", file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ of two nodes of each zone, whose gradients cross zones. Predicted seconds of a s
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 
 from benchmarks.islands import when
 from benchmarks.results import Row
-from benchmarks.suite import Suite, module_rows, package_versions
+from benchmarks.suite import Suite, draw_beside, module_rows, package_versions
 
 _part_rows = module_rows({"time-to-loss": "benchmarks.islands.time_to_loss", "when": "benchmarks.islands.when"})
 #: rows of the chart, collected while the part runs
@@ -33,12 +31,8 @@ def rows(part: str, seed: int, quick: bool) -> Iterator[Row]:
 
 def plot(results_file: str) -> None:
     """Draw the chart next to the results file, if matplotlib is installed."""
-    if not _chart:
-        return
-    try:
-        when.draw(f"{os.path.splitext(results_file)[0]}.svg", _chart)
-    except ImportError:
-        print("no plot: pip install 'slurmdl[plot]'", file=sys.stderr)
+    if _chart:
+        draw_beside(results_file, lambda path: when.draw(path, _chart))
 
 
 SUITE = Suite("islands",

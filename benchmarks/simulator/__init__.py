@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 
 import numpy as np
 
 from benchmarks.results import Row
 from benchmarks.simulator import scaling, validation
-from benchmarks.suite import Suite
+from benchmarks.suite import Suite, draw_beside
 from slurmdl.simulate.predict import SIMGRID_PYTHON
 from slurmdl.slurm import process
 
@@ -29,12 +27,8 @@ def rows(part: str, seed: int, quick: bool) -> Iterator[Row]:
 
 def plot(results_file: str) -> None:
     """Draw the scaling plot next to the results file, if matplotlib is installed."""
-    if not _points:
-        return
-    try:
-        scaling.draw(f"{os.path.splitext(results_file)[0]}.svg", _points)
-    except ImportError:
-        print("no plot: pip install 'slurmdl[plot]'", file=sys.stderr)
+    if _points:
+        draw_beside(results_file, lambda path: scaling.draw(path, _points))
 
 
 def simgrid_version() -> str:

@@ -129,7 +129,7 @@ def check_compatibility(config: StrategyConfig) -> None:
     if config.inside and (config.load_balance != "off" or config.shared_memory):
         option = "--shared-memory" if config.shared_memory else f"--load-balance {config.load_balance}"
         raise InvalidOptionsError(f"{option}: not valid with --inside {config.inside}, whose ranks sum gradients in "
-                                  f"every step with equal weights; expected one of the two")
+                                  "every step with equal weights; expected one of the two")
     rows = [row for row in COMBINATIONS if config.strategy in row.strategies]
     fewest = min(len(row.conflicts(config)) for row in rows)
     if fewest:

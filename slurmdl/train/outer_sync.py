@@ -28,7 +28,7 @@ from slurmdl.train.strategies.strategy import DeviceCopies, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig, resolve
 from slurmdl.train.transports.torch_distributed import TorchTransport
 from slurmdl.train.transports.watchdog import Watchdog
-from slurmdl.train.world import node_name, zone_path
+from slurmdl.train.world import message_levels, node_name, zone_path
 
 _STRATEGIES = ("local-sgd", "gossip")
 
@@ -95,10 +95,7 @@ class OuterSync:
                                       "expected the same model, sharded in the same way, in each island")
         self._part = _ModelPart(tensors, group, position, len(own_ranks), self.is_sharded)
         nodes, zones = (tuple(place[index] for place in places) for index in (3, 4))
-        own = self._transport.rank
-        self.p2p = MeteredP2P(self._transport, [
-            "intra_node" if node == nodes[own] else "intra_zone" if zone == zones[own] else "inter_zone"
-            for node, zone in zip(nodes, zones, strict=True)])
+        self.p2p = MeteredP2P(self._transport, message_levels(self._transport.rank, nodes, zones))
         self._peers = peers
         self._comm_thread = CommThread(True)
         self._part.copy_to_host()

@@ -98,12 +98,8 @@ class World:
         return tuple(rank for rank in self.transport.alive_ranks if self.roles[rank] == role)
 
     def locality_levels(self) -> tuple[str, ...]:
-        """Locality level (p2p.LOCALITY_LEVELS) of a message to rank i as entry i; nodes without a zone share one."""
-        def level(peer: int) -> str:
-            if self.nodes[peer] == self.nodes[self.rank]:
-                return "intra_node"
-            return "intra_zone" if self.zones[peer] == self.zones[self.rank] else "inter_zone"
-        return tuple(level(peer) for peer in range(len(self.nodes)))
+        """See `message_levels`."""
+        return message_levels(self.rank, self.nodes, self.zones)
 
     def format_rank(self, rank: int) -> str:
         """E.g. `rank 3 on node7`."""
@@ -122,6 +118,12 @@ class World:
             parts.append(f"{start} to {start + len(nodes) - 1} on {span} ({label})")
             start += len(nodes)
         return ", ".join(parts)
+
+
+def message_levels(rank: int, nodes: Sequence[str], zones: Sequence[str]) -> tuple[str, ...]:
+    """Locality level (p2p.LOCALITY_LEVELS) of a message to rank i as entry i; nodes without a zone share one."""
+    return tuple("intra_node" if node == nodes[rank] else "intra_zone" if zone == zones[rank] else "inter_zone"
+                 for node, zone in zip(nodes, zones, strict=True))
 
 
 def is_rank_zero(environ: Mapping[str, str] = os.environ) -> bool:
