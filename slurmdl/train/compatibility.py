@@ -110,7 +110,11 @@ def check_compatibility(config: StrategyConfig) -> None:
              config.trigger_name == "period" and config.strategy not in ("allreduce", "ps"),
              "gossip, adaptive-gossip, local-sgd and trigger period"),
             (config.drift_threshold is not None, "--drift-threshold", *drift_only),
-            (config.comm_budget is not None, "--comm-budget", *drift_only)):
+            (config.comm_budget is not None, "--comm-budget", *drift_only),
+            *((value is not None, option, config.strategy == "local-sgd" or (
+                config.strategy in _GOSSIP and not config.asynchronous and not config.shared_memory),
+               "local-sgd, or gossip without --async and --shared-memory") for value, option in (
+                (config.outer_lr, "--outer-lr"), (config.outer_momentum, "--outer-momentum")))):
         if given and not is_valid:
             raise InvalidOptionsError(
                 f"{option}: not valid with strategy {config.strategy}, trigger {config.trigger_name}"

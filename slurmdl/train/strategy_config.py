@@ -30,9 +30,13 @@ NON_STRATEGY_VARIABLES = (TRACE_DIR_VARIABLE, CHECKPOINT_DIR_VARIABLE, CHECKPOIN
                           CHECKPOINT_KEEP_VARIABLE, CHECK_EVERY_VARIABLE, TIMEOUT_VARIABLE, BACKEND_VARIABLE)
 TRIGGER_NAMES = ("period", "drift")
 #: published method -> its settings. A. Douillard et al.: DiLoCo: distributed low-communication training of language
-#: models. 2023. arXiv:2311.08105. There, models are exchanged every 500 steps, in runs of 64,000
+#: models. 2023. arXiv:2311.08105. There, models are exchanged every 500 steps, in runs of 64,000.
+#: J. Kolehmainen et al.: NoLoCo: no-all-reduce low communication training method for large models. 2025.
+#: arXiv:2506.10911
 PRESETS: dict[str, dict[str, Any]] = {
-    "diloco": {"strategy": "local-sgd", "period": 100, "outer_lr": 0.7, "outer_momentum": 0.9}}
+    "diloco": {"strategy": "local-sgd", "period": 100, "outer_lr": 0.7, "outer_momentum": 0.9},
+    "noloco": {"strategy": "gossip", "period": 50, "outer_lr": 0.7, "outer_momentum": 0.5}}
+DEFAULT_OUTER_LR, DEFAULT_OUTER_MOMENTUM = 0.7, 0.5
 LOAD_BALANCE_MODES = ("off", "batch-size", "local-steps")
 
 
@@ -113,15 +117,19 @@ class StrategyConfig:
         f"{', '.join(ISLAND_LEVELS)} (with {', '.join(ISLAND_STRATEGIES)}; default: the plan's, else none)")
     preset: str | None = _option(choice_parser(*PRESETS), None, "NAME",
                                  "defaults of a published method; diloco: local-sgd --period 100 --outer-lr 0.7 "
-                                 "--outer-momentum 0.9, in slurmdl train with --optimizer adamw")
+                                 "--outer-momentum 0.9, in slurmdl train with --optimizer adamw; noloco: gossip "
+                                 "--period 50 --outer-lr 0.7 --outer-momentum 0.5, with --optimizer adam")
     max_staleness: int | None = _option(
         int_parser(0), None, "STEPS",
         "ps: maximum lead of the fastest worker over the slowest, in steps (default: 0, synchronous)")
     load_balance: str = _option(choice_parser(*LOAD_BALANCE_MODES), "off", "MODE",
                                 "larger batches, or more local steps, for faster ranks: "
                                 f"{', '.join(LOAD_BALANCE_MODES)}")
-    outer_lr: float = _option(float_parser(0, 10), 0.7, "X", "local-sgd: outer learning rate")
-    outer_momentum: float = _option(float_parser(0, 1), 0.5, "X", "local-sgd: outer momentum")
+    outer_lr: float | None = _option(float_parser(0, 10), None, "X", "local-sgd: outer learning rate (default: "
+                                     f"{DEFAULT_OUTER_LR}); gossip: outer optimizer with this rate (default: none)")
+    outer_momentum: float | None = _option(
+        float_parser(0, 1), None, "X", f"local-sgd: outer momentum (default: {DEFAULT_OUTER_MOMENTUM}); gossip: "
+        "outer optimizer with this momentum (default: none)")
     fragments: int = _option(int_parser(1), 1, "N", "local-sgd: parts of the model that are exchanged in turn, each "
                              "once in --period steps")
     overlap: int = _option(int_parser(0), 0, "STEPS", "local-sgd: steps during which an exchange runs in the "
@@ -137,6 +145,17 @@ class StrategyConfig:
         """The trigger asked for, else the one implied by the other fields; one of TRIGGER_NAMES."""
         implies_drift = self.strategy == "adaptive-gossip" or (self.drift_threshold, self.comm_budget) != (None, None)
         return self.trigger or ("drift" if implies_drift else "period")
+
+    @property
+    def has_outer_optimizer(self) -> bool:
+        """Whether an outer optimizer moves the model after an exchange; gossip has one on request."""
+        return self.strategy == "local-sgd" or (self.outer_lr, self.outer_momentum) != (None, None)
+
+    @property
+    def outer_step(self) -> tuple[float, float]:
+        """Learning rate and momentum of the outer optimizer."""
+        return (DEFAULT_OUTER_LR if self.outer_lr is None else self.outer_lr,
+                DEFAULT_OUTER_MOMENTUM if self.outer_momentum is None else self.outer_momentum)
 
     @property
     def exchange_period(self) -> int:

@@ -215,6 +215,29 @@ def test_fragments_and_overlap_match_formula(fragments: int, overlap: int, local
     assert {log.strategy.exchanges for log in logs} == {40 // interval}
 
 
+@pytest.mark.parametrize("graph", ["random-matching", "one-peer-exponential", "base-2"])
+@pytest.mark.parametrize("count", [2, 4, 5])
+def test_gossip_with_outer_optimizer_matches_formula(graph: str, count: int) -> None:
+    """NoLoCo's step, with the mean of outer parameters and changes over the graph's neighbors; in fp64."""
+    alpha, mu, period, steps, size = 0.6, 0.4, 3, 18, 50
+    config = StrategyConfig("gossip", graph, period=period, outer_lr=alpha, outer_momentum=mu)
+    logs = run_strategy(config, count, steps, size=size, initial_spread=0, update=noise(0.1), zones=ZONES[:count])
+    expected = GRAPHS[graph](ZONES[:count], 5)
+    x = np.array([log.initial for log in logs], np.float64)
+    z, u = x.copy(), np.zeros_like(x)
+    for step in range(steps):
+        x += [noise(0.1)(worker, step, x[worker]) for worker in range(count)]
+        if step % period < period - 1:
+            continue
+        mixing = expected.round(step // period)
+        paired = [worker for worker in range(count) if mixing.target[worker] != worker]
+        mean_outer, mean_change = mixing.mix(z), mixing.mix(x - z)
+        u[paired] = (mu * u + alpha * mean_change + alpha * (mean_outer - z))[paired]
+        z[paired] += u[paired]
+        x[paired] = z[paired]
+    assert np.abs(x - [log.final for log in logs]).max() < 1e-4
+
+
 @pytest.mark.parametrize("compression", ["int8", "int4", "int2", "sign", "topk"])
 def test_compressed_local_sgd_converges_with_error_feedback(compression: str) -> None:
     """The updates pull all workers to one point, and all workers reach it."""

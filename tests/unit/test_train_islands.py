@@ -174,7 +174,7 @@ def test_nodes_as_islands_sum_in_shared_memory() -> None:
     """Ranks 0, 1 and 4 share a node; the zones do not matter."""
     config = StrategyConfig("local-sgd", inside="node", period=3)
     nodes = "aabba"
-    reference = reference_models(nodes, OuterMomentum(3, config.outer_lr, config.outer_momentum))
+    reference = reference_models(nodes, OuterMomentum(3, *config.outer_step))
     check_against_reference(nodes, on_zones("xyxyx", config, models_of_run, nodes), reference)
 
 
@@ -186,6 +186,23 @@ def test_gossip_of_two_islands_averages_them(zones: str) -> None:
         return [sum(models) / 2] * 2 if (step + 1) % 4 == 0 else models
 
     check_against_reference(zones, on_zones(zones, config, models_of_run), reference_models(zones, average))
+
+
+@pytest.mark.parametrize("zones", ["aabb", "aaabbb"])
+def test_gossip_of_islands_with_outer_optimizer(zones: str) -> None:
+    config = StrategyConfig("gossip", "base-2", inside="zone", period=4, outer_lr=0.6, outer_momentum=0.4)
+    outer = [flat(make_model()) for _ in range(2)]
+    velocity = [torch.zeros_like(vector) for vector in outer]
+
+    def exchange(models: list[Any], sizes: list[int], step: int) -> list[Any]:
+        if (step + 1) % 4:
+            return models
+        for index in range(2):
+            velocity[index] = 0.4 * velocity[index] + 0.6 * (sum(models) / 2 - outer[index])
+            outer[index] = outer[index] + velocity[index]
+        return [vector.clone() for vector in outer]
+
+    check_against_reference(zones, on_zones(zones, config, models_of_run), reference_models(zones, exchange))
 
 
 @pytest.mark.parametrize("zones", ["aaab", "aabbc", "abbccc"])
@@ -330,6 +347,7 @@ def summary(words: str, steps: int = 20, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("words", ["--strategy local-sgd --period 4", "--strategy gossip --period 4",
+                                   "--preset noloco --period 4 --optimizer sgd",
                                    "--strategy local-sgd --period 6 --fragments 2 --overlap 2 --compression int8"])
 def test_run_resumes_on_other_islands_from_the_mean(words: str, tmp_path: Path) -> None:
     before, after = (f"{words} --virtual-ranks {ranks} --virtual-zones {zones}" for ranks, zones in (
@@ -352,6 +370,8 @@ def test_state_of_a_piece_is_joined_from_others() -> None:
     ("--strategy ps", ("--inside zone",)),
     ("--strategy gossip --async", ("--inside zone", "no --inside")),
     ("--strategy gossip --shared-memory", ("--shared-memory: not valid with --inside zone",)),
+    ("--preset noloco --inside zone --async", ("--outer-lr: not valid with strategy gossip", "without --async")),
+    ("--strategy allreduce --outer-momentum 0.5", ("--outer-momentum", "expected local-sgd, or gossip")),
     ("--strategy local-sgd --load-balance local-steps", ("--load-balance local-steps: not valid with --inside",))])
 def test_invalid_combination_is_rejected(words: str, facts: tuple[str, ...]) -> None:
     with pytest.raises(InvalidOptionsError) as caught:

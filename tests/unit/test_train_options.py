@@ -50,6 +50,10 @@ def test_preset_gives_defaults(file: Path) -> None:
     assert parse_train_options(["--optimizer", "sgd"], environ).optimizer == "sgd"
     drift = parse_train_options(["--preset", "diloco", "--drift-threshold", "0.1"], {}).strategy_config
     assert (drift.period, drift.trigger_name) == (None, "drift")
+    noloco = parse_train_options(["--preset", "noloco", "--inside", "zone"], {})
+    assert (noloco.strategy_config.strategy, noloco.strategy_config.outer_step) == ("gossip", (0.7, 0.5))
+    assert noloco.optimizer == "adam"
+    assert not parse_train_options(["--strategy", "gossip"], {}).strategy_config.has_outer_optimizer
     with pytest.raises(UsageError, match="--preset diloco: not valid with --strategy gossip; expected local-sgd"):
         parse_train_options(["--preset", "diloco", "--strategy", "gossip"], {})
 

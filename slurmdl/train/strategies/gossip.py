@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,7 +13,7 @@ from slurmdl.train.mixing.mixers import GossipEdge, make_mixer
 from slurmdl.train.mixing.weighted_graph import WeightedGraph
 from slurmdl.train.strategies.push_sum import PushSum
 from slurmdl.train.strategies.shared_memory_gossip import SharedMemoryGossip
-from slurmdl.train.strategies.strategy import Strategy, StrategyContext, TriggeredStrategy
+from slurmdl.train.strategies.strategy import FloatArray, Strategy, StrategyContext, TriggeredStrategy
 from slurmdl.train.triggers import CommCost
 
 
@@ -24,12 +27,17 @@ class Gossip(TriggeredStrategy):
 
     With a drift trigger, partners send each other a vote of one byte, and exchange if either wants to.
 
+    With an outer optimizer, each worker has outer parameters z of its own, and the mixed model y only gives their
+    direction: u = mu u + alpha (y - z), z += u, x = z. This is NoLoCo's step with its gamma equal to alpha, as in its
+    published code; then the sum of the models remains that of the outer steps, and only one model is sent.
+
     Reference: X. Lian et al.: Can decentralized algorithms outperform centralized algorithms? NeurIPS 2017.
-    arXiv:1705.09056
+    arXiv:1705.09056 J. Kolehmainen et al.: NoLoCo: no-all-reduce low communication training method for large models.
+    2025. arXiv:2506.10911
     """
 
     survives_rank_failure = True
-    state_fields: tuple[str, ...] = ("_mixer",)
+    state_fields: tuple[str, ...] = ("_mixer", "_outer_parameters", "_outer_momentum")
 
     def __init__(self, ctx: StrategyContext) -> None:
         self._mixer = make_mixer(ctx.config.compression, ctx.parameters, self._swap_buffers)
@@ -38,6 +46,9 @@ class Gossip(TriggeredStrategy):
         graph = GRAPHS[ctx.config.comm_pattern or ""](zones, ctx.seed)
         self._graph = WeightedGraph(graph, (1.0,) * len(zones), self._mixer.max_weight)
         self._worker_rank = ctx.worker_rank
+        has_outer = ctx.config.has_outer_optimizer
+        self._outer_parameters: FloatArray | None = ctx.parameters.copy() if has_outer else None
+        self._outer_momentum: FloatArray | None = np.zeros_like(ctx.parameters) if has_outer else None
         self._vote, self._peer_vote = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
 
     def exchange(self) -> bool:
@@ -45,7 +56,20 @@ class Gossip(TriggeredStrategy):
         if edge.send_to == self._ctx.p2p.rank:
             return False
         self._mixer.mix(edge, np.random.default_rng((self._ctx.seed, self._worker_rank, self.exchange_index)))
+        if self._outer_parameters is not None and self._outer_momentum is not None:
+            rate, momentum = map(np.float32, self._ctx.config.outer_step)
+            self._outer_momentum *= momentum
+            self._outer_momentum += rate * (self._ctx.parameters - self._outer_parameters)
+            self._outer_parameters += self._outer_momentum
+            self._ctx.parameters[:] = self._outer_parameters
         return True
+
+    def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:
+        super().resume_from_average(states, step)
+        if self._outer_parameters is not None and self._outer_momentum is not None:
+            for vector, name in ((self._outer_parameters, "_outer_parameters"),
+                                 (self._outer_momentum, "_outer_momentum")):
+                vector[:] = sum(state[name].numpy() for state in states) / np.float32(len(states))
 
     def decide(self, urgency: float) -> bool:
         edge, p2p = self._current_edge(), self._ctx.p2p

@@ -159,7 +159,7 @@ class LocalSGD(TriggeredStrategy):
         self._complete_reduction()
         part, update, config = self._fragment, self._pending_update, self._ctx.config
         assert update is not None
-        rate, momentum = np.float32(config.outer_lr), np.float32(config.outer_momentum)
+        rate, momentum = map(np.float32, config.outer_step)
         velocity, outer = self._outer_momentum[part], self._outer_parameters[part]
         velocity *= momentum
         velocity += update

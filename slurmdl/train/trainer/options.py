@@ -46,7 +46,7 @@ class Straggler:
 
 
 #: preset of the strategy -> options of the trainer that belong to it
-TRAINER_PRESETS = {"diloco": {"optimizer": "adamw"}}
+TRAINER_PRESETS = {"diloco": {"optimizer": "adamw"}, "noloco": {"optimizer": "adam"}}
 _positive_int, _nonnegative_int = int_parser(1), int_parser(0)
 _nonnegative_float, _fraction = float_parser(0.0, math.inf), float_parser(0.0, 1.0)
 
