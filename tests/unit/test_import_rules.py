@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).parents[2] / "slurmdl"
 #: subpackage -> subpackages that it may import in addition to itself, FOUNDATION and the shared modules
 ALLOWED = {
     "cli": {"doctor", "launch", "placement", "topology", "cluster", "links", "train", "sandbox", "bench",
-            "simulate", "health"},
+            "simulate", "health", "audit"},
+    "audit": {"placement", "topology", "cluster", "links"},
     "doctor": {"launch", "placement", "topology", "cluster", "links"},
     "launch": {"placement", "topology", "cluster", "links", "health"},
     "health": {"placement", "topology", "cluster", "links"},

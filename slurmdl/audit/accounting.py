@@ -1,0 +1,346 @@
+"""Job records of `sacct -P`, as arrays: one row per job, array task or run of a requeued job.
+
+Facts of the format: sacct(1), and src/sacct/print.c and src/common/parse_time.c of Slurm.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from slurmdl.audit.timestamps import TimestampParser, parse_time_limit
+from slurmdl.errors import InputError
+from slurmdl.slurm.hostlist import expand_hostlist
+from slurmdl.text import pluralize, truncate
+
+IntArray = npt.NDArray[np.int64]
+Int32Array = npt.NDArray[np.int32]
+
+#: columns that `slurmdl audit` requests from sacct
+SACCT_COLUMNS = ("JobID", "User", "Partition", "State", "Submit", "Start", "End", "Timelimit", "NNodes", "NCPUS",
+                 "NodeList")
+#: command that saves the records that are read here
+SACCT_COMMAND = f"sacct -a -X -P -D -S now-7days -o {','.join(SACCT_COLUMNS)}"
+_NEEDED = ("jobid", "start", "end", "nodelist")
+#: other names of columns
+_SAME_COLUMN = {"jobidraw": "jobid", "allocnodes": "nnodes", "alloccpus": "ncpus"}
+_JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+|\+[0-9]+|_\[[^\[\]]*\])?")
+_NO_NODES = frozenset({"", "None assigned", "None", "(null)", "Unknown"})
+_MAX_LINE_CHARS = 2**20
+_MAX_HEADER_LINES = 50  # lines before the header, such as warnings
+
+
+@dataclass(frozen=True)
+class RecordProblem:
+    """A kind of record that is not used, or used in part.
+
+    Attributes:
+        kind: what is wrong, e.g. "fewer fields than the header".
+        effect: what was done about it.
+        line: number of the first such line, from 1.
+        example: content of this line, or the field that is wrong.
+    """
+
+    kind: str
+    effect: str
+    count: int
+    line: int
+    example: str
+
+    def __str__(self) -> str:
+        return (f"{pluralize(self.count, 'record')} with {self.kind}: {self.effect}; the first is line "
+                f"{self.line:,}: {self.example!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class JobTable:
+    """Records in the order of their source; arrays have shape (records,).
+
+    A requeued job has one record per run. Components of heterogeneous jobs, and array tasks, are jobs of their own.
+
+    Attributes:
+        job_ids: as in Slurm, e.g. "123", "123_4", "123+0", or "123_[5-9]" for tasks that are not yet submitted.
+        user, partition, state: indices in `users`, `partitions` and `states`.
+        submit_s, start_s, end_s: epoch seconds, -1 if unknown: the job has not started, or not ended.
+        limit_s: time limit in seconds, -1 if unlimited or unknown.
+        nodes: number of nodes, of a job without nodes the requested number; 0 if unknown. Counted in the node list if
+            sacct gives none, or rounded it to "1K".
+        cpus: number of CPUs, 0 if unknown.
+        hostlist: index in `hostlists`, -1 without nodes.
+        users, partitions, states: names; states are Slurm's, without "by 1000" of CANCELLED.
+        hostlists: distinct node lists, unchecked.
+        source: file name, or "sacct".
+        problems: records that are not used, or used in part.
+        notes: assumptions, one sentence each.
+    """
+
+    job_ids: tuple[str, ...]
+    user: Int32Array
+    partition: Int32Array
+    state: Int32Array
+    submit_s: IntArray
+    start_s: IntArray
+    end_s: IntArray
+    limit_s: IntArray
+    nodes: Int32Array
+    cpus: Int32Array
+    hostlist: Int32Array
+    users: tuple[str, ...]
+    partitions: tuple[str, ...]
+    states: tuple[str, ...]
+    hostlists: tuple[str, ...]
+    source: str
+    problems: tuple[RecordProblem, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.job_ids)
+
+    @property
+    def has_run(self) -> npt.NDArray[np.bool_]:
+        """Whether a job has started and has nodes."""
+        return np.asarray((self.start_s >= 0) & (self.hostlist >= 0))
+
+    def select(self, rows: npt.NDArray[np.bool_]) -> JobTable:
+        """The records of a mask, with the same names."""
+        index = np.flatnonzero(rows)
+        arrays = {name: getattr(self, name)[index] for name in (
+            "user", "partition", "state", "submit_s", "start_s", "end_s", "limit_s", "nodes", "cpus", "hostlist")}
+        return replace(self, job_ids=tuple(self.job_ids[i] for i in index.tolist()), **arrays)
+
+
+def read_accounting_file(path: str) -> JobTable:
+    """Read the saved output of sacct; InputError if it cannot be read, or as `read_job_records`."""
+    try:
+        # bytes that are no UTF-8 can occur in names only
+        with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
+            return read_job_records(iter(partial(file.readline, _MAX_LINE_CHARS), ""), path)
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", file=path) from error
+    except ValueError as error:
+        raise InputError("cannot be read (its name holds a NUL byte)", file=path.replace("\0", "?")) from error
+
+
+def read_job_records(lines: Iterable[str], source: str) -> JobTable:
+    """Read lines of `sacct -P` with a header; the columns may have any order, and steps are skipped.
+
+    Raises InputError if the header is missing or lacks JobID, Start, End or NodeList, or if no record is usable.
+    """
+    return _RecordReader(source).read(lines)
+
+
+@dataclass
+class _Names:
+    """Distinct strings in order of appearance."""
+
+    index: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str) -> int:
+        return self.index.setdefault(name, len(self.index))
+
+
+class _RecordReader:
+    """Reader of one source; see `read_job_records`."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.times = TimestampParser()
+        self.problems: dict[tuple[str, str], list[RecordProblem]] = {}
+        self.counts: dict[tuple[str, str], int] = {}
+        self.users, self.partitions, self.states, self.hostlists = _Names(), _Names(), _Names(), _Names()
+        self.job_ids: list[str] = []
+        self.line_numbers, self.int32_columns = array("q"), [array("i") for _ in range(6)]
+        self.int64_columns = [array("q") for _ in range(4)]
+        self.limits: dict[str, int] = {}
+        self.het_components = 0
+
+    def read(self, lines: Iterable[str]) -> JobTable:
+        numbered = enumerate(lines, 1)
+        columns, width = self._read_header(numbered)
+        missing = [name for name in SACCT_COLUMNS if name.lower() not in columns]
+        self._read_records(numbered, columns, width)
+        if not self.job_ids:
+            self._raise_nothing_usable()
+        table = self._without_repeats(self._build_table(missing))
+        return replace(table, problems=self._all_problems())
+
+    def _build_table(self, missing: Sequence[str]) -> JobTable:
+        notes = [f"no column {', '.join(missing)}: taken as unknown"] if missing else []
+        if self.times.has_local_times:
+            notes.append(f"times without zone are read in this machine's time zone, {'/'.join(time.tzname)}: set TZ "
+                         "to the cluster's if it differs; a time that occurs twice, when clocks go back, is the "
+                         "first one, unless the job would end before its start")
+        if self.het_components:
+            notes.append(f"{pluralize(self.het_components, 'component')} of heterogeneous jobs: each is taken as a "
+                         "job")
+        user, partition, state, nodes, cpus, hostlist = (
+            np.frombuffer(column, np.int32) for column in self.int32_columns)
+        submit, start, end, limit = (np.frombuffer(column, np.int64) for column in self.int64_columns)
+        hostlists = tuple(self.hostlists.index)
+        return JobTable(tuple(self.job_ids), user, partition, state, submit, start, end, limit,
+                        _filled_node_counts(nodes, hostlist, hostlists), cpus, hostlist, tuple(self.users.index),
+                        tuple(self.partitions.index), tuple(self.states.index), hostlists, self.source,
+                        notes=tuple(notes))
+
+    def _read_header(self, numbered: Iterator[tuple[int, str]]) -> tuple[dict[str, int], int]:
+        """Index of each column by its name in lower case, and the number of fields; InputError if one is missing."""
+        first = ""
+        for number, line in numbered:
+            fields = line.rstrip("\r\n").split("|")
+            if len(fields) > 1:
+                columns = _column_indices(fields)
+                absent = [name for name in SACCT_COLUMNS if name.lower() in _NEEDED and name.lower() not in columns]
+                if absent:
+                    raise InputError(f"the header has no column {', '.join(absent)}; expected the output of "
+                                     f"`{SACCT_COMMAND}`, without -n", self.source, number, line)
+                return columns, len(fields)
+            first = first or line
+            if number >= _MAX_HEADER_LINES:
+                break
+        raise InputError(f"no header with fields separated by '|'; expected the output of `{SACCT_COMMAND}`",
+                         self.source, None if not first else 1, first or None)
+
+    def _read_records(self, numbered: Iterator[tuple[int, str]], columns: dict[str, int], width: int) -> None:
+        """Read the records after the header. This loop runs a million times: it avoids calls."""
+        get = [columns.get(name.lower(), width) for name in SACCT_COLUMNS]
+        parse = self.times.parse
+        for number, line in numbered:
+            fields = line.rstrip("\r\n").split("|")
+            if len(fields) != width:
+                if line.strip():
+                    kind = "fewer" if len(fields) < width else "more"
+                    self._add_problem(f"{kind} fields than the header", "not used", number, line)
+                continue
+            if "NodeList" in fields:  # the header of another output that was appended
+                columns = _column_indices(fields)
+                if not all(name in columns for name in _NEEDED):
+                    raise InputError("a second header without JobID, Start, End or NodeList", self.source, number,
+                                     line)
+                get = [columns.get(name.lower(), width) for name in SACCT_COLUMNS]
+                continue
+            fields.append("")  # field of a column that does not exist
+            (job_id, user, partition, state, submit_text, start_text, end_text, limit_text, node_text, cpu_text,
+             nodelist) = [fields[i] for i in get]
+            if "." in job_id:
+                continue  # a step
+            if not _JOB_ID.fullmatch(job_id):
+                self._add_problem("an unreadable JobID", "not used", number, job_id)
+                continue
+            try:
+                start, end = parse(start_text), parse(end_text)
+            except ValueError:
+                self._add_problem("an unreadable Start or End", "not used", number, f"{start_text}, {end_text}")
+                continue
+            try:
+                submit = parse(submit_text)
+            except ValueError:
+                self._add_problem("an unreadable Submit", "taken as unknown", number, submit_text)
+                submit = -1
+            if 0 <= start < submit:
+                start = self.times.second_occurrence(start_text, start)
+                if start < submit:
+                    self._add_problem("Start before Submit", "Submit taken as unknown", number,
+                                      f"{submit_text}, {start_text}")
+                    submit = -1
+            if 0 <= end < start:
+                end = self.times.second_occurrence(end_text, end)
+                if end < start:
+                    self._add_problem("End before Start", "not used", number, f"{start_text}, {end_text}")
+                    continue
+            if end >= 0 > start:
+                start = end  # cancelled while pending
+            limit = self.limits.get(limit_text)
+            if limit is None:
+                limit = self._parse_limit(limit_text, number)
+            if nodelist in _NO_NODES:
+                hostlist = -1
+                if end > start >= 0:
+                    self._add_problem("a run time but no nodes", "not used as a run", number, line)
+            else:
+                hostlist = self.hostlists.add(nodelist)
+            self.het_components += "+" in job_id
+            self.job_ids.append(job_id)
+            self.line_numbers.append(number)
+            values = (self.users.add(user), self.partitions.add(partition),
+                      self.states.add(state.partition(" ")[0].upper()),
+                      int(node_text) if node_text.isdecimal() and len(node_text) < 9 else 0,
+                      int(cpu_text) if cpu_text.isdecimal() and len(cpu_text) < 10 else 0, hostlist)
+            for column, value in zip(self.int32_columns, values, strict=True):
+                column.append(value)
+            for column, value in zip(self.int64_columns, (submit, start, end, limit), strict=True):
+                column.append(value)
+
+    def _parse_limit(self, text: str, number: int) -> int:
+        try:
+            limit = parse_time_limit(text)
+        except ValueError:
+            self._add_problem("an unreadable Timelimit", "taken as unknown", number, text)
+            return -1
+        self.limits[text] = limit
+        return limit
+
+    def _without_repeats(self, table: JobTable) -> JobTable:
+        """Keep one record of each run; a run appears twice if outputs overlap, the second time with its end."""
+        ids = np.fromiter(map(hash, table.job_ids), np.int64, len(table))
+        # the record to keep comes last
+        order = np.lexsort((np.arange(len(table)), table.end_s, table.start_s, ids))
+        same = (ids[order[1:]] == ids[order[:-1]]) & (table.start_s[order[1:]] == table.start_s[order[:-1]])
+        repeated = np.zeros(len(table), bool)
+        repeated[order[:-1][same]] = True
+        if not repeated.any():
+            return table
+        first = int(np.flatnonzero(repeated)[0])
+        self._add_problem("the JobID and Start of another record", "the later End is used", self.line_numbers[first],
+                          table.job_ids[first], int(repeated.sum()))
+        return table.select(~repeated)
+
+    def _add_problem(self, kind: str, effect: str, number: int, example: str, count: int = 1) -> None:
+        key = (kind, effect)
+        if key not in self.counts:
+            self.problems[key] = [RecordProblem(kind, effect, 0, number, truncate(" ".join(example.split()), 100))]
+        self.counts[key] = self.counts.get(key, 0) + count
+
+    def _all_problems(self) -> tuple[RecordProblem, ...]:
+        return tuple(RecordProblem(first.kind, first.effect, self.counts[key], first.line, first.example)
+                     for key, (first,) in self.problems.items())
+
+    def _raise_nothing_usable(self) -> NoReturn:
+        problems = self._all_problems()
+        if any("Start or End" in problem.kind for problem in problems):
+            raise InputError("no record has a readable time; expected ISO 8601 or epoch seconds: set "
+                             "SLURM_TIME_FORMAT=standard for sacct", self.source, problems[0].line)
+        reasons = "; ".join(map(str, problems)) or "none follows the header"
+        raise InputError(f"no usable record: {reasons}", self.source)
+
+
+def _column_indices(fields: Sequence[str]) -> dict[str, int]:
+    """Index of each column by its name in lower case; of columns with the same meaning the first one."""
+    columns: dict[str, int] = {}
+    for i, name in enumerate(fields):
+        columns.setdefault(_SAME_COLUMN.get(name.lower(), name.lower()), i)
+    return columns
+
+
+def _filled_node_counts(nodes: Int32Array, hostlist: Int32Array, hostlists: Sequence[str]) -> Int32Array:
+    """The node counts, with those of the node lists where they are 0."""
+    unknown = np.flatnonzero((nodes == 0) & (hostlist >= 0))
+    if not len(unknown):
+        return nodes
+    filled = nodes.copy()
+    counts: dict[int, int] = {}
+    for i, index in zip(unknown.tolist(), hostlist[unknown].tolist(), strict=True):
+        if index not in counts:
+            try:
+                counts[index] = len(expand_hostlist(hostlists[index]))
+            except InputError:
+                counts[index] = 0
+        filled[i] = counts[index]
+    return filled
