@@ -130,10 +130,12 @@ def check_compatibility(config: StrategyConfig) -> None:
                 "--load-balance local-steps: an exchange after every step leaves no steps to redistribute; expected "
                 "--period 2 or more (at least the speed ratio of the fastest to the slowest rank); --load-balance "
                 "batch-size; or --async")
-    if config.inside and (config.load_balance != "off" or config.shared_memory):
-        option = "--shared-memory" if config.shared_memory else f"--load-balance {config.load_balance}"
-        raise InvalidOptionsError(f"{option}: not valid with --inside {config.inside}, whose ranks sum gradients in "
-                                  "every step with equal weights; expected one of the two")
+    if config.inside and config.shared_memory:
+        raise InvalidOptionsError(f"--shared-memory: not valid with --inside {config.inside}, whose ranks average "
+                                  "gradients instead of models; expected one of the two")
+    if config.inside and config.load_balance == "local-steps":
+        raise InvalidOptionsError(f"--load-balance local-steps: not valid with --inside {config.inside}, whose ranks "
+                                  "average gradients in every step; expected --load-balance batch-size")
     rows = [row for row in COMBINATIONS if config.strategy in row.strategies]
     fewest = min(len(row.conflicts(config)) for row in rows)
     if fewest:

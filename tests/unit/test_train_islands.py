@@ -283,6 +283,52 @@ def test_bytes_are_those_of_the_placement_model(config: StrategyConfig, monkeypa
     assert intra_zone == pytest.approx(cost.inter_node_bytes - cost.inter_zone_bytes, rel=0.01)
 
 
+@pytest.mark.parametrize("strategy", ["local-sgd", "gossip"])
+def test_load_balance_between_islands(strategy: str) -> None:
+    """An island's step uses the mean over its samples, and its model weighs as much as its samples."""
+    period, zones, slow_rank = 5, "aaabb", 4
+    x = torch.randn(600, 5, generator=torch.Generator().manual_seed(4))
+    y = x.square().sum(1, keepdim=True)
+
+    def train_rank(run: Run) -> tuple[list[Any], Any]:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR / 10, momentum=MOMENTUM)
+        run.wrap(model, optimizer)
+        batches, loader = [], run.loader(np.arange(600), 4)
+        for _ in range(3):
+            for index in loader:
+                run.world.transport.emulate_compute(len(index) * (4e-3 if run.rank == slow_rank else 1e-3))
+                optimizer.zero_grad()
+                (model(x[index]) - y[index]).square().mean().backward()
+                optimizer.step()
+                batches.append(index)
+        return batches, flat(model)
+
+    config = StrategyConfig(strategy, "base-2" if strategy == "gossip" else None, inside="zone", period=period,
+                            load_balance="batch-size", outer_lr=1.0, outer_momentum=0.0)
+    results = on_zones(zones, config, train_rank)
+    islands = group_ranks(range(len(zones)), zones)
+    models = [make_model() for _ in islands]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=LR / 10, momentum=MOMENTUM) for model in models]
+    samples = []
+    for step, batches in enumerate(zip(*(batches for batches, _ in results), strict=True)):
+        samples = [torch.cat([batches[rank] for rank in island]) for island in islands]
+        for model, optimizer, index in zip(models, optimizers, samples, strict=True):
+            optimizer.zero_grad()
+            (model(x[index]) - y[index]).square().mean().backward()
+            optimizer.step()
+        if (step + 1) % period == 0:
+            # sizes of full batches; the last one of an epoch is larger
+            weights = np.array([len(index) for index in samples]) / sum(map(len, samples))
+            mean = sum(float(weight) * flat(model) for weight, model in zip(weights, models, strict=True))
+            for model in models:
+                torch.nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+    assert len(results[slow_rank][0][0]) == 4 and len(results[slow_rank][0][-2]) == 1
+    for island, model in zip(islands, models, strict=True):
+        for rank in island:
+            torch.testing.assert_close(results[rank][1], flat(model), rtol=1e-3, atol=1e-4)
+
+
 def test_islands_of_the_plan_are_used() -> None:
     """Unless the options name another strategy."""
     plan = Plan("gossip", ("n0", "n1", "n2"), ("worker",) * 3, {"n0": ("x",), "n1": ("y",), "n2": ("x",)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -138,7 +138,7 @@ class WorkAssignment:
         worker, by_steps = world.worker_rank or 0, config.load_balance == "local-steps"
         if not world.is_load_balanced or world.is_server:
             return LockstepSampler(global_batches, worker, False, even_rounds(world.worker_count),
-                                   lambda: self.global_step)
+                                   lambda: self.global_step, self._averaged_workers)
         if self._recovery is None or self._balancer or self._dynamic_sampler:
             raise TrainError(f"--load-balance {config.load_balance}: requires one run.loader() for all samples, "
                              "after run.wrap()")
@@ -150,7 +150,14 @@ class WorkAssignment:
         self._balancer = LoadBalancer(
             global_batches, by_steps, self._recovery.strategy, 1 + prefetch + (config.max_staleness or 0),
             lambda speed: comm_thread.submit(lambda: bruck_allgather(p2p, workers, speed)), comm_thread.wait)
-        return LockstepSampler(global_batches, worker, by_steps, self._balancer.next_round, lambda: self.global_step)
+        return LockstepSampler(global_batches, worker, by_steps, self._balancer.next_round, lambda: self.global_step,
+                               self._averaged_workers)
+
+    def _averaged_workers(self) -> Sequence[int]:
+        """The workers of this worker's island; () without islands, or before the run has a model."""
+        workers = self._world.ranks_with_role("worker")
+        groups = self._recovery.strategy.replica_groups if self._recovery else []
+        return [workers.index(rank) for group in groups if self._p2p.rank in group for rank in group]
 
     def start_fetch(self) -> None:
         """Call before a batch is fetched; blocked time while fetching does not count as work."""

@@ -31,7 +31,7 @@ class BatchSlice:
         start, stop: range in the epoch's order.
         cursor: samples of the epoch assigned to all workers up to this slice.
         steps: run steps that end with it, counted from 0 as the mean over the workers.
-        gradient_weight: weight of its gradients in a mean over all workers.
+        gradient_weight: weight of its gradients in a mean over all workers, or those of its island.
         model_weights: entry i is the weight of worker i's model in a mean, 1 on average; () if all are equal.
         publishes_speed: whether the workers exchange their speeds after it.
     """
@@ -180,12 +180,14 @@ class LockstepSampler(SliceSampler):
     Args:
         by_steps: whether shares are numbers of steps in a round, with equal batches; else batch sizes.
         next_round: (step, max_steps) -> the round that starts at a step of the run.
+        averaged_workers: returns the workers over which this worker's gradients are averaged; () for all.
     """
 
     def __init__(self, global_batches: GlobalBatches, worker: int, by_steps: bool,
-                 next_round: Callable[[int, int], BalanceRound], global_step: Callable[[], int]) -> None:
+                 next_round: Callable[[int, int], BalanceRound], global_step: Callable[[], int],
+                 averaged_workers: Callable[[], Sequence[int]] = tuple) -> None:
         self._global_batches, self._worker, self._by_steps = global_batches, worker, by_steps
-        self._next_round, self._global_step = next_round, global_step
+        self._next_round, self._global_step, self._averaged_workers = next_round, global_step, averaged_workers
 
     def slices(self, epoch: int, cursor: int, until: int | None) -> Iterator[BatchSlice]:
         step = self._global_step()
@@ -209,14 +211,15 @@ class LockstepSampler(SliceSampler):
         return totals
 
     def _batch_slices(self, balance_round: BalanceRound, step: int, cursor: int) -> Iterator[BatchSlice]:
-        count, totals = self._global_batches.worker_count, self._step_sizes(balance_round, cursor)
+        totals = self._step_sizes(balance_round, cursor)
+        averaged = self._averaged_workers() or range(self._global_batches.worker_count)
         for number, total in enumerate(totals):
             edges = self._edges(total, balance_round.shares)
             start, stop = cursor + edges[self._worker], cursor + edges[self._worker + 1]
             cursor += total
-            yield BatchSlice(start, stop, cursor, range(step + number, step + number + 1),
-                             (stop - start) * count / total, balance_round.model_weights,
-                             balance_round.publishes_speed and number == len(totals) - 1)
+            mean_size = sum(edges[worker + 1] - edges[worker] for worker in averaged) / len(averaged)
+            yield BatchSlice(start, stop, cursor, range(step + number, step + number + 1), (stop - start) / mean_size,
+                             balance_round.model_weights, balance_round.publishes_speed and number == len(totals) - 1)
 
     def _edges(self, total: int, shares: tuple[float, ...]) -> list[int]:
         """Boundaries between the workers' samples of a step."""

@@ -77,7 +77,6 @@ class StepHooks:
     def set_gradient_weight(self, weight: float) -> None:
         """Weight the gradients of the next step if they are sent to others unchanged."""
         strategy = self._recovery.strategy
-        # in islands, so that a larger part of the last batch of an epoch counts more in the mean over all ranks
         averages = strategy.averages_gradients or strategy.replica_groups
         if self._backward_passes == 1 and (averages or not strategy.updates_locally):
             self._gradient_tracker.set_gradient_weight(weight)
