@@ -1,0 +1,255 @@
+"""Audit of past jobs: leaf zones used and the fewest possible, and what that means for their communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from slurmdl.audit.accounting import IntArray, JobTable, RecordProblem
+from slurmdl.audit.best_nodes import BestNodes
+from slurmdl.audit.comm_costs import CommCosts, NodeCounts
+from slurmdl.audit.free_nodes import iter_free_counts
+from slurmdl.audit.job_nodes import LeafZones, NodeLists
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.text import pluralize, sample_names, truncate
+from slurmdl.topology.topology import Topology
+
+FloatArray = np.typing.NDArray[np.float64]
+BoolArray = np.typing.NDArray[np.bool_]
+
+MAX_PICTURED_JOBS = 5  # worst jobs whose best nodes are kept
+_MAX_KEPT = 1000  # jobs of which these are selected
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """What is audited, and what is assumed.
+
+    Attributes:
+        strategies: names in comm_costs.STRATEGIES; the first one ranks the jobs.
+        model_bytes: bytes of one replica of the parameters.
+        comm_share: share of the run time that jobs spent in communication, 0 to 1.
+        since_s, until_s: epoch seconds between which audited jobs started; None for no limit.
+        users, partitions: audited ones; () for all.
+    """
+
+    strategies: tuple[str, ...] = ("allreduce", "gossip")
+    model_bytes: float = 100e6
+    comm_share: float = 0.3
+    since_s: int | None = None
+    until_s: int | None = None
+    users: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class AuditedJobs:
+    """Jobs on several nodes; arrays of shape (jobs,), in the order of the records.
+
+    Attributes:
+        row: index in the JobTable.
+        nodes, used_zones, fewest_zones: nodes, leaf zones, and the fewest leaf zones that were possible.
+        broken_segments: of blocks, see `count_broken_segments`; 0 for other topologies.
+        node_hours: nodes times hours of run time.
+        factor: shape (strategies, jobs), communication time on the used nodes over that on the best nodes, from 1.
+        leaf_order_factor: the same with the ranks on the used nodes in leaf order, so that only the nodes count.
+    """
+
+    row: IntArray
+    nodes: IntArray
+    used_zones: IntArray
+    fewest_zones: IntArray
+    broken_segments: IntArray
+    node_hours: FloatArray
+    factor: FloatArray
+    leaf_order_factor: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def has_extra_zones(self) -> BoolArray:
+        return self.used_zones > self.fewest_zones
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """Result of an audit.
+
+    Attributes:
+        table: the records, with their problems and notes.
+        leaves: leaf zones of the topology.
+        end_s: end of each record; of a running job the latest time in the records.
+        problems: of the records and of their nodes.
+        notes: assumptions, one sentence each.
+        one_node_jobs: jobs of the period that ran on one node.
+        best: row -> its best nodes, of the worst jobs.
+    """
+
+    table: JobTable
+    leaves: LeafZones
+    options: AuditOptions
+    jobs: AuditedJobs
+    end_s: IntArray
+    lists: NodeLists
+    problems: tuple[RecordProblem | str, ...]
+    notes: tuple[str, ...]
+    one_node_jobs: int
+    best: dict[int, NodeCounts] = field(default_factory=dict)
+
+    @cached_property
+    def lost_node_hours(self) -> FloatArray:
+        """Node-hours that the slower communication took, shape (strategies, jobs)."""
+        return self.jobs.node_hours * self.options.comm_share * (1 - 1 / self.jobs.factor)
+
+    @cached_property
+    def step_factor(self) -> FloatArray:
+        """Step time on the used nodes over that on the best nodes, shape (strategies, jobs)."""
+        return 1 / (1 - self.options.comm_share * (1 - 1 / self.jobs.factor))
+
+    @cached_property
+    def worst_first(self) -> IntArray:
+        """Indices of the audited jobs: most lost node-hours first, then most node-hours times extra zones."""
+        jobs = self.jobs
+        extra = jobs.node_hours * (jobs.used_zones - jobs.fewest_zones)
+        return np.lexsort((jobs.row, -extra, -np.round(self.lost_node_hours[0], 9)))
+
+    def leaf_counts(self, row: int) -> NodeCounts:
+        """Leaf zones that a record used, and its nodes in each."""
+        leaf, count = np.unique(self.leaves.leaf_of_node[self.lists.of(int(self.table.hostlist[row]))],
+                                return_counts=True)
+        return tuple(leaf.tolist()), tuple(count.tolist())
+
+
+def audit_jobs(table: JobTable, topology: Topology, scores: LinkScores,
+               options: AuditOptions = AuditOptions()) -> Audit:
+    """Audit the jobs of a period; all records together say which nodes were free.
+
+    `scores` give the defaults of links; its measured links are not used. Raises InputError if the topology has no
+    zones, and UsageError for an unknown strategy.
+    """
+    scores = replace(scores, nodes={}, zones={}, inter_leaf={})
+    leaves = LeafZones.from_topology(topology)
+    costs = CommCosts(leaves, scores, options.strategies, options.model_bytes)
+    lists = NodeLists.expand(table.hostlists, leaves)
+    latest = int(max(table.end_s.max(initial=0), table.start_s.max(initial=0)))
+    end_s = np.where((table.end_s < 0) & table.has_run, latest, table.end_s)
+    selected = _in_period(table, end_s, options)
+    complete = np.append(lists.is_complete, False)[table.hostlist]
+    node_count = np.append(lists.counts, 0)[table.hostlist]
+    rows = np.flatnonzero(selected & complete & (node_count > 1))
+    used_zones = np.append(_zones_per_list(lists, leaves), 0)[table.hostlist[rows]]
+    jobs = AuditedJobs(rows, node_count[rows], used_zones, np.minimum(used_zones, 1), np.zeros(len(rows), np.int64),
+                       node_count[rows] * (end_s - table.start_s)[rows] / 3600,
+                       *np.ones((2, len(options.strategies), len(rows))))
+    best = _compare_with_best(table, end_s, lists, leaves, costs, jobs)
+    if topology.kind == "block":
+        jobs = replace(jobs, broken_segments=_broken_segments(table, lists, leaves, jobs))
+    return Audit(table, leaves, options, jobs, end_s, lists, _all_problems(table, lists, leaves, selected, end_s),
+                 _notes(table, topology, end_s, rows, options), int((selected & (node_count == 1) & complete).sum()),
+                 best)
+
+
+def count_broken_segments(counts: Sequence[int], base_size: int) -> int:
+    """Segments that a job could have and has not, from its nodes per base block.
+
+    Records name no --segment, so a segment is a base block, or the whole job if it is smaller.
+    """
+    size = min(sum(counts), base_size)
+    return sum(counts) // size - sum(count // size for count in counts)
+
+
+def _in_period(table: JobTable, end_s: IntArray, options: AuditOptions) -> BoolArray:
+    """Records that ran, of the period, users and partitions."""
+    selected = table.has_run & (end_s > table.start_s)
+    if options.since_s is not None:
+        selected &= table.start_s >= options.since_s
+    if options.until_s is not None:
+        selected &= table.start_s < options.until_s
+    for names, index, wanted in ((table.users, table.user, options.users),
+                                 (table.partitions, table.partition, options.partitions)):
+        if wanted:
+            selected &= np.isin(index, [i for i, name in enumerate(names) if name in wanted])
+    return selected
+
+
+def _zones_per_list(lists: NodeLists, leaves: LeafZones) -> IntArray:
+    """Number of leaf zones of each node list."""
+    zones = np.zeros(len(lists.counts), np.int64)
+    step = 100_000  # lists at a time, to bound the memory
+    for first in range(0, len(zones), step):
+        counts = lists.counts[first:first + step]
+        begin = lists.begin[first]
+        leaf = leaves.leaf_of_node[lists.numbers[begin:begin + counts.sum()]]
+        pairs = np.unique(np.repeat(np.arange(len(counts)), counts) * len(leaves.zones) + leaf)
+        zones[first:first + step] = np.bincount(pairs // len(leaves.zones), minlength=len(counts))
+    return zones
+
+
+def _compare_with_best(table: JobTable, end_s: IntArray, lists: NodeLists, leaves: LeafZones,
+                       costs: CommCosts, jobs: AuditedJobs) -> dict[int, NodeCounts]:
+    """Fill the fewest zones and the factors; jobs in one leaf zone cannot be better. Return the worst jobs' best."""
+    search = BestNodes(leaves, costs)
+    wanted = np.zeros(len(table), bool)
+    wanted[jobs.row[jobs.used_zones > 1]] = True
+    position = np.full(len(table), -1)
+    position[jobs.row] = np.arange(len(jobs))
+    kept: list[tuple[float, float, int, NodeCounts]] = []
+    for row, free in iter_free_counts(table, end_s, lists, leaves, wanted):
+        numbers, i = lists.of(int(table.hostlist[row])), int(position[row])
+        result = search.find(numbers, free)
+        jobs.fewest_zones[i] = result.fewest_zones
+        for k, (used, own, best) in enumerate(zip(costs.of_nodes(numbers, result.own_seconds), result.own_seconds,
+                                                  result.seconds, strict=True)):
+            jobs.factor[k, i] = max(used / best, 1.0)
+            jobs.leaf_order_factor[k, i] = own / best
+        extra = (jobs.used_zones[i] - result.fewest_zones) * jobs.node_hours[i]
+        kept.append((float(np.round((1 - 1 / jobs.factor[0, i]) * jobs.node_hours[i], 9)), float(extra), -row,
+                     result.counts))
+        if len(kept) > _MAX_KEPT:
+            kept = sorted(kept, reverse=True)[:MAX_PICTURED_JOBS]
+    return {-row: counts for _, _, row, counts in sorted(kept, reverse=True)[:MAX_PICTURED_JOBS]}
+
+
+def _broken_segments(table: JobTable, lists: NodeLists, leaves: LeafZones, jobs: AuditedJobs) -> IntArray:
+    topology = leaves.topology
+    base = topology.block_sizes[0] if topology.block_sizes else int(np.diff(leaves.begin)[0])
+    broken = np.zeros(len(jobs), np.int64)
+    for i in np.flatnonzero(jobs.used_zones > 1).tolist():
+        leaf = leaves.leaf_of_node[lists.of(int(table.hostlist[jobs.row[i]]))]
+        broken[i] = count_broken_segments(np.bincount(leaf).tolist(), base)
+    return broken
+
+
+def _all_problems(table: JobTable, lists: NodeLists, leaves: LeafZones, selected: BoolArray,
+                  end_s: IntArray) -> tuple[RecordProblem | str, ...]:
+    problems: list[RecordProblem | str] = list(table.problems)
+    incomplete = ~np.append(lists.is_complete, True)[table.hostlist]
+    source = leaves.topology.source or "the topology"
+    if lists.unknown:
+        problems.append(f"{pluralize(len(lists.unknown), 'node')} in no zone of {source}: "
+                        f"{sample_names(lists.unknown, 4)}; jobs on them are not audited")
+    if lists.unreadable:
+        problems.append(f"{pluralize(len(lists.unreadable), 'unreadable node list')}: jobs on them are not audited; "
+                        f"the first is {truncate(lists.unreadable[0], 60)!r}")
+    if skipped := int((selected & incomplete).sum()):
+        problems.append(f"{pluralize(skipped, 'job')} not audited for these reasons")
+    if instant := int((table.has_run & (end_s <= table.start_s)).sum()):
+        problems.append(f"{pluralize(instant, 'job')} with a run time of 0 s: not audited")
+    return tuple(problems)
+
+
+def _notes(table: JobTable, topology: Topology, end_s: IntArray, rows: IntArray,
+           options: AuditOptions) -> tuple[str, ...]:
+    notes = [*topology.notes, *table.notes]
+    if running := int(((table.end_s < 0) & table.has_run).sum()):
+        notes.append(f"{pluralize(running, 'job')} without end: taken as running until the last time in the records")
+    ended = end_s[table.has_run]
+    if len(rows) and (early := int((table.start_s[rows] < ended.min()).sum())):
+        notes.append(f"{pluralize(early, 'audited job')} started before the first recorded end: records of other "
+                     "jobs of that moment may be missing, so that fewer zones seem possible; --since leaves such "
+                     "jobs out")
+    return tuple(notes)
