@@ -5,6 +5,9 @@ the loss comes from trainings on virtual ranks, which do not depend on links. Th
 sandbox, with real messages and a computation that sleeps as long as this model's takes on one core. Control: islands
 of two nodes of each zone, whose gradients cross zones. Predicted seconds of a step are those of `slurmdl simulate`.
 
+`disturbances`: islands and flat strategies on skewed data, and with a zone at half the speed. `trigger`: the drift
+trigger between islands, beside fixed periods with the same bytes. Both on virtual ranks.
+
 `when`: simulated step times by the rate between zones and the size of the model, with a chart.
 """
 
@@ -16,7 +19,9 @@ from benchmarks.islands import when
 from benchmarks.results import Row
 from benchmarks.suite import Suite, draw_beside, module_rows, package_versions
 
-_part_rows = module_rows({"time-to-loss": "benchmarks.islands.time_to_loss", "when": "benchmarks.islands.when"})
+PARTS = {"time-to-loss": "benchmarks.islands.time_to_loss", "disturbances": "benchmarks.islands.disturbances",
+         "trigger": "benchmarks.islands.trigger", "when": "benchmarks.islands.when"}
+_part_rows = module_rows(PARTS)
 #: rows of the chart, collected while the part runs
 _chart: list[Row] = []
 
@@ -37,6 +42,6 @@ def plot(results_file: str) -> None:
 
 SUITE = Suite("islands",
               "Time and bytes between zones to a loss: islands and other strategies (needs root); and when islands "
-              "pay. Draws a chart next to the results file.", ("time-to-loss", "when"), rows,
-              package_versions("torch", "numpy"), quick="two seeds and one repeat instead of five and three",
+              "pay. Draws a chart next to the results file.", tuple(PARTS), rows,
+              package_versions("torch", "numpy"), quick="fewer seeds and one repeat",
               plot=plot)

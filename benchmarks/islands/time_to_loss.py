@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from benchmarks import sandbox_mpi
+from benchmarks.islands.virtual_training import Case, train_all
 from benchmarks.results import Row, make_row
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links
@@ -28,14 +24,11 @@ from slurmdl.simulate.workload import TrainingWorkload
 NODES, NAME = 8, f"islands-{os.getpid()}"
 #: links between the zones in bit/s; those of the nodes are not shaped
 RATES = {"50 Mbit/s": 5e7, "100 Mbit/s": 1e8, "1 Gbit/s": 1e9}
-MODEL, PARAMETERS = "gpt:128,2,4", 470_784
+PARAMETERS = 470_784
 #: seconds of a step of this model with 8 samples on one core of the machine that wrote the results
 COMPUTE_S = 0.024
-#: steps of allreduce, whose loss is the target, steps of the other methods, and steps between evaluations
-TARGET_STEPS, MAX_STEPS, EVALUATE_EVERY = 240, 480, 16
-COMMON = ("--virtual-ranks", str(NODES), "--virtual-zones", "A:4,B:4", "--emulate-compute", "0", "--model", MODEL,
-          "--data", "text", "--fold", "1/20", "--batch-size", "8", "--optimizer", "adamw", "--lr", "0.003",
-          "--evaluate-every", str(EVALUATE_EVERY))
+#: steps of allreduce, whose loss is the target, and steps of the other methods
+TARGET_STEPS, MAX_STEPS = 240, 480
 DDP = "DistributedDataParallel"
 RING, ISLANDS = "allreduce, ring", "islands, local-sgd every 16 steps, int4"
 #: method -> options of `slurmdl train`
@@ -62,14 +55,16 @@ PREDICTION_ERROR, UNSHAPED = 0.2, 2e10
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
     """Yield seconds to the target loss, losses and bytes of each method."""
     seeds = range(seed, seed + (2 if quick else 5))
-    courses = train_all(seeds)
-    targets = [courses[RING, each][TARGET_STEPS] for each in seeds]
-    steps = {method: [steps_to(courses[RING if method in SAME_STEPS else method, each], target)
+    courses = train_all({method: Case((*options, "--emulate-compute", "0", "--steps", str(
+        TARGET_STEPS if method == RING else MAX_STEPS))) for method, options in METHODS.items()
+        if method not in SAME_STEPS}, seeds)
+    targets = [courses[RING, each].losses[TARGET_STEPS] for each in seeds]
+    steps = {method: [courses[RING if method in SAME_STEPS else method, each].steps_to(target)
                       for each, target in zip(seeds, targets, strict=True)] for method in METHODS}
     for method in METHODS:
         if method not in SAME_STEPS:
             yield make_row(f"{method}: test loss after {TARGET_STEPS} steps",
-                           [courses[method, each][TARGET_STEPS] for each in seeds], "nats",
+                           [courses[method, each].losses[TARGET_STEPS] for each in seeds], "nats",
                            baseline=statistics.median(targets))
             yield from steps_rows(method, steps[method])
     for row in evaluate(steps, measure_steps(repeats=1 if quick else 3)):
@@ -128,40 +123,6 @@ def evaluate(steps: Mapping[str, Sequence[float]], measured: Mapping[str, Mappin
         yield make_row(f"{method}: bytes between zones to the loss", values, "MB", baseline=whole,
                        target=f"at most {BYTES_SHARE:.0%} of the ring" if judged else "",
                        met=statistics.median(values) <= BYTES_SHARE * whole if judged else None)
-
-
-def steps_to(course: Mapping[int, float], target: float) -> float:
-    """The first evaluated step with at most the target loss; infinity without one."""
-    return min((step for step, loss in course.items() if loss <= target), default=float("inf"))
-
-
-def train_all(seeds: Sequence[int]) -> dict[tuple[str, int], dict[int, float]]:
-    """Train with each method and seed; (method, seed) -> step -> test loss of the averaged model."""
-    cases = [case for case in product(METHODS, seeds) if case[0] not in SAME_STEPS]
-    # spawn, because torch's threads do not survive a fork
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        courses = {}
-        for case, course in zip(cases, pool.map(_train, cases), strict=True):
-            courses[case] = course
-            print(f"{case[0]}, seed {case[1]}: trained", file=sys.stderr, flush=True)
-        return courses
-
-
-def _train(case: tuple[str, int]) -> dict[int, float]:
-    from slurmdl.train.trainer.options import parse_train_options
-    from slurmdl.train.trainer.trainer import train
-
-    method, seed = case
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    with tempfile.TemporaryDirectory() as folder:
-        file = os.path.join(folder, "metrics")
-        steps = TARGET_STEPS if method == RING else MAX_STEPS
-        train(parse_train_options([*COMMON, *METHODS[method], "--steps", str(steps), "--seed", str(seed), "--metrics",
-                                   file], {}))
-        with open(file, encoding="utf-8") as lines:
-            records = [json.loads(line) for line in lines]
-    return {record["step"]: record["test_loss_averaged_model"] for record in records if "test_loss" in record}
 
 
 def predict_seconds(options: Sequence[str], rate: float) -> float:

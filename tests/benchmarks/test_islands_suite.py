@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.islands import time_to_loss as bench
+from benchmarks.islands import trigger
+from benchmarks.islands.virtual_training import Course, skewed_zones
+from slurmdl.train.trainer import labeled_dataset
 
 
 def measured(ring: float, islands: float, control: float, other: float) -> dict[str, dict[str, Any]]:
@@ -46,6 +50,36 @@ def test_seeds_that_do_not_reach_the_loss_are_counted() -> None:
     assert (row.value, row.metric) == (3, f"gossip: seeds that do not reach the loss in {bench.MAX_STEPS} steps")
 
 
-def test_steps_to_a_loss_that_is_not_reached_are_infinite() -> None:
-    assert bench.steps_to({16: 3.0, 32: 2.0, 48: 2.5}, 2.2) == 32
-    assert math.isinf(bench.steps_to({16: 3.0}, 2.2))
+def test_steps_and_seconds_to_a_loss() -> None:
+    course = Course({16: 3.0, 32: 2.0, 48: 2.5}, {16: 1.0, 32: 2.5, 48: 4.0}, 0)
+    assert (course.steps_to(2.2), course.seconds_to(2.2)) == (32, 2.5)
+    assert math.isinf(course.steps_to(1.0)) and math.isinf(course.seconds_to(1.0))
+
+
+def test_skewed_zones_share_no_sample_and_differ_in_sections() -> None:
+    labels = np.repeat(np.arange(10), 80)
+    with skewed_zones(0.1):
+        parts = labeled_dataset.partition_indices(labels, 8, 1.0, 3)
+    samples = np.concatenate(parts)
+    assert len(set(samples)) == len(samples) and {len(part) for part in parts} == {100}
+    sections = [np.bincount(labels[np.concatenate(zone)], minlength=10) for zone in (parts[:4], parts[4:])]
+    assert np.abs(sections[0] - sections[1]).sum() > 400  # of 800 samples
+    within = np.abs(np.bincount(labels[parts[0]], minlength=10) - np.bincount(labels[parts[1]], minlength=10)).sum()
+    assert within < 100
+
+
+def trigger_courses(saving: float) -> dict[tuple[str, int], Course]:
+    """Periods lose 0.1 from one to the next; a budget loses `saving` less than the period with its bytes."""
+    courses = {}
+    for index, (period, budget) in enumerate(trigger.BUDGETS.items()):
+        loss, sent = 1.9 + 0.1 * index, 100.0 / period
+        for seed in range(3):
+            courses[trigger.period_name(period), seed] = Course({trigger.STEPS: loss}, {}, sent)
+            courses[trigger.budget_name(budget), seed] = Course({trigger.STEPS: loss - saving}, {}, sent)
+    return courses
+
+
+@pytest.mark.parametrize(("saving", "met"), [(0.05, True), (-0.05, False)])
+def test_trigger_must_lose_less_than_the_period_with_its_bytes(saving: float, met: bool) -> None:
+    rows = [row for row in trigger.evaluate(trigger_courses(saving), range(3)) if row.met is not None]
+    assert [row.met for row in rows] == [met, True] * len(trigger.BUDGETS)
