@@ -8,12 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
+from slurmdl import units
 from slurmdl.audit.accounting import IntArray, JobTable, RecordProblem
 from slurmdl.audit.best_nodes import BestNodes
-from slurmdl.audit.comm_costs import CommCosts, NodeCounts
+from slurmdl.audit.comm_costs import STRATEGIES, CommCosts, NodeCounts
 from slurmdl.audit.free_nodes import iter_free_counts
 from slurmdl.audit.job_nodes import LeafZones, NodeLists
 from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement import score_report
 from slurmdl.text import pluralize, sample_names, truncate
 from slurmdl.topology.topology import Topology
 
@@ -148,9 +150,10 @@ def audit_jobs(table: JobTable, topology: Topology, scores: LinkScores,
     best = _compare_with_best(table, end_s, lists, leaves, costs, jobs)
     if topology.kind == "block":
         jobs = replace(jobs, broken_segments=_broken_segments(table, lists, leaves, jobs))
+    one_node_jobs = int((selected & (node_count == 1) & complete).sum())
+    notes = (*_assumptions(topology, scores, options), *_notes(table, topology, end_s, rows))
     return Audit(table, leaves, options, jobs, end_s, lists, _all_problems(table, lists, leaves, selected, end_s),
-                 _notes(table, topology, end_s, rows, options), int((selected & (node_count == 1) & complete).sum()),
-                 best)
+                 notes, one_node_jobs, best)
 
 
 def count_broken_segments(counts: Sequence[int], base_size: int) -> int:
@@ -242,8 +245,20 @@ def _all_problems(table: JobTable, lists: NodeLists, leaves: LeafZones, selected
     return tuple(problems)
 
 
-def _notes(table: JobTable, topology: Topology, end_s: IntArray, rows: IntArray,
-           options: AuditOptions) -> tuple[str, ...]:
+def _assumptions(topology: Topology, scores: LinkScores, options: AuditOptions) -> list[str]:
+    notes = ["a node was free if no record held it and some job of the partition used it at any time; nodes that "
+             "were down or reserved at that moment count as free",
+             f"communication: one rank per node, the job alone on the network, "
+             f"{units.format_bytes(options.model_bytes)} per exchange, "
+             f"{score_report.unmeasured_link_assumption(topology, scores)}",
+             f"{options.comm_share:.0%} of the run time was communication (--comm-share)"]
+    notes += [f"records name no strategy; {strategy} is {STRATEGIES[strategy]}" for strategy in options.strategies]
+    if topology.kind == "block":
+        notes.append("records name no --segment; a segment is a base block, or the whole job if it is smaller")
+    return notes
+
+
+def _notes(table: JobTable, topology: Topology, end_s: IntArray, rows: IntArray) -> tuple[str, ...]:
     notes = [*topology.notes, *table.notes]
     if running := int(((table.end_s < 0) & table.has_run).sum()):
         notes.append(f"{pluralize(running, 'job')} without end: taken as running until the last time in the records")

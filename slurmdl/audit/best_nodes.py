@@ -12,7 +12,7 @@ from slurmdl.audit.comm_costs import CommCosts, NodeCounts, Seconds
 from slurmdl.audit.job_nodes import LeafZones
 from slurmdl.placement.algorithms.apportion import zone_quotas
 
-MAX_ZONES_PER_LEVEL = 2  # zones of a level, those with the least free nodes, whose quotas are compared
+MAX_ZONES_PER_LEVEL = 1  # zones of a level, those with the least free nodes, whose quotas are compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +59,12 @@ class BestNodes:
         if self._has_groups:  # jobs do not span roots, unless this one does
             groups = np.unique(self.leaves.group[leaf])
             free = np.where(np.isin(self.leaves.group, groups), free, 0)
-        order = np.argsort(-free, kind="stable")
-        fewest = int(np.searchsorted(np.cumsum(free[order]), nodes)) + 1
-        candidates = [own_counts]
-        if fewest == 1:
-            fitting = np.flatnonzero(free >= nodes)
-            candidates = [((int(fitting[free[fitting].argmin()]),), (nodes,))]
-        else:
-            candidates += dict.fromkeys(self._candidates(free, nodes))
+        if free.max() >= nodes:
+            tightest = int(np.where(free >= nodes, free, len(self.leaves.order) + 1).argmin())
+            counts_in_one = (tightest,), (nodes,)
+            return BestResult(1, self.costs.of_counts(counts_in_one), own_seconds, counts_in_one)
+        fewest = int(np.searchsorted(np.cumsum(np.sort(free)[::-1]), nodes)) + 1
+        candidates = [own_counts, *dict.fromkeys(self._candidates(free, nodes))]
         seconds = [self.costs.of_counts(candidate) for candidate in candidates]
         best = min(range(len(candidates)), key=lambda i: (float(f"{seconds[i][0]:.9e}"), len(candidates[i][0])))
         return BestResult(fewest, tuple(map(min, zip(*seconds, strict=True))), own_seconds, candidates[best])

@@ -68,10 +68,8 @@ class CommCosts:
             for pair in pairwise([*runs, runs[0]]):
                 for zone in self._left.get(pair) or self._zones_left(pair):
                     crossings[zone] = crossings.get(zone, 0) + 1
-        key = len(leaf), len(leaf) > len(runs), self._busiest(crossings.items())
-        if key not in self._ring:
-            self._ring[key] = self._predict("allreduce", numbers)
-        return tuple(self._ring[key] if strategy == "allreduce" else seconds
+        ring = self._ring_seconds((len(leaf), len(leaf) > len(runs), self._busiest(crossings.items())), numbers)
+        return tuple(ring if strategy == "allreduce" else seconds
                      for strategy, seconds in zip(self.traffic, in_leaf_order, strict=True))
 
     def of_counts(self, nodes: NodeCounts) -> Seconds:
@@ -87,8 +85,18 @@ class CommCosts:
         if key not in self._leaf_order:
             numbers = np.concatenate([np.arange(self.leaves.begin[leaf], self.leaves.begin[leaf] + count)
                                       for leaf, count in zip(leaves, counts, strict=True)])
-            self._leaf_order[key] = tuple(self._predict(strategy, numbers) for strategy in self.traffic)
+            # in leaf order a ring leaves each zone once
+            once = tuple((kind, 1) for kind, _ in loads)
+            self._leaf_order[key] = tuple(
+                self._ring_seconds((total, max(counts) > 1, once), numbers) if strategy == "allreduce"
+                else self._predict(strategy, numbers) for strategy in self.traffic)
         return self._leaf_order[key]
+
+    def _ring_seconds(self, key: tuple[int, bool, _Loads], numbers: np.typing.NDArray[np.integer]) -> float:
+        """Time of a ring of these nodes; `key`: nodes, whether two neighbors share a leaf zone, crossed uplinks."""
+        if key not in self._ring:
+            self._ring[key] = self._predict("allreduce", numbers)
+        return self._ring[key]
 
     def _busiest(self, loads: Iterable[tuple[int, int]]) -> _Loads:
         """Largest load of each kind of zone, from (zone, load)."""

@@ -12,23 +12,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from slurmdl.errors import InvalidOptionsError, InvalidRunError, TrainError, UnavailableError
+from slurmdl.errors import InvalidOptionsError, InvalidRunError
 from slurmdl.plan import default_pattern
-from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.compatibility import check_compatibility
-from slurmdl.train.library import consistency, shutdown
-from slurmdl.train.library.startup import DEFAULT_TIMEOUT_S
-from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.island_group import IslandGroup
+from slurmdl.train.library import consistency
 from slurmdl.train.strategies.islands import OUTER_STRATEGIES
-from slurmdl.train.strategies.strategy import DeviceCopies, StrategyContext
+from slurmdl.train.strategies.strategy import DeviceCopies
 from slurmdl.train.strategy_config import StrategyConfig, resolve
-from slurmdl.train.transports.torch_distributed import TorchTransport
-from slurmdl.train.transports.watchdog import Watchdog
-from slurmdl.train.world import message_levels, node_name, zone_path
 
 _STRATEGIES = ("local-sgd", "gossip")
 
@@ -41,7 +36,8 @@ def outer(model: Any, optimizer: Any, group: Any, config: StrategyConfig | None 
     equal or shards of one. All islands have the same number of ranks, and each rank exchanges a shard of the model
     with the ranks at its position in the other islands: FSDP2's own shards, or with DistributedDataParallel an equal
     part of the parameters, after which its group gathers the parts. All islands start with the model of the first
-    one. Buffers, e.g. BatchNorm statistics, and the optimizers' states remain local to an island.
+    one. A DistributedDataParallel of all ranks gets a communication hook that averages gradients in the island only.
+    Buffers, e.g. BatchNorm statistics, and the optimizers' states remain local to an island.
 
     All ranks make the same number of optimizer steps. A torch.amp.GradScaler may skip a step on one island only, and
     the others would wait; use bfloat16.
@@ -70,41 +66,21 @@ class OuterSync:
     """
 
     def __init__(self, model: Any, optimizer: Any, group: Any, config: StrategyConfig, seed: int) -> None:
-        import torch.distributed as dist
-
-        if not dist.is_available() or not dist.is_initialized():
-            raise UnavailableError("outer(): torch.distributed is not initialized; expected init_process_group() "
-                                   "before")
         config = _checked_config(config)
-        # a group of its own: the messages of the framework stay as they are, and gloo leaves GPUs alone
-        self._transport = TorchTransport(dist.new_group(backend="gloo"))
-        self._transport.watch(Watchdog(self._transport, DEFAULT_TIMEOUT_S),
-                              lambda error: shutdown.exit_process(shutdown.report_failure(error)))
         tensors = [tensor for group_ in optimizer.param_groups for tensor in group_["params"] if tensor.requires_grad]
-        self._group, own_ranks = group, tuple(dist.get_process_group_ranks(group))
         self.is_sharded = any(_is_sharded(tensor) for tensor in tensors)
-        local = [_local(tensor).numel() for tensor in tensors]
-        places = self._transport.allgather((own_ranks, self.is_sharded, local, node_name(),
-                                            "".join(zone_path()[-1:])))
-        self.islands = _islands([place[0] for place in places])
-        position = own_ranks.index(self._transport.rank)
-        peers = tuple(island[position] for island in self.islands)
-        for peer in peers:
-            if places[peer][1:3] != places[peers[0]][1:3]:
-                raise InvalidRunError(f"outer(): ranks {peers[0]} and {peer} hold different parts of the model; "
-                                      "expected the same model, sharded in the same way, in each island")
-        self._part = _ModelPart(tensors, group, position, len(own_ranks), self.is_sharded)
-        nodes, zones = (tuple(place[index] for place in places) for index in (3, 4))
-        self.p2p = MeteredP2P(self._transport, message_levels(self._transport.rank, nodes, zones))
-        self._peers = peers
-        self._comm_thread = CommThread(True)
+        self._islands = islands = IslandGroup(
+            "outer", group, (self.is_sharded, [_local(tensor).numel() for tensor in tensors]),
+            "the same model, sharded in the same way, in each island")
+        self.islands, self.p2p = islands.islands, islands.p2p
+        _average_gradients_inside(model, islands)
+        self._part = _ModelPart(tensors, group, islands.position, islands.size, self.is_sharded)
         self._part.copy_to_host()
-        self._comm_thread.call(lambda: consistency.pipelined_broadcast(self.p2p, peers, self._part.vector))
-        self._part.copy_to_device()
         vector = self._part.vector
-        self.strategy = OUTER_STRATEGIES[config.strategy or ""](StrategyContext(
-            self.p2p, self._comm_thread, peers, (), vector, np.empty(0, np.float32), (vector.size,), config, seed,
-            nodes, zones, {}, lambda: float(optimizer.param_groups[0]["lr"]), _no_servers, device_copies=self._part))
+        islands.comm_thread.call(lambda: consistency.pipelined_broadcast(self.p2p, islands.peers, vector))
+        self._part.copy_to_device()
+        self.strategy = OUTER_STRATEGIES[config.strategy or ""](islands.context(
+            vector, config, seed, lambda: float(optimizer.param_groups[0]["lr"]), self._part))
         self._step = 0
         self._hook = optimizer.register_step_post_hook(lambda *_: self._after_step())
 
@@ -117,11 +93,11 @@ class OuterSync:
         self._hook.remove()
         self.strategy.finish()
         self._part.copy_to_host()
-        self._comm_thread.call(lambda: consistency.average_models(
-            self.p2p, self._peers, self._part.vector, 1 / len(self._peers)))
+        peers = self._islands.peers
+        self._islands.comm_thread.call(lambda: consistency.average_models(
+            self.p2p, peers, self._part.vector, 1 / len(peers)))
         self._part.copy_to_device()
-        self._comm_thread.close()
-        self._transport.close()
+        self._islands.close()
 
 
 class _ModelPart(DeviceCopies):
@@ -173,17 +149,24 @@ def _checked_config(config: StrategyConfig) -> StrategyConfig:
     return config
 
 
-def _islands(group_of_rank: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The distinct groups, in the order of their first ranks.
+def _average_gradients_inside(model: Any, islands: IslandGroup) -> None:
+    """Make a DistributedDataParallel of more ranks than an island average its gradients in the island only."""
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.nn.parallel import DistributedDataParallel
 
-    Raises InvalidRunError unless they have the same size, and each rank is in one of them.
-    """
-    islands = sorted(set(group_of_rank))
-    members = sorted(rank for island in islands for rank in island)
-    if members != list(range(len(group_of_rank))) or len({len(island) for island in islands}) != 1:
-        raise InvalidRunError(f"outer(): groups of the ranks {', '.join(map(str, islands))}; expected groups of "
-                              f"equal size that divide the ranks 0 to {len(group_of_rank) - 1}")
-    return islands
+    if not isinstance(model, DistributedDataParallel):
+        return
+    own, averaged = (set(dist.get_process_group_ranks(group)) for group in (islands.group, model.process_group))
+    if not own <= averaged:
+        raise InvalidRunError(f"outer(): the model averages gradients over the ranks {sorted(averaged)}; expected "
+                              f"the ranks of the island {sorted(own)}, or all ranks")
+    if own < averaged:
+        try:
+            model.register_comm_hook(islands.group, default_hooks.allreduce_hook)
+        except RuntimeError as error:
+            raise InvalidRunError("outer(): the model has a communication hook already; expected "
+                                  "DistributedDataParallel(..., process_group=group)") from error
 
 
 def _is_sharded(tensor: Any) -> bool:
@@ -194,6 +177,3 @@ def _local(tensor: Any) -> Any:
     """This rank's part of a parameter."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 
-
-def _no_servers(part: slice) -> NoReturn:
-    raise TrainError("outer() has no parameter servers")

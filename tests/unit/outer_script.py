@@ -1,6 +1,6 @@
 """Islands of two ranks kept together by DistributedDataParallel or FSDP2, with outer(); prints rank 0's model.
 
-    torchrun --nproc-per-node=4 outer_script.py ddp|fsdp|bad-groups|drift|model
+    torchrun --nproc-per-node=4 outer_script.py ddp|ddp-of-all-ranks|fsdp|bad-groups|drift|model|other-group
 """
 
 import os
@@ -26,7 +26,8 @@ if kind == "fsdp":
 
     fully_shard(model, mesh=mesh["inside"])
 else:
-    model = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+    model = torch.nn.parallel.DistributedDataParallel(
+        model, process_group={"ddp-of-all-ranks": None, "other-group": mesh["islands"].get_group()}.get(kind, group))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 if kind == "bad-groups":
     group = dist.group.WORLD if rank == 0 else group
