@@ -1,0 +1,190 @@
+"""replay a job trace: what placement by slurmdl would do to waiting times and run times of all jobs"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from slurmdl import units
+from slurmdl.cli.arguments import CliParser, write_output_file
+from slurmdl.errors import UsageError
+from slurmdl.text import pluralize, print_escaped
+
+if TYPE_CHECKING:
+    from slurmdl.replay.experiment import PolicyOutcome, ReplaySettings
+    from slurmdl.replay.trace import JobTrace
+    from slurmdl.replay.trace_files import TraceReading
+
+_MAX_JOBS, _MAX_SEEDS, _MAX_SEED = 10_000_000, 1000, 2**32
+_DEFAULT_JOBS, _DEFAULT_LOAD = 2000, 0.85
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CliParser(prog="slurmdl replay",
+                       description="Simulate the cluster over a job trace, with nodes chosen by Slurm's rule, by "
+                                   "slurmdl, by both, and at random (docs/replay.md).")
+    trace = parser.add_argument_group("jobs")
+    trace.add_argument("file", nargs="?", metavar="FILE",
+                       help="trace: output of sacct, Standard Workload Format, CSV or Philly's JSON (default: "
+                            "generated)")
+    trace.add_argument("--format", default="", choices=("sacct", "swf", "csv", "philly"),
+                       help="format of FILE (default: by its content)")
+    trace.add_argument("--columns", default="", metavar="FIELD=COLUMN,...", help="columns of a CSV file")
+    trace.add_argument("--cpus-per-node", type=int, default=0, metavar="N", help="convert processors to whole nodes")
+    trace.add_argument("--gpus-per-node", type=int, default=0, metavar="N", help="convert GPUs to whole nodes")
+    trace.add_argument("--jobs", type=int, metavar="N",
+                       help=f"first N jobs of FILE (default: all), or generated jobs (default: {_DEFAULT_JOBS:,})")
+    trace.add_argument("--load", type=float, metavar="SHARE",
+                       help="scale the times between submissions to this load, 0.01 to 2 (default: as recorded, "
+                            f"generated {_DEFAULT_LOAD:g})")
+    trace.add_argument("--seed", type=int, default=0, metavar="N", help="first random seed (default: %(default)s)")
+    trace.add_argument("--seeds", type=int, default=1, metavar="N",
+                       help="generated traces, one per seed (default: %(default)s)")
+    cluster = parser.add_argument_group("cluster and policies")
+    cluster.add_argument("--topology", metavar="FILE", help="topology file (default: the cluster's topology)")
+    cluster.add_argument("--policy", default="slurm,slurmdl,mixed,random", metavar="NAME,...",
+                         help="slurm, slurmdl, mixed, random (default: all)")
+    cluster.add_argument("--share", type=float, default=0.5, metavar="SHARE",
+                         help="share of users with slurmdl in the policy mixed (default: %(default)g)")
+    model = parser.add_argument_group("communication")
+    model.add_argument("--strategy", default="allreduce", metavar="NAME",
+                       help="allreduce (a ring) or gossip (all to all) (default: %(default)s)")
+    model.add_argument("--model-bytes", default="100M", metavar="BYTES",
+                       help="size of the model (default: %(default)s)")
+    model.add_argument("--bound-share", type=float, default=0.5, metavar="SHARE",
+                       help="share of the multi-node jobs that are bound by communication (default: %(default)g)")
+    model.add_argument("--comm-share", type=float, default=0.3, metavar="SHARE",
+                       help="share of communication in the recorded run time of such a job (default: %(default)g)")
+    model.add_argument("--fixed-run-times", action="store_true",
+                       help="report the resulting run times, but simulate the recorded ones")
+    parser.add_argument("--processes", type=int, default=1, metavar="N",
+                        help="processes for several seeds (default: %(default)s)")
+    parser.add_argument("--svg", metavar="FILE", help="write a chart of the distributions")
+    parser.add_argument("--json", action="store_true", help="JSON output")
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    options = build_parser().parse_args(argv)
+    _check_options(options)
+    settings, reading = _build_settings(options), _build_reading(options)
+    from slurmdl.replay import report
+    from slurmdl.replay.experiment import pool_outcomes
+
+    notes, by_seed = _simulate(options, settings, reading)
+    outcomes = [pool_outcomes(of_policy) for of_policy in zip(*by_seed, strict=True)]
+    communication = settings.communication
+    assumed = (f"{communication.bound_share:.0%} of the multi-node jobs are bound by communication "
+               f"({settings.strategy}), {communication.comm_share:.0%} of their run time; recorded run times are "
+               "those on slurmdl's nodes of an empty cluster"
+               + "; the simulation keeps them" * communication.fixed_run_times)
+    if options.svg:
+        from slurmdl.replay.replay_svg import draw_replay
+
+        write_output_file(options.svg, "--svg", draw_replay(f"{notes[0]}: share of the jobs up to each value",
+                                                            outcomes))
+    if options.json:
+        print(json.dumps({"trace": notes, "assumed": assumed, "policies": report.replay_to_json(outcomes)}, indent=1))
+        return 0
+    print_escaped("\n".join([*notes, assumed, "", *report.format_replay(outcomes)]))
+    return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    for name in ("share", "bound_share", "comm_share"):
+        value = getattr(options, name)
+        if not 0 <= value <= 1:
+            raise UsageError(f"--{name.replace('_', '-')} {value:g}: expected 0 to 1")
+    if options.load is not None and not 0.01 <= options.load <= 2:
+        raise UsageError(f"--load {options.load:g}: expected 0.01 to 2")
+    for name, low, high in (("jobs", 2, _MAX_JOBS), ("seeds", 1, _MAX_SEEDS), ("seed", 0, _MAX_SEED),
+                            ("processes", 1, 256), ("cpus_per_node", 0, 10**6), ("gpus_per_node", 0, 10**6)):
+        value = getattr(options, name)
+        if value is not None and not low <= value <= high:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: expected {low} to {high}")
+    if options.file is not None and options.seeds > 1:
+        raise UsageError("--seeds: expected without FILE, as only generated traces differ by seed")
+
+
+def _build_settings(options: argparse.Namespace) -> ReplaySettings:
+    from slurmdl import config
+    from slurmdl.launch import cluster_state
+    from slurmdl.replay.experiment import ReplaySettings
+    from slurmdl.replay.placing import POLICIES, Communication
+    from slurmdl.topology import load
+
+    policies = tuple(dict.fromkeys(filter(None, options.policy.split(","))))
+    for policy in policies:
+        if policy not in POLICIES:
+            raise UsageError(f"--policy {policy}: expected {', '.join(POLICIES)}")
+    if not policies:
+        raise UsageError(f"--policy: expected {', '.join(POLICIES)}")
+    scores = cluster_state.load_link_scores(config.load_config(), "off")
+    return ReplaySettings(load.load_topology(options.topology), policies, options.share, options.strategy,
+                          units.parse_bytes(options.model_bytes, "--model-bytes"), scores,
+                          Communication(options.bound_share, options.comm_share, options.fixed_run_times))
+
+
+def _build_reading(options: argparse.Namespace) -> TraceReading:
+    from slurmdl.replay.trace_files import TraceReading, parse_column_map
+
+    return TraceReading(options.format, parse_column_map(options.columns), options.cpus_per_node,
+                        options.gpus_per_node)
+
+
+def _simulate(options: argparse.Namespace, settings: ReplaySettings,
+              reading: TraceReading) -> tuple[list[str], list[list[PolicyOutcome]]]:
+    """Notes on the trace, and the outcomes of the policies for each seed."""
+    from slurmdl.replay.experiment import GeneratedTraces, replay_policies, replay_seeds, usable_trace
+
+    machine = settings.machine()
+    nodes = machine.leaves.nodes
+    cluster = f"{settings.topology.source}: {nodes:,} nodes in {pluralize(len(machine.leaves.size), 'leaf zone')}"
+    traces = GeneratedTraces(options.jobs or _DEFAULT_JOBS, options.load or _DEFAULT_LOAD)
+    if options.file is None:
+        trace = traces.trace(nodes, options.seed)
+    else:
+        from slurmdl.replay.trace_files import read_trace
+
+        trace = read_trace(options.file, reading).first(options.jobs or 0)
+    trace = usable_trace(trace, machine)
+    if len(trace) < 2 or not trace.submit_s[-1]:
+        raise UsageError(f"{trace.source}: expected at least two jobs, submitted at different times")
+    if options.file is not None and options.load is not None:
+        trace = trace.scaled_to_load(options.load, nodes)
+    notes = [f"{trace.source}: {pluralize(len(trace), 'job')}, load {trace.load(nodes):.3g}; {cluster}",
+             *trace.notes]
+    if options.seeds > 1:
+        notes.append(f"pooled over {options.seeds} seeds from {options.seed}")
+        seeds = range(options.seed, options.seed + options.seeds)
+        results = []
+        for done, outcomes in enumerate(replay_seeds(settings, traces, seeds, options.processes), 1):
+            _print_progress(f"{done} of {len(seeds)} seeds")
+            results.append(outcomes)
+        return notes, results
+    outcomes = list(replay_policies(trace, machine, settings, options.seed, _progress_printer(trace)))
+    _print_progress("")
+    return notes, [outcomes]
+
+
+def _progress_printer(trace: JobTrace) -> Callable[[str, int], None] | None:
+    if not sys.stderr.isatty():
+        return None
+    last_s = [0.0]
+
+    def show(policy: str, started: int) -> None:
+        if time.monotonic() - last_s[0] > 0.2:
+            last_s[0] = time.monotonic()
+            _print_progress(f"{policy}: {started:,} of {len(trace):,} jobs")
+
+    return show
+
+
+def _print_progress(text: str) -> None:
+    """Replace the last line of a terminal; nothing in files and pipes."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

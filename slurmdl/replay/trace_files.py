@@ -1,0 +1,246 @@
+"""Files of job traces: records of sacct, the Standard Workload Format, CSV, and the JSON of the Philly traces.
+
+Reference: Chapin et al., Benchmarks and standards for the evaluation of parallel job schedulers, JSSPP 1999, and the
+Parallel Workloads Archive (Standard Workload Format); github.com/msr-fiddle/philly-traces (Philly).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import partial
+from typing import TextIO
+
+from slurmdl.audit.accounting import JobTable, read_job_records
+from slurmdl.errors import InputError, UsageError
+from slurmdl.replay.trace import JobTrace, TraceBuilder
+from slurmdl.text import pluralize
+
+FORMATS = ("sacct", "swf", "csv", "philly")
+#: columns of CSV that have a meaning
+CSV_FIELDS = ("submit", "start", "end", "run", "limit", "nodes", "cpus", "gpus", "user")
+_MAX_LINE_CHARS = 2**20
+_MAX_PHILLY_CHARS = 2**30
+_SWF_FIELDS = 18
+_SWF_PARTIAL = ("2", "3", "4")  # status of pieces of a job whose whole has a line of its own
+_SWF_HEADER = re.compile(r";\s*(MaxNodes|MaxProcs):\s*([0-9]{1,9})")
+
+
+@dataclass(frozen=True)
+class TraceReading:
+    """How a trace file is read.
+
+    Attributes:
+        format: one of FORMATS, "" to recognize it by its content.
+        columns: field of CSV_FIELDS -> name of the column; fields that are missing have their own name.
+        cpus_per_node, gpus_per_node: convert processors and GPUs to whole nodes; 0 if not given.
+    """
+
+    format: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    cpus_per_node: int = 0
+    gpus_per_node: int = 0
+
+
+def parse_column_map(text: str) -> dict[str, str]:
+    """Parse `submit=submit_time,run=duration,...`; UsageError for an unknown field."""
+    columns = {}
+    for part in filter(None, text.split(",")):
+        name, separator, column = part.partition("=")
+        if name not in CSV_FIELDS or not separator or not column:
+            raise UsageError(f"--columns {part}: expected FIELD=COLUMN with one of {', '.join(CSV_FIELDS)}")
+        columns[name] = column
+    return columns
+
+
+def read_trace(path: str, reading: TraceReading) -> JobTrace:
+    """Read a trace file, which may be compressed by gzip; InputError if it cannot be read or has no usable job."""
+    try:
+        with _open_text(path) as file:
+            name = reading.format or _recognize_format(file)
+            file.seek(0)
+            if name == "philly":
+                return _read_philly(file, path)
+            lines = iter(partial(file.readline, _MAX_LINE_CHARS), "")
+            if name == "sacct":
+                return trace_from_table(read_job_records(lines, path))
+            return (_read_swf if name == "swf" else _read_csv)(lines, path, reading)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"cannot be read ({getattr(error, 'strerror', None) or error})", file=path) from error
+    except ValueError as error:
+        raise InputError(f"cannot be read ({error})", file=path.replace("\0", "?")) from error
+
+
+def _open_text(path: str) -> TextIO:
+    if path.endswith(".gz"):
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace")
+    return open(path, encoding="utf-8-sig", errors="replace")
+
+
+def _recognize_format(file: TextIO) -> str:
+    """The format of the first line that is not blank."""
+    line = next(filter(str.strip, iter(partial(file.readline, _MAX_LINE_CHARS), "")), "").strip()
+    if line.startswith(";") or (len(line.split()) == _SWF_FIELDS and _number(line.split()[0]) is not None):
+        return "swf"
+    return "philly" if line.startswith(("[", "{")) else "sacct" if "|" in line else "csv"
+
+
+def trace_from_table(table: JobTable) -> JobTrace:
+    """The jobs of accounting records that ran; each array task, component and run of a requeued job is a job."""
+    builder = TraceBuilder(table.source)
+    notes = [*(str(problem) for problem in table.problems), *table.notes]
+    requeued = len(table) - len(set(table.job_ids))
+    if requeued:
+        notes.append(f"{pluralize(requeued, 'record')} of requeued jobs: each run is a job")
+    tasks = sum("_" in job_id for job_id in table.job_ids)
+    if tasks:
+        notes.append(f"{pluralize(tasks, 'array task')}: each is a job")
+    columns = zip(table.job_ids, table.submit_s.tolist(), table.start_s.tolist(), table.end_s.tolist(),
+                  table.limit_s.tolist(), table.nodes.tolist(), table.user.tolist(), table.hostlist.tolist(),
+                  strict=True)
+    for job_id, submit, start, end, limit, nodes, user, hostlist in columns:
+        if start < 0 or hostlist < 0:
+            builder.skip("never started", f"job {job_id}")
+        elif end < 0:
+            builder.skip("still running", f"job {job_id}")
+        else:
+            if submit < 0:
+                builder.remarks["without a time of submission: the start is taken"] += 1
+            builder.add(f"job {job_id}", start if submit < 0 else submit, end - start, limit, nodes,
+                        table.users[user])
+    return builder.build(notes)
+
+
+def _read_swf(lines: Iterator[str], path: str, reading: TraceReading) -> JobTrace:
+    builder, per_node, header = TraceBuilder(path), reading.cpus_per_node, dict[str, int]()
+    for number, line in enumerate(lines, 1):
+        record, text = f"line {number}", line.strip()
+        if not text:
+            continue
+        if text.startswith(";"):
+            if match := _SWF_HEADER.match(text):
+                header[match[1]] = int(match[2])
+            continue
+        fields = text.split()
+        values = [_number(field) for field in fields]
+        if len(fields) != _SWF_FIELDS or None in values:
+            builder.skip(f"not {_SWF_FIELDS} numbers", record)
+            continue
+        submit, run, allocated, requested, limit = (values[i] or 0.0 for i in (1, 3, 4, 7, 8))
+        if fields[10] in _SWF_PARTIAL:
+            builder.skip("a part of a job", record)
+        elif submit < 0:
+            builder.skip("no time of submission", record)
+        else:
+            per_node = per_node or max(1, header.get("MaxProcs", 1) // max(1, header.get("MaxNodes", 1)))
+            builder.add(record, submit, run, limit, _whole_nodes(allocated if allocated > 0 else requested, per_node),
+                        fields[11])
+    how = "--cpus-per-node" if reading.cpus_per_node else "MaxProcs / MaxNodes of the header" \
+        if {"MaxProcs", "MaxNodes"} <= header.keys() else "as the header does not say"
+    return builder.build([f"{per_node or 1} processors per node ({how}), jobs take whole nodes"])
+
+
+def _read_csv(lines: Iterator[str], path: str, reading: TraceReading) -> JobTrace:
+    builder = TraceBuilder(path)
+    rows = csv.reader(lines)
+    header = next(rows, [])
+    index = {name: header.index(column) for name in CSV_FIELDS
+             if (column := reading.columns.get(name, name)) in header}
+    for name, column in reading.columns.items():
+        if name not in index:
+            raise InputError(f"no column {column!r} ({name}); the header has {', '.join(header[:20])}", path, 1)
+    size = next((name for name in ("nodes", "gpus", "cpus") if name in index), "")
+    per_node = {"nodes": 1, "gpus": reading.gpus_per_node, "cpus": reading.cpus_per_node, "": 1}[size]
+    if "submit" not in index or not ("run" in index or {"start", "end"} <= index.keys()) or not size:
+        raise InputError("expected columns submit, run (or start and end) and nodes (or gpus, cpus); name them by "
+                         f"--columns submit=COLUMN,...; the header has {', '.join(header[:20])}", path, 1)
+    if not per_node:
+        raise UsageError(f"--{size}-per-node: needed to convert the column {header[index[size]]} to nodes")
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            builder.skip(f"not CSV ({error})", f"line {rows.line_num}")
+            continue
+        if row is None:
+            break
+        record = f"line {rows.line_num}"
+        if len(row) != len(header):
+            if row:
+                builder.skip(f"not {len(header)} fields", record)
+            continue
+        values = {name: row[i] for name, i in index.items()}
+        times = {name: _parse_time(values.get(name, "")) for name in ("submit", "start", "end")}
+        run = _number(values["run"]) if "run" in values else \
+            times["end"] - times["start"] if times["end"] is not None and times["start"] is not None else None
+        count = _number(values[size])
+        if times["submit"] is None or run is None or count is None:
+            builder.skip("an unreadable time or number", record)
+            continue
+        limit = _number(values.get("limit", "")) or 0.0
+        builder.add(record, times["submit"], run, limit, _whole_nodes(count, per_node), values.get("user", ""))
+    return builder.build(["jobs take whole nodes"])
+
+
+def _read_philly(file: TextIO, path: str) -> JobTrace:
+    """One job per entry: its run time is the sum of its attempts, its size the servers of the last one."""
+    text = file.read(_MAX_PHILLY_CHARS + 1)
+    try:
+        entries = json.loads(text) if len(text) <= _MAX_PHILLY_CHARS else None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON ({error}); expected cluster_job_log of the Philly traces", path) from error
+    if not isinstance(entries, list):
+        raise InputError("expected a JSON list, cluster_job_log of the Philly traces", path)
+    builder = TraceBuilder(path)
+    for number, entry in enumerate(entries, 1):
+        try:
+            record = f"entry {number}"
+            runs = [(_parse_time(str(attempt["start_time"])), _parse_time(str(attempt["end_time"])),
+                     len(attempt["detail"])) for attempt in entry["attempts"]]
+            whole = [(end - start, size) for start, end, size in runs if start is not None and end is not None]
+            submit = _parse_time(str(entry["submitted_time"]))
+            if not whole or submit is None:
+                builder.skip("no attempt with start and end", record)
+                continue
+            builder.remarks["restarted: the attempts count as one run"] += len(whole) > 1
+            builder.add(record, submit, sum(length for length, _ in whole), 0, whole[-1][1], str(entry.get("user")))
+        except (TypeError, KeyError, AttributeError):
+            builder.skip("not in the format of Philly", f"entry {number}")
+    builder.remarks = +builder.remarks
+    return builder.build(["jobs take whole nodes"])
+
+
+def _whole_nodes(count: float, per_node: int) -> int:
+    return math.ceil(min(count, 1e9) / per_node) if count > 0 else 0
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _parse_time(text: str) -> float | None:
+    """Seconds of a number, or of an ISO time; a time without zone is UTC, since only differences count."""
+    seconds = _number(text)
+    if seconds is not None:
+        return seconds
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    try:
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    except (OverflowError, OSError):
+        return None
+
+

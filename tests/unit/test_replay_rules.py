@@ -1,0 +1,245 @@
+"""Slurm's choice of nodes by leaf, compared with hand cases and with its loops written out; slurmdl's fast path."""
+
+import numpy as np
+import pytest
+from placing import three_level, two_level
+
+from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
+from slurmdl.dl_options import DlOptions
+from slurmdl.errors import InputError
+from slurmdl.job_request import JobRequest
+from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.block_rule import BlockRule
+from slurmdl.placement.place import place_job
+from slurmdl.replay.leaves import Leaves
+from slurmdl.replay.preferred_nodes import PreferredNodes
+from slurmdl.replay.slurm_rules import SlurmBlockRule, SlurmTreeRule, slurm_rule
+from slurmdl.replay.step_cost import StepCost
+from slurmdl.topology import example
+from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.topology import Topology
+
+THIN = LinkScores(default_zone_bandwidth=(6.25e8,))
+
+
+def tree_rule(topology):
+    return SlurmTreeRule(Leaves.from_topology(topology))
+
+
+@pytest.mark.parametrize(("free", "nodes", "expected"), [
+    ([4, 2, 3], 2, [0, 2, 0]),  # the tightest leaf
+    ([3, 3, 3], 2, [2, 0, 0]),  # the first of equal ones
+    ([4, 2, 3], 6, [4, 2, 0]),  # the largest, then the tightest that holds the rest
+    ([4, 2, 3], 7, [4, 0, 3]),
+    ([4, 2, 3], 9, [4, 2, 3]),
+    ([4, 2, 3], 10, None)])
+def test_leaves_below_one_switch(free, nodes, expected):
+    rule = tree_rule(two_level(*[[f"{leaf}{i}" for i in range(4)] for leaf in "abc"]))
+    counts = rule.choose(np.array(free), nodes)
+    assert expected == (None if counts is None else counts.tolist())
+
+
+@pytest.mark.parametrize(("free", "nodes", "expected"), [
+    # leaves 0 to 2 are below the first switch, 3 to 5 below the second
+    ([1, 1, 1, 2, 2, 0], 3, [1, 1, 1, 0, 0, 0]),  # the tightest switch that holds all, though its leaves are smaller
+    ([1, 1, 1, 2, 2, 1], 4, [0, 0, 0, 2, 2, 0]),
+    ([1, 2, 1, 2, 2, 1], 7, [0, 2, 0, 2, 2, 1]),  # no switch holds all: the largest leaves first
+    ([0, 0, 0, 0, 0, 0], 1, None)])
+def test_leaves_below_two_switches(free, nodes, expected):
+    counts = tree_rule(three_level(2, 3, 2)).choose(np.array(free), nodes)
+    assert expected == (None if counts is None else counts.tolist())
+
+
+def test_of_several_trees_only_one_is_used():
+    zones = [ZoneDecl(name, nodes=(f"{name}1", f"{name}2")) for name in "abcd"]
+    forest = build_topology([*zones, ZoneDecl("left", children=("a", "b")), ZoneDecl("right", children=("c", "d"))],
+                            kind="tree", source="test")
+    rule = tree_rule(forest)
+    assert rule.largest(np.array([2, 1, 1, 1])) == 3
+    assert rule.choose(np.array([2, 1, 1, 1]), 3).tolist() == [2, 1, 0, 0]
+    assert rule.choose(np.array([2, 2, 2, 2]), 3).tolist() == [0, 0, 2, 1]  # the last tree that holds it
+    assert rule.choose(np.array([2, 2, 2, 2]), 5) is None
+
+
+def leaf_after_leaf(leaves, free, missing):
+    """The loop of _eval_nodes_topo over all leaf switches, for whole nodes."""
+    parent = leaves.topology.parent
+    in_zone = dict.fromkeys(range(len(parent)), 0)
+    path = {leaf: [zone for zone in leaves.ancestors[leaf].tolist() if zone >= 0] for leaf in range(len(free))}
+    for leaf, nodes in enumerate(free):
+        for zone in path[leaf]:
+            in_zone[zone] += nodes
+    left, counts, distance = list(free), [0] * len(free), [0] * len(free)
+
+    def compare(i, j):
+        while True:
+            fits = in_zone[i] >= missing, in_zone[j] >= missing
+            if all(fits):
+                if in_zone[i] != in_zone[j]:
+                    return (1 if in_zone[i] < in_zone[j] else -1), True
+                break
+            if any(fits):
+                return (1 if fits[0] else -1), fits[0]
+            if parent[i] == parent[j]:
+                break
+            i, j = parent[i], parent[j]
+        return np.sign(in_zone[i] - in_zone[j]), fits[0]
+
+    while missing > 0:
+        best = -1
+        for leaf in range(len(free)):
+            if not left[leaf]:
+                continue
+            if best < 0:
+                best = leaf
+                continue
+            order, fit = compare(path[leaf][0], path[best][0])
+            if (distance[leaf] < distance[best] and fit) or (distance[leaf] == distance[best] and order > 0):
+                best = leaf
+        taken = left[best]
+        counts[best] = min(taken, missing)
+        missing -= taken
+        for zone in path[best]:
+            in_zone[zone] -= taken
+        left[best] = 0
+        for leaf in range(len(free)):
+            common = set(path[leaf]) & set(path[best])
+            distance[leaf] += len(path[leaf]) + len(path[best]) - 2 * len(common)
+    return counts
+
+
+def test_tree_rule_equals_the_loop_over_all_leaves():
+    rule = tree_rule(example.tree_topology((1, 2, 5, 15, 120)))
+    generator = np.random.default_rng(0)
+    for _ in range(150):
+        free = generator.integers(0, 9, 15) * (generator.random(15) < 0.7)
+        if free.sum():
+            nodes = int(generator.integers(1, free.sum() + 1))
+            assert rule.choose(free, nodes).tolist() == leaf_after_leaf(rule.leaves, free.tolist(), nodes)
+
+
+def block_after_block(free, begin, missing, rule: BlockRule):
+    """The loop of eval_nodes_block over the blocks of an aggregate, for whole nodes."""
+    counts, used, has_limit = [0] * len(free), set(), rule.aggregate != rule.part * rule.max_parts
+    part = [(begin + i) // rule.part for i in range(len(free))]
+    part_free = {p: sum(nodes for nodes, q in zip(free, part, strict=True) if q == p) for p in part}
+    new_parts = rule.max_parts
+    while True:
+        best, best_fit, best_same = -1, False, True
+        for i, nodes in enumerate(free):
+            if i in used:
+                continue
+            fit = nodes >= missing
+            if has_limit and (best < 0 or part[i] != part[best]):
+                same = any(part[j] == part[i] for j in used)
+                if best < 0 or (same and not best_same):
+                    best, best_fit, best_same = i, fit, same
+                    continue
+                if best_same and not same:
+                    continue
+                mine, other = part_free[part[i]], part_free[part[best]]
+                # sorted by: fits; then the fewest nodes if both fit, else the most
+                rank, best_rank = ((total >= missing, -total if total >= missing else total)
+                                   for total in (mine, other))
+                if rank > best_rank:
+                    best, best_fit, best_same = i, fit, same
+                if rank != best_rank:
+                    continue
+            if best < 0 or (fit and not best_fit) or (fit and nodes <= free[best]) or (
+                    not fit and not best_fit and nodes >= free[best]):
+                best, best_fit = i, fit
+        if best < 0 or not free[best] or (new_parts <= 0 and not best_same):
+            return None
+        used.add(best)
+        counts[best] = min(missing, free[best])
+        missing -= counts[best]
+        if not missing:
+            return counts
+        new_parts -= not best_same
+
+
+@pytest.mark.parametrize(("blocks", "sizes"), [(12, (6, 24)), (13, (6, 12, 48)), (9, (6,))])
+def test_block_rule_equals_the_loop_over_all_blocks(blocks, sizes):
+    rule = SlurmBlockRule(Leaves.from_topology(example.block_topology((blocks, blocks * 6), sizes)))
+    generator = np.random.default_rng(1)
+    compared = 0
+    for _ in range(250):
+        free = generator.integers(0, 7, blocks) * (generator.random(blocks) < 0.7)
+        nodes = int(generator.integers(1, max(2, free.sum() + 1)))
+        limits = rule.rule(nodes)
+        chosen = rule.choose(free, nodes)
+        if chosen is None:
+            continue
+        begin = int(np.flatnonzero(chosen)[0]) // limits.aggregate * limits.aggregate
+        inside = free[begin:begin + limits.aggregate].tolist()
+        assert chosen[begin:begin + limits.aggregate].tolist() == block_after_block(inside, begin, nodes, limits)
+        assert limits.allows(np.flatnonzero(chosen))
+        compared += 1
+    assert compared > 80
+
+
+def test_block_rule_takes_the_tightest_aggregate_that_holds_the_job_and_never_splits_small_jobs():
+    rule = SlurmBlockRule(Leaves.from_topology(example.block_topology((4, 24), (6, 12))))
+    assert rule.choose(np.array([5, 4, 3, 2]), 6) is None  # fits a base block, so it must be in one
+    assert rule.choose(np.array([6, 4, 5, 4]), 8).tolist() == [0, 0, 5, 3]
+    assert rule.choose(np.array([6, 6, 6, 6]), 24).tolist() == [6, 6, 6, 6]
+    assert rule.largest(np.array([5, 4, 3, 2])) == 14  # 13 to 24 nodes may use all blocks
+    assert rule.largest(np.array([5, 0, 0, 2])) == 5
+
+
+def test_the_largest_job_of_blocks_is_the_largest_that_has_enough_nodes():
+    rule = SlurmBlockRule(Leaves.from_topology(example.block_topology((7, 28), (4, 8, 16))))
+    generator = np.random.default_rng(2)
+    for _ in range(60):
+        free = generator.integers(0, 5, 7)
+        sizes = [n for n in range(1, 29) if (rule.available(free, n) >= n).any()]
+        assert rule.largest(free) == max(sizes, default=0)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip"])
+@pytest.mark.parametrize("scores", [LinkScores(), THIN], ids=["2:1", "thin"])
+@pytest.mark.parametrize("topology", [example.tree_topology((1, 8, 96)), example.tree_topology((1, 4, 12, 96)),
+                                      example.block_topology((8, 96), (12, 48))], ids=["two", "three", "block"])
+def test_preferred_nodes_cost_as_much_as_those_of_place_job(topology, scores, strategy):
+    leaves = Leaves.from_topology(topology)
+    rule, cost = slurm_rule(leaves), StepCost(leaves, strategy, 1e8, scores)
+    preferred = PreferredNodes(leaves, rule, cost)
+    generator = np.random.default_rng(4)
+    for _ in range(3):
+        busy = generator.random(96) < generator.uniform(0.2, 0.7)
+        snapshot = ClusterSnapshot.from_nodes(
+            [Node(name, ("ALLOCATED",) if taken else ("IDLE",), True, 4, 0 if taken else 4, 4000,
+                  0 if taken else 4000, partitions=("main",))
+             for name, taken in zip(topology.nodes, busy.tolist(), strict=True)], (Partition("main", True),))
+        free = np.bincount(topology.leaf[~busy], minlength=len(topology.zones))[leaves.zone]
+        for nodes in (3, 13, 25):
+            if not rule.fits(free, nodes):
+                continue
+            request = JobRequest(DlOptions(strategy=strategy, model_bytes=1e8, rank0="any"), (nodes, nodes),
+                                 ntasks_per_node=1, exclusive=True)
+            placed = place_job(request, snapshot, topology, scores)
+            counts = preferred.choose(free, nodes)
+            assert counts.sum() == nodes
+            assert (counts <= free).all()
+            # latencies of a path may differ a little
+            assert cost.seconds(counts) == pytest.approx(placed.rank_map.cost.seconds, rel=1e-3)
+
+
+def test_the_cached_cost_depends_on_the_shape_of_an_allocation_only():
+    leaves = Leaves.from_topology(example.tree_topology((1, 3, 6, 24)))
+    cost = StepCost(leaves, "gossip", 1e8, THIN)
+    near, same, far = (np.array(counts) for counts in ([3, 2, 0, 0, 0, 0], [0, 0, 0, 0, 2, 3], [3, 0, 2, 0, 0, 0]))
+    assert cost.seconds(near) == cost.seconds(same)
+    assert cost.seconds(far) != cost.seconds(near)
+    fresh = StepCost(leaves, "gossip", 1e8, THIN)
+    assert fresh.seconds(same) == cost.seconds(same)
+    assert cost.seconds(np.array([1, 0, 0, 0, 0, 0])) == 0
+
+
+def test_flat_and_unsupported_topologies():
+    flat = Leaves.from_topology(Topology.flat(("a", "b", "c")))
+    assert slurm_rule(flat).choose(np.array([3]), 2).tolist() == [2]
+    assert flat.fewest[3] == 1
+    ring = build_topology([ZoneDecl("r", nodes=("a", "b"))], kind="ring", source="test")
+    with pytest.raises(InputError, match=r"topology/ring: .* expected tree, block or flat"):
+        Leaves.from_topology(ring)
