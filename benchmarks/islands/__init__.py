@@ -6,7 +6,8 @@ sandbox, with real messages and a computation that sleeps as long as this model'
 of two nodes of each zone, whose gradients cross zones. Predicted seconds of a step are those of `slurmdl simulate`.
 
 `disturbances`: islands and flat strategies on skewed data, and with a zone at half the speed. `trigger`: the drift
-trigger between islands, beside fixed periods with the same bytes. Both on virtual ranks.
+trigger between islands, beside fixed periods with the same bytes. Both on virtual ranks. `lost-island`: a zone is
+killed in the middle of a run (needs Open MPI with ULFM).
 
 `when`: simulated step times by the rate between zones and the size of the model, with a chart.
 """
@@ -20,6 +21,7 @@ from benchmarks.results import Row
 from benchmarks.suite import Suite, draw_beside, module_rows, package_versions
 
 PARTS = {"time-to-loss": "benchmarks.islands.time_to_loss", "disturbances": "benchmarks.islands.disturbances",
+         "lost-island": "benchmarks.islands.lost_island",
          "trigger": "benchmarks.islands.trigger", "when": "benchmarks.islands.when"}
 _part_rows = module_rows(PARTS)
 #: rows of the chart, collected while the part runs

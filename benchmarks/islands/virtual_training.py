@@ -19,12 +19,11 @@ import numpy as np
 
 from slurmdl.train.trainer import labeled_dataset
 
-RANKS, ZONES, MODEL = 8, "A:4,B:4", "gpt:128,2,4"
-#: steps between evaluations
-EVALUATE_EVERY = 16
-COMMON = ("--virtual-ranks", str(RANKS), "--virtual-zones", ZONES, "--model", MODEL, "--data", "text",
-          "--fold", "1/20", "--batch-size", "8", "--optimizer", "adamw", "--lr", "0.003",
-          "--evaluate-every", str(EVALUATE_EVERY))
+RANKS = 8
+#: options of `slurmdl train`: the model, its data and optimizer
+TRAINING = ("--model", "gpt:128,2,4", "--data", "text", "--fold", "1/20", "--batch-size", "8", "--optimizer", "adamw",
+            "--lr", "0.003")
+COMMON = ("--virtual-ranks", str(RANKS), "--virtual-zones", "A:4,B:4", *TRAINING, "--evaluate-every", "16")
 
 
 @dataclass(frozen=True)
