@@ -69,7 +69,8 @@ class JobTable:
     Attributes:
         job_ids: as in Slurm, e.g. "123", "123_4", "123+0", or "123_[5-9]" for tasks that are not yet submitted.
         user, partition, state: indices in `users`, `partitions` and `states`.
-        submit_s, start_s, end_s: epoch seconds, -1 if unknown: the job has not started, or not ended.
+        submit_s, start_s, end_s: epoch seconds, -1 if unknown: the job has not started, or not ended. A job that was
+            cancelled while it waited has an end only.
         limit_s: time limit in seconds, -1 if unlimited or unknown.
         nodes: number of nodes, of a job without nodes the requested number; 0 if unknown. Counted in the node list if
             sacct gives none, or rounded it to "1K".
@@ -214,19 +215,19 @@ class _RecordReader:
         parse = self.times.parse
         for number, line in numbered:
             fields = line.rstrip("\r\n").split("|")
-            if len(fields) != width:
-                if line.strip():
-                    kind = "fewer" if len(fields) < width else "more"
-                    self._add_problem(f"{kind} fields than the header", "not used", number, line)
-                continue
             if "NodeList" in fields:  # the header of another output that was appended
-                columns = _column_indices(fields)
+                columns, width = _column_indices(fields), len(fields)
                 if not all(name in columns for name in _NEEDED):
                     raise InputError("a second header without JobID, Start, End or NodeList", self.source, number,
                                      line)
                 get = [columns.get(name.lower(), width) for name in SACCT_COLUMNS]
                 continue
-            fields.append("")  # field of a column that does not exist
+            if len(fields) != width:
+                if line.strip():
+                    kind = "fewer" if len(fields) < width else "more"
+                    self._add_problem(f"{kind} fields than the header", "not used", number, line)
+                continue
+            fields.append("")  # for a column that does not exist
             (job_id, user, partition, state, submit_text, start_text, end_text, limit_text, node_text, cpu_text,
              nodelist) = [fields[i] for i in get]
             if "." in job_id:
@@ -255,8 +256,6 @@ class _RecordReader:
                 if end < start:
                     self._add_problem("End before Start", "not used", number, f"{start_text}, {end_text}")
                     continue
-            if end >= 0 > start:
-                start = end  # cancelled while pending
             limit = self.limits.get(limit_text)
             if limit is None:
                 limit = self._parse_limit(limit_text, number)

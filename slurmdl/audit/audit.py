@@ -24,6 +24,7 @@ BoolArray = np.typing.NDArray[np.bool_]
 
 MAX_PICTURED_JOBS = 5  # worst jobs whose best nodes are kept
 _MAX_KEPT = 1000  # jobs of which these are selected
+_ROUNDING = 1e-9  # relative difference of equal times
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,11 @@ class Audit:
         extra = jobs.node_hours * (jobs.used_zones - jobs.fewest_zones)
         return np.lexsort((jobs.row, -extra, -np.round(self.lost_node_hours[0], 9)))
 
+    @cached_property
+    def improvable(self) -> BoolArray:
+        """Whether an audited job could have used fewer leaf zones, or communicated faster; shape (jobs,)."""
+        return np.asarray(self.jobs.has_extra_zones | (self.jobs.factor > 1 + _ROUNDING).any(axis=0))
+
     def leaf_counts(self, row: int) -> NodeCounts:
         """Leaf zones that a record used, and its nodes in each."""
         leaf, count = np.unique(self.leaves.leaf_of_node[self.lists.of(int(self.table.hostlist[row]))],
@@ -151,7 +157,7 @@ def audit_jobs(table: JobTable, topology: Topology, scores: LinkScores,
     if topology.kind == "block":
         jobs = replace(jobs, broken_segments=_broken_segments(table, lists, leaves, jobs))
     one_node_jobs = int((selected & (node_count == 1) & complete).sum())
-    notes = (*_assumptions(topology, scores, options), *_notes(table, topology, end_s, rows))
+    notes = (*_assumptions(topology, scores, options), *_notes(table, topology, end_s, rows, options))
     return Audit(table, leaves, options, jobs, end_s, lists, _all_problems(table, lists, leaves, selected, end_s),
                  notes, one_node_jobs, best)
 
@@ -258,12 +264,13 @@ def _assumptions(topology: Topology, scores: LinkScores, options: AuditOptions) 
     return notes
 
 
-def _notes(table: JobTable, topology: Topology, end_s: IntArray, rows: IntArray) -> tuple[str, ...]:
+def _notes(table: JobTable, topology: Topology, end_s: IntArray, rows: IntArray,
+           options: AuditOptions) -> tuple[str, ...]:
     notes = [*topology.notes, *table.notes]
     if running := int(((table.end_s < 0) & table.has_run).sum()):
         notes.append(f"{pluralize(running, 'job')} without end: taken as running until the last time in the records")
     ended = end_s[table.has_run]
-    if len(rows) and (early := int((table.start_s[rows] < ended.min()).sum())):
+    if options.since_s is None and len(rows) and (early := int((table.start_s[rows] < ended.min()).sum())):
         notes.append(f"{pluralize(early, 'audited job')} started before the first recorded end: records of other "
                      "jobs of that moment may be missing, so that fewer zones seem possible; --since leaves such "
                      "jobs out")

@@ -11,6 +11,7 @@ from slurmdl.audit.charts import BEST_COLOR, USED_COLOR, Bar, bar_chart, zone_ch
 from slurmdl.audit.report_text import (
     GROUP_COLUMNS,
     JOB_COLUMNS,
+    NO_BETTER_NODES,
     describe_records,
     describe_topology,
     group_cells,
@@ -71,14 +72,15 @@ def _charts_and_tables(audit: Audit, summary: Summary) -> Iterator[str]:
         yield from _figure(f"Node-hours lost if the strategy is {strategy}, by user", bar_chart(
             f"node-hours lost by user, {strategy}",
             [(name, [Bar(value, f"{value:,.1f}", USED_COLOR)]) for name, value in hours]))
-    rows = {int(audit.jobs.row[i]): int(i) for i in audit.worst_first[:1]}
-    for row in rows:
-        if row in audit.best:
-            job_id = audit.table.job_ids[row]
-            yield from _figure(f"Leaf zones of the worst job, {job_id}", zone_chart(
-                f"leaf zones of job {job_id}", audit, audit.leaf_counts(row), audit.best[row]))
+    row = int(audit.jobs.row[audit.worst_first[0]])
+    if summary.worst_jobs and row in audit.best:
+        job_id = audit.table.job_ids[row]
+        yield from _figure(f"Leaf zones of the worst job, {job_id}", zone_chart(
+            f"leaf zones of job {job_id}", audit, audit.leaf_counts(row), audit.best[row]))
     yield "</div>"
     yield "<h2>Worst jobs</h2>"
+    if not summary.worst_jobs:
+        yield f"<p>{_text(NO_BETTER_NODES)}</p>"
     yield from _table(JOB_COLUMNS, [job_cells(job) for job in summary.worst_jobs[:_MAX_ROWS]], 3)
     for title, groups in summary.tables:
         hidden = len(groups) - _MAX_ROWS

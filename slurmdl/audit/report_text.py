@@ -26,7 +26,7 @@ def format_audit(audit: Audit, summary: Summary) -> Iterator[str]:
     if summary.total.jobs:
         yield ""
         worst = [job_cells(job) for job in summary.worst_jobs[:_MAX_ROWS]]
-        yield from _format_table("worst jobs", JOB_COLUMNS, worst)
+        yield from _format_table("worst jobs", JOB_COLUMNS, worst) if worst else [NO_BETTER_NODES]
         for title, groups in summary.tables:
             yield ""
             rows = [group_cells(group) for group in groups[:_MAX_ROWS]]
@@ -54,7 +54,7 @@ def describe_topology(audit: Audit) -> str:
 def key_figures(audit: Audit, summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of the most important results."""
     total = summary.total
-    yield "jobs on several nodes", (f"{total.jobs:,} with {total.node_hours:,.0f} node-hours (and "
+    yield "jobs on several nodes", (f"{total.jobs:,} with {total.node_hours:,.1f} node-hours (and "
                                     f"{audit.one_node_jobs:,} on one node)")
     if not total.jobs:
         return
@@ -71,6 +71,7 @@ def key_figures(audit: Audit, summary: Summary) -> Iterator[tuple[str, str]]:
             f"{sums.lost_node_hours:,.1f} node-hours lost ({sums.lost_node_hours / total.node_hours:.1%})")
 
 
+NO_BETTER_NODES = "no job could have had better nodes"
 JOB_COLUMNS = ("job", "user", "partition", "nodes", "zones", "fewest", "comm", "node-hours", "lost")
 GROUP_COLUMNS = ("", "jobs", "node-hours", "zones/job", "fewest", "extra", "comm", "lost")
 
@@ -85,7 +86,7 @@ def job_cells(job: JobResult) -> tuple[str, ...]:
 def group_cells(group: GroupSums) -> tuple[str, ...]:
     """Cells of GROUP_COLUMNS, for the first strategy."""
     sums = next(iter(group.strategies.values()))
-    return (group.name, f"{group.jobs:,}", f"{group.node_hours:,.0f}", f"{group.used_zones / group.jobs:.2f}",
+    return (group.name, f"{group.jobs:,}", f"{group.node_hours:,.1f}", f"{group.used_zones / group.jobs:.2f}",
             f"{group.fewest_zones / group.jobs:.2f}", f"{group.jobs_with_extra_zones / group.jobs:.0%}",
             f"x{sums.mean_factor:.2f}", f"{sums.lost_node_hours:,.1f}")
 

@@ -74,7 +74,10 @@ class JobResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """All sums; groups with most lost node-hours first, sizes ascending."""
+    """All sums; groups with most lost node-hours first, sizes ascending.
+
+    `worst_jobs` are jobs that could have used fewer leaf zones or communicated faster, at most MAX_WORST_JOBS.
+    """
 
     total: GroupSums
     users: tuple[GroupSums, ...]
@@ -93,9 +96,10 @@ def summarize_audit(audit: Audit) -> Summary:
     size_class = np.ceil(np.log2(np.maximum(jobs.nodes, 2))).astype(np.int64)
     sizes = [_sum_jobs(audit, f"{2 ** (k - 1) + 1}-{2 ** k}" if k > 1 else "2", np.flatnonzero(size_class == k))
              for k in np.unique(size_class).tolist()]
+    worst = audit.worst_first[audit.improvable[audit.worst_first]]
     return Summary(_sum_jobs(audit, "all", np.arange(len(jobs))), _by_name(audit, table.users, table.user[jobs.row]),
                    _by_name(audit, table.partitions, table.partition[jobs.row]), tuple(sizes),
-                   tuple(job_result(audit, i) for i in audit.worst_first[:MAX_WORST_JOBS].tolist()))
+                   tuple(job_result(audit, i) for i in worst[:MAX_WORST_JOBS].tolist()))
 
 
 def job_result(audit: Audit, i: int) -> JobResult:
