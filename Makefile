@@ -5,6 +5,7 @@
 # make bench-topology     time to read and to query topologies, into results/topology.json
 # make bench-placement    speed and quality of placement, into results/placement.json
 # make bench-mesh         meshes: exact optimum, other rules, speed, and a program on a sandbox, into results/mesh*.json
+# make bench-audit        time and memory of an audit of a million job records, into results/audit.json
 # make bench-model        predicted and measured communication times of random placements, into results/model.json
 # make bench-launchers    launchers: seconds per step in the planned order, and overhead of slurmdl srun
 # make bench-gpu-requests GPU requests: nodes and tasks by the model and by Slurm, into results/gpu-requests.json
@@ -44,7 +45,7 @@ WORKERS ?= 4
 
 BENCHES := bench-demo bench-topology bench-placement bench-mesh bench-model bench-launchers bench-spank bench-strategies \
 	bench-scores bench-heterogeneous bench-simulate bench-paper bench-gpu-requests bench-preflight \
-	bench-training bench-islands
+	bench-training bench-islands bench-audit
 
 .PHONY: demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean \
 	packages rpms compose compose-test test-matrix test-oracle test-packages test-plugin-releases $(BENCHES)
@@ -88,6 +89,10 @@ bench-mesh: install
 	$(BIN)/python -m benchmarks.mesh --only rules,speed --results results/mesh.json
 	$(AS_ROOT) $(BIN)/python -m benchmarks.mesh --only slurmctld --results results/mesh-slurmctld.json
 	$(AS_ROOT) $(BIN)/python -m benchmarks.mesh --only step-time --results results/mesh-step-time.json
+
+bench-audit: install
+	@mkdir -p results
+	$(BIN)/python -m benchmarks.audit --results results/audit.json
 
 bench-model: install
 	@mkdir -p results

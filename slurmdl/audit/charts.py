@@ -48,7 +48,7 @@ def bar_chart(title: str, rows: Sequence[tuple[str, Sequence[Bar]]], legend: Seq
 def zone_chart(title: str, audit: Audit, used: NodeCounts, best: NodeCounts) -> str:
     """Leaf zones that a job used, and the best ones that it could have had, with its nodes in each."""
     elements, y = [], 4.0
-    for label, counts, color in (("used", used, USED_COLOR), ("possible", best, BEST_COLOR)):
+    for label, counts, color in (("used", used, USED_COLOR), ("best", best, BEST_COLOR)):
         zones = len(counts[0])
         heading = f"{label}: {pluralize(zones, 'leaf zone')}"
         elements.append(svg_text(0, y + 14, heading, weight="bold", size=12))

@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "the built-in trainer, an MPI program",
     "bench": "compare frameworks, strategies, models and placements in jobs on your own cluster",
     "simulate": "predict step times of placements on clusters of any size with SimGrid",
+    "audit": "show how past jobs lay in the topology, and what better nodes would have gained",
     "replay": "replay a job trace with nodes chosen by Slurm, by slurmdl and by both",
     "doctor": "check the site's setup and suggest fixes",
     "sandbox": "a real Slurm cluster on this machine",
