@@ -69,7 +69,7 @@ def test_readme_has_every_command():
 
 
 @pytest.mark.parametrize(("page", "command"), [
-    ("train", "train"), ("simulate", "simulate"), ("replay", "replay"), ("admin", "doctor"),
+    ("train", "train"), ("simulate", "simulate"), ("replay", "replay"), ("admin", "doctor"), ("audit", "audit"),
     *(("links", f"links {command}") for command in ("probe", "counters", "ingest", "show")),
     *(("topology", f"topology {command}") for command in ("show", "check", "diff", "convert", "features", "example")),
 ])
