@@ -60,7 +60,7 @@ class CommCosts:
         if "allreduce" not in self.traffic:
             return in_leaf_order
         leaf = self.leaves.leaf_of_node[numbers]
-        runs = leaf[np.flatnonzero(np.append(True, leaf[1:] != leaf[:-1]))].tolist()
+        runs = [int(leaf[0]), *leaf[1:][leaf[1:] != leaf[:-1]].tolist()]
         if len(runs) > 1 and runs[0] == runs[-1]:
             runs.pop()
         crossings: dict[int, int] = {}

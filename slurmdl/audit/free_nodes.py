@@ -48,7 +48,9 @@ def iter_free_counts(table: JobTable, end_s: IntArray, lists: NodeLists, leaves:
     times = event_time[order]
     # an event is row + 1 for a start and -(row + 1) for an end
     events = np.where(is_start, 1, -1)[order] * (np.concatenate([rows, rows])[order] + 1)
-    hostlist, begin, single = table.hostlist, lists.begin.tolist(), lists.numbers
+    # memory views: single elements of arrays are slow
+    hostlist, begin, numbers = memoryview(table.hostlist), memoryview(lists.begin), memoryview(lists.numbers)
+    is_wanted = memoryview(wanted)
     pending: list[int] = []
     last = len(events) - 1
     for i, (event, when) in enumerate(zip(events.tolist(), times.tolist(), strict=True)):
@@ -58,14 +60,14 @@ def iter_free_counts(table: JobTable, end_s: IntArray, lists: NodeLists, leaves:
         step = 1 if event > 0 else -1
         if high - low <= _MAX_SINGLE_UPDATES:
             for k in range(low, high):
-                count[single[k]] += step
+                count[numbers[k]] += step
         else:
-            busy[single[low:high]] += step
-        if event > 0 and wanted[row]:
+            busy[lists.numbers[low:high]] += step
+        if event > 0 and is_wanted[row]:
             pending.append(row)
         if pending and (i == last or times[i + 1] != when):
             for row in pending:
-                yield row, free_of[int(table.partition[row])].counts(busy, lists.of(int(hostlist[row])))
+                yield row, free_of[int(table.partition[row])].counts(busy, lists.of(hostlist[row]))
             pending.clear()
 
 

@@ -100,7 +100,7 @@ class NodeLists:
             except InputError:
                 unreadable.append(text)
                 names, is_complete[i] = [], False
-            found = [known[name] for name in names if name in known]
+            found = [number for number in map(known.get, names) if number is not None]
             if len(found) < len(names):
                 is_complete[i] = False
                 unknown.update(dict.fromkeys(name for name in names if name not in known))
