@@ -20,6 +20,7 @@ from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import Plan, decode_plan, encode_plan, group_ranks
 from slurmdl.train import init
+from slurmdl.train.library.checkpoint_export import export_model
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategies.islands import state_of_piece
 from slurmdl.train.strategy_config import StrategyConfig
@@ -395,13 +396,30 @@ def summary(words: str, steps: int = 20, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("words", ["--strategy local-sgd --period 4", "--strategy gossip --period 4",
                                    "--preset noloco --period 4 --optimizer sgd",
                                    "--strategy local-sgd --period 6 --fragments 2 --overlap 2 --compression int8"])
-def test_run_resumes_on_other_islands_from_the_mean(words: str, tmp_path: Path) -> None:
+def test_run_resumes_on_other_islands_from_the_mean(words: str, tmp_path: Path,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
     before, after = (f"{words} --virtual-ranks {ranks} --virtual-zones {zones}" for ranks, zones in (
         (4, "A:2,B:2"), (5, "A:1,B:3,C:1")))
-    summary(before, 8, checkpoint_dir=tmp_path)
+    summary(before, 8, checkpoint_dir=tmp_path, checkpoint_every=8)
     resumed = summary(after, 40, checkpoint_dir=tmp_path)
+    assert "resumed after step 8" in capsys.readouterr().err
     assert resumed["num_workers"] == 5
     assert resumed["test_accuracy"] > 0.5
+
+
+def test_checkpoint_has_one_model_per_island(tmp_path: Path) -> None:
+    """Resuming is bitwise, also of ranks that saved no model; an export weighs islands by their ranks."""
+    words = "--strategy gossip --period 5 --virtual-ranks 4 --virtual-zones A:3,B:1"
+    whole = summary(words, 16)
+    summary(words, 8, checkpoint_dir=tmp_path, checkpoint_every=8)
+    files = [torch.load(tmp_path / "step-00000008" / f"worker-{rank}.pt", weights_only=False) for rank in range(4)]
+    assert [file["model"] is not None for file in files] == [True, False, False, True]
+    assert export_model(str(tmp_path), None, str(tmp_path / "model.pt")) == (8, 2)
+    exported = torch.load(tmp_path / "model.pt")
+    for name, tensor in exported.items():
+        torch.testing.assert_close(tensor, 0.75 * files[0]["model"][name] + 0.25 * files[3]["model"][name])
+    resumed = summary(words, 16, checkpoint_dir=tmp_path)
+    assert resumed["parameters_crc32"] == whole["parameters_crc32"]
 
 
 def test_state_of_a_piece_is_joined_from_others() -> None:

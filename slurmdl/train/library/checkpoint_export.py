@@ -42,12 +42,19 @@ def export_model(directory: str, step: int | None, output: str) -> tuple[int, in
 
 
 def _read_models(folder: CheckpointDir, manifest: Manifest) -> tuple[list[dict[str, Any]], list[float]]:
-    """State dicts and weights of the workers' models; of the first worker only if all are equal."""
-    models, weights = [], []
+    """State dicts and weights of the workers' models: of equal ones one, with the sum of their weights."""
+    models: list[dict[str, Any]] = []
+    weights: list[float] = []
+    groups, holders = manifest.rank_layout["nodes"], dict[int, int]()
     for index in range(manifest.rank_layout["workers"]):
         content = folder.read_rank_file(manifest, f"worker-{index}")
-        if content["model"] is None:
+        weight = float(content["strategy"].get("model_weight", 1.0))
+        if content["model"] is not None:
+            holders[index] = len(models)
+            models.append(content["model"])
+            weights.append(weight)
+        elif groups:
+            weights[holders[groups[index]]] += weight
+        else:
             break
-        models.append(content["model"])
-        weights.append(float(content["strategy"].get("model_weight", 1.0)))
     return models, weights

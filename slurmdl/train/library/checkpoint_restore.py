@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -131,16 +131,20 @@ class CheckpointRestorer:
     def _load(self, manifest: Manifest) -> LoadedCheckpoint:
         world, layout, own_name = self._world, manifest.rank_layout, self._rank_file_name
         is_resized = dict(layout) != rank_layout(world)
-        count = layout["workers"] if is_resized and models_differ(world) else 1
-        workers = [] if world.is_server else self._read_files(manifest, "worker", count)
-        servers = self._read_files(manifest, "server", layout["servers"]) if world.is_server and is_resized else []
+        needed: Iterable[int] = (model_holder(world),)
+        if is_resized:
+            needed = range(layout["workers"] if models_differ(world) else 1)
+        workers = [] if world.is_server else self._read_files(manifest, "worker", needed)
+        servers = self._read_files(manifest, "server", range(layout["servers"])) \
+            if world.is_server and is_resized else []
         own = None
         if not is_resized:
-            own = workers[0] if own_name == "worker-0" else self._checkpoint_dir.read_rank_file(manifest, own_name)
+            own = workers[0] if own_name == f"worker-{model_holder(world)}" else \
+                self._checkpoint_dir.read_rank_file(manifest, own_name)
         return LoadedCheckpoint(manifest.number, own, workers, servers)
 
-    def _read_files(self, manifest: Manifest, role: str, count: int) -> list[Mapping[str, Any]]:
-        return [self._checkpoint_dir.read_rank_file(manifest, f"{role}-{index}") for index in range(count)]
+    def _read_files(self, manifest: Manifest, role: str, indices: Iterable[int]) -> list[Mapping[str, Any]]:
+        return [self._checkpoint_dir.read_rank_file(manifest, f"{role}-{index}") for index in indices]
 
     def _restore_model(self, loaded: LoadedCheckpoint) -> None:
         import torch
@@ -149,10 +153,13 @@ class CheckpointRestorer:
         if len(loaded.workers) > 1:
             weights = [content["strategy"]["model_weight"] for content in loaded.workers]
             shares = [weight / sum(weights) for weight in weights]
-            content: Mapping[str, Any] = {key: average_states([file[key] for file in loaded.workers], shares)
+            groups = self._checkpoint_dir.read_manifest(loaded.number).rank_layout["nodes"]
+            holders = [file if file["model"] is not None else loaded.workers[groups[index]]
+                       for index, file in enumerate(loaded.workers)]
+            content: Mapping[str, Any] = {key: average_states([file[key] for file in holders], shares)
                                           for key in ("model", "optimizer")}
         else:
-            # if all models are equal, only the first worker has saved them
+            # of workers with equal models, only the first has saved them
             content = loaded.own_or_first if loaded.own_or_first["model"] is not None else loaded.workers[0]
         model.load_state_dict(content["model"])
         replica.mark_changed()
@@ -175,7 +182,7 @@ class CheckpointRestorer:
                 saved = [(start, stop) for start, stop, _ in loaded.own["shards"]["shard"]]
                 if saved != [(part.start, part.stop) for part in strategy.owned_slices]:
                     manifest = self._checkpoint_dir.read_manifest(loaded.number)
-                    contents = self._read_files(manifest, "server", manifest.rank_layout["servers"])
+                    contents = self._read_files(manifest, "server", range(manifest.rank_layout["servers"]))
             strategy.load_shard_states([shard for content in contents for shard in content["shards"]["shard"]],
                                        [shard for content in contents for shard in content["shards"]["optimizer"]])
         if loaded.own:
@@ -198,6 +205,13 @@ def rank_layout(world: World) -> dict[str, Any]:
     labels = [(world.zones if config.inside == "zone" else world.nodes)[worker] for worker in workers]
     return {"workers": len(workers), "servers": len(world.ranks_with_role("ps")),
             "nodes": [labels.index(label) for label in labels] if config.shared_memory or config.inside else []}
+
+
+def model_holder(world: World) -> int:
+    """Index of the worker whose file has this worker's model: the first of those with equal models; 0 on servers."""
+    if world.worker_rank is None or not models_differ(world):
+        return 0
+    return int(rank_layout(world)["nodes"][world.worker_rank]) if world.config.inside else world.worker_rank
 
 
 def models_differ(world: World) -> bool:

@@ -13,7 +13,7 @@ from slurmdl.errors import TrainError, warn
 from slurmdl.train.library import checkpoint, consistency
 from slurmdl.train.library.checkpoint import CheckpointDir, Manifest
 from slurmdl.train.library.checkpoint_coordinator import CheckpointCoordinator
-from slurmdl.train.library.checkpoint_restore import CheckpointRestorer, DeferredState, models_differ, rank_layout
+from slurmdl.train.library.checkpoint_restore import CheckpointRestorer, DeferredState, model_holder, rank_layout
 from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.strategies.parameter_server import PSServerBase
@@ -156,7 +156,7 @@ class Checkpointer:
                    "meter": ctx.meter.state_dict()}
         if isinstance(strategy, PSServerBase):
             return {**content, "shards": strategy.shard_states()}
-        saves_model = self._world.is_main or models_differ(self._world)
+        saves_model = model_holder(self._world) == self._world.worker_rank
         return {**content, "step": self._state.step,
                 "model": ctx.model.state_dict() if saves_model else None,
                 "optimizer": ctx.optimizer.state_dict() if saves_model else None,
