@@ -27,7 +27,10 @@ METHODS: dict[str, tuple[str, ...]] = {
     "islands, local-sgd every 16 steps, int4": ("--strategy", "local-sgd", "--period", "16", "--compression", "int4",
                                                 "--inside", "zone"),
     ISLANDS: ("--strategy", "gossip", "--comm-pattern", "base-2", "--period", "16", "--compression", "int4",
-              "--inside", "zone")}
+              "--inside", "zone"),
+    "islands, NoLoCo every 16 steps, int4": (
+        "--preset", "noloco", "--comm-pattern", "base-2", "--period", "16", "--compression", "int4",
+        "--inside", "zone")}
 UNDISTURBED, SKEW, SLOW, BALANCED = "undisturbed", "skewed data", "zone B at half speed", \
     "zone B at half speed, load balance"
 SLOW_ZONE = ("--straggler", ",".join(f"{rank}=2" for rank in range(RANKS // 2, RANKS)))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.islands import time_to_loss as bench
-from benchmarks.islands import trigger
+from benchmarks.islands import disturbances, trigger
 from benchmarks.islands.virtual_training import Course, skewed_zones
 from slurmdl.train.trainer import labeled_dataset
 
@@ -83,3 +83,22 @@ def trigger_courses(saving: float) -> dict[tuple[str, int], Course]:
 def test_trigger_must_lose_less_than_the_period_with_its_bytes(saving: float, met: bool) -> None:
     rows = [row for row in trigger.evaluate(trigger_courses(saving), range(3)) if row.met is not None]
     assert [row.met for row in rows] == [met, True] * len(trigger.BUDGETS)
+
+
+@pytest.mark.parametrize(("islands_s", "met"), [(5.0, True), (20.0, False)])
+def test_islands_must_reach_the_loss_sooner_than_allreduce_under_each_disturbance(islands_s: float, met: bool) -> None:
+    target = disturbances.TARGET_STEPS
+    courses = {}
+    for disturbance in disturbances.DISTURBANCES:
+        for method in disturbances.METHODS:
+            seconds = islands_s if method == disturbances.ISLANDS else 10.0
+            courses[f"{disturbance}: {method}", 1] = Course(
+                {target: 2.0, disturbances.STEPS: 1.5}, {target: seconds, disturbances.STEPS: 2 * seconds}, 0)
+    # a method that does not reach the loss of undisturbed allreduce
+    lost = f"{disturbances.SKEW}: gossip every 16 steps, int4"
+    courses[lost, 1] = Course({disturbances.STEPS: 2.1}, {disturbances.STEPS: 30.0}, 0)
+    rows = [*disturbances.evaluate(courses, [1])]
+    verdicts = {row.metric: row.met for row in rows if row.met is not None}
+    assert verdicts == {f"{disturbance}: {disturbances.ISLANDS}: emulated time to the loss": met
+                        for disturbance in disturbances.DISTURBANCES}
+    assert [row.value for row in rows if row.metric.startswith(f"{lost}: seeds that do not reach")] == [1]
