@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.islands import time_to_loss as bench
 from benchmarks.islands import disturbances, trigger
+from benchmarks.islands import time_to_loss as bench
 from benchmarks.islands.virtual_training import Course, skewed_zones
 from slurmdl.train.trainer import labeled_dataset
 
@@ -86,7 +86,7 @@ def test_trigger_must_lose_less_than_the_period_with_its_bytes(saving: float, me
 
 
 @pytest.mark.parametrize(("islands_s", "met"), [(5.0, True), (20.0, False)])
-def test_islands_must_reach_the_loss_sooner_than_allreduce_under_each_disturbance(islands_s: float, met: bool) -> None:
+def test_islands_must_be_sooner_than_allreduce_under_each_disturbance(islands_s: float, met: bool) -> None:
     target = disturbances.TARGET_STEPS
     courses = {}
     for disturbance in disturbances.DISTURBANCES:
