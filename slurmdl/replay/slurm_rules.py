@@ -178,13 +178,20 @@ class SlurmBlockRule:
 
     def available(self, free: IntArray, nodes: int) -> IntArray:
         """Nodes that the job could use of each aggregate of its size."""
-        rule = self.rule(nodes)
+        rule, parts_needed = self.rule(nodes), self._max_parts(nodes)
+        if rule.aggregate == rule.part * parts_needed:
+            return _sum_runs(free, rule.aggregate)
         parts = _sum_runs(free, rule.part)
-        per_aggregate = -(-rule.aggregate // rule.part)
-        if rule.max_parts >= per_aggregate:
-            return _sum_runs(parts, per_aggregate)
+        # as in Slurm: an incomplete part at the end of the whole topology is not counted
+        per_aggregate = rule.aggregate // rule.part
+        if rule.aggregate >= len(free):
+            parts = parts[:per_aggregate]
         padded = np.append(parts, np.zeros(-len(parts) % per_aggregate, np.int64)).reshape(-1, per_aggregate)
-        return np.asarray(np.sort(padded, axis=1)[:, per_aggregate - rule.max_parts:].sum(axis=1))
+        return np.asarray(np.sort(padded, axis=1)[:, max(0, per_aggregate - parts_needed):].sum(axis=1))
+
+    def _max_parts(self, nodes: int) -> int:
+        """Parts that a job may use, without the bound of BlockRule by the parts of an aggregate."""
+        return -(-nodes // (self.rule(nodes).part * self.base_size))
 
     def largest(self, free: IntArray) -> int:
         total = int(free.sum())
@@ -198,7 +205,7 @@ class SlurmBlockRule:
     @cached_property
     def _size_ranges(self) -> list[tuple[int, int]]:
         """First and last size of the jobs with equal limits, ascending."""
-        rules = [self.rule(nodes) for nodes in range(1, self.leaves.nodes + 1)]
+        rules = [(self.rule(nodes), self._max_parts(nodes)) for nodes in range(1, self.leaves.nodes + 1)]
         begin = [i for i in range(len(rules)) if i == 0 or rules[i] != rules[i - 1]]
         return [(first + 1, last) for first, last in zip(begin, [*begin[1:], len(rules)], strict=True)]
 
@@ -212,7 +219,7 @@ class SlurmBlockRule:
         aggregate = int(enough[np.flatnonzero(total == total.min())[-1]])
         begin = aggregate * rule.aggregate
         blocks = free[begin:begin + rule.aggregate]
-        chosen = _choose_blocks(blocks, begin, nodes, rule)
+        chosen = _choose_blocks(blocks, begin, nodes, rule, self._max_parts(nodes))
         if chosen is None:
             return None
         counts = np.zeros_like(free)
@@ -225,13 +232,13 @@ def _sum_runs(values: IntArray, length: int) -> IntArray:
     return np.asarray(np.add.reduceat(values, np.arange(0, len(values), length)))
 
 
-def _choose_blocks(free: IntArray, begin: int, missing: int, rule: BlockRule) -> IntArray | None:
+def _choose_blocks(free: IntArray, begin: int, missing: int, rule: BlockRule, max_parts: int) -> IntArray | None:
     """Nodes per block of one aggregate, whose first block is `begin`.
 
     Slurm compares block after block. Here the blocks of each part are compared first, then the best ones in their
     order, which gives the same choice, since a part's blocks are contiguous.
     """
-    has_limit = rule.aggregate != rule.part * rule.max_parts
+    has_limit = rule.aggregate != rule.part * max_parts
     part_of = (begin + np.arange(len(free))) // rule.part if has_limit else np.zeros(len(free), np.int64)
     part_begin = np.flatnonzero(np.diff(part_of, prepend=-1))
     part_end = [*part_begin[1:].tolist(), len(free)]
@@ -249,7 +256,7 @@ def _choose_blocks(free: IntArray, begin: int, missing: int, rule: BlockRule) ->
             if best < 0 or _is_better_part(part, best, used_parts, part_free, missing,
                                            value >= part_score[best]):
                 best = part
-        if best < 0 or (has_limit and best not in used_parts and len(used_parts) >= rule.max_parts):
+        if best < 0 or (has_limit and best not in used_parts and len(used_parts) >= max_parts):
             return None
         begin_of_best, end = int(part_begin[best]), part_end[best]
         # the last one of equal blocks

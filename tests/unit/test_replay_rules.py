@@ -118,12 +118,12 @@ def test_tree_rule_equals_the_loop_over_all_leaves():
             assert rule.choose(free, nodes).tolist() == leaf_after_leaf(rule.leaves, free.tolist(), nodes)
 
 
-def block_after_block(free, begin, missing, rule: BlockRule):
+def block_after_block(free, begin, missing, rule: BlockRule, base):
     """The loop of eval_nodes_block over the blocks of an aggregate, for whole nodes."""
-    counts, used, has_limit = [0] * len(free), set(), rule.aggregate != rule.part * rule.max_parts
+    new_parts = -(-missing // (rule.part * base))
+    counts, used, has_limit = [0] * len(free), set(), rule.aggregate != rule.part * new_parts
     part = [(begin + i) // rule.part for i in range(len(free))]
     part_free = {p: sum(nodes for nodes, q in zip(free, part, strict=True) if q == p) for p in part}
-    new_parts = rule.max_parts
     while True:
         best, best_fit, best_same = -1, False, True
         for i, nodes in enumerate(free):
@@ -172,7 +172,7 @@ def test_block_rule_equals_the_loop_over_all_blocks(blocks, sizes):
             continue
         begin = int(np.flatnonzero(chosen)[0]) // limits.aggregate * limits.aggregate
         inside = free[begin:begin + limits.aggregate].tolist()
-        assert chosen[begin:begin + limits.aggregate].tolist() == block_after_block(inside, begin, nodes, limits)
+        assert chosen[begin:begin + limits.aggregate].tolist() == block_after_block(inside, begin, nodes, limits, 6)
         assert limits.allows(np.flatnonzero(chosen))
         compared += 1
     assert compared > 80

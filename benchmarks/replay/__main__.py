@@ -1,0 +1,4 @@
+from benchmarks.replay import SUITE
+from benchmarks.suite import start
+
+start(SUITE.main)
