@@ -17,6 +17,7 @@
 # make bench-scores       accuracy, value and scaling of link scores, into results/scores.json
 # make bench-heterogeneous  ranks of different speeds, and placement in training, into results/heterogeneous-*.json
 # make bench-simulate     simulated and measured step times, and up to 10,000 nodes, into results/simulate-*.json
+# make bench-replay       replayed job traces: speed, what placement changes, error against slurmctld, into results/replay-*.json
 # make bench-paper        experiments of the cited papers, with published values, into results/paper-*.json
 # make results            docs/results.md, from results/*.json
 # make launchers          accelerate, Lightning and submitit in .venv, for the nightly tests
@@ -44,7 +45,7 @@ AS_ROOT := tools/as-root
 WORKERS ?= 4
 
 BENCHES := bench-demo bench-topology bench-placement bench-mesh bench-model bench-launchers bench-spank bench-strategies \
-	bench-scores bench-heterogeneous bench-simulate bench-paper bench-gpu-requests bench-preflight \
+	bench-scores bench-heterogeneous bench-simulate bench-replay bench-paper bench-gpu-requests bench-preflight \
 	bench-training bench-islands bench-audit
 
 .PHONY: demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean \
@@ -144,6 +145,13 @@ bench-heterogeneous: install
 	@for part in throughput accuracy placement-savings no-bottleneck-control rank-failure; do \
 		$(AS_ROOT) $(BIN)/python -m benchmarks.heterogeneous --only $$part \
 			--results results/heterogeneous-$$part.json || exit; done
+
+bench-replay: install
+	-@tools/install-debian-deps debootstrap
+	-@$(AS_ROOT) tools/debian-chroot trixie slurmctld slurmd slurm-client munge
+	@mkdir -p results
+	for part in speed policies calibration; do \
+		$(AS_ROOT) $(BIN)/python -m benchmarks.replay --only $$part --results results/replay-$$part.json || exit; done
 
 bench-simulate: install
 	@mkdir -p results
