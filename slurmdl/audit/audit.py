@@ -207,16 +207,15 @@ def _compare_with_best(table: JobTable, end_s: IntArray, lists: NodeLists, leave
     position = np.full(len(table), -1)
     position[jobs.row] = np.arange(len(jobs))
     kept: list[tuple[float, float, int, NodeCounts]] = []
+    hours, used_zones = jobs.node_hours.tolist(), jobs.used_zones.tolist()
     for row, free in iter_free_counts(table, end_s, lists, leaves, wanted):
         numbers, i = lists.of(int(table.hostlist[row])), int(position[row])
         result = search.find(numbers, free)
-        jobs.fewest_zones[i] = result.fewest_zones
-        for k, (used, own, best) in enumerate(zip(costs.of_nodes(numbers, result.own_seconds), result.own_seconds,
-                                                  result.seconds, strict=True)):
-            jobs.factor[k, i] = max(used / best, 1.0)
-            jobs.leaf_order_factor[k, i] = own / best
-        extra = (jobs.used_zones[i] - result.fewest_zones) * jobs.node_hours[i]
-        kept.append((float(np.round((1 - 1 / jobs.factor[0, i]) * jobs.node_hours[i], 9)), float(extra), -row,
+        in_order, in_leaf_order, best = costs.of_nodes(numbers, result.own_seconds), result.own_seconds, result.seconds
+        factors = [max(used / least, 1.0) for used, least in zip(in_order, best, strict=True)]
+        jobs.fewest_zones[i], jobs.factor[:, i] = result.fewest_zones, factors
+        jobs.leaf_order_factor[:, i] = [used / least for used, least in zip(in_leaf_order, best, strict=True)]
+        kept.append((round((1 - 1 / factors[0]) * hours[i], 9), (used_zones[i] - result.fewest_zones) * hours[i], -row,
                      result.counts))
         if len(kept) > _MAX_KEPT:
             kept = sorted(kept, reverse=True)[:MAX_PICTURED_JOBS]

@@ -51,6 +51,9 @@ class CommCosts:
         has_one_root = int((topology.parent < 0).sum()) == 1
         self._path = [tuple(topology.zone_index[name] for name in topology.zone_path(zone)[has_one_root:])
                       for zone in leaves.zones.tolist()]
+        self._above = [path[:-1] for path in self._path]
+        self._leaf_zone = leaves.zones.tolist()
+        self._has_equal_leaves = len({self._kind[zone] for zone in self._leaf_zone}) == 1
         self._left: dict[tuple[int, int], tuple[int, ...]] = {}
         self._leaf_order: dict[tuple[int, int, int, _Loads], Seconds] = {}
         self._ring: dict[tuple[int, bool, _Loads], float] = {}
@@ -75,11 +78,19 @@ class CommCosts:
     def of_counts(self, nodes: NodeCounts) -> Seconds:
         """Time with ranks in leaf order."""
         leaves, counts = nodes
-        total, below = sum(counts), dict[int, int]()
+        total, above, largest = sum(counts), self._above, dict[int, int]()
+        # of equal leaf uplinks, the one with most nodes divides the job best
+        at_leaves = ((leaves[0], max(counts)),) if self._has_equal_leaves else zip(leaves, counts, strict=True)
+        below: dict[int, int] = {}
         for leaf, count in zip(leaves, counts, strict=True):
-            for zone in self._path[leaf]:
+            for zone in above[leaf]:
                 below[zone] = below.get(zone, 0) + count
-        loads = self._busiest((zone, min(count, total - count)) for zone, count in below.items() if count < total)
+        for zone, count in (*((self._leaf_zone[leaf], count) for leaf, count in at_leaves), *below.items()):
+            load = count if 2 * count <= total else total - count
+            kind = self._kind[zone]
+            if load > largest.get(kind, 0):
+                largest[kind] = load
+        loads = tuple(sorted(largest.items()))
         # a network inside leaf zones carries the traffic of the largest share, the node links that of the smallest
         key = (total, *((min(counts), max(counts)) if self.scores.default_leaf_bandwidth else (0, 0)), loads)
         if key not in self._leaf_order:
