@@ -84,7 +84,8 @@ class PreferredNodes:
                 sums = np.bincount(parts[span], free[span])
                 kept = np.argsort(-sums, kind="stable")[:rule.max_parts]
                 inside[span] = np.where(np.isin(parts[span], kept), free[span], 0)
-                yield inside
+                if inside.sum() >= nodes:
+                    yield inside
             return
         below = self._member @ free if len(self._zones) else np.zeros(0)
         enough = np.flatnonzero(below >= nodes)

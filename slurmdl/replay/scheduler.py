@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.errors import InputError
 from slurmdl.replay.placing import Communication, Machine, NodeChoice
 from slurmdl.replay.trace import FloatArray, IntArray, JobTrace
 
@@ -87,19 +88,26 @@ class Simulation:
         self.ends: list[tuple[float, int]] = []
         self.queue = np.zeros(0, np.int64)
         self.is_head_blocked = False
-        self.shadow_s, self.spare = np.inf, 0
+        #: the first waiting job's nodes, and at the time of its reservation the free nodes and those it leaves free
+        self.reserved, self.spare, self.shadow_s = 0, 0, np.inf
         self.shadow_free = self.free
         self._last_s = 0.0
         self._busy = self._useful = self._leaf = self._startable = 0.0
         self._useful_nodes = 0.0
 
     def run(self, on_progress: Callable[[int], None] | None = None) -> Schedule:
-        """Simulate until the last job has started; `on_progress` is called with the number of started jobs."""
+        """Simulate until the last job has started; `on_progress` is called with the number of started jobs.
+
+        Raises InputError if a job cannot start even on the empty cluster; see `experiment.usable_trace`.
+        """
         submit, jobs, arrived, started = self.trace.submit_s, len(self.trace), 0, 0
         interval, next_pass = self.timing.backfill_interval_s, 0.0
         while started < jobs:
             now = min(submit[arrived] if arrived < jobs else np.inf, self.ends[0][0] if self.ends else np.inf,
                       next_pass if interval and len(self.queue) else np.inf)
+            if now == np.inf:
+                raise InputError(f"a job of {self.trace.nodes[self.queue[0]]} nodes can never start",
+                                 self.trace.source)
             self._account(float(now))
             has_ended = False
             while self.ends and self.ends[0][0] <= now:
@@ -123,8 +131,7 @@ class Simulation:
                 on_progress(started)
         window = float(submit[-1]) * self.machine.leaves.nodes or 1.0
         return Schedule(self.start_s, self.run_s, self.factor, self.zones, self._busy / window,
-                        self._useful / window, self._leaf / window,
-                        self._startable / window, tuple(self.kept))
+                        self._useful / window, self._leaf / window, self._startable / window, tuple(self.kept))
 
     def _account(self, now: float) -> None:
         """Add the time since the last event to the averages, up to the last submission."""

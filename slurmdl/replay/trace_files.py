@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import json
 import math
 import re
@@ -27,7 +28,6 @@ FORMATS = ("sacct", "swf", "csv", "philly")
 #: columns of CSV that have a meaning
 CSV_FIELDS = ("submit", "start", "end", "run", "limit", "nodes", "cpus", "gpus", "user")
 _MAX_LINE_CHARS = 2**20
-_MAX_PHILLY_CHARS = 2**30
 _SWF_FIELDS = 18
 _SWF_PARTIAL = ("2", "3", "4")  # status of pieces of a job whose whole has a line of its own
 _SWF_HEADER = re.compile(r";\s*(MaxNodes|MaxProcs):\s*([0-9]{1,9})")
@@ -64,15 +64,16 @@ def read_trace(path: str, reading: TraceReading) -> JobTrace:
     """Read a trace file, which may be compressed by gzip; InputError if it cannot be read or has no usable job."""
     try:
         with _open_text(path) as file:
-            name = reading.format or _recognize_format(file)
-            file.seek(0)
-            if name == "philly":
-                return _read_philly(file, path)
             lines = iter(partial(file.readline, _MAX_LINE_CHARS), "")
+            first = next(filter(str.strip, lines), "")
+            lines = itertools.chain([first] if first else [], lines)
+            name = reading.format or _recognize_format(first.strip())
+            if name == "philly":
+                return _read_philly(lines, path)
             if name == "sacct":
                 return trace_from_table(read_job_records(lines, path))
             return (_read_swf if name == "swf" else _read_csv)(lines, path, reading)
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise InputError(f"cannot be read ({getattr(error, 'strerror', None) or error})", file=path) from error
     except ValueError as error:
         raise InputError(f"cannot be read ({error})", file=path.replace("\0", "?")) from error
@@ -84,9 +85,8 @@ def _open_text(path: str) -> TextIO:
     return open(path, encoding="utf-8-sig", errors="replace")
 
 
-def _recognize_format(file: TextIO) -> str:
-    """The format of the first line that is not blank."""
-    line = next(filter(str.strip, iter(partial(file.readline, _MAX_LINE_CHARS), "")), "").strip()
+def _recognize_format(line: str) -> str:
+    """The format of a file by its first line that is not blank."""
     if line.startswith(";") or (len(line.split()) == _SWF_FIELDS and _number(line.split()[0]) is not None):
         return "swf"
     return "philly" if line.startswith(("[", "{")) else "sacct" if "|" in line else "csv"
@@ -189,11 +189,10 @@ def _read_csv(lines: Iterator[str], path: str, reading: TraceReading) -> JobTrac
     return builder.build(["jobs take whole nodes"])
 
 
-def _read_philly(file: TextIO, path: str) -> JobTrace:
+def _read_philly(lines: Iterator[str], path: str) -> JobTrace:
     """One job per entry: its run time is the sum of its attempts, its size the servers of the last one."""
-    text = file.read(_MAX_PHILLY_CHARS + 1)
     try:
-        entries = json.loads(text) if len(text) <= _MAX_PHILLY_CHARS else None
+        entries = json.loads("".join(lines))
     except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON ({error}); expected cluster_job_log of the Philly traces", path) from error
     if not isinstance(entries, list):

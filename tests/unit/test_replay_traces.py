@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -190,3 +192,22 @@ def test_generated_trace_is_deterministic_and_has_its_load():
     assert (traces[0].limit_s >= traces[0].run_s).all()
     with pytest.raises(UsageError, match="expected a number from 2"):
         lublin.generate_lublin_trace(1, 64, 0.8, 0)
+
+
+def test_a_pipe_can_be_read(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_text, args=("\n" + SWF_HEADER + swf(1, 1, 1),))
+    writer.start()
+    assert len(read_trace(str(path), TraceReading())) == 1
+    writer.join()
+
+
+@pytest.mark.parametrize("kind", ["", "sacct", "swf", "csv", "philly"])
+def test_random_bytes_are_an_input_error(tmp_path, kind):
+    generator = np.random.default_rng(0)
+    path = tmp_path / "trace"
+    for sample in (generator.bytes(3000), b'"' + b"x," * 90_000, b"[" * 50_000, b"submit,run,nodes\n1e400,-1,1e99\n"):
+        path.write_bytes(sample)
+        with pytest.raises(InputError):
+            read_trace(str(path), TraceReading(kind))
