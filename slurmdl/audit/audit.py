@@ -211,12 +211,12 @@ def _compare_with_best(table: JobTable, end_s: IntArray, lists: NodeLists, leave
     for row, free in iter_free_counts(table, end_s, lists, leaves, wanted):
         numbers, i = lists.of(int(table.hostlist[row])), int(position[row])
         result = search.find(numbers, free)
-        in_order, in_leaf_order, best = costs.of_nodes(numbers, result.own_seconds), result.own_seconds, result.seconds
-        factors = [max(used / least, 1.0) for used, least in zip(in_order, best, strict=True)]
+        own, best = result.own_seconds, result.seconds
+        factors = [max(used / least, 1.0) for used, least in zip(costs.of_nodes(numbers, own), best, strict=True)]
         jobs.fewest_zones[i], jobs.factor[:, i] = result.fewest_zones, factors
-        jobs.leaf_order_factor[:, i] = [used / least for used, least in zip(in_leaf_order, best, strict=True)]
-        kept.append((round((1 - 1 / factors[0]) * hours[i], 9), (used_zones[i] - result.fewest_zones) * hours[i], -row,
-                     result.counts))
+        jobs.leaf_order_factor[:, i] = [used / least for used, least in zip(own, best, strict=True)]
+        lost, extra = (1 - 1 / factors[0]) * hours[i], (used_zones[i] - result.fewest_zones) * hours[i]
+        kept.append((round(lost, 9), extra, -row, result.counts))
         if len(kept) > _MAX_KEPT:
             kept = sorted(kept, reverse=True)[:MAX_PICTURED_JOBS]
     return {-row: counts for _, _, row, counts in sorted(kept, reverse=True)[:MAX_PICTURED_JOBS]}

@@ -60,9 +60,9 @@ class CommCosts:
 
     def of_nodes(self, numbers: Int32Array, in_leaf_order: Seconds) -> Seconds:
         """Time with ranks in the order of these node numbers; `in_leaf_order` is `of_counts` of them."""
-        if "allreduce" not in self.traffic:
-            return in_leaf_order
         leaf = self.leaves.leaf_of_node[numbers]
+        if "allreduce" not in self.traffic or (leaf[1:] >= leaf[:-1]).all():
+            return in_leaf_order
         runs = [int(leaf[0]), *leaf[1:][leaf[1:] != leaf[:-1]].tolist()]
         if len(runs) > 1 and runs[0] == runs[-1]:
             runs.pop()
