@@ -17,7 +17,7 @@ from benchmarks.results import Row, make_row
 
 #: seconds of a step on one core of the machine that wrote the results, and the emulated links
 COMPUTE_S, LINKS = 0.024, "inter-zone=50M:0.0005,intra-zone=10G"
-STEPS, TARGET_STEPS = 192, 96
+STEPS, TARGET_STEPS = 128, 64
 ALLREDUCE = "allreduce, hierarchical"
 ISLANDS = "islands, gossip every 16 steps, int4"
 #: method -> options of `slurmdl train`

@@ -25,7 +25,7 @@ from benchmarks.results import Row, make_row
 from benchmarks.sandbox_mpi import ROOT
 from slurmdl.errors import SlurmdlError
 
-STEPS, KILL_STEP, LOG_EVERY, TIMEOUT_S = 192, 96, 8, 600.0
+STEPS, KILL_STEP, LOG_EVERY, TIMEOUT_S = 128, 64, 8, 600.0
 #: allreduce cannot continue without a rank
 SURVIVING = tuple(method for method in METHODS if "allreduce" not in method)
 #: place of rank $R, and its process ID in a file of directory $0
