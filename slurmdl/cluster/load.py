@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from slurmdl.errors import InputError, UnavailableError
+from slurmdl.errors import InputError, UnavailableError, warn
 from slurmdl.slurm import process
+from slurmdl.slurm.saved_output import MAX_SAVED_BYTES, decode_saved_text
 
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
@@ -48,29 +49,30 @@ def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[
     return result
 
 
-def load_cluster_file(path: str) -> ClusterSnapshot:
-    """Load a snapshot file: JSON of `ClusterSnapshot.to_json`, or output of `scontrol -d` (see `parse_snapshot`).
+def load_cluster_file(path: str, on_warning: Callable[[str], None] = warn) -> ClusterSnapshot:
+    """Load a snapshot file: JSON of `ClusterSnapshot.to_json`, or saved text of scontrol and sinfo.
 
-    Raises InputError with the file if it cannot be read, has no node, or lacks the numbers of used GPUs.
+    `on_warning` gets what is skipped or assumed (`parse_saved_cluster`). Raises InputError with the file if it cannot
+    be read, or has no node.
     """
-    from slurmdl.cluster import scontrol_parser
+    from slurmdl.cluster.saved_cluster import parse_saved_cluster
     from slurmdl.cluster.snapshot import ClusterSnapshot
+    from slurmdl.files import read_limited
 
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-        is_json = text.lstrip().startswith("{")
-        snapshot = ClusterSnapshot.from_json(json.loads(text)) if is_json else scontrol_parser.parse_snapshot(text)
+        with open(path, "rb") as file:  # possibly a pipe: `--cluster <(scontrol -d show nodes)`
+            text = decode_saved_text(read_limited(file, path, MAX_SAVED_BYTES), path, on_warning)
+        if text.lstrip().startswith("{"):
+            snapshot = ClusterSnapshot.from_json(json.loads(text))
+        else:
+            snapshot = parse_saved_cluster(text, path, on_warning)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
     except InputError as error:
-        raise InputError(str(error), file=path) from error
-    except ValueError as error:
-        raise InputError(f"is neither JSON nor output of scontrol ({error})", file=path) from error
+        raise InputError(str(error), file=path) if error.file is None else error from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not JSON ({error})", file=path) from error
     if not snapshot.names:
-        raise InputError("has no node; expected JSON with nodes, or the output of "
-                         "`scontrol -d show nodes` and `show partitions`", file=path)
-    if not is_json and "GresUsed=" not in text and any(profile.gres for profile in snapshot.profiles):
-        raise InputError("lacks the numbers of used generic resources; expected the output of "
-                         "`scontrol -d show nodes`, with -d", file=path)
+        raise InputError("has no node; expected JSON with nodes, the text of `scontrol -d show nodes` and `show "
+                         "partitions` (also with -o), or a table of sinfo with NODELIST and STATE", file=path)
     return snapshot

@@ -46,38 +46,42 @@ def parse_snapshot(text: str) -> ClusterSnapshot:
             records[key].append(line)
         elif key.startswith("DefMemPer"):
             config[key.strip()] = value.strip()
-    reservations = [Reservation(fields["ReservationName"], tuple(hostlist.expand_hostlist(fields.get("Nodes", ""))),
-                                fields.get("State") == "ACTIVE")
-                    for fields in map(_parse_fields, records["ReservationName"])]
-    return _build_snapshot(records["NodeName"],
-                           [_parse_partition(_parse_fields(line), config) for line in records["PartitionName"]],
-                           reservations)
+    reservations = [parse_reservation(line) for line in records["ReservationName"]]
+    return build_snapshot(records["NodeName"], [parse_partition(line, config) for line in records["PartitionName"]],
+                          reservations)
 
 
-def _build_snapshot(lines: Sequence[str], partitions: Sequence[Partition],
-                    reservations: Sequence[Reservation]) -> ClusterSnapshot:
-    """Build the node arrays column by column; each distinct text is parsed once."""
+def build_snapshot(lines: Sequence[str], partitions: Sequence[Partition],
+                   reservations: Sequence[Reservation]) -> ClusterSnapshot:
+    """Return the snapshot of node records of one line each; the first of duplicate nodes counts.
+
+    The arrays are built column by column; each distinct text is parsed once.
+    """
     line_of_name: dict[str, str] = {}
     for line in lines:
         line_of_name.setdefault(line.partition(" ")[0].removeprefix("NodeName="), line)
     lines = list(line_of_name.values())
     profiles: dict[tuple[str, ...], int] = {}
     profile_index = [profiles.setdefault(texts, len(profiles)) for texts in zip(
-        *(_column(lines, key) for key in ("State", "ActiveFeatures", "Gres", "GresUsed", "Partitions")), strict=True)]
-    cpus = _parse_numbers(_column(lines, "CPUEfctv"))
-    cpus = np.where(cpus > 0, cpus, _parse_numbers(_column(lines, "CPUTot")))
-    memory = np.maximum(0, _parse_numbers(_column(lines, "RealMemory"))
-                        - _parse_numbers(_column(lines, "MemSpecLimit")))
+        *(record_column(lines, key) for key in ("State", "ActiveFeatures", "Gres", "GresUsed", "Partitions")),
+        strict=True)]
+
+    def numbers(key: str) -> IntArray:
+        return _parse_numbers(record_column(lines, key))
+
+    cpus = numbers("CPUEfctv")
+    if not cpus.all():
+        cpus = np.where(cpus > 0, cpus, numbers("CPUTot"))
+    memory = np.maximum(0, numbers("RealMemory") - numbers("MemSpecLimit"))
     return ClusterSnapshot(
         tuple(line_of_name), np.array(profile_index, np.int32),
         tuple(_parse_profile(*texts) for texts in profiles), cpus,
-        np.maximum(0, cpus - _parse_numbers(_column(lines, "CPUAlloc"))), memory,
-        np.maximum(0, memory - _parse_numbers(_column(lines, "AllocMem"))), _parse_numbers(_column(lines, "Weight")),
-        tuple(partitions), tuple(reservations))
+        np.maximum(0, cpus - numbers("CPUAlloc")), memory, np.maximum(0, memory - numbers("AllocMem")),
+        numbers("Weight"), tuple(partitions), tuple(reservations))
 
 
-def _column(lines: Sequence[str], key: str) -> list[str]:
-    """Return the value of one key in each line, "" if absent; as `_parse_fields`, except for the first key."""
+def record_column(lines: Sequence[str], key: str) -> list[str]:
+    """Return the value of one key in each record of one line, "" if absent; the first key of a record is none."""
     prefix = f" {key}="
     return [line.partition(prefix)[2].partition(" ")[0] for line in lines]
 
@@ -94,10 +98,19 @@ def _parse_profile(state: str, features: str, gres: str, gres_used: str, partiti
     parts = tuple(part.rstrip(_STATE_SUFFIXES) for part in state.split("+") if part) or ("UNKNOWN",)
     responding = "*" not in state and "NOT_RESPONDING" not in parts
     return NodeProfile(parts, responding, _split_list(features), _split_list(partitions),
-                       tuple(_parse_gres(gres).items()), tuple(_parse_gres(gres_used).items()))
+                       tuple(parse_gres(gres).items()), tuple(parse_gres(gres_used).items()))
 
 
-def _parse_partition(fields: dict[str, str], config: dict[str, str]) -> Partition:
+def parse_reservation(line: str) -> Reservation:
+    """Parse a record of one line; InputError if its hostlist is malformed."""
+    fields = _parse_fields(line)
+    return Reservation(fields["ReservationName"], tuple(hostlist.expand_hostlist(fields.get("Nodes", ""))),
+                       fields.get("State") == "ACTIVE")
+
+
+def parse_partition(line: str, config: dict[str, str]) -> Partition:
+    """Parse a record of one line; `config` has the cluster's DefMemPerCPU and DefMemPerNode."""
+    fields = _parse_fields(line)
     # UNLIMITED: the cluster's default applies
     limits = {key: value for key, value in fields.items() if key.startswith("DefMemPer") and value.isdigit()}
     default = limits or config
@@ -109,7 +122,7 @@ def _parse_partition(fields: dict[str, str], config: dict[str, str]) -> Partitio
                      _parse_number(fields.get("PriorityTier", "1")))
 
 
-def _parse_gres(text: str) -> dict[str, int]:
+def parse_gres(text: str) -> dict[str, int]:
     """Parse `gpu:a100:4(S:0-1),tmp:1K` -> {"gpu:a100": 4, "tmp": 1024}; indices and sockets are ignored.
 
     Repeated names, one per set of cores, are summed.
@@ -131,7 +144,9 @@ def _split_list(text: str) -> tuple[str, ...]:
 
 def _parse_numbers(texts: Sequence[str]) -> IntArray:
     numbers = {text: _parse_number(text) for text in set(texts)}
-    return np.array([numbers[text] for text in texts], np.int64)
+    if len(numbers) == 1:
+        return np.full(len(texts), next(iter(numbers.values())), np.int64)
+    return np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
 
 
 def _parse_number(text: str) -> int:

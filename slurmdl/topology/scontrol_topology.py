@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from slurmdl.errors import InputError
 from slurmdl.slurm import hostlist
+from slurmdl.slurm.saved_output import find_topoconf
 from slurmdl.topology.source import ZoneDecl, aggregate_blocks, build_topology, level_multiples
 from slurmdl.topology.topology import Topology, TopologySet
 
@@ -13,23 +15,24 @@ SOURCE_LABEL = "scontrol show topology"
 
 _PAIR = re.compile(r"(\w+)=(\S*)")
 _KINDS = {"SwitchName": "tree", "BlockName": "block", "RingName": "ring", "TorusName": "torus3d"}
-#: the YAML of `show topoconf` ends before the next output or prompt
-_YAML_BEGIN = re.compile(r"""(-\s+)?["']?topology["']?\s*:""")
 #: with a topology.conf, 26.05 shows one topology in which all kinds are empty
 _YAML_EMPTY = re.compile(r"-?\s*(topology|cluster_default):|\s*\w+: \{\}$")
-_YAML_END = re.compile(r"scontrol:|\w+\s*=|\.\.\.|[a-zA-Z ]+\.?$")
 
 
 def parse_scontrol_topologies(text: str) -> TopologySet:
     """Parse the output of `show topoconf`, `show topology` or both; InputError if it is malformed or has no zone."""
     lines = text.split("\n")
-    begin = next((i for i, line in enumerate(lines) if _YAML_BEGIN.match(line)), len(lines))
-    end = next((i for i in range(begin, len(lines)) if _YAML_END.match(lines[i])), len(lines))
-    if all(_YAML_EMPTY.match(line) for line in lines[begin:end]):
+    begin, end = find_topoconf(lines)
+    if is_empty_topoconf(lines[begin:end]):
         return TopologySet.single(parse_show_topology(text))
     from slurmdl.topology import topology_yaml
 
     return topology_yaml.parse_topology_yaml("\n".join(lines[begin:end]), "scontrol show topoconf")
+
+
+def is_empty_topoconf(lines: Sequence[str]) -> bool:
+    """Return whether the YAML of `show topoconf` has no topology of its own, because there is a topology.conf."""
+    return all(_YAML_EMPTY.match(line) for line in lines)
 
 
 def parse_show_topology(text: str) -> Topology:
@@ -44,29 +47,58 @@ def parse_show_topology(text: str) -> Topology:
     names_left = hostlist.MAX_NAMES
     for number, line in enumerate(text.split("\n"), 1):
         pairs = dict(_PAIR.findall(line))
-        key = next((key for key in _KINDS if pairs.get(key)), None)
-        size = _parse_number(pairs.get("BlockSize", ""))
-        if (key == "BlockName" or "AggregatedBlock" in pairs) and size is not None:
+        size = block_size(pairs)
+        if size is not None:
             sizes[size] = None
-        if key is None or "PlacementDims" in pairs:
+        kind = zone_kind(pairs)
+        if kind is None:
             continue
-        children, nodes = (hostlist.expand_hostlist(pairs.get(name) or pairs.get(name.lower()) or "", names_left)
-                           for name in ("Switches", "Nodes"))
-        if not children:
-            names_left -= 1 + len(nodes)  # the nodes of higher zones repeat these
-        zones_by_kind[_KINDS[key]].append(ZoneDecl(pairs[key], tuple(children), tuple(nodes),
-                                           _parse_number(pairs.get("LinkSpeed", "")), SOURCE_LABEL, number, line))
+        zone = parse_zone(pairs, names_left, SOURCE_LABEL, number, line)
+        if not zone.children:
+            names_left -= 1 + len(zone.nodes)  # the nodes of higher zones repeat these
+        zones_by_kind[kind].append(zone)
     kind = next((kind for kind, zones in zones_by_kind.items() if zones), None)
     if kind is None:
         raise InputError(f"{SOURCE_LABEL}: no zone; TopologyPlugin may be topology/flat or unset")
-    zones = zones_by_kind[kind]
+    return build_shown_topology(zones_by_kind[kind], kind, tuple(sizes), SOURCE_LABEL)
+
+
+def record_pairs(line: str) -> dict[str, str]:
+    """Return the values of one line by key."""
+    return dict(_PAIR.findall(line))
+
+
+def block_size(pairs: dict[str, str]) -> int | None:
+    """Return the BlockSize of a block or aggregate; None for other lines."""
+    is_block = pairs.get("BlockName") or "AggregatedBlock" in pairs
+    return _parse_number(pairs.get("BlockSize", "")) if is_block else None
+
+
+def zone_kind(pairs: dict[str, str]) -> str | None:
+    """Return the kind of topology that a line declares a zone of, or None if it declares none."""
+    key = next((key for key in _KINDS if pairs.get(key)), None)
+    return None if key is None or "PlacementDims" in pairs else _KINDS[key]
+
+
+def parse_zone(pairs: dict[str, str], names_left: int, source: str, line: int, text: str) -> ZoneDecl:
+    """Return the zone of a line that declares one; InputError for a malformed hostlist, or too many names."""
+    name = next(pairs[key] for key in _KINDS if pairs.get(key))
+    children, nodes = (hostlist.expand_hostlist(pairs.get(key) or pairs.get(key.lower()) or "", names_left)
+                       for key in ("Switches", "Nodes"))
+    speed = _parse_number(pairs.get("LinkSpeed", ""))
+    return ZoneDecl(name, tuple(children), tuple(nodes), speed, source, line, text)
+
+
+def build_shown_topology(zones: Sequence[ZoneDecl], kind: str, sizes: Sequence[int], source: str,
+                         notes: tuple[str, ...] = ()) -> Topology:
+    """Return the topology of the zones of `show topology`; InputError as `build_topology`, or for invalid sizes."""
     if kind == "block":
         try:
             # no listed aggregate means none: one block only, or one size
-            zones = [*zones, *aggregate_blocks(zones, level_multiples([*sizes]) if sizes else ())]
+            zones = [*zones, *aggregate_blocks(zones, level_multiples(sizes) if sizes else ())]
         except ValueError as error:
-            raise InputError(f"{SOURCE_LABEL}: {error}") from error
-    return build_topology(zones, kind=kind, source=SOURCE_LABEL, block_sizes=tuple(sizes))
+            raise InputError(f"{source}: {error}") from error
+    return build_topology(zones, kind=kind, source=source, notes=notes, block_sizes=tuple(sizes))
 
 
 def _parse_number(text: str) -> int | None:

@@ -16,8 +16,11 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.links", "slurmdl.slurm.hostlist",
-                                         "slurmdl.files", "slurmdl.yaml_input",
+                                         "slurmdl.slurm.saved_output", "slurmdl.slurm.sinfo_table",
+                                         "slurmdl.cluster", "slurmdl.files", "slurmdl.yaml_input",
                                          "slurmdl.train.trainer.options"]):
+    from slurmdl.cluster.saved_cluster import parse_saved_cluster
+    from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.errors import InputError, UsageError
     from slurmdl.links import aggregate, link_table, prometheus
     from slurmdl.links.link_scores import LinkScores
@@ -100,8 +103,17 @@ def _prometheus(data: bytes) -> None:
         assert 0 <= sample.loss <= 1 and sample.name
 
 
+def _saved_cluster(data: bytes) -> None:
+    """Fuzz saved text of scontrol and sinfo: nodes, and warnings of one line that name the file."""
+    warnings: list[str] = []
+    snapshot = parse_saved_cluster(data.decode(errors="replace"), "saved", warnings.append)
+    assert all(warning.startswith("saved:") for warning in warnings), warnings
+    assert ClusterSnapshot.from_json(json.loads(json.dumps(snapshot.to_json()))).nodes == snapshot.nodes
+
+
 READERS: dict[str, Callable[[bytes], TopologySet | None]] = {
     "conf": _file("topology.conf"), "yaml": _file("topology.yaml"), "json": _file("topology.json"),
+    "saved": _file("topology.txt"), "saved-cluster": _saved_cluster,
     "scontrol": lambda data: scontrol_topology.parse_scontrol_topologies(data.decode(errors="replace")),
     "hostlist": _hostlist, "check": _check, "train": _train,
     "scores": _scores, "samples": _samples, "prometheus": _prometheus,

@@ -21,12 +21,15 @@ SEEDS = {
     "check": [*(ROOT / "topology").glob("*.conf"), *DATA.glob("*.conf")],
     "yaml": [*DATA.glob("topology*.yaml")],
     "scontrol": [*DATA.glob("scontrol-*.txt")],
+    "saved": [*DATA.glob("scontrol-*.txt")],
+    "saved-cluster": [*DATA.glob("scontrol-*.txt")],
 }
 WORDS = ["SwitchName=", "Switches=", "Nodes=", "LinkSpeed=", "BlockName=", "BlockSizes=", "RingName=", "Include ",
          "topology: ", "tree:", "switches:", "- switch: ", "nodes: ", "children: ", "block_sizes:", "blocks:",
          "flat: true", "torus3d:", "toruses:", "regions:", "cluster_default: ", "n[1-4]", "[0-65535]",
          "AggregatedBlock=", "&a", "*a", '"zones":', '"parent":', '"level":', '"uplink_bandwidth":', '"leaf":',
-         '"topologies":', '"default":']
+         '"topologies":', '"default":', "Level=0 ", "BlockIndex=0 ", "NodeName=", "State=IDLE*", "Gres=gpu:a:2",
+         "NODELIST STATE", "HOSTNAMES|STATECOMPLETE|CPUS(A/I/O/T)", "n[1-2] mix"]
 SCORE_WORDS = ['"nodes":', '"zones":', '"inter_leaf":', '"throughput":', '"rtt":', '"rtt_p99":', '"loss":', '"age":',
                '"samples":', '"rdma":', '"source":', '"time":', '"kind":', '"name":', '"half_life":', '"tolerance":',
                "1e8", '"status":"success"', '"data":', '"resultType":"vector"', '"result":', '"metric":',
@@ -42,8 +45,8 @@ SCORES = {
               '"value":[1.8e9,"0.5"]}]}}'}
 
 
-@pytest.mark.parametrize("reader", ["conf", "yaml", "json", "scontrol", "hostlist", "check", "scores",
-                                    "samples", "prometheus", "train"])
+@pytest.mark.parametrize("reader", ["conf", "yaml", "json", "scontrol", "saved", "saved-cluster", "hostlist",
+                                    "check", "scores", "samples", "prometheus", "train"])
 def test_reader(reader: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
