@@ -30,9 +30,10 @@ Makes the same decision as `slurmdl sbatch` with the same arguments, explains it
   --explain           print the choice, the alternatives, the ranks and the costs (default)
   --json              print the result as one JSON object
   --svg FILE          also draw the zones, nodes and ranks
-  --topology FILE     read the zones from a topology.conf, topology.yaml or JSON file instead of the cluster
-  --cluster FILE      read nodes and partitions from JSON, or from the text of `scontrol -d show nodes` and
-                      `show partitions`, instead of the cluster
+  --topology FILE     read the zones from a topology.conf, topology.yaml or JSON file, or from the text of
+                      `scontrol show topology`, instead of the cluster
+  --cluster FILE      read nodes and partitions from JSON, from the text of `scontrol -d show nodes` and
+                      `show partitions`, or from that of `sinfo -N -l`, instead of the cluster
   --link-scores FILE  read the link scores, as with --dl-link-scores=FILE
   --seed N            choose differently among equal nodes, so that simultaneous submitters do not all get the
                       same ones; 0 (default): the first ones

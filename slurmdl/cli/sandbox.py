@@ -31,7 +31,9 @@ def build_parser() -> argparse.ArgumentParser:
     up.add_argument("--nodes", type=int, default=8, metavar="N", help="number of nodes (default: %(default)s)")
     up.add_argument("--zones", type=int, default=2, metavar="N",
                     help="number of leaf switches, filled round-robin (default: %(default)s)")
-    up.add_argument("--topology", metavar="FILE", help="read zones and nodes from a topology.conf, .yaml or .json")
+    up.add_argument("--topology", metavar="FILE",
+                    help="read zones and nodes from a topology.conf, .yaml or .json, or text of "
+                         "`scontrol show topology`")
     up.add_argument("--node-rate", default="1gbit", metavar="RATE", help="rate of node links (default: %(default)s)")
     up.add_argument("--zone-rate", default="50mbit", metavar="RATE",
                     help="rate of the uplinks of zones (default: %(default)s)")

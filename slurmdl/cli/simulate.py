@@ -48,7 +48,8 @@ def build_parser() -> argparse.ArgumentParser:
     job.add_argument("--compression", metavar="NAME",
                      help="none, fp16, int8, int4, int2, sign or topk (default: none, adaptive-gossip int4)")
     cluster = parser.add_argument_group("cluster")
-    cluster.add_argument("--topology", metavar="FILE", help="topology file (default: the cluster's topology)")
+    cluster.add_argument("--topology", metavar="FILE",
+                         help="topology file, or text of `scontrol show topology` (default: the cluster's topology)")
     cluster.add_argument("--dl-link-scores", default="auto", metavar="auto|off|FILE|URL", dest="scores",
                          help="link scores (default: %(default)s)")
     cluster.add_argument("--busy-share", type=float, default=0.0, metavar="SHARE",

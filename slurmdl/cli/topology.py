@@ -16,8 +16,9 @@ from slurmdl.text import pluralize, print_escaped
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
 
-_FILE_HELP = "topology.conf, topology.yaml or JSON (default: the file next to slurm.conf, else the controller)"
-_CLUSTER_HELP = "nodes from JSON or the output of `scontrol -d show nodes` (default: the controller)"
+_FORMATS = "topology.conf, topology.yaml, JSON or text of `scontrol show topology`"
+_FILE_HELP = f"{_FORMATS} (default: the file next to slurm.conf, else the controller)"
+_CLUSTER_HELP = "nodes from JSON, or text of `scontrol -d show nodes` or `sinfo -N -l` (default: the controller)"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("--strict", action="store_true", help="status 65 for warnings, too")
 
     diff = command("diff", "compare a file with the controller or a second file; status 1 if they differ",
-                   "topology.conf, topology.yaml or JSON (default: the file next to slurm.conf)")
+                   f"{_FORMATS} (default: the file next to slurm.conf)")
     diff.add_argument("other", nargs="?", metavar="FILE2", help="second file (default: the controller)")
 
     convert = command("convert", "write the zones in another format; report lost information")

@@ -18,7 +18,8 @@ def run(argv: list[str]) -> int:
     parser = CliParser(prog="slurmdl links show", description=__doc__)
     parser.add_argument("--link-scores", default="auto", metavar="auto|FILE|URL",
                         help="source, as for --dl-link-scores (default: %(default)s)")
-    parser.add_argument("--topology", metavar="FILE", help="topology file (default: the cluster's topology)")
+    parser.add_argument("--topology", metavar="FILE",
+                        help="topology file, or text of `scontrol show topology` (default: the cluster's topology)")
     parser.add_argument("--all", action="store_true", help="all links (default: as many as fit the terminal)")
     parser.add_argument("--json", action="store_true", help="JSON output, worst links first")
     options = parser.parse_args(argv)
