@@ -39,6 +39,7 @@ _CPU_COUNTS = re.compile(r"(\d{1,9})/(\d{1,9})/(\d{1,9})/(\d{1,9})")
 _NUMBER = re.compile(r"\d{1,12}")
 _MIN_CUT_CHARS = 6  # narrowest column of states in sinfo's own formats
 _CUT_MEMORY_DIGITS = 6  # the width of MEMORY in `sinfo -N -l`, which cuts off the other digits
+_MAX_LISTED_NAMES = 4 * hostlist.MAX_NAMES  # in all rows: a node may be in several partitions and tables
 _NULL_VALUES = ("", "(null)", "N/A", "n/a", "none")
 _FEATURE_COLUMNS = ("ACTIVE_FEATURES", "AVAIL_FEATURES", "FEATURES")
 
@@ -49,6 +50,7 @@ class SinfoNodes:
 
     nodes: dict[str, Node] = field(default_factory=dict)
     partitions: dict[str, Partition] = field(default_factory=dict)
+    names_left: int = _MAX_LISTED_NAMES
 
     def merge_over(self, snapshot: ClusterSnapshot) -> ClusterSnapshot:
         """Return the snapshot with the states of these nodes, and with the nodes that it lacks.
@@ -138,7 +140,8 @@ class _TableReader:
         state = parse_sinfo_state(state_text)
         if state is None:
             raise InputError(f"state {state_text!r} is not known; expected for example idle, mixed, drained*")
-        names = hostlist.expand_hostlist(node_list)
+        names = hostlist.expand_hostlist(node_list, min(self.result.names_left, hostlist.MAX_NAMES))
+        self.result.names_left -= len(names)
         partition = cells.get("PARTITION", "")
         name = partition.rstrip("*")
         if name:

@@ -18,6 +18,7 @@ from slurmdl.slurm.sinfo_table import STATE_COLUMN, SinfoTable, cut_tables
 RECORD_KEYS = ("NodeName", "PartitionName", "ReservationName", "SwitchName", "BlockName", "AggregatedBlock",
                "RingName", "TorusName")
 MAX_SAVED_BYTES = 256 * 2**20  # 100,000 nodes have about 90 MB
+_MAX_RECORD_CHARS = 2**16  # of a record whose fields have no indentation; bounds the time for a file of KEY=VALUE
 _MAX_WARNINGS = 5  # lines of one file that are reported one by one
 
 _CONTINUATION = "\n   "  # between the parts of a record; a blank with -o
@@ -144,7 +145,7 @@ def _split_records(text: str, tables: tuple[SinfoTable, ...]) -> SavedOutput:
             last = key
         elif line.isspace():
             continue
-        elif last and _FIELD.match(line):
+        elif last and _FIELD.match(line) and len(records[last][-1]) < _MAX_RECORD_CHARS:
             records[last][-1] += f" {line.strip()}"
         else:
             last = ""

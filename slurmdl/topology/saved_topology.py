@@ -15,13 +15,13 @@ from slurmdl.slurm.saved_output import LineProblems, SavedOutput, split_saved_ou
 from slurmdl.text import pluralize, truncate
 from slurmdl.topology import scontrol_topology
 from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl
-from slurmdl.topology.topology import TopologySet
+from slurmdl.topology.topology import MAX_LEVELS, TopologySet
 
 #: lines of `show topology`; those of topology.conf have neither these keys nor `Level=` in second place
 _SHOWN_ZONE = re.compile(r"^[ \t]*(?:SwitchName=\S+ +Level=\d|BlockName=\S+ +BlockIndex=|AggregatedBlock=\S"
                          r"|RingName=\S.* RingSize=|TorusName=\S)", re.MULTILINE)
 _MAX_NAMES_WIDTH = 60
-_MAX_REPEATED_NAMES = 8 * hostlist.MAX_NAMES  # nodes of higher zones repeat those of leaves, once per level
+_MAX_REPEATED_NAMES = 4 * hostlist.MAX_NAMES  # nodes of higher zones repeat those of leaves, once per level
 _LEVEL = re.compile(r"0*[1-9]\d*")
 
 
@@ -153,7 +153,7 @@ def _read_zones(output: SavedOutput, file: str, problems: LineProblems) -> _Zone
 def _drop_undeclared_children(declared: dict[str, ZoneDecl], problems: LineProblems) -> list[ZoneDecl]:
     """Return the zones without children that are not in the text, and without zones that have no other children."""
     zones = dict(declared)
-    while True:
+    for _ in range(MAX_LEVELS):
         lacking = {name: missing for name, zone in zones.items()
                    if (missing := [child for child in zone.children if child not in zones])}
         if not lacking:
@@ -168,6 +168,8 @@ def _drop_undeclared_children(declared: dict[str, ZoneDecl], problems: LineProbl
                 zones[name] = replace(zone, children=kept)
             else:
                 del zones[name]
+    zone = next(iter(zones.values()))
+    raise zone.error(f"zones are above more than {MAX_LEVELS - 1} levels of zones")
 
 
 def _nodes_without_leaf_note(zones: list[ZoneDecl]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,24 @@ def test_lines_that_are_not_understood(text: str, zones: tuple[str, ...], expect
     assert topology.zones == zones
     assert len(warnings) == len(expected), warnings
     assert all(warning.startswith(begin) for warning, begin in zip(warnings, expected, strict=True)), warnings
+
+
+@pytest.mark.parametrize(("read", "text", "expected"), [
+    (read_cluster, "NodeName=n1 State=IDLE\n" + "KEY=VALUE\n" * 10_000, "'KEY=VALUE': not understood"),
+    (read_cluster, "NODELIST STATE\n" + "n[1-65536] idle\n" * 17, "nodes.txt:18: 'n[1-65536] idle': hostlist"),
+    (read_topology, "".join(f"SwitchName=s{i} Level={i} LinkSpeed=1 Switches=s{i - 1}\n" for i in range(1, 100)),
+     "more than 63 levels"),
+    (read_topology, "SwitchName=s Level=0 LinkSpeed=1 Nodes=n1\n" + "".join(
+        f"SwitchName=r{i} Level=1 LinkSpeed=1 Nodes=m[1-65536] Switches=s\n" for i in range(17)), "more than 262144"),
+])
+def test_numbers_of_names_fields_and_levels_are_bounded(
+        read: Callable[[str], tuple[object, list[str]]], text: str, expected: str) -> None:
+    """So that a file without sense cannot take minutes."""
+    try:
+        messages = read(text)[1]
+    except InputError as error:
+        messages = [str(error)]
+    assert any(expected in message for message in messages), messages
 
 
 def test_faulty_parts_of_a_cluster_dump() -> None:
