@@ -1,8 +1,8 @@
 """The same 500 jobs through a real slurmctld with 1,000 virtual nodes, and through the simulation.
 
 The jobs are generated and compressed: the mean run time is MEAN_RUN_S seconds, limits are whole minutes, as in Slurm.
-Slurm runs with EASY backfill (`controller.SCHEDULER_LINES`). Its delays, measured beforehand on free nodes and after
-the end of a job, are parameters of the simulation here, and only here; rows without them are not judged.
+Slurm runs with EASY backfill (`controller.SCHEDULER_LINES`). Its delay (`measure_timing`) is a parameter of the
+simulation here, and only here; rows without it are not judged.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from slurmdl.topology.topology import Topology
 JOBS, NODES, LOAD, MEAN_RUN_S = 500, 1000, 1.0, 14.0
 POLL_S = 0.1
 MAX_ERROR = 0.1
-PROBES = 5  # measurements of each delay
-PROBE_NODES = 640  # of two jobs that cannot run at the same time
 _TIMEOUT_S = 2400.0
 _SCRIPT = "#!/bin/sh\n"
 
@@ -76,13 +74,13 @@ def _run_controller(kind: str, topology: Topology, seed: int,
                     stop: Event) -> tuple[str, Observed, JobTrace, Machine, SchedulerTiming]:
     controller = start_controller(topology)
     try:
-        timing = _measure_timing(controller)
         machine = ReplaySettings(topology, ("slurm",)).machine()
         trace = compressed_trace(machine, seed)
-        print(f"calibration: {kind}: Slurm {controller.release}, {len(trace)} jobs in {trace.submit_s[-1]:.0f} s; "
-              f"delays: start {timing.start_s:.2f} s, next start after an end "
-              f"{timing.start_s + timing.completing_s:.2f} s", file=sys.stderr, flush=True)
+        print(f"calibration: {kind}: Slurm {controller.release}, {len(trace)} jobs in {trace.submit_s[-1]:.0f} s, "
+              "and as long as the last ones take", file=sys.stderr, flush=True)
         observed = submit_trace(controller, topology, trace, stop)
+        timing = measure_timing(observed, trace, machine)
+        print(f"calibration: {kind}: delay of the controller {timing.start_s:.2f} s", file=sys.stderr, flush=True)
         return f"{kind}, Slurm {controller.release}", observed, trace, machine, timing
     finally:
         controller.close()
@@ -100,39 +98,21 @@ def compressed_trace(machine: Machine, seed: int) -> JobTrace:
     return kept.scaled_to_load(LOAD, NODES)
 
 
-def _measure_timing(controller: Controller) -> SchedulerTiming:
-    """Median seconds from a submission to the start on free nodes, and from the end of a job to that of the next."""
-    starts, frees = [], []
-    for _ in range(PROBES):
-        begin = time.monotonic()
-        first = _submit(controller, PROBE_NODES, 5)
-        _wait_started(controller, first)
-        starts.append(time.monotonic() - begin)
-        second = _submit(controller, PROBE_NODES, 5)
-        time.sleep(0.5)
-        begin = time.monotonic()
-        controller.run(["scancel", str(first)])
-        _wait_started(controller, second)
-        frees.append(time.monotonic() - begin)
-        controller.run(["scancel", str(second)])
-        time.sleep(1.0)
-    # a delay before the start, and the rest of the time until nodes are free
-    start = float(np.median(starts))
-    return SchedulerTiming(backfill_interval_s=1.0, start_s=start,
-                           completing_s=max(0.0, float(np.median(frees)) - start))
+def measure_timing(observed: Observed, trace: JobTrace, machine: Machine) -> SchedulerTiming:
+    """The controller's delay: the median wait of the jobs that need not wait in the simulation without delays."""
+    schedule = _simulate(_as_submitted(trace, observed), machine, SchedulerTiming())
+    at_once = schedule.start_s - (observed.submit_s - observed.submit_s[0]) < 1e-6
+    return SchedulerTiming(backfill_interval_s=1.0,
+                           start_s=float(np.median((observed.start_s - observed.submit_s)[at_once])))
+
+
+def _as_submitted(trace: JobTrace, observed: Observed) -> JobTrace:
+    return replace(trace, submit_s=observed.submit_s - observed.submit_s[0])
 
 
 def _submit(controller: Controller, nodes: int, limit_min: int) -> int:
     return int(controller.run(["sbatch", "--parsable", "--no-requeue", "--output=/dev/null", "--exclusive",
                                f"-N{nodes}", f"-t{limit_min}"], stdin=_SCRIPT).split(";")[0])
-
-
-def _wait_started(controller: Controller, job: int) -> None:
-    deadline = time.monotonic() + 60
-    while not controller.run(["squeue", "-h", "-j", str(job), "-t", "CF,R", "-o", "%i"]).strip():
-        if time.monotonic() > deadline:
-            raise SandboxError(f"job {job} does not start")
-        time.sleep(POLL_S / 2)
 
 
 def submit_trace(controller: Controller, topology: Topology, trace: JobTrace, stop: Event) -> Observed:
@@ -179,11 +159,10 @@ def submit_trace(controller: Controller, topology: Topology, trace: JobTrace, st
 
 def compare(name: str, observed: Observed, trace: JobTrace, machine: Machine,
             timing: SchedulerTiming) -> Iterator[Row]:
-    """Yield the errors of the simulation, with and without the controller's delays; control: random nodes."""
+    """Yield the errors of the simulation, with and without the controller's delay; control: random nodes."""
     real_wait, real_zones = float((observed.start_s - observed.submit_s).mean()), float(observed.zones.mean())
-    # the jobs as they were really submitted
-    trace = replace(trace, submit_s=observed.submit_s - observed.submit_s[0])
-    for label, used in (("", timing), (", without the controller's delays", SchedulerTiming())):
+    trace = _as_submitted(trace, observed)
+    for label, used in (("", timing), (", without the controller's delay", SchedulerTiming())):
         schedule = _simulate(trace, machine, used)
         wait_s = float((schedule.start_s - trace.submit_s).mean())
         for metric, value, real, unit in (("mean wait", wait_s, real_wait, "s"),

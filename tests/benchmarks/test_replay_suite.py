@@ -103,3 +103,11 @@ def test_calibration_finds_no_error_in_a_copy_of_the_simulation_and_finds_one_in
     late = dataclasses.replace(copy, start_s=copy.start_s + 60, utilization=copy.utilization / 2)
     rows = [row for row in calibration.compare("late", late, trace, machine, timing) if row.met is not None]
     assert [row.met for row in rows[:3]] == [False, False, True]
+
+
+def test_delay_of_the_controller_is_that_of_jobs_that_need_not_wait() -> None:
+    machine = ReplaySettings(calibration.topologies()["tree"], ("slurm",)).machine()
+    trace = calibration.compressed_trace(machine, 1)
+    schedule = calibration._simulate(trace, machine, SchedulerTiming())
+    observed = calibration.Observed(trace.submit_s, schedule.start_s + 0.25, schedule.zones, schedule.utilization)
+    assert calibration.measure_timing(observed, trace, machine).start_s == pytest.approx(0.25)
