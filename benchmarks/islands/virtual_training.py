@@ -45,12 +45,12 @@ class Course:
 
     Attributes:
         losses: evaluated step -> test loss of the averaged model in nats.
-        seconds: evaluated step -> emulated seconds since the start.
+        step_s: emulated seconds of a step of the slowest rank, on average.
         inter_zone_bytes: sent by all ranks.
     """
 
     losses: Mapping[int, float]
-    seconds: Mapping[int, float]
+    step_s: float
     inter_zone_bytes: float
 
     def steps_to(self, loss: float) -> float:
@@ -58,8 +58,7 @@ class Course:
         return min((step for step, value in self.losses.items() if value <= loss), default=math.inf)
 
     def seconds_to(self, loss: float) -> float:
-        step = self.steps_to(loss)
-        return self.seconds[int(step)] if math.isfinite(step) else math.inf
+        return self.steps_to(loss) * self.step_s
 
 
 def train_all(cases: Mapping[str, Case], seeds: Sequence[int]) -> dict[tuple[str, int], Course]:
@@ -90,10 +89,8 @@ def _train(work: tuple[Case, int]) -> Course:
         with open(file, encoding="utf-8") as lines:
             records = [json.loads(line) for line in lines]
     assert summary is not None
-    clock = np.cumsum([record["seconds"] for record in records])
-    evaluated = [(record, float(end)) for record, end in zip(records, clock, strict=True) if "test_loss" in record]
-    return Course({record["step"]: record["test_loss_averaged_model"] for record, _ in evaluated},
-                  {record["step"]: end for record, end in evaluated}, summary["bytes_sent"]["inter_zone"])
+    return Course({record["step"]: record["test_loss_averaged_model"] for record in records if "test_loss" in record},
+                  max(summary["seconds_per_worker"]) / summary["steps"], summary["bytes_sent"]["inter_zone"])
 
 
 @contextmanager

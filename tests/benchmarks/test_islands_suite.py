@@ -51,8 +51,8 @@ def test_seeds_that_do_not_reach_the_loss_are_counted() -> None:
 
 
 def test_steps_and_seconds_to_a_loss() -> None:
-    course = Course({16: 3.0, 32: 2.0, 48: 2.5}, {16: 1.0, 32: 2.5, 48: 4.0}, 0)
-    assert (course.steps_to(2.2), course.seconds_to(2.2)) == (32, 2.5)
+    course = Course({16: 3.0, 32: 2.0, 48: 2.5}, 0.5, 0)
+    assert (course.steps_to(2.2), course.seconds_to(2.2)) == (32, 16.0)
     assert math.isinf(course.steps_to(1.0)) and math.isinf(course.seconds_to(1.0))
 
 
@@ -74,8 +74,8 @@ def trigger_courses(saving: float) -> dict[tuple[str, int], Course]:
     for index, (period, budget) in enumerate(trigger.BUDGETS.items()):
         loss, sent = 1.9 + 0.1 * index, 100.0 / period
         for seed in range(3):
-            courses[trigger.period_name(period), seed] = Course({trigger.STEPS: loss}, {}, sent)
-            courses[trigger.budget_name(budget), seed] = Course({trigger.STEPS: loss - saving}, {}, sent)
+            courses[trigger.period_name(period), seed] = Course({trigger.STEPS: loss}, 0.1, sent)
+            courses[trigger.budget_name(budget), seed] = Course({trigger.STEPS: loss - saving}, 0.1, sent)
     return courses
 
 
@@ -93,10 +93,10 @@ def test_islands_must_be_sooner_than_allreduce_under_each_disturbance(islands_s:
         for method in disturbances.METHODS:
             seconds = islands_s if method == disturbances.ISLANDS else 10.0
             courses[f"{disturbance}: {method}", 1] = Course(
-                {target: 2.0, disturbances.STEPS: 1.5}, {target: seconds, disturbances.STEPS: 2 * seconds}, 0)
+                {target: 2.0, disturbances.STEPS: 1.5}, seconds, 0)
     # a method that does not reach the loss of undisturbed allreduce
     lost = f"{disturbances.SKEW}: gossip every 16 steps, int4"
-    courses[lost, 1] = Course({disturbances.STEPS: 2.1}, {disturbances.STEPS: 30.0}, 0)
+    courses[lost, 1] = Course({disturbances.STEPS: 2.1}, 10.0, 0)
     rows = [*disturbances.evaluate(courses, [1])]
     verdicts = {row.metric: row.met for row in rows if row.met is not None}
     assert verdicts == {f"{disturbance}: {disturbances.ISLANDS}: emulated time to the loss": met
