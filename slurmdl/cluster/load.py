@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from slurmdl.errors import InputError, UnavailableError, warn
 from slurmdl.slurm import process
-from slurmdl.slurm.saved_output import MAX_SAVED_BYTES, decode_saved_text
 
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
@@ -58,6 +57,7 @@ def load_cluster_file(path: str, on_warning: Callable[[str], None] = warn) -> Cl
     from slurmdl.cluster.saved_cluster import parse_saved_cluster
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.files import read_limited
+    from slurmdl.slurm.saved_output import MAX_SAVED_BYTES, decode_saved_text
 
     try:
         with open(path, "rb") as file:  # possibly a pipe: `--cluster <(scontrol -d show nodes)`

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from slurmdl.errors import InputError
 from slurmdl.slurm.sinfo_table import STATE_COLUMN, SinfoTable, cut_tables
+from slurmdl.slurm.topoconf_text import PROMPT_PATTERN, TOPOCONF_BEGIN, find_topoconf
 
 RECORD_KEYS = ("NodeName", "PartitionName", "ReservationName", "SwitchName", "BlockName", "AggregatedBlock",
                "RingName", "TorusName")
@@ -25,17 +26,13 @@ _CONTINUATION = "\n   "  # between the parts of a record; a blank with -o
 _KEYS = "|".join(RECORD_KEYS)
 _FIRST_RECORD = re.compile(rf"^([ \t]*)(?:{_KEYS})=", re.MULTILINE)
 _INDENTED_RECORD = re.compile(rf"^[ \t]+(?=(?:{_KEYS})=)", re.MULTILINE)
-_PROMPT = r"(?:\[[^\]]*\]|[^\s=]*)[$#%>](?:\s*$| *(?:\S*/)?(?:scontrol|sinfo|squeue|sudo|ssh|cat|date|echo)(?:\s|$))"
 #: the beginning of a line that is no row of a table: a record, a prompt, a comment, a date or a message
 _OTHER_LINE = re.compile(
-    rf"\s*(?:{_KEYS})=|scontrol:|#|\.\.\.$|{_PROMPT}|(?:scontrol|sinfo)(?:\s|$)|No \w+ in the system"
+    rf"\s*(?:{_KEYS})=|scontrol:|#|\.\.\.$|{PROMPT_PATTERN}|(?:scontrol|sinfo)(?:\s|$)|No \w+ in the system"
     r"|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d( \w+)? \d{4}\s*$")
 #: lines of `show config`, whose values are read by the caller
 _CONFIG_LINE = re.compile(r"[\w/()\[\] ]+ = |[\w/ ]+:$|Configuration data as of |Slurmctld\(")
 _FIELD = re.compile(r"\s*\w+=")
-#: the YAML of `show topoconf` ends before the next output or prompt
-YAML_BEGIN = re.compile(r"""(-\s+)?["']?topology["']?\s*:""")
-YAML_END = re.compile(rf"scontrol:|\w+\s*=|\.\.\.|[a-zA-Z ]+\.?$|{_PROMPT}")
 _YAML_HEADER = re.compile(r"%YAML|---")
 
 
@@ -123,7 +120,7 @@ def split_saved_output(text: str) -> SavedOutput:
         tables = cut_tables(lines, _OTHER_LINE)
         text = "\n".join(lines)
     output = _split_records(text, tuple(tables))
-    if not any(YAML_BEGIN.match(line) for _, line in output.unknown):
+    if not any(TOPOCONF_BEGIN.match(line) for _, line in output.unknown):
         return output
     lines = text.split("\n")
     yaml = _cut_yaml(lines)
@@ -163,12 +160,6 @@ def _remove_margin(text: str) -> str:
     import textwrap
 
     return textwrap.dedent(text)
-
-
-def find_topoconf(lines: Sequence[str]) -> tuple[int, int]:
-    """Return the range of lines with the YAML of `show topoconf`; an empty one if there is none."""
-    begin = next((i for i, line in enumerate(lines) if YAML_BEGIN.match(line)), len(lines))
-    return begin, next((i for i in range(begin, len(lines)) if YAML_END.match(lines[i])), len(lines))
 
 
 def _cut_yaml(lines: list[str]) -> str:

@@ -6,8 +6,7 @@ import re
 from typing import Literal
 
 from slurmdl.errors import InputError
-from slurmdl.slurm.saved_output import YAML_BEGIN
-from slurmdl.topology.saved_topology import has_shown_topology
+from slurmdl.slurm.topoconf_text import TOPOCONF_BEGIN
 
 #: "conf": topology.conf; "yaml": topology.yaml; "json": slurmdl's own; "saved": text of scontrol
 TopologyFormat = Literal["conf", "yaml", "json", "saved"]
@@ -17,7 +16,7 @@ ACCEPTED_FORMATS = ("topology.conf, topology.yaml, JSON of `slurmdl topology sho
 
 _CONF_LINE = re.compile(r"^[ \t]*(?:SwitchName|BlockName|RingName|BlockSizes|Include)\b",
                         re.MULTILINE | re.IGNORECASE)
-_TOPOCONF_LINE = re.compile(rf"^{YAML_BEGIN.pattern}", re.MULTILINE)
+_TOPOCONF_LINE = re.compile(rf"^{TOPOCONF_BEGIN.pattern}", re.MULTILINE)
 _YAML_START = re.compile(r"%YAML|---|- |[\w\"']+:(\s|$)")
 _OTHER_SAVED_OUTPUT = re.compile(r"^[ \t]*(?:(?:Node|Partition|Reservation)Name=|scontrol:)", re.MULTILINE)
 
@@ -33,6 +32,8 @@ def format_of_content(text: str, path: str) -> TopologyFormat:
     Raises InputError for the text of other commands, and for a text that neither has a line of any format, nor a name
     that tells one.
     """
+    from slurmdl.topology.saved_topology import has_shown_topology  # lazy: a submission does not need it
+
     if has_shown_topology(text):
         return "saved"
     first = next((line for line in map(str.strip, text.split("\n")) if line and not line.startswith("#")), "")

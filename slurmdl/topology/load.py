@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError, warn
 from slurmdl.files import read_regular_file, read_text_limited
 from slurmdl.slurm import process
-from slurmdl.slurm.saved_output import MAX_SAVED_BYTES, decode_saved_text
 from slurmdl.slurm.slurm_conf import topology_file_path
-from slurmdl.topology import saved_topology, scontrol_topology, topology_conf
+from slurmdl.topology import scontrol_topology, topology_conf
 from slurmdl.topology.file_format import TopologyFormat, format_of_content, format_of_suffix
 from slurmdl.topology.source import OnError, TopologySource
 from slurmdl.topology.topology import Topology, TopologySet
@@ -60,6 +59,8 @@ def load_sources(file: str | None, on_error: OnError, on_warning: OnWarning = wa
     if file is not None:
         text, format_name = _read_any(path, on_warning)
     if format_name == "saved":
+        from slurmdl.topology import saved_topology  # lazy: a submission does not need it
+
         return saved_topology.declare_saved_topologies(text, path, on_warning)
     if format_name == "json":
         return [TopologySource.from_topology(topology) for topology in _load_json(path).topologies]
@@ -78,6 +79,8 @@ def load_topology_file(path: str, on_warning: OnWarning = warn) -> TopologySet:
     """
     text, format_name = _read_any(path, on_warning)
     if format_name == "saved":
+        from slurmdl.topology import saved_topology  # lazy: a submission does not need it
+
         return saved_topology.parse_saved_topologies(text, path, on_warning)
     return _load_strict(path, format_name)
 
@@ -90,6 +93,8 @@ def load_slurm_topology_file() -> TopologySet | None:
 
 def _read_any(path: str, on_warning: OnWarning) -> tuple[str, TopologyFormat]:
     """Return text and format of a file; the readers of configuration files read again, with their own checks."""
+    from slurmdl.slurm.saved_output import MAX_SAVED_BYTES, decode_saved_text
+
     data = read_regular_file(path, MAX_SAVED_BYTES)
     text = data.decode("utf-8-sig", errors="replace")
     format_name = format_of_content(text, path)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from slurmdl.errors import InputError
 from slurmdl.slurm import hostlist
-from slurmdl.slurm.saved_output import find_topoconf
+from slurmdl.slurm.topoconf_text import find_topoconf
 from slurmdl.topology.source import ZoneDecl, aggregate_blocks, build_topology, level_multiples
 from slurmdl.topology.topology import Topology, TopologySet
 
