@@ -72,18 +72,16 @@ def _with_gres_used(lines: list[str], file: str, on_warning: Callable[[str], Non
     no free resources of this kind.
     """
     result, from_tres, assumed = list(lines), 0, 0
-    for i in [i for i, line in enumerate(lines) if (" GresUsed=" not in line or " Reason=" in line)
-              and " Gres=(null)" not in line]:
-        line, _, free_text = lines[i].partition(" Reason=")
-        if " GresUsed=" in line:
-            continue
-        gres, state, configured, allocated = (record_column([line], key)[0]
+    # GresUsed is before State; after it, a reason may hold the same words
+    for i in [i for i, line in enumerate(lines) if line.find(" GresUsed=", 0, line.find(" State=")) < 0]:
+        line, _, rest = lines[i].partition(" State=")
+        gres, state, configured, allocated = (record_column([lines[i]], key)[0]
                                               for key in ("Gres", "State", "CfgTRES", "AllocTRES"))
-        if not gres:
+        if gres in ("", "(null)"):
             continue
         used, is_assumed = _gres_used(gres, state, configured, allocated)
         from_tres, assumed = from_tres + (not is_assumed), assumed + is_assumed
-        result[i] = f"{line} GresUsed={used} Reason={free_text}"
+        result[i] = f"{line} GresUsed={used} State={rest}"
     if from_tres:
         on_warning(f"{file}: {pluralize(from_tres, 'node')} without GresUsed (scontrol without -d); used generic "
                    "resources are those of AllocTRES")
