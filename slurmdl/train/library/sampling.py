@@ -217,9 +217,10 @@ class LockstepSampler(SliceSampler):
             edges = self._edges(total, balance_round.shares)
             start, stop = cursor + edges[self._worker], cursor + edges[self._worker + 1]
             cursor += total
-            mean_size = sum(edges[worker + 1] - edges[worker] for worker in averaged) / len(averaged)
-            yield BatchSlice(start, stop, cursor, range(step + number, step + number + 1), (stop - start) / mean_size,
-                             balance_round.model_weights, balance_round.publishes_speed and number == len(totals) - 1)
+            samples = sum(edges[worker + 1] - edges[worker] for worker in averaged)
+            yield BatchSlice(start, stop, cursor, range(step + number, step + number + 1),
+                             (stop - start) * len(averaged) / samples, balance_round.model_weights,
+                             balance_round.publishes_speed and number == len(totals) - 1)
 
     def _edges(self, total: int, shares: tuple[float, ...]) -> list[int]:
         """Boundaries between the workers' samples of a step."""
