@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks import cloud_nodes
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
@@ -99,6 +100,14 @@ class SandboxController:
             f"replay-{os.getpid()}", topology, cpus=1, cloud_nodes=True, zone_features=False,
             slurm_conf_lines=SCHEDULER_LINES))
         self.release = self.run(["scontrol", "--version"]).split()[-1]
+        try:
+            # 22.05 chooses powered down nodes last: allocate all once, after which they are only starting
+            job = cloud_nodes.submit_job(self.sandbox, ["-N", str(len(topology.nodes)), "--exclusive"])
+            cloud_nodes.wait_for_nodes(self.sandbox, job)
+            self.run(["scancel", str(job)])
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, argv: Sequence[str], stdin: str = "") -> str:
         return namespaces.run_on_host(self.sandbox.pids[LOGIN], list(argv), stdin=stdin)

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.replay.controller import SandboxController, start_controller
+from benchmarks.replay.controller import Controller, SandboxController, start_controller
 from slurmdl.errors import SandboxError
 from slurmdl.replay.leaves import Leaves
 from slurmdl.replay.slurm_rules import slurm_rule
@@ -62,7 +62,7 @@ def test_nodes_per_leaf_of_random_jobs(name: str) -> None:
         controller.close()
 
 
-def _wait_for_nodes(controller, job: int) -> tuple[str, ...]:
+def _wait_for_nodes(controller: Controller, job: int) -> tuple[str, ...]:
     deadline = time.monotonic() + 30
     while not (text := controller.run(["squeue", "-h", "-j", str(job), "-t", "CF,R", "-o", "%N"]).strip()):
         assert time.monotonic() < deadline, "the job does not start"
