@@ -23,6 +23,7 @@ TOPOLOGIES = {"two levels": example.tree_topology((1, 8, 64)), "three levels": e
               "blocks": example.block_topology((9, 72), (8, 16, 32))}
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(os.geteuid() != 0, reason="a controller needs root")
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_nodes_per_leaf_of_random_jobs(name: str) -> None:
@@ -43,7 +44,7 @@ def test_nodes_per_leaf_of_random_jobs(name: str) -> None:
             expected = rule.choose(free, size)
             if expected is None:  # end a job, so that others fit
                 job = source.choice(list(running))
-                controller.run(["scancel", str(job)])
+                _end_job(controller, job)
                 free += running.pop(job)
                 continue
             job = int(controller.run(["sbatch", "--parsable", "--no-requeue", "--output=/dev/null", "--exclusive",
@@ -55,11 +56,20 @@ def test_nodes_per_leaf_of_random_jobs(name: str) -> None:
             free, running[job], compared = free - counts, counts, compared + 1
             if free.sum() < len(topology.nodes) / 4 or source.random() < 0.3:
                 job = source.choice(list(running))
-                controller.run(["scancel", str(job)])
+                _end_job(controller, job)
                 free += running.pop(job)
         assert compared > JOBS / 2
     finally:
         controller.close()
+
+
+def _end_job(controller: Controller, job: int) -> None:
+    """Cancel a job and wait until its nodes are free: on a busy machine they are completing for a moment."""
+    controller.run(["scancel", str(job)])
+    deadline = time.monotonic() + 30
+    while controller.run(["sinfo", "-h", "-t", "completing", "-o", "%N"]).strip():
+        assert time.monotonic() < deadline, "the nodes of a canceled job do not become free"
+        time.sleep(0.05)
 
 
 def _wait_for_nodes(controller: Controller, job: int) -> tuple[str, ...]:
