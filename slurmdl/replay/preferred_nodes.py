@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from slurmdl.placement.algorithms.apportion import zone_quotas
+from slurmdl.placement.algorithms.apportion import fill_largest_first, zone_quotas
 from slurmdl.replay.leaves import Leaves
 from slurmdl.replay.slurm_rules import SlurmBlockRule, SlurmRule
 from slurmdl.replay.step_cost import StepCost
@@ -146,8 +146,8 @@ class PreferredNodes:
         """Divide the nodes among the zones, those that can hold most first, then among the leaves of each."""
         leaf_quota = held[0]
         if len(held) == 1:
-            return _fill(leaf_quota, nodes)
-        zone_quota = _fill(held[-1], nodes)
+            return fill_largest_first(leaf_quota, nodes)
+        zone_quota = fill_largest_first(held[-1], nodes)
         for column in range(len(held) - 2, -1, -1):
             zones = self.leaves.ancestors[:, column + 1]
             below = np.zeros_like(leaf_quota) if column == 0 else np.zeros_like(held[column])
@@ -155,7 +155,7 @@ class PreferredNodes:
                 members = np.flatnonzero(zones == zone)
                 if column:
                     members = np.unique(self.leaves.ancestors[members, column])
-                below[members] = _fill(held[column][members], int(zone_quota[zone]))
+                below[members] = fill_largest_first(held[column][members], int(zone_quota[zone]))
             zone_quota = below
         return zone_quota
 
@@ -165,16 +165,3 @@ def _minority(nodes: int, capacity: FloatArray) -> IntArray:
     root = np.maximum(nodes * nodes - 4 * capacity, 0.0)
     limit = np.floor((nodes - np.sqrt(root)) / 2 * (1 + SAME_TIME) + SAME_TIME)
     return np.where(4 * capacity >= nodes * nodes, nodes, limit).astype(np.int64)
-
-
-def _fill(held: IntArray, nodes: int) -> IntArray:
-    """Divide nodes, the largest first; the rest where it fits best."""
-    counts, missing = np.zeros_like(held), nodes
-    for i in np.argsort(-held, kind="stable").tolist():
-        if missing <= held[i]:
-            open_zones = np.flatnonzero((counts == 0) & (held >= missing))
-            counts[open_zones[held[open_zones].argmin()]] = missing
-            break
-        counts[i] = held[i]
-        missing -= int(held[i])
-    return counts
