@@ -17,7 +17,7 @@ from slurmdl.comm_layout import COMPRESSION_NAMES
 from slurmdl.errors import InvalidOptionsError, TrainError
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.island_group import IslandGroup
-from slurmdl.train.strategies.local_sgd import CompressedMean, RingMean
+from slurmdl.train.strategies.local_sgd import make_reducer
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.tags import Tag
 
@@ -102,9 +102,7 @@ class HierarchicalState:
             self._shards[key] = _Shard(islands, buffer.numel(), self._config, self._seed + index)
         mean = torch.from_numpy(self._shards[key].average(buffer.float().numpy()))
         if islands.size > 1:
-            parts = [torch.empty_like(mean) for _ in range(islands.size)]
-            dist.all_gather(parts, mean, group=islands.group)
-            mean = torch.cat(parts)
+            mean = islands.gather(mean)
         buffer.copy_(mean[:buffer.numel()])
 
     def close(self) -> None:
@@ -123,7 +121,7 @@ class _Shard:
         self._decay = np.float32(COMPRESSORS[config.compression].feedback_decay)
         ctx = islands.context(self._vector, config, seed)
         self._weights = (1.0,) * len(ctx.workers)
-        self._reducer = (RingMean if config.compression == "none" else CompressedMean)(ctx)
+        self._reducer = make_reducer(ctx)
 
     def average(self, bucket: Vector) -> Vector:
         """Return the mean of this shard of the bucket over the peers."""

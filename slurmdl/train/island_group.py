@@ -73,6 +73,15 @@ class IslandGroup:
             self.p2p, self.comm_thread, self.peers, (), vector, np.empty(0, np.float32), (vector.size,), config, seed,
             self._nodes, self._zones, {}, learning_rate, _no_servers, device_copies=device_copies or DeviceCopies())
 
+    def gather(self, part: Any) -> Any:
+        """Concatenate the parts of the island's ranks, one-dimensional tensors of equal size. Collective in it."""
+        import torch
+        import torch.distributed as dist
+
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        dist.all_gather(parts, part.clone(), group=self.group)
+        return torch.cat(parts)
+
     def close(self) -> None:
         """End the exchanges. Collective over all ranks."""
         self.comm_thread.close()

@@ -74,7 +74,7 @@ class OuterSync:
             "the same model, sharded in the same way, in each island")
         self.islands, self.p2p = islands.islands, islands.p2p
         _average_gradients_inside(model, islands)
-        self._part = _ModelPart(tensors, group, islands.position, islands.size, self.is_sharded)
+        self._part = _ModelPart(tensors, islands, self.is_sharded)
         self._part.copy_to_host()
         vector = self._part.vector
         islands.comm_thread.call(lambda: consistency.pipelined_broadcast(self.p2p, islands.peers, vector))
@@ -107,11 +107,11 @@ class _ModelPart(DeviceCopies):
         vector: shape (elements,), float32: this rank's shards, or its part of all parameters, padded with zeros.
     """
 
-    def __init__(self, tensors: list[Any], group: Any, position: int, count: int, is_sharded: bool) -> None:
-        self._tensors, self._group, self._is_sharded = tensors, group, is_sharded
+    def __init__(self, tensors: list[Any], islands: IslandGroup, is_sharded: bool) -> None:
+        self._tensors, self._islands, self._is_sharded = tensors, islands, is_sharded
         total = sum(_local(tensor).numel() for tensor in tensors)
-        size = total if is_sharded else -(-total // count)
-        self._slice, self._count = slice(position * size, (position + 1) * size), count
+        size = total if is_sharded else -(-total // islands.size)
+        self._slice = slice(islands.position * size, (islands.position + 1) * size)
         self.vector = np.zeros(size, np.float32)
 
     def copy_to_host(self) -> None:
@@ -124,14 +124,11 @@ class _ModelPart(DeviceCopies):
 
     def copy_to_device(self) -> None:
         import torch
-        import torch.distributed as dist
 
         with torch.no_grad():
             part = torch.from_numpy(self.vector).to(_local(self._tensors[0]).device)
             if not self._is_sharded:
-                parts = [torch.empty_like(part) for _ in range(self._count)]
-                dist.all_gather(parts, part.clone(), group=self._group)
-                part = torch.cat(parts)
+                part = self._islands.gather(part)
             begin = 0
             for tensor in map(_local, self._tensors):
                 tensor.copy_(part[begin:begin + tensor.numel()].view(tensor.shape))

@@ -135,6 +135,10 @@ class CheckpointRestorer:
         if is_resized:
             needed = range(layout["workers"] if models_differ(world) else 1)
         workers = [] if world.is_server else self._read_files(manifest, "worker", needed)
+        if len(workers) > 1:  # of workers with equal models, the first has saved them
+            workers = [file if file["model"] is not None else {
+                **file, **{key: workers[layout["nodes"][index]][key] for key in ("model", "optimizer")}}
+                       for index, file in enumerate(workers)]
         servers = self._read_files(manifest, "server", range(layout["servers"])) \
             if world.is_server and is_resized else []
         own = None
@@ -153,10 +157,7 @@ class CheckpointRestorer:
         if len(loaded.workers) > 1:
             weights = [content["strategy"]["model_weight"] for content in loaded.workers]
             shares = [weight / sum(weights) for weight in weights]
-            groups = self._checkpoint_dir.read_manifest(loaded.number).rank_layout["nodes"]
-            holders = [file if file["model"] is not None else loaded.workers[groups[index]]
-                       for index, file in enumerate(loaded.workers)]
-            content: Mapping[str, Any] = {key: average_states([file[key] for file in holders], shares)
+            content: Mapping[str, Any] = {key: average_states([file[key] for file in loaded.workers], shares)
                                           for key in ("model", "optimizer")}
         else:
             # of workers with equal models, only the first has saved them

@@ -92,6 +92,11 @@ class CompressedMean(RingMean):
         np.subtract(mean, self.mean[own_shard], out=self._residual)
 
 
+def make_reducer(ctx: StrategyContext) -> RingMean:
+    """Make the mean of vectors of the size of `ctx.parameters`, compressed as configured."""
+    return (RingMean if ctx.config.compression == "none" else CompressedMean)(ctx)
+
+
 class LocalSGD(TriggeredStrategy):
     """Outer momentum on the outer parameters z: u = mu u + mean(q), z += alpha (mean(q) + mu u), x = z.
 
@@ -114,7 +119,6 @@ class LocalSGD(TriggeredStrategy):
     def __init__(self, ctx: StrategyContext) -> None:
         config, size = ctx.config, ctx.parameters.size
         self._fragments = [slice(*bounds) for bounds in pairwise(split_offsets(size, config.fragments))]
-        make_reducer = RingMean if config.compression == "none" else CompressedMean
         self._reducers = {index: make_reducer(replace(ctx, parameters=ctx.parameters[fragment]))
                           for index, fragment in enumerate(self._fragments)}
         message_bytes = sum(reducer.message_bytes for reducer in self._reducers.values()) / len(self._reducers)
