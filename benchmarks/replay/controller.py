@@ -7,7 +7,6 @@ never answer; `ResumeTimeout` is longer than any run.
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks import cloud_nodes
+from benchmarks.chroot_host import enter_chroot, first_process, is_set_up, root_of, start_host, write_munge_key
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
@@ -31,7 +31,7 @@ SCHEDULER_LINES = ("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
                    "PriorityType=priority/basic")
 SUITE = "trixie"  # Debian 13: Slurm 24.11
 _START_TIMEOUT_S = 60
-_ADDRESS = "10.9.8.7"
+_ADDRESS, _PATH = "10.9.8.7", "/usr/sbin:/usr/bin:/sbin:/bin"
 _SLURM_CONF = """\
 ClusterName=replay
 SlurmctldHost=login({address})
@@ -117,10 +117,10 @@ class SandboxController:
 
 
 class ChrootController:
-    """The Slurm of another Debian release; SandboxError if it cannot start. See `chroot_root`."""
+    """The Slurm of another Debian release; SandboxError if it cannot start."""
 
     def __init__(self, topology: Topology) -> None:
-        root = chroot_root()
+        root = root_of(SUITE)
         self._base = Path(tempfile.mkdtemp(prefix="slurmdl-replay-"))
         self._base.chmod(0o755)
         for name in ("etc", "state"):
@@ -131,16 +131,10 @@ class ChrootController:
         (self._base / "etc/cgroup.conf").write_text("CgroupPlugin=disabled\n")
         (self._base / "etc/topology.conf").write_text(write.format_topology_conf(topology))
         (self._base / "hosts").write_text(f"127.0.0.1 localhost\n{_ADDRESS} login\n")
-        key = self._base / "munge.key"
-        key.touch(0o400)
-        key.write_bytes(secrets.token_bytes(1024))
+        write_munge_key(self._base / "munge.key")
         script = _START_HOST.format(root=shlex.quote(str(root)), base=self._base, address=_ADDRESS)
         self._root, self._log = root, self._base / "start.log"
-        with open(self._log, "w", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child=KILL", "sh",
-                 "-euc", script], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+        self._process = start_host(script, self._log, _PATH)
         try:
             self._pid = self._wait_ready()
             self.release = self.run(["scontrol", "--version"]).split()[-1]
@@ -150,10 +144,9 @@ class ChrootController:
 
     def _wait_ready(self) -> int:
         deadline = time.monotonic() + _START_TIMEOUT_S
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         while time.monotonic() < deadline and self._process.poll() is None:
-            pid = int((children.read_text().split() or ["0"])[0])
-            if pid and Path(f"/proc/{pid}/comm").read_text().strip() == "sleep":
+            pid = first_process(self._process)
+            if is_set_up(pid):
                 self._pid = pid
                 try:
                     self.run(["scontrol", "ping"])
@@ -164,10 +157,9 @@ class ChrootController:
         raise SandboxError(f"Slurm in {self._root}: not ready: {' '.join(self._log.read_text().split())[-300:]}")
 
     def run(self, argv: Sequence[str], stdin: str = "") -> str:
-        command = ["nsenter", "--target", str(self._pid), "--net", "--uts", "--mount", "--pid", "--", "chroot",
-                   str(self._root), *argv]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False,
-                              env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/root"})
+        done = subprocess.run([*enter_chroot(self._pid, self._root), *argv], input=stdin, capture_output=True,
+                              text=True, timeout=60, check=False,
+                              env={"PATH": _PATH, "LC_ALL": "C", "HOME": "/root"})
         if done.returncode:
             raise SandboxError(f"{argv[0]}: {' '.join((done.stderr or done.stdout).split())[-300:]}")
         return done.stdout
@@ -178,18 +170,12 @@ class ChrootController:
         shutil.rmtree(self._base, ignore_errors=True)
 
 
-def chroot_root() -> Path:
-    """Directory of the chroot that `tools/debian-chroot trixie` creates (make test-plugin-releases)."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/root")) / ".cache"
-    return Path(cache) / "slurmdl/debian" / SUITE
-
-
 def start_controller(topology: Topology) -> Controller:
     """Start the newer Slurm if its chroot exists, else the installed one, which has no blocks; SandboxError if none
     can start."""
     if os.geteuid():
         raise SandboxError("a controller needs root")
-    if (chroot_root() / ".slurmdl").exists():
+    if (root_of(SUITE) / ".slurmdl").exists():
         return ChrootController(topology)
     if topology.kind == "block":
         raise SandboxError(f"topology/block needs a newer Slurm: tools/debian-chroot {SUITE} slurmctld slurmd "

@@ -1,13 +1,11 @@
 """A cluster with another release of Slurm on one host, in a chroot of the Debian that has the release.
 
-The host consists of namespaces (network, mounts, processes, host name), as in the sandbox; its processes end with its
-first process. It runs munged, slurmctld and one slurmd per node, each on a separate port.
+The host (benchmarks.chroot_host) runs munged, slurmctld and one slurmd per node, each on a separate port.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import subprocess
 import time
@@ -17,6 +15,7 @@ from types import MappingProxyType
 
 from conftest import Cluster
 
+from benchmarks.chroot_host import enter_chroot, first_process, is_set_up, root_of, start_host, write_munge_key
 from slurmdl.sandbox.spec import LOGIN, round_robin_topology
 from slurmdl.topology import write
 
@@ -108,14 +107,9 @@ class RootCluster(Cluster):
         shadow = base / "shadow"  # required by su(1), which slurmd runs to load a user's environment
         shadow.touch(0o600)
         shadow.write_text((root / "etc/shadow").read_text() + f"{USER}:*:20000::::::\n")
-        key = base / "munge.key"
-        key.touch(0o400)
-        key.write_bytes(secrets.token_bytes(1024))
+        write_munge_key(base / "munge.key")
         script = _START_HOST.format(root=shlex.quote(str(root)), base=base, nodes=nodes, address=_ADDRESS)
-        with open(base / "make.log", "w", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child=KILL",
-                 "sh", "-euc", script], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={"PATH": _PATH})
+        self._process = start_host(script, base / "make.log", _PATH)
         self._pid = 0
         try:
             self._wait_ready(nodes)
@@ -125,12 +119,11 @@ class RootCluster(Cluster):
 
     def _wait_ready(self, nodes: int) -> None:
         deadline = time.monotonic() + 60
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         while True:
             log = (self._base / "make.log").read_text()
             assert self._process.poll() is None, log
-            self._pid = int((children.read_text().split() or ["0"])[0])
-            ready = self._pid and Path(f"/proc/{self._pid}/comm").read_text().strip() == "sleep"
+            self._pid = first_process(self._process)
+            ready = is_set_up(self._pid)
             states = self.node_states() if ready else {}
             if ready and all(states.get(f"n{i + 1}") == "idle" for i in range(nodes)):
                 return
@@ -151,8 +144,7 @@ class RootCluster(Cluster):
             directory: Path | None = None, env: dict[str, str] | None = None,
             timeout: float = 60) -> subprocess.CompletedProcess[str]:
         drop = [] if as_root else ["setpriv", f"--reuid={USER_ID}", f"--regid={USER_ID}", "--init-groups"]
-        enter = ["nsenter", "--target", str(self._pid), "--net", "--uts", "--mount", "--pid", "--", "chroot",
-                 str(self._root), *drop, "sh", "-c", 'cd -- "$1"; shift; exec "$@"', "sh",
+        enter = [*enter_chroot(self._pid, self._root), *drop, "sh", "-c", 'cd -- "$1"; shift; exec "$@"', "sh",
                  str(directory or self.shared), *argv]
         return subprocess.run(enter, input=stdin, capture_output=True, text=True, timeout=timeout, check=False,
                               env={"PATH": _PATH, "HOME": str(self.shared), "USER": USER, "LOGNAME": USER,
@@ -170,9 +162,3 @@ def skip_reason(suite: str, target: str = "test-plugin-releases") -> str:
     if os.geteuid():
         return "namespaces need root"
     return "" if (root_of(suite) / ".slurmdl").exists() else f"no chroot of Debian {suite}: run make {target}"
-
-
-def root_of(suite: str) -> Path:
-    """Return the directory of the chroot that tools/debian-chroot creates."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/root")) / ".cache"
-    return Path(cache) / "slurmdl/debian" / suite

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 from jobs import run_doctor, sbatch_error
-from releases import RootCluster, root_of, skip_reason
+from releases import RootCluster, skip_reason
+
+from benchmarks.chroot_host import root_of
 
 SUITE = "bookworm"
 PACKAGES = Path(os.environ.get("SLURMDL_PACKAGES", "/nowhere"))

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from releases import RootCluster, root_of, skip_reason
+from releases import RootCluster, skip_reason
+
+from benchmarks.chroot_host import root_of
 
 pytestmark = pytest.mark.nightly
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 
 import pytest
-from releases import RootCluster, root_of, skip_reason
+from releases import RootCluster, skip_reason
 
+from benchmarks.chroot_host import root_of
 from slurmdl.cluster.scontrol_parser import parse_snapshot
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import test_spank
-from releases import RootCluster, root_of, skip_reason
+from releases import RootCluster, skip_reason
 from test_spank import (  # noqa: F401
     invalid_values,
     test_help,
@@ -22,6 +22,8 @@ from test_spank import (  # noqa: F401
     test_options_of_all_commands_reach_the_tasks,
     test_tasks_have_their_variables,
 )
+
+from benchmarks.chroot_host import root_of
 
 BUILD_TOOL = Path(__file__).parents[2] / "tools/test-plugin-releases"
 #: order in which Slurm assigns tasks to nodes; 26.05 fills one zone after another
