@@ -2,5 +2,5 @@
 
     python -m benchmarks.NAME [--results FILE]
 
-Every benchmark has a negative control and judges ratios within one run. README.md lists them.
+Every benchmark has a negative control and judges ratios within one run. docs/benchmarks.md lists them.
 """

@@ -45,11 +45,11 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_readme_has_every_placement_option():
+def test_reference_has_every_placement_option():
     for option in OPTIONS:
         values = option.values.replace("|", ", ")
         row = f"| `--dl-{option.name}{'=' + values if values else ''}` | {option.help} |"
-        assert row in README, row
+        assert row in REFERENCE, row
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
