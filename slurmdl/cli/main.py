@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 
-from slurmdl import __version__
 from slurmdl.errors import UsageError, report_error, sort_by_similarity
 
 #: command -> its line in `slurmdl --help`; a table, so that the help imports nothing
@@ -38,7 +37,10 @@ def main(argv: list[str] | None = None) -> int:
     args = sys.argv[1:] if argv is None else argv
     try:
         if args[:1] in (["--version"], ["-V"]):
-            print(f"slurmdl {__version__}")
+            from slurmdl.commit import describe_version
+            from slurmdl.text import print_escaped
+
+            print_escaped(f"slurmdl {describe_version()}")
             return 0
         return dispatch("slurmdl", COMMANDS, args)
     except (Exception, KeyboardInterrupt) as error:

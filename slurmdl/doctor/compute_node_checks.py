@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import slurmdl
 from slurmdl.cluster.snapshot import Node
+from slurmdl.commit import describe_version
 from slurmdl.doctor import Finding, failure, ok, warning
 from slurmdl.doctor.site import MISSING_FILE, Site, file_checksum
 from slurmdl.doctor.slurm_checks import release_series
@@ -47,12 +48,20 @@ def check_node_release(site: Site) -> Finding:
 
 
 def check_node_slurmdl(site: Site) -> Finding:
-    expected = f"slurmdl {slurmdl.__version__}"
-    if others := {node: text for node, text in site.fact("slurmdl").items() if text != expected}:
+    release, expected = f"slurmdl {slurmdl.__version__}", f"slurmdl {describe_version()}"
+    texts = site.fact("slurmdl")
+    if others := {node: text for node, text in texts.items() if text.partition(" (")[0] != release}:
         text = next(iter(others.values()))
-        return failure(f"{fold_hostlist(others)}: no {expected} in PATH ({text or 'no output'})",
-                       f"install slurmdl {slurmdl.__version__} there: slurmdl srun runs on the first node of a job")
-    return ok(f"{expected} on {fold_hostlist(site.facts.value)}")
+        return failure(f"{fold_hostlist(others)}: no {release} in PATH ({text or 'no output'})",
+                       f"install {release} there: slurmdl srun runs on the first node of a job")
+    if others := {node: text for node, text in texts.items() if _build_of(text) != _build_of(expected)}:
+        return warning(f"{fold_hostlist(others)}: {next(iter(others.values()))}, but {expected} on this host",
+                       "install the same build there: slurmdl srun runs on the first node of a job")
+    return ok(f"{expected} on {fold_hostlist(texts)}")
+
+
+def _build_of(version_line: str) -> str:
+    return version_line.replace(", modified", "")
 
 
 def check_node_plugin(site: Site) -> Finding:

@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
-import slurmdl
 from slurmdl import dl_options, file_trust
+from slurmdl.commit import describe_version
 from slurmdl.doctor import Finding, failure, ok, warning
 from slurmdl.doctor.site import Site, TimedResult
 from slurmdl.errors import InputError
@@ -34,7 +34,7 @@ def check_clients(site: Site) -> Finding:
     if missing:
         return failure(f"{', '.join(missing)}: not found in PATH",
                        "install Slurm's commands (Debian: slurm-client), or add their directory to PATH")
-    return ok(f"slurmdl {slurmdl.__version__}, Python {platform.python_version()}; "
+    return ok(f"slurmdl {describe_version()}, Python {platform.python_version()}; "
               f"{', '.join(SLURM_CLIENTS)} are in PATH")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl import config
-from slurmdl.doctor import Finding, config_checks, failure, ok, slurm_checks, warning
+from slurmdl import __version__, config
+from slurmdl.doctor import Finding, compute_node_checks, config_checks, failure, ok, slurm_checks, warning
 from slurmdl.doctor import site as site_facts
 from slurmdl.doctor.runner import CHECKS, Check, run_checks
 from slurmdl.doctor.site import Site
@@ -160,3 +160,23 @@ def test_missing_configuration_is_not_called_identical(exists, text, tmp_path, m
     facts = {node: {"config_checksum": site_facts.file_checksum(config.SITE_CONFIG_FILE)} for node in ("n1", "n2")}
     site.__dict__["facts"] = site_facts.timed_call(lambda: facts)
     assert config_checks.check_node_configuration(site) == ok(f"{config.SITE_CONFIG_FILE} {text}")
+
+
+def test_builds_of_slurmdl_on_nodes(monkeypatch):
+    monkeypatch.setattr(compute_node_checks, "describe_version", lambda: f"{__version__} (commit abc, modified)")
+    same, other, older = (f"slurmdl {text}" for text in (f"{__version__} (commit abc)", f"{__version__} (commit def)",
+                                                         "0.0.1 (commit abc)"))
+
+    def check(*lines: str) -> Finding:
+        site = Site()
+        facts = {f"n{i}": {"slurmdl": line} for i, line in enumerate(lines, 1)}
+        site.__dict__["facts"] = site_facts.timed_call(lambda: facts)
+        return compute_node_checks.check_node_slurmdl(site)
+
+    assert check(same, same).severity == "OK"
+    found = check(same, other)
+    assert found.severity == "warn" and found.text.startswith(f"n2: {other}, but slurmdl {__version__} (commit abc")
+    for line in (older, "sh: 1: slurmdl: not found", ""):
+        found = check(other, line)
+        assert (found.severity, found.text) == (
+            "fail", f"n2: no slurmdl {__version__} in PATH ({line or 'no output'})")

@@ -30,7 +30,7 @@ RAW = {
      "f'slurmdl: {name} {failure_message}, and has ended all tasks; its own exit status is 0'"),
     ("cli/main.py", "'\\n'.join([f'usage: {program} COMMAND [options]', '', *lines, '', f'`{program} COMMAND --help` "
                     "lists its options.'])"),
-    ("cli/main.py", "f'slurmdl {__version__}'"), ("cli/place.py", "HELP"),
+    ("cli/place.py", "HELP"),
     ("cli/srun.py", 'f"{HELP}\\n{dl_options.help_text()}\\nsrun\'s own options: srun --help"'),
     # progress: the name of a policy and numbers, after the control sequence that clears the line
     ("cli/replay.py", "f'\\r\\x1b[K{text}'"),
