@@ -1,4 +1,4 @@
-"""slurmdl: network-aware placement and MPI training of neural networks on Slurm.
+"""slurmdl: network-aware placement of training jobs on Slurm, and a PyTorch training runtime.
 
 Programs that number their ranks themselves use `slurmdl.planned_rank`, programs of a mesh of ranks
 `slurmdl.planned_mesh`, programs of groups of nodes `slurmdl.planned_group`; they are defined in slurmdl.plan.

@@ -40,7 +40,8 @@ def test_man_pages_list_all_commands_options_and_statuses(written):
     bold = set(re.findall(r"\\fB(.*?)\\fR", page))
     assert bold >= COMMANDS.keys()
     assert {name.partition("=")[0] for name in bold} >= {f"--{name}" for name in dl_options.LONG_OPTIONS}
-    for command in ("doctor", "topology check", "topology convert", "links ingest", "links show", "sandbox up"):
+    for command in ("doctor", "topology check", "topology convert", "links ingest", "links show", "sandbox up",
+                    "audit", "replay", "preflight", "requeue", "bench run"):
         section = page.partition(f".SH {command.upper()}\n")[2].partition("\n.SH ")[0]
         usage = run(sys.executable, "-m", "slurmdl", *command.split(), "--help").stdout
         options = set(re.findall(r"^  (?:-\w(?: \w+)?, )?(--[a-z-]+)", usage, re.MULTILINE)) - {"--help"}
@@ -131,6 +132,8 @@ def test_bash_completion(written):
     assert complete("sbatch", "--dl-strategy", "=") == list(dl_options.STRATEGIES)
     assert complete("--dl-z", program="dlsbatch") == ["--dl-zone="]
     assert complete("sbatch", "--dl-node-binding=off", "job") == []
+    assert "--launcher=" in complete("--l", program="dlsrun")
+    assert complete("bench", "r") == ["run", "report"]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
