@@ -68,7 +68,7 @@ static void set_number(struct names *names, const char *name, uint32_t value)
 }
 
 static const char *const map_variables[] = {"SLURMDL_PLAN", "SLURMDL_WORLD_SIZE", "SLURMDL_ROLE_RANKS", "SLURMDL_ZONE_RANKS",
-				     "SLURMDL_MASTER_ADDR", "SLURMDL_MASTER_PORT"};
+					    "SLURMDL_MASTER_ADDR", "SLURMDL_MASTER_PORT"};
 
 void dl_export_task_env(spank_t spank, const struct dl_task *task, const struct dl_task_env *env)
 {
@@ -98,6 +98,7 @@ void dl_export_task_env(spank_t spank, const struct dl_task *task, const struct 
 	spank_setenv(spank, "SLURMDL_EXPORTED", names.exported, 1);
 	for (size_t i = 0; !env->mapped && i < sizeof(map_variables) / sizeof(*map_variables); i++)
 		spank_unsetenv(spank, map_variables[i]); /* inherited from the enclosing step */
-	if (env->mapped) /* must not affect a step started from this task */
+	/* must not affect a step started from this task */
+	if (env->mapped)
 		spank_unsetenv(spank, "SLURM_DISTRIBUTION");
 }

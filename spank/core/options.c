@@ -8,7 +8,7 @@
 #include <string.h>
 
 const struct dl_option dl_options[DL_OPTIONS] = {
-#define DL_OPTION(upper, lower, kind, name, values, usage)                                                  \
+#define DL_OPTION(upper, lower, kind, name, values, usage)                                                     \
 	[DL_OPT_##upper] = {name, "SLURMDL_OPT_" #upper, "SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_" #lower, \
 			    kind, values, usage},
 #include "options.inc"

@@ -5,12 +5,19 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum dl_kind { DL_CHOICE, DL_COUNT, DL_BYTES, DL_NAMES, DL_TEXT, DL_FLAG };
+enum dl_kind {
+	DL_CHOICE,
+	DL_COUNT,
+	DL_BYTES,
+	DL_NAMES,
+	DL_TEXT,
+	DL_FLAG
+};
 
 struct dl_option {
-	const char *name;     /* "dl-model-bytes" */
-	const char *variable; /* environment variable, "SLURMDL_OPT_MODEL_BYTES" */
-	const char *spank_variable;   /* variable in which Slurm passes the option to the steps of a job */
+	const char *name;           /* "dl-model-bytes" */
+	const char *variable;       /* environment variable, "SLURMDL_OPT_MODEL_BYTES" */
+	const char *spank_variable; /* variable in which Slurm passes the option to the steps of a job */
 	enum dl_kind kind;
 	const char *values; /* as in the help, "" for a flag; for a choice the valid values separated by | */
 	const char *usage;

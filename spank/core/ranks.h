@@ -31,8 +31,8 @@ struct dl_span {
 
 /* Position of a rank in a list such as 0,4-5. */
 struct dl_position {
-	bool in;       /* the list contains the rank */
-	uint32_t rank; /* its index in the list, or else the number of lower ranks in the list */
+	bool in;        /* the list contains the rank */
+	uint32_t rank;  /* its index in the list, or else the number of lower ranks in the list */
 	uint32_t count; /* ranks in the list */
 };
 
