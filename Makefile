@@ -1,6 +1,8 @@
 # make demo               a real Slurm cluster on this machine, and the benefit of placement on it
 # make test               all tests, including those on a real Slurm cluster
-# make lint               ruff and mypy
+# make lint               ruff, mypy and clang-format
+# make dist               sdist and wheel, into dist, and the wheel in a new environment
+# make docs               the documentation as a site, into build/docs; a broken link or anchor is an error
 # make bench-demo         repeat the demo, into results/demo.json
 # make bench-topology     time to read and to query topologies, into results/topology.json
 # make bench-placement    speed and quality of placement, into results/placement.json
@@ -48,7 +50,7 @@ BENCHES := bench-demo bench-topology bench-placement bench-mesh bench-model benc
 	bench-scores bench-heterogeneous bench-simulate bench-replay bench-paper bench-gpu-requests bench-preflight \
 	bench-training bench-islands bench-audit
 
-.PHONY: demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean \
+.PHONY: demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean dist docs \
 	packages rpms compose compose-test test-matrix test-oracle test-packages test-plugin-releases $(BENCHES)
 
 demo: install
@@ -67,6 +69,18 @@ test: install openmpi
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror spank/*.[ch] spank/core/*.[ch]
+
+dist: install
+	rm -rf dist build/dist
+	$(BIN)/python -m build --no-isolation . >/dev/null
+	$(PYTHON) -m venv build/dist
+	build/dist/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	cd / && $(CURDIR)/build/dist/bin/slurmdl --version
+
+docs: install
+	rm -rf build/docs
+	$(BIN)/sphinx-build -q -W --keep-going -c docs -d build/doctrees . build/docs
 
 results: install
 	$(BIN)/python -m benchmarks.results > docs/results.md
