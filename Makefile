@@ -128,6 +128,7 @@ bench-training: install
 bench-islands: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/python -m benchmarks.islands --only time-to-loss --results results/islands.json
+	$(AS_ROOT) $(BIN)/python -m benchmarks.islands --only prediction --results results/islands-prediction.json
 	for part in disturbances lost-island trigger when; do \
 		$(BIN)/python -m benchmarks.islands --only $$part --results results/islands-$$part.json || exit 1; done
 
@@ -178,7 +179,7 @@ bench-paper: install
 		$(AS_ROOT) $(BIN)/python -m benchmarks.papers $$paper --results results/paper-$$paper.json || exit; done
 
 fuzz: install
-	SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz
+	SLURMDL_NIGHTLY=1 SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz
 
 test-oracle: install
 	$(AS_ROOT) env SLURMDL_ORACLE_FILES=5000 SLURMDL_ORACLE_HOSTLISTS=20000 SLURMDL_ORACLE_SEED=$$(date +%j) \

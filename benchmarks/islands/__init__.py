@@ -5,6 +5,8 @@ the loss comes from trainings on virtual ranks, which do not depend on links. Th
 sandbox, with real messages and a computation that sleeps as long as this model's takes on one core. Control: islands
 of two nodes of each zone, whose gradients cross zones. Predicted seconds of a step are those of `slurmdl simulate`.
 
+`prediction`: predicted and measured seconds of a step of islands on slower links.
+
 `disturbances`: islands and flat strategies on skewed data, and with a zone at half the speed. `trigger`: the drift
 trigger between islands, beside fixed periods with the same bytes. Both on virtual ranks. `lost-island`: a zone is
 killed in the middle of a run (needs Open MPI with ULFM).
@@ -20,7 +22,8 @@ from benchmarks.islands import when
 from benchmarks.results import Row
 from benchmarks.suite import Suite, draw_beside, module_rows, package_versions
 
-PARTS = {"time-to-loss": "benchmarks.islands.time_to_loss", "disturbances": "benchmarks.islands.disturbances",
+PARTS = {"time-to-loss": "benchmarks.islands.time_to_loss", "prediction": "benchmarks.islands.prediction",
+         "disturbances": "benchmarks.islands.disturbances",
          "lost-island": "benchmarks.islands.lost_island",
          "trigger": "benchmarks.islands.trigger", "when": "benchmarks.islands.when"}
 _part_rows = module_rows(PARTS)

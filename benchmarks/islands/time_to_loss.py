@@ -125,19 +125,20 @@ def evaluate(steps: Mapping[str, Sequence[float]], measured: Mapping[str, Mappin
                        met=statistics.median(values) <= BYTES_SHARE * whole if judged else None)
 
 
-def predict_seconds(options: Sequence[str], rate: float) -> float:
-    """Seconds of a step of a method with islands, by `slurmdl simulate`; `rate` is that between zones in bit/s."""
+def predict_seconds(options: Sequence[str], rate: float, inside: str = "zone", node_count: int = NODES,
+                    compute_s: float = COMPUTE_S, node_rate: float = UNSHAPED) -> float:
+    """Seconds of a step of a method, by `slurmdl simulate`; rates between zones and of nodes are in bit/s."""
     from slurmdl.train.trainer.options import parse_train_options
 
     config = parse_train_options(options, {}).strategy_config
     workload = TrainingWorkload(config.strategy or "", PARAMETERS, comm_pattern=config.comm_pattern or "",
-                                compute_seconds=COMPUTE_S, period=config.exchange_period,
-                                compression=config.compression, inside="zone")
-    topology = round_robin_topology(NODES, 2)
+                                compute_seconds=compute_s, period=config.exchange_period,
+                                compression=config.compression, inside=inside)
+    topology = round_robin_topology(node_count, 2)
     nodes = sorted(topology.nodes, key=lambda node: topology.leaf[topology.node_index[node]])
-    links = network_links(nodes, topology, LinkScores(default_node_bandwidth=UNSHAPED / 8,
+    links = network_links(nodes, topology, LinkScores(default_node_bandwidth=node_rate / 8,
                                                       default_zone_bandwidth=(rate / 8,), default_latency=0.0))
-    return predict_step(workload, links, np.arange(NODES)).step_seconds
+    return predict_step(workload, links, np.arange(node_count)).step_seconds
 
 
 def measure_steps(repeats: int) -> dict[str, dict[str, Any]]:

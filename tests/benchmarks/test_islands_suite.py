@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.islands import disturbances, trigger
+from benchmarks.islands import disturbances, prediction, trigger
 from benchmarks.islands import time_to_loss as bench
 from benchmarks.islands.virtual_training import Course, skewed_zones
 from slurmdl.train.trainer import labeled_dataset
@@ -102,3 +102,13 @@ def test_islands_must_be_sooner_than_allreduce_under_each_disturbance(islands_s:
     assert verdicts == {f"{disturbance}: {disturbances.ISLANDS}: emulated time to the loss": met
                         for disturbance in disturbances.DISTURBANCES}
     assert [row.value for row in rows if row.metric.startswith(f"{lost}: seeds that do not reach")] == [1]
+
+
+@pytest.mark.parametrize(("factor", "met"), [(1.0, (True, True)), (1.5, (False, True)), (0.16, (False, False))])
+def test_prediction_must_be_near_and_that_of_allreduce_far(factor: float, met: tuple[bool, bool]) -> None:
+    predicted = bench.predict_seconds(bench.METHODS[bench.ISLANDS], 2e7, "zone", prediction.NODES,
+                                      prediction.COMPUTE_S, prediction.NODE_RATE)
+    assert predicted > prediction.COMPUTE_S
+    own, control = prediction.compare("20 Mbit/s", 2e7, bench.ISLANDS, [predicted / factor] * 3)
+    assert own.value == pytest.approx(factor)
+    assert (own.met, control.met) == met
