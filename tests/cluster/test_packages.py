@@ -96,6 +96,7 @@ def test_packages_from_install_to_purge(root, tmp_path):
         plugstack.unlink()
         # installed but not enabled: `slurmdl sbatch` works, plain sbatch has no --dl-* options
         assert "not installed" in run_doctor(cluster)["plugin"]
+        assert "(commit " in cluster.run(["slurmdl", "--version"]).stdout
         assert "unrecognized option" in sbatch_error(cluster, "--dl-ps=1", "--wrap=true")
         script = cluster.script("#DL --dl-ps=1\nslurmdl srun sh -c 'echo $SLURM_PROCID $SLURMDL_ROLE'")
         job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)])
