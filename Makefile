@@ -83,7 +83,7 @@ docs: install
 	$(BIN)/sphinx-build -q -W --keep-going -c docs -d build/doctrees . build/docs
 
 results: install
-	$(BIN)/python -m benchmarks.results > docs/results.md
+	$(BIN)/python -m benchmarks.results_page > docs/results.md
 
 bench-demo: install
 	$(AS_ROOT) $(BIN)/python -m benchmarks.demo --repeats 3 --results results/demo.json

@@ -1,15 +1,11 @@
-"""Results of benchmarks: rows, results/NAME.json and the line `met n of m`.
-
-    python -m benchmarks.results [DIR]
-
-prints all results of a directory as Markdown: docs/results.md.
-"""
+"""Results of benchmarks: rows, results/NAME.json and the line `met n of m`."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +14,6 @@ from typing import Any
 
 from slurmdl import __version__
 from slurmdl.bench.host_meters import CPU_BOUND_IDLE
-from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import InputError
 
 
@@ -90,59 +85,43 @@ def verdict(rows: Sequence[Row]) -> str:
     return f"met {sum(bool(row.met) for row in judged)} of {len(judged)}"
 
 
-def to_markdown(directory: Path) -> str:
-    """Format all results of a directory as Markdown: the rows with a target, and how to repeat them.
+@dataclass(frozen=True)
+class ResultsFile:
+    """A file that `write` has written.
 
-    Raises:
-        InputError: no results, or a file that `write` did not write.
+    Attributes:
+        name: of the file, without .json.
+        versions: of the software that the rows depend on, by name.
+        machine: `system`, `kernel`, `cores`, `memory_gib`.
+        command: repeats the measurement.
     """
-    parts = ["# Results", "", "Written by `python -m benchmarks.results`; the command above each table repeats it. "
-             "Each value is the median of its repeats, followed by the smallest and the largest. Rows called control "
-             "must meet their target; otherwise the other rows prove nothing.", ""]
-    files = sorted(directory.glob("*.json"))
-    if not files:
-        raise InputError("no benchmark results (*.json); expected a directory of files that --results has written",
-                         str(directory))
-    for file in files:
-        try:
-            document = json.loads(file.read_text(encoding="utf-8"))
-            rows = [Row(**{**row, "samples": tuple(row["samples"])}) for row in document["rows"]]
-            parts += _section(file.stem, rows, document["command"], document["machine"], document["versions"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"no benchmark results ({error})", str(file)) from error
-    return "\n".join(parts)
+
+    name: str
+    rows: tuple[Row, ...]
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+    command: str
+
+    def select(self, metric: str) -> list[Row]:
+        """Return the rows with this metric, in which `*` stands for any text; InputError if there is none."""
+        pattern = re.compile(".*".join(map(re.escape, metric.split("*"))))
+        rows = [row for row in self.rows if pattern.fullmatch(row.metric)]
+        if not rows:
+            raise InputError(f"no row {metric!r}; expected a metric of this file", f"{self.name}.json")
+        return rows
 
 
-def _section(name: str, rows: Sequence[Row], command: str, machine: Mapping[str, Any],
-             versions: Mapping[str, str]) -> list[str]:
-    judged = [row for row in rows if row.met is not None]
-    version_list = ", ".join(f"{key} {value}" for key, value in versions.items())
-    lines = [f"## {name}: {verdict(rows)}", "", f"`{command}`", "",
-             f"{machine['system']} {machine['kernel']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB; "
-             f"{version_list}. {len(rows)} rows, {len(judged)} with a target:", "",
-             "| | median | baseline | unit | metric | target |", "| --- | ---: | ---: | --- | --- | --- |"]
-    for row in judged:
-        cells = ["met" if row.met else "**missed**", f"{row.value:.4g}{row.range_text}", row.baseline_text, row.unit,
-                 row.metric, row.target]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return [*lines, ""]
+def read(path: Path) -> ResultsFile:
+    """Read a file of results; InputError if `write` did not write it."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        rows = tuple(Row(**{**row, "samples": tuple(row["samples"])}) for row in document["rows"])
+        return ResultsFile(path.stem, rows, document["versions"], document["machine"], document["command"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"no benchmark results ({error})", str(path)) from error
 
 
 def _machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {"system": platform.system(), "kernel": platform.release(), "cores": os.cpu_count(),
             "load": [round(value, 1) for value in os.getloadavg()], "memory_gib": round(memory / 2**30, 1)}
-
-
-def main(argv: list[str]) -> None:
-    """Print the results of a directory as Markdown."""
-    parser = CliParser(prog="python -m benchmarks.results", description="Print benchmark results as Markdown.")
-    parser.add_argument("directory", nargs="?", default="results", metavar="DIR",
-                        help="directory of JSON files (default: %(default)s)")
-    print(to_markdown(Path(parser.parse_args(argv).directory)), end="")
-
-
-if __name__ == "__main__":
-    from benchmarks.suite import start
-
-    start(main)

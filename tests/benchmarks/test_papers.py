@@ -1,8 +1,7 @@
-"""Evaluation of the papers' experiments, which run on sandboxes (make bench-paper), and the page of all results."""
+"""Evaluation of the papers' experiments, which run on sandboxes (make bench-paper)."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from benchmarks import (
     link_scores,
     papers,
     placement,
-    results,
     simulator,
     spank_overhead,
     strategies,
@@ -29,10 +27,8 @@ from benchmarks.placement import optimality_gap
 from benchmarks.results import Row
 from slurmdl.bench.matrix.report import JobFigures, ReportRow
 from slurmdl.bench.matrix.spec import Cell, read_matrix_spec
-from slurmdl.errors import InputError, UsageError
+from slurmdl.errors import UsageError
 from slurmdl.placement.result import Cost
-
-ROOT = Path(__file__).parents[2]
 
 
 def by_metric(rows: Sequence[Row]) -> dict[str, Row]:
@@ -115,29 +111,3 @@ def test_unwritable_results_file_raises_before_measurements(
         with pytest.raises(UsageError, match=re.escape(f"--results={path}: cannot be written ({reason})")):
             main(["--results", str(path)])
     assert not list(tmp_path.iterdir())
-
-
-def test_results_to_markdown_lists_rows_with_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [results.make_row("a | b", [1.0, 3.0, 2.0], "s", baseline=4.0, target="below 4", met=True),
-            results.make_row("lost", [1.0], "", target="2", met=False), results.make_row("info", [1.0], "")]
-    results.write(str(tmp_path / "some.json"), rows, seed=3, versions={"numpy": "2"},
-                  command="python -m benchmarks.some")
-    lines = (tmp_path / "some.json").read_text().splitlines()
-    assert [json.loads(line.rstrip(","))["metric"] for line in lines[2:5]] == ["a | b", "lost", "info"]
-    capsys.readouterr()
-    results.main([str(tmp_path)])
-    page = capsys.readouterr().out
-    assert "## some: met 1 of 2" in page
-    assert "`python -m benchmarks.some`" in page
-    assert "| met | 2 (1 to 3) | 4 | s | a \\| b | below 4 |" in page
-    assert "| **missed** | 1 |  |  | lost | 2 |" in page
-    assert "info" not in page
-    assert "3 rows, 2 with a target" in page
-    (tmp_path / "other.json").write_text(json.dumps({"rows": 3}))
-    with pytest.raises(InputError, match=r"other\.json: no benchmark results"):
-        results.to_markdown(tmp_path)
-
-
-def test_results_page_matches_result_files() -> None:
-    page = (ROOT / "docs/results.md").read_text()
-    assert page == results.to_markdown(ROOT / "results"), "update with `make results`"
