@@ -33,6 +33,12 @@ def checked(*argv: object, cwd: Path | None = None, **environ: str) -> str:
     return done.stdout
 
 
+def build(kind: str, tree: Path, into: Path) -> None:
+    """Build an sdist, a wheel or an editable wheel, without an isolated environment."""
+    into.mkdir(exist_ok=True)
+    checked(sys.executable, "-c", BACKEND, kind, into, cwd=tree)
+
+
 def source_files() -> set[str]:
     """The files that a package must have: those that git tracks; elsewhere those of an unpacked sdist."""
     names = checked(ROOT / "tools/build-packages", "files").split("\0")
@@ -47,7 +53,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, copy / name)
     (copy / "slurmdl" / COMMIT_FILE).write_text(f"{COMMIT}\n")
-    checked(sys.executable, "-c", BACKEND, "build_sdist", into, cwd=copy)
+    build("build_sdist", copy, into)
     checked("tar", "-x", "-f", into / f"slurmdl-{__version__}.tar.gz", "-C", into)
     return into / f"slurmdl-{__version__}"
 
@@ -56,7 +62,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from the sdist."""
     into = tmp_path_factory.mktemp("wheel")
-    checked(sys.executable, "-c", BACKEND, "build_wheel", into, cwd=tree)
+    build("build_wheel", tree, into)
     return into / f"slurmdl-{__version__}-py3-none-any.whl"
 
 
@@ -130,6 +136,27 @@ def checkout(tmp_path: Path) -> Path:
     git(package.parent, "commit", "-q", "-m", "x")
     git(package.parent, "tag", "v1")
     return package
+
+
+def test_wheel_and_editable_installation_of_a_checkout(tmp_path):
+    copy = tmp_path / "copy"
+    for name in source_files():
+        if name.startswith("slurmdl/") or name in ("setup.py", "pyproject.toml", "README.md"):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    git(copy, "init", "-q")
+    git(copy, "add", ".")
+    git(copy, "commit", "-q", "-m", "x")
+    stale = copy / "build/lib/slurmdl/stale.py"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("")
+    for kind in ("build_wheel", "build_editable"):
+        build(kind, copy, tmp_path / kind)
+    wheel, = (tmp_path / "build_wheel").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(f"slurmdl/{COMMIT_FILE}").decode().strip() == git(copy, "rev-parse", "--short=10", "HEAD")
+        assert "slurmdl/stale.py" not in archive.namelist()
+    assert not (copy / "slurmdl" / COMMIT_FILE).exists()
 
 
 def test_commit_of_a_checkout(checkout, tmp_path, monkeypatch):
