@@ -21,8 +21,8 @@ from slurmdl.topology import topology_conf
 from slurmdl.topology.source import ZoneDecl
 from slurmdl.topology.topology import Topology
 
-FILES = int(os.environ.get("SLURMDL_ORACLE_FILES", "60"))
-HOSTLISTS = int(os.environ.get("SLURMDL_ORACLE_HOSTLISTS", "1000"))
+FILES = int(os.environ.get("SLURMDL_ORACLE_FILES", "25"))
+HOSTLISTS = int(os.environ.get("SLURMDL_ORACLE_HOSTLISTS", "500"))
 SEED = int(os.environ.get("SLURMDL_ORACLE_SEED", "1"))
 
 _LISTED = re.compile(r"SwitchName=(?P<name>.*) Level=(?P<level>\d+)(?: LinkSpeed=(?P<speed>\d+))?"

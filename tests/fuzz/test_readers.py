@@ -45,8 +45,9 @@ SCORES = {
               '"value":[1.8e9,"0.5"]}]}}'}
 
 
-@pytest.mark.parametrize("reader", ["conf", "yaml", "json", "scontrol", "saved", "saved-cluster", "hostlist",
-                                    "check", "scores", "samples", "prometheus", "train"])
+@pytest.mark.parametrize("reader", ["conf", "yaml", "json", "scontrol", "hostlist", "scores", *(
+    pytest.param(reader, marks=pytest.mark.nightly)
+    for reader in ("saved", "saved-cluster", "check", "samples", "prometheus", "train"))])
 def test_reader(reader: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()

@@ -325,8 +325,7 @@ def balanced_runs() -> Iterator[Any]:
                                id=f"{level}-{balance.replace('--', '').replace(' ', '-')}",
                                marks=() if (level, balance) in (
                                    ("messages", "--load-balance batch-size"),
-                                   ("both", "--async --load-balance local-steps"),
-                                   ("messages", "--async --load-balance batch-size")) else pytest.mark.nightly)
+                                   ("both", "--async --load-balance local-steps")) else pytest.mark.nightly)
     for name, text in (
             ("period", "gossip --period 8 --load-balance local-steps"),
             ("local", "local-sgd --period 8 --load-balance local-steps"),
@@ -336,7 +335,7 @@ def balanced_runs() -> Iterator[Any]:
             ("ps", "ps --ps 1 --load-balance batch-size"),
             ("ps-stale", "ps --ps 1 --max-staleness 2 --load-balance batch-size"),
             ("ps-async", "ps --ps 1 --async --load-balance local-steps")):
-        late = name in ("period", "local-batch", "ps")
+        late = name in ("period", "local", "local-batch", "ps")
         yield pytest.param(f"--strategy {text}", id=name, marks=pytest.mark.nightly if late else ())
 
 

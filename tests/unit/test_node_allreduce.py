@@ -80,7 +80,7 @@ def train(path: Path, **options: Any) -> tuple[dict[str, Any], list[str]]:
 
 @needs_mpi
 @pytest.mark.parametrize("options", [
-    {"environ": {"OMPI_MCA_osc": "^sm"}},
+    pytest.param({"environ": {"OMPI_MCA_osc": "^sm"}}, marks=pytest.mark.nightly),
     pytest.param({"shm_size": "1m"}, marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount"))])
 def test_ranks_without_shared_memory_exchange_messages(options: dict[str, Any], tmp_path: Path) -> None:
     """Open MPI cannot share memory, or has too little of it (where it would wait forever)."""
