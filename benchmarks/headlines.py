@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 # {cores}: of the machine, filled in from the file
 _MEASURED = "measured on {cores} cores"
-_SANDBOX = "measured on a sandbox, whose hosts share {cores} cores"
-_EMULATED = "measured on a sandbox, whose hosts share {cores} cores; messages are real, computation sleeps"
-_VIRTUAL = "real training on virtual ranks; time and network are simulated"
+_SANDBOX = "measured on a sandbox with {cores} cores"
+_EMULATED = "measured on a sandbox with {cores} cores, with emulated computation"
+_VIRTUAL = "trained on virtual ranks, with simulated time and network"
 _PREDICTED = "predicted by the cost model, not measured"
 _SIMULATED = "simulated, not measured"
 
@@ -93,7 +93,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[Headline, ...]]] = {
     "simulator": ("bench-simulate", (
         Headline("simulate-validation", "Do simulated step times agree with measured ones?",
                  "gossip: error of the simulation, per case",
-                 "simulated, compared with steps measured on a sandbox, whose hosts share {cores} cores"),
+                 f"simulated, compared with steps {_SANDBOX}"),
         Headline("simulate-scaling", "What does placement change for an allreduce on 10,000 nodes?",
                  "allreduce, 10000 nodes: seconds per step, placed (baseline: leaf order)", _SIMULATED))),
     "strategies": ("bench-strategies", (
@@ -117,7 +117,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[Headline, ...]]] = {
                  "islands, adaptive gossip with a budget of 0.85%, int4: test loss after 240 steps", _VIRTUAL),
         Headline("islands-lost-island", "Does training continue without a lost island?",
                  "islands, gossip every 16 steps, int4, zone B is lost *: test loss after *",
-                 f"{_MEASURED}: real ranks that are killed"))),
+                 f"{_MEASURED}, with real ranks"))),
     "heterogeneous": ("bench-heterogeneous", (
         Headline("heterogeneous-throughput", "Do fast ranks keep their speed beside a slow one?",
                  "one rank of 8 at a quarter of the speed: balanced allreduce, as a share of communication off",
@@ -132,7 +132,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[Headline, ...]]] = {
                  "PS: seconds per step, placed, over those of Slurm's default, unshaped links*", _SANDBOX),
         Headline("heterogeneous-rank-failure", "How long do the other ranks wait if a rank is killed?",
                  "gossip in shared memory: longest time between good steps after a rank is killed",
-                 f"{_MEASURED}; ranks and messages are real, computation sleeps"))),
+                 f"{_MEASURED}, with real ranks and emulated computation"))),
     "papers": ("bench-paper", (
         Headline("paper-dltap", "How many bytes does placement save parameter servers?",
                  "ResNet-50, *: bytes between nodes saved relative to Slurm's default", _PREDICTED),

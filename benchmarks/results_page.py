@@ -42,13 +42,15 @@ def to_markdown(directory: Path) -> str:
         "# Results", "",
         "What each benchmark answers, with the row that answers it first. The other rows, and all samples, are in "
         "[results/](../results). `make results` writes this page.", "",
-        f"In all, {results.verdict(rows)}. A value is the median of its repeats; the smallest and largest follow. "
-        f"{_machines(list(files.values()))}", "",
+        f"{results.verdict(rows).capitalize()} targets. A value is the median of its repeats; the smallest and largest follow. "
+        "[Sandbox](glossary.md#sandbox), [virtual ranks](glossary.md#virtual-ranks) and [emulated "
+        "computation](glossary.md#emulated-compute) are in the glossary; the hosts of a sandbox share the machine's "
+        "cores.", "",
+        _machines(list(files.values())), "",
         "## Missed targets", "",
         "Rows of one kind share a line, which has the value that is farthest from its target." + failed, "",
-        "| file | missed | worst value | target | row | how |", "| --- | ---: | --- | --- | --- | --- |",
         *(line for name, (_, parts) in BENCHMARKS.items() for headline in parts
-          for line in _missed_rows(name, headline, files[headline.file])), "",
+          for line in _missed_lines(name, headline, files[headline.file])), "",
         *sections])
 
 
@@ -72,7 +74,7 @@ def _headline(headline: Headline, file: ResultsFile, module: str) -> str:
             f"[{file.name}](../results/{file.name}.json), {results.verdict(file.rows)}: `{options}`")
 
 
-def _missed_rows(name: str, headline: Headline, file: ResultsFile) -> list[str]:
+def _missed_lines(name: str, headline: Headline, file: ResultsFile) -> list[str]:
     """Return a line for each kind of missed row; rows of a kind differ only in what precedes the last colon."""
     kinds: dict[tuple[str, str], list[Row]] = {}
     for row in file.rows:
@@ -83,9 +85,8 @@ def _missed_rows(name: str, headline: Headline, file: ResultsFile) -> list[str]:
         missed = [row for row in rows if not row.met]
         if missed:
             worst = max(missed, key=_distance)
-            cells = [f"[{file.name}](#{name})", f"{len(missed)} of {len(rows)}", _value(worst), worst.target,
-                     worst.metric, _method(headline, file)]
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append(f"- [{file.name}](#{name}), {len(missed)} of {len(rows)}: **{_value(worst)}** in "
+                         f"`{worst.metric}`; target {worst.target}. {_method(headline, file)}.")
     return lines
 
 

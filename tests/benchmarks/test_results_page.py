@@ -55,11 +55,12 @@ def test_page_has_headlines_and_first_the_missed_targets(directory: Path, capsys
     results_page.main([str(directory)])
     page = capsys.readouterr().out
     assert page.index("\n## Missed targets\n") < page.index("\n## some\n")
-    assert f"| [part](#some) | 2 of 3 | 3 times | at most 1 | 100 Mbit/s: bytes | Measured on {cores} cores |" in page
+    assert (f"- [part](#some), 2 of 3: **3 times** in `100 Mbit/s: bytes`; target at most 1. Measured on {cores} "
+            "cores.\n") in page
     assert (f"- **How long?** 2 s (1 to 3), baseline 4 s in `first: time`. Target below 4: met. Measured on {cores} "
             "cores. [part](../results/part.json), met 2 of 4: `--only part`") in page
     assert "- **How many?** 1 in `no target`. Simulated. [other](../results/other.json), met 0 of 0" in page
-    assert "In all, met 2 of 4." in page
+    assert "Met 2 of 4 targets." in page
     assert "\nMet 2 of 4. `make bench-some`" in page
 
 
@@ -70,7 +71,7 @@ def test_missed_rows_of_a_kind_have_the_worst_value(directory: Path, values: tup
                                                     worst: str) -> None:
     write(directory, "part", [*ROWS, *(make_row(f"case {value}: rate", [value], "", baseline=1, target=target,
                                                 met=False) for value in values)])
-    assert f"| 2 of 2 | {worst} | {target} | case {worst}: rate |" in results_page.to_markdown(directory)
+    assert f", 2 of 2: **{worst}** in `case {worst}: rate`; target {target}." in results_page.to_markdown(directory)
 
 
 def test_each_file_needs_a_headline_and_each_headline_its_row(directory: Path) -> None:
