@@ -42,8 +42,8 @@ def to_markdown(directory: Path) -> str:
         "# Results", "",
         "What each benchmark answers, with the row that answers it first. The other rows, and all samples, are in "
         "[results/](../results). `make results` writes this page.", "",
-        f"{results.verdict(rows).capitalize()} targets. A value is the median of its repeats; the smallest and largest "
-        "follow. [Sandbox](glossary.md#sandbox), [virtual ranks](glossary.md#virtual-ranks) and [emulated "
+        f"{results.verdict(rows).capitalize()} targets. A value is the median of its repeats; the smallest and "
+        "largest follow. [Sandbox](glossary.md#sandbox), [virtual ranks](glossary.md#virtual-ranks) and [emulated "
         "computation](glossary.md#emulated-compute) are in the glossary; the hosts of a sandbox share the machine's "
         "cores.", "",
         _machines(list(files.values())), "",

@@ -13,7 +13,8 @@ names the source of each, one on a line (it is not shown):
 `FIGURE = FILE: METRIC`: the value of this row of results/FILE.json, rounded to FIGURE. `*` in METRIC stands for any
 text; if it selects several rows, FIGURE is the value of each, or a range (`4 to 9 ms`) from the smallest to the
 largest. `WHAT of FILE: METRIC` is another value: `baseline`, or those of CALCULATIONS; `smallest WHAT of`, `largest
-WHAT of` for one of several rows (`value` is a WHAT, too).
+WHAT of` for one of several rows (`value` is a WHAT, too). `0.56 (s)` is a number whose unit is elsewhere, as in the
+head of a table; without it the unit is that of the row.
 
 `KIND: FIGURE, FIGURE` are other figures, and `<!-- figures: KIND -->` all those of a block. KIND is
 
@@ -56,7 +57,7 @@ _UNIT = "|".join(sorted((re.escape(unit) for unit in UNITS.keys() - {"x", "share
 _WITH_UNIT = re.compile(rf"(?<![\w.,/-]){_NUMBER}(?: to {_NUMBER})?(?: ?(?:{_UNIT})| B)(?![\w/])")
 _ONLY_NUMBERS = re.compile(rf"(?<=[^\n]\|) *[~<>]?{_NUMBER}(?: (?:to|/|or) {_NUMBER})* *(?=\|)")
 _DECIMAL = re.compile(r"(?<![\w.,/-])-?\d+\.\d+(?!\.?\w)")
-_FIGURE = re.compile(rf"({_NUMBER})(?: to ({_NUMBER}))?(?: ?({_UNIT}|B))?")
+_FIGURE = re.compile(rf"({_NUMBER})(?: to ({_NUMBER}))?(?: ?({_UNIT}|B)| \(({_UNIT}|B)\))?")
 _FRACTION = re.compile(r"(\d+) of (\d+)")
 _SOURCE = re.compile(rf"(?:(smallest|largest) )?(?:(value|baseline|{'|'.join(CALCULATIONS)}) of )?([\w-]+): (.+)")
 _KIND = re.compile(r"settings|published|tested by (\S+)|measured once, .+")
@@ -128,7 +129,7 @@ def find_errors(page: str, files: Mapping[str, ResultsFile], root: Path) -> Iter
                 sources += [(other, "") for other in listed.split(", ") if kind]
         for figure, source in sources:
             if not _spans(figure, block.text):
-                yield f"{block.line}: {figure} is not in the text"
+                yield f"{block.line}: {_quoted(figure)} is not in the text"
             if source:
                 yield from (f"{block.line}: {figure}: {error}" for error in _source_errors(figure, source, files))
         yield from (f"{block.line}: {error}" for kind in kinds for error in _kind_errors(kind, root))
@@ -144,8 +145,14 @@ def _kind_errors(kind: str, root: Path) -> Iterator[str]:
         yield f"{match[1]} does not exist"
 
 
+def _quoted(figure: str) -> str:
+    """The part of a figure that is in the text: without a unit in parentheses."""
+    return figure.partition(" (")[0]
+
+
 def _spans(figure: str, text: str) -> list[tuple[int, int]]:
-    return [match.span() for match in re.finditer(rf"(?<![\w.,-]){re.escape(figure)}(?![\w]|[.,]\d)", text)]
+    quoted = re.escape(_quoted(figure))
+    return [match.span() for match in re.finditer(rf"(?<![\w.,-]){quoted}(?![\w]|[.,]\d)", text)]
 
 
 def _missing(text: str, sources: list[tuple[str, str]]) -> Iterator[str]:
@@ -198,7 +205,7 @@ def _is_rounded(figure: str, values: list[float], unit: str) -> bool:
     match = _FIGURE.fullmatch(figure)
     if match is None:
         return False
-    low, high, quoted_unit = match.groups()
+    low, high, quoted_unit = match[1], match[2], match[3] or match[4]
     if quoted_unit:
         dimension, size = UNITS[quoted_unit]
         if UNITS.get(unit, (unit, 1.0))[0] != dimension:
