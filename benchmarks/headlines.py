@@ -108,7 +108,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[Headline, ...]]] = {
                  "25 million parameters: time per step, library to plain PyTorch", _MEASURED),)),
     "islands": ("bench-islands", (
         Headline("islands", "How much sooner do islands reach the loss of DistributedDataParallel?",
-                 "50 Mbit/s: islands, local-sgd every 16 steps, int4: time to the loss",
+                 "100 Mbit/s: islands, local-sgd every 16 steps, int4: time to the loss",
                  f"steps on virtual ranks; their seconds are {_EMULATED}"),
         Headline("islands-when", "How much shorter are steps of islands than of hierarchical allreduce?",
                  "simulated, 10 Gbit/s between zones, 100 M parameters: islands (baseline: hierarchical allreduce)",
