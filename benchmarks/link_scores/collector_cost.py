@@ -8,10 +8,11 @@ bytecode. The metric is user and system CPU time, which hardly depends on the lo
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -30,13 +31,13 @@ _SENT = 2000
 def rows(seed: int = 0, repeats: int = REPEATS) -> Iterator[Row]:
     """Yield CPU time beyond that of an idle interpreter, and peak memory; `seed` has no effect."""
     with tempfile.TemporaryDirectory(prefix="slurmdl-counters-") as folder:
-        arguments = ["-c", _PROGRAM.format(root=str(Path(slurmdl.__file__).parents[1]), state=folder)]
+        program = _PROGRAM.format(root=str(Path(slurmdl.__file__).parents[1]), state=folder)
         interpreter_runs, collector_runs = [], []
         for repeat in range(-1, repeats):
             before = counters.read_counters()
             Path(folder, "counters.json").write_text(
                 json.dumps(before._replace(segments_sent=max(0, before.segments_sent - _SENT)).to_json()))
-            first, second = _start(["-c", "pass"], folder), _start(arguments, folder)
+            first, second = _start("status = 0", folder), _start(program, folder)
             if repeat >= 0:  # the first run compiles
                 interpreter_runs.append(first)
                 collector_runs.append(second)
@@ -58,28 +59,31 @@ _PROGRAM = """
 import sys
 sys.path.insert(0, {root!r})
 from slurmdl.cli.main import main
-sys.exit(main(["links", "counters", "--strict", "--state-dir={state}"]))
+status = main(["links", "counters", "--strict", "--state-dir={state}"])
 """
 
-#: a separate small program, because ru_maxrss includes the memory before exec(2), see getrusage(2)
-_MEASURE = """
-import os, sys
-pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
-_, status, usage = os.wait4(pid, 0)
-print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
+#: the end of each program: its peak memory; ru_maxrss includes the memory before exec(2), see getrusage(2)
+_PRINT_PEAK = """
+for line in open("/proc/self/status"):
+    if line.startswith("VmHWM:"):
+        print(line.split()[1])
+raise SystemExit(status)
 """
 
 
-def _start(arguments: Sequence[str], folder: str) -> tuple[float, float]:
-    """Return CPU seconds and peak bytes of a Python program; UnavailableError if it fails.
+def _start(program: str, folder: str) -> tuple[float, float]:
+    """Return CPU seconds and peak bytes of a Python program that sets `status`; UnavailableError if it fails.
 
     The program runs in the base interpreter of the virtual environment, without site packages.
     """
     plain = getattr(sys, "_base_executable", sys.executable)
-    start = [plain, "-I", f"-Xpycache_prefix={folder}/bytecode", *arguments]
-    measurement = subprocess.run([sys.executable, "-c", _MEASURE, *start], stdout=subprocess.PIPE, text=True,
-                                 check=True)
-    status, seconds, size = measurement.stdout.split()
-    if status != "0":
-        raise UnavailableError(f"python {' '.join(arguments)}: exit status {status}")
-    return float(seconds), float(size) * 1024
+    process = subprocess.Popen([plain, "-I", f"-Xpycache_prefix={folder}/bytecode", "-c", program + _PRINT_PEAK],
+                               stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise UnavailableError(f"python: exit status {process.returncode}")
+    return usage.ru_utime + usage.ru_stime, float(output.split()[-1]) * 1024
