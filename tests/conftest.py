@@ -19,11 +19,6 @@ hypothesis.settings.load_profile("slurmdl")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# see there: programs that tests start, also in jobs of a sandbox, need half of the time to import torch
-if os.environ.get("SLURMDL_NIGHTLY") != "1":
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(__file__).parent / "fast_start"), *filter(None, [os.environ.get("PYTHONPATH")])])
-
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -33,6 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cluster", choices=["sandbox", "compose"], default="sandbox",
                      help="cluster of the cluster tests: namespaces of this machine, or the containers of "
                           "docker-compose.yml")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Programs that tests start, also in jobs of a sandbox, import torch in half of the time (see fast_start)."""
+    starts_workers = bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
+    if os.environ.get("SLURMDL_NIGHTLY") != "1" and not starts_workers:
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [str(Path(__file__).parent / "fast_start"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -29,7 +29,8 @@ class _LazyDynamo(ModuleType):
         return fn
 
     def __getattr__(self, name: str) -> Any:
-        if _NAME not in sys.modules:  # Python asks while it creates this module
+        # Python asks for attributes while it creates a module, and inspect.getmodule for __file__ of all modules
+        if _NAME not in sys.modules or (name.startswith("__") and name != "__path__"):
             raise AttributeError(name)
         if sys.modules[_NAME] is self:
             del sys.modules[_NAME]

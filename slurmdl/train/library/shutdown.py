@@ -54,7 +54,10 @@ def report_failure(error: BaseException) -> int:
             _wait_for_job_end()
         return error.exit_status
     if isinstance(error, (UsageError, InvalidRunError)):
-        return report_error(error) if is_rank_zero() else error.exit_status
+        if is_rank_zero():
+            return report_error(error)
+        time.sleep(_LOST_RANK_GRACE_SECONDS)  # or the launcher would end rank 0, which may not have reported it yet
+        return error.exit_status
     mpi = _initialized_mpi()
     text = str(error) if isinstance(error, SlurmdlError) else \
         f"{internal_error_text(error)} (SLURMDL_DEBUG=1 shows where)"
