@@ -47,38 +47,47 @@ MAX_MESH_STARTS = 4  # choices that are improved for a mesh
 MAX_MESH_FINALISTS = 4  # choices that are compared by their final rank maps
 MAX_REFINED_NODES = 64  # nodes among which they are improved
 MAX_AVOIDED_PATHS = 4  # slow inter-leaf paths that are avoided one after the other
+#: relative difference of times up to which choices on blocks count as equal (docs/replay.md, "Ties")
+MAX_BLOCK_TIE = 0.5
 
 
 @dataclass(frozen=True)
 class EvaluatedChoice:
-    """A choice of nodes with its rank orders and costs."""
+    """A choice of nodes with its rank orders and costs.
+
+    `remainders` are the numbers of leaf zones of which only a part of the candidate nodes is chosen, and of their
+    other candidates.
+    """
 
     choice: NodeChoice
     nodes: tuple[str, ...]
     nodes_per_zone: Counter[str]
     rank_orders: RankOrders
     weight: int
+    remainders: tuple[int, int]
 
     @property
     def seconds(self) -> float:
         return self.rank_orders.rule_based_cost.sort_key[0]
 
     @property
-    def sort_key(self) -> tuple[tuple[float, ...], int, int, int]:
-        """Cost, zones, Slurm's weight and unused nodes; `loss_reason` names them."""
+    def sort_key(self) -> tuple[tuple[float, ...], int, int, int, int]:
+        """Cost, zones, Slurm's weight, unused nodes and partly used zones; `loss_reason` names them."""
         return (self.rank_orders.rule_based_cost.sort_key, len(self.nodes_per_zone), self.weight,
-                self.choice.unused_nodes)
+                self.choice.unused_nodes, self.remainders[0])
 
     def loss_reason(self, winner: EvaluatedChoice) -> str:
+        if self.sort_key < winner.sort_key and self.remainders > winner.remainders:
+            return "faster, but leaves more blocks partly used"
         if self.seconds > winner.seconds:
             ratio = self.seconds / winner.seconds if winner.seconds else np.inf
             return f"{ratio:.3g} times the time per iteration" if 1.005 <= ratio < np.inf else "slower"
-        reasons = ("more bytes", "more zones", "higher Slurm weight", "leaves more nodes of the zone unused")
+        reasons = ("more bytes", "more zones", "higher Slurm weight", "leaves more nodes of the zone unused",
+                   "same cost, leaves more zones partly used")
         for reason, value, best in zip(reasons, self.sort_key, winner.sort_key, strict=True):
             if value != best:
                 return reason
-        return "same cost, less even" if self.choice.zone == winner.choice.zone else \
-            "same cost, later in topology order"
+        return "same cost, later in topology order"
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,8 @@ class PlacementSearch:
             pool, winner, others = self.avoid_slow_paths(even_pool, winner)
             evaluated += others
             depends_on_order = self.traffic.needs_search or self.traffic.is_zone_dependent
-            if depends_on_order and self.request.dl.place == "pack" and self.job.tasks <= MAX_SWAP_TASKS:
+            if depends_on_order and self.request.dl.place == "pack" and self.job.tasks <= MAX_SWAP_TASKS and \
+                    not self.keeps_blocks_whole:
                 winner = self.refine_choices(pool, evaluated) if self.traffic.prefers_few_bytes else \
                     self.swap_nodes(pool, winner)
         rank_map = winner.rank_orders.best_map
@@ -215,6 +225,15 @@ class PlacementSearch:
         return block_rule(self.topology, self.job.nodes)
 
     @cached_property
+    def keeps_blocks_whole(self) -> bool:
+        """Whether the choice that leaves the fewest partly used blocks wins, unless others are much faster.
+
+        Slurm's rule gives a job that a block can hold only a single block, so other jobs wait for whole blocks.
+        """
+        return self.block_rule is not None and not self.traffic.prefers_few_bytes and \
+            self.request.dl.place == "pack"
+
+    @cached_property
     def block_number(self) -> IntArray:
         """Position of each base block among them; shape (zones of the topology,)."""
         return np.asarray(np.cumsum(self.topology.level == 0) - 1)
@@ -226,9 +245,13 @@ class PlacementSearch:
         tasks = split_tasks(self.request, self.job, pool.max_tasks[nodes].tolist())
         rank_orders = RankOrders(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.traffic,
                                  self.request.dl.rank0, node_by_node=self.request.dl.ranks_per_node > 0)
-        nodes_per_zone = Counter({self.zone_name(pool, leaf): count
-                                  for leaf, count in enumerate(np.bincount(pool.leaf[nodes]).tolist()) if count})
-        return EvaluatedChoice(choice, tuple(names), nodes_per_zone, rank_orders, int(pool.weight[nodes].sum()))
+        counts = np.bincount(pool.leaf[nodes])
+        nodes_per_zone = Counter({self.zone_name(pool, leaf): count for leaf, count in enumerate(counts.tolist())
+                                  if count})
+        used = np.flatnonzero(counts)
+        left = pool.node_count[used] - counts[used]
+        return EvaluatedChoice(choice, tuple(names), nodes_per_zone, rank_orders, int(pool.weight[nodes].sum()),
+                               (int(np.count_nonzero(left)), int(left.sum())))
 
     def avoid_slow_paths(self, pool: CandidateNodes,
                          best: EvaluatedChoice) -> tuple[CandidateNodes, EvaluatedChoice, list[EvaluatedChoice]]:
@@ -295,7 +318,11 @@ class PlacementSearch:
 
     def best_choice(self, choices: Sequence[EvaluatedChoice],
                     cost_of: Callable[[EvaluatedChoice], Cost]) -> EvaluatedChoice:
-        """The choice of least cost; for a mesh or groups see `rank_tied_costs`."""
+        """The choice of least cost; for a mesh or groups see `rank_tied_costs`, for blocks `keeps_blocks_whole`."""
+        if self.keeps_blocks_whole:
+            longest = min(entry.seconds for entry in choices) * (1 + MAX_BLOCK_TIE)
+            return min((entry for entry in choices if entry.seconds <= longest),
+                       key=lambda entry: (entry.remainders, entry.sort_key))
         if not self.traffic.prefers_few_bytes:
             return min(choices, key=lambda entry: entry.sort_key)
         ordered = sorted(choices, key=lambda entry: entry.sort_key)

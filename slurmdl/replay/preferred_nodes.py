@@ -3,8 +3,9 @@
 Whole nodes with default link scores differ only in their leaf. So the search is over quotas: the even and
 largest-first quotas of slurmdl.placement.algorithms.apportion in the tightest zones of each level, and for all-to-all
 traffic the quotas of the shortest time in which the uplinks can carry the job (as in algorithms.all_to_all). The
-choice has the least predicted time, then the fewest bytes between zones, the fewest leaves, and the fewest unused
-nodes, in the order of place_job. A test compares both.
+choice has the least predicted time, then the fewest bytes between zones, the fewest leaves, the fewest unused nodes,
+and the fewest partly used leaves, in the order of place_job; on blocks, the fewest partly used blocks unless others
+are much faster. A test compares both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from slurmdl.placement.algorithms.apportion import fill_largest_first, zone_quotas
+from slurmdl.placement.search import MAX_BLOCK_TIE
 from slurmdl.replay.leaves import Leaves
 from slurmdl.replay.slurm_rules import SlurmBlockRule, SlurmRule
 from slurmdl.replay.step_cost import StepCost
@@ -23,6 +25,8 @@ MAX_ZONES_PER_LEVEL = 4  # zones with enough nodes whose quotas are compared
 MAX_AGGREGATES = 8
 TIME_STEPS = 10  # halvings of the interval of times of all-to-all traffic
 SAME_TIME = 1e-9  # relative difference of times that counts as rounding
+#: cost, leaves, unused nodes, partly used leaves
+_SortKey = tuple[tuple[float, float, float], int, int, int]
 
 
 class PreferredNodes:
@@ -53,18 +57,22 @@ class PreferredNodes:
             return self.rule.choose(free, nodes)
         if len(fitting) and (self._base is None or nodes <= self._base):
             return self._in_leaf(int(fitting[free[fitting].argmin()]), nodes)
-        best: IntArray | None = None
-        best_key: tuple[tuple[float, float, float], int, int] = ((np.inf, 0.0, 0.0), 0, 0)
-        seen: set[bytes] = set()
+        found: dict[bytes, tuple[IntArray, _SortKey, tuple[int, int]]] = {}
         for available in self._candidate_leaves(free, nodes):
             for counts in self._quotas(available, nodes):
-                if counts.tobytes() in seen:
+                if counts.tobytes() in found:
                     continue
-                seen.add(counts.tobytes())
-                key = (self.cost.sort_key(counts), int(np.count_nonzero(counts)), int(available.sum()) - nodes)
-                if key < best_key:
-                    best, best_key = counts, key
-        return best if best is not None else self.rule.choose(free, nodes)
+                left = (free - counts)[counts > 0]
+                remainders = int(np.count_nonzero(left)), int(left.sum())
+                key = self.cost.sort_key(counts), len(left), int(available.sum()) - nodes, remainders[0]
+                found[counts.tobytes()] = counts, key, remainders
+        if not found:
+            return self.rule.choose(free, nodes)
+        if self._base is None:
+            return min(found.values(), key=lambda item: item[1])[0]
+        longest = min(key[0][0] for _, key, _ in found.values()) * (1 + MAX_BLOCK_TIE)
+        tied = [item for item in found.values() if item[1][0][0] <= longest]
+        return min(tied, key=lambda item: (item[2], item[1]))[0]
 
     def _in_leaf(self, leaf: int, nodes: int) -> IntArray:
         counts = np.zeros(len(self.leaves.size), np.int64)

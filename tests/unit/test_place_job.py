@@ -48,18 +48,32 @@ def test_tightest_zone_wins() -> None:
         "chosen", "leaves more nodes of the zone unused"]
 
 
-def test_job_larger_than_any_leaf_uses_the_fewest_evenly() -> None:
+def test_job_larger_than_any_leaf_fills_the_fewest() -> None:
+    """Of equal cost: for other jobs a whole leaf stays free, or a larger part of one."""
     placement = place_job(JobRequest(nodes=(6, 6)), IDLE, EIGHT, SCORES)
-    assert placement.nodes_per_zone == {"z0": 3, "z1": 3}
+    assert placement.nodes_per_zone == {"z0": 4, "z1": 2}
     assert [(candidate.label, candidate.verdict) for candidate in placement.candidates[1:]] == [
-        ("z0 x4 + z1 x2", "same cost, less even"), ("z0", "too small, 4 of 6 nodes fit"),
+        ("z0 x3 + z1 x3", "same cost, leaves more zones partly used"), ("z0", "too small, 4 of 6 nodes fit"),
         ("z1", "too small, 4 of 6 nodes fit")]
 
 
 def test_fewest_leaves_below_the_root() -> None:
     topology = two_level(["a1", "a2", "a3"], ["b1"], ["c1", "c2", "c3"])
     placement = place_job(JobRequest(nodes=(4, 4)), cluster(*map(node, topology.nodes)), topology, SCORES)
-    assert placement.nodes_per_zone == {"z0": 2, "z2": 2}
+    assert placement.nodes_per_zone == {"z0": 3, "z1": 1}
+
+
+@pytest.mark.parametrize(("kind", "quotas"), [("tree", (3, 3, 3)), ("block", (4, 4, 1))])
+def test_blocks_are_kept_whole(kind: str, quotas: tuple[int, ...]) -> None:
+    """The even choice is faster for all-to-all traffic, by a tenth: too little to leave no block whole."""
+    topology = replace(two_level(*([f"{zone}{i}" for i in range(4)] for zone in "abc")), kind=kind)
+    request = JobRequest(nodes=(9, 9), dl=DlOptions(strategy="gossip"))
+    placement = place_job(request, cluster(*map(node, topology.nodes)), topology, LinkScores(
+        default_node_bandwidth=1e9, default_zone_bandwidth=(1e8,)))
+    assert tuple(placement.nodes_per_zone.values()) == quotas
+    even = "faster, but leaves more blocks partly used"
+    assert [candidate.verdict for candidate in placement.candidates[1:2]] == (
+        [even] if kind == "block" else ["1.11 times the time per iteration"])
 
 
 @pytest.mark.parametrize(("place", "expected"), [("pack", 1), ("balance", 1), ("spread", 2)])
