@@ -1,9 +1,9 @@
 """Predicted and measured seconds of a step with islands, where links and not the machine's cores set the time.
 
-Two zones of two nodes on a sandbox; the computation sleeps. Nodes have links of 200 Mbit/s, so that a sum inside
-an island takes longer than the processor needs for it. (In `time-to-loss` eight ranks share the machine's cores, and
-nothing slows the messages inside a zone: there the predicted time, that of the links, is too short.) Control: the
-prediction for allreduce over all ranks.
+Two zones of two nodes on a sandbox. The computation sleeps; its time in a prediction is that of a step without
+exchanges, measured. Nodes have links of 200 Mbit/s, so that a sum inside an island takes longer than the processor
+needs for it. (In `time-to-loss` eight ranks share the machine's cores, and nothing slows the messages inside a zone;
+the predicted time there, that of the links, is too short.) Control: the prediction for allreduce over all ranks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 NODES, NAME = 4, f"islands-{os.getpid()}"
 #: links of the nodes, and between the zones, in bit/s
 NODE_RATE, RATES = 2e8, {"20 Mbit/s": 2e7, "50 Mbit/s": 5e7, "200 Mbit/s": 2e8}
-COMPUTE_S, STEPS = 0.1, 64
+SLEEP_S, STEPS = 0.1, 64
 ISLANDS = tuple(method for method in METHODS if "islands" in method)
 ALLREDUCE = "allreduce, hierarchical"
+NO_EXCHANGE = ("--strategy", "local-sgd", "--period", "1000000")
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
@@ -39,20 +40,21 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
         for rate, bits in RATES.items():
             for zone in set(zones.values()):
                 sandbox.shape_link(zone, rate=bits)
-            jobs = [{"nodes": nodes, "zones": [zones[node] for node in nodes], "options": METHODS[method],
-                     "parameters": PARAMETERS, "seconds": COMPUTE_S, "steps": STEPS, "repeats": 1 if quick else 3}
-                    for method in ISLANDS]
-            for method, result in zip(ISLANDS, sandbox_mpi.run_program(
-                    sandbox, "islands.step_time_worker", {"jobs": jobs}), strict=True):
-                yield from compare(rate, bits, method, result["seconds"])
+            jobs = [{"nodes": nodes, "zones": [zones[node] for node in nodes], "options": options,
+                     "parameters": PARAMETERS, "seconds": SLEEP_S, "steps": STEPS, "repeats": 1 if quick else 3}
+                    for options in (NO_EXCHANGE, *(METHODS[method] for method in ISLANDS))]
+            alone, *results = sandbox_mpi.run_program(sandbox, "islands.step_time_worker", {"jobs": jobs})
+            yield make_row(f"{rate}: seconds of a step without exchanges", alone["seconds"], "s", baseline=SLEEP_S)
+            for method, result in zip(ISLANDS, results, strict=True):
+                yield from compare(rate, bits, method, result["seconds"], statistics.median(alone["seconds"]))
             print(f"{rate}: measured", file=sys.stderr, flush=True)
     finally:
         lifecycle.sandbox_down(NAME)
 
 
-def compare(rate: str, bits: float, method: str, measured: Sequence[float]) -> Iterator[Row]:
-    """Yield the row of a method, and its control."""
-    predicted, other = (predict_seconds(METHODS[name], bits, inside, NODES, COMPUTE_S, NODE_RATE)
+def compare(rate: str, bits: float, method: str, measured: Sequence[float], compute_s: float) -> Iterator[Row]:
+    """Yield the row of a method, and its control; `compute_s`: seconds of a step without exchanges."""
+    predicted, other = (predict_seconds(METHODS[name], bits, inside, NODES, compute_s, NODE_RATE)
                         for name, inside in ((method, "zone"), (ALLREDUCE, "")))
     ratios = [predicted / seconds for seconds in measured]
     yield make_row(f"{rate}: {method}: predicted seconds of a step, of those measured", ratios, "times", baseline=1.0,
