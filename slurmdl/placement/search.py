@@ -47,7 +47,7 @@ MAX_MESH_STARTS = 4  # choices that are improved for a mesh
 MAX_MESH_FINALISTS = 4  # choices that are compared by their final rank maps
 MAX_REFINED_NODES = 64  # nodes among which they are improved
 MAX_AVOIDED_PATHS = 4  # slow inter-leaf paths that are avoided one after the other
-#: relative difference of times up to which choices on blocks count as equal (docs/replay.md, "Ties")
+#: relative difference of times up to which choices on blocks count as equal; docs/replay.md has the figures
 MAX_BLOCK_TIE = 0.5
 
 
