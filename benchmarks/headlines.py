@@ -114,7 +114,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[Headline, ...]]] = {
                  "simulated, 10 Gbit/s between zones, 100 M parameters: islands (baseline: hierarchical allreduce)",
                  _SIMULATED),
         Headline("islands-disturbances", "Do islands stay ahead of allreduce with skewed data or a slow zone?",
-                 "zone B at half speed, load balance: islands, gossip every 16 steps, int4: emulated time to the loss",
+                 "zone B at half speed: islands, gossip every 16 steps, int4: emulated time to the loss",
                  _VIRTUAL),
         Headline("islands-trigger", "Is the drift trigger between islands better than a fixed period?",
                  "islands, adaptive gossip with a budget of 0.85%, int4: test loss after 240 steps", _VIRTUAL),
