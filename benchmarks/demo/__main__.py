@@ -1,0 +1,4 @@
+from benchmarks.demo import main
+from benchmarks.suite import start
+
+start(main)
