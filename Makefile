@@ -4,6 +4,7 @@
 # make dist               sdist and wheel, into dist, and the wheel in a new environment
 # make docs               the documentation as a site, into build/docs; a broken link or anchor is an error
 # make bench-demo         repeat the demo, into results/demo.json
+# make record-demo        a recording of the demo, docs/demo.cast, and its picture, docs/demo.svg
 # make bench-topology     time to read and to query topologies, into results/topology.json
 # make bench-placement    speed and quality of placement, into results/placement.json
 # make bench-mesh         meshes: exact optimum, other rules, speed, and a program on a sandbox, into results/mesh*.json
@@ -50,11 +51,15 @@ BENCHES := bench-demo bench-topology bench-placement bench-mesh bench-model benc
 	bench-scores bench-heterogeneous bench-simulate bench-replay bench-paper bench-gpu-requests bench-preflight \
 	bench-training bench-islands bench-audit
 
-.PHONY: demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean dist docs \
+.PHONY: demo record-demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean dist docs \
 	packages rpms compose compose-test test-matrix test-oracle test-packages test-plugin-releases $(BENCHES)
 
 demo: install
 	@$(AS_ROOT) $(BIN)/python -m benchmarks.demo
+
+# without this make's variables, so that the recorded one prints no directories
+record-demo: install
+	MAKELEVEL= MAKEFLAGS= tools/record-session docs/demo.cast docs/demo.svg make demo
 
 # without a sandbox the cluster tests are skipped, or run on containers if a Docker engine runs
 test: install openmpi
