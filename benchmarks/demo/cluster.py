@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -62,6 +61,7 @@ class DemoCluster:
             except SandboxError as error:
                 if attempt + 1 == STARTS:
                     raise
+                self.call(["squeue", "-o", "%i %j %T %r %N"])  # for the log
                 self.call(["scancel", f"--name={name}"])
                 print(f"  retry: {error}", file=sys.stderr, flush=True)
         outcome.seconds.append(seconds)
@@ -71,23 +71,28 @@ class DemoCluster:
         outcome.accuracy = summary.get("test_accuracy")
 
     def _submit(self, job: Job, variant: str, script: Path) -> tuple[dict[str, Any], float, float]:
-        """Run a job once; return its summary, mean seconds of a measured step, and bytes between zones."""
+        """Run a job once; return its summary, seconds per step, and bytes between zones."""
         before = self.sandbox.inter_zone_bytes()
         submit = ["slurmdl", "sbatch"] if job.is_placed(variant) else ["sbatch"]
         number = self.call([*submit, str(script)]).split()[-1]
-        self.wait_for(lambda: not self.call(["squeue", "-h", "-j", number], logged=False).strip(),
-                      f"{job.key}, {variant}", JOB_TIMEOUT_S)
-        output_file = script.with_suffix(".log")
-        output = output_file.read_text() if output_file.exists() else ""
-        self.write_log(f"output of job {number} ({job.key}, {variant})", output)
+        try:
+            self.wait_for(lambda: not self.call(["squeue", "-h", "-j", number], logged=False).strip(),
+                          f"{job.key}, {variant}", JOB_TIMEOUT_S)
+        finally:
+            output = self._read_output(script)
+            self.write_log(f"output of job {number} ({job.key}, {variant})", output)
         try:
             summary = json.loads(script.with_suffix(".json").read_text())
             steps = [json.loads(line) for line in script.with_suffix(".steps").read_text().splitlines()]
         except (OSError, ValueError) as error:
             raise SandboxError(f"job {number} ({job.key}, {variant}) failed: {' '.join(output.split())[-400:]}"
                                ) from error
-        seconds = statistics.fmean(step["seconds"] for step in steps if step["step"] > job.warmup)
+        seconds = job.step_seconds([step["seconds"] for step in steps])
         return summary, seconds, self.sandbox.inter_zone_bytes() - before
+
+    def _read_output(self, script: Path) -> str:
+        output = script.with_suffix(".log")
+        return output.read_text() if output.exists() else ""
 
     def zone(self, node: str) -> str:
         topology = self.sandbox.spec.topology

@@ -61,6 +61,7 @@ class Job:
         dl: options of placement.
         warmup: first steps that are not measured.
         steps: all steps.
+        period: steps between two exchanges, which a measurement must contain as a whole.
         variants: ways of submission that run.
         baseline: key of the job whose plain and leaf order runs are the comparison; "" for its own.
         control: "order": the worst of 30 random rank orders in the cost model, which must be slower; a command, which
@@ -74,6 +75,7 @@ class Job:
     dl: DlOptions
     warmup: int
     steps: int
+    period: int = 1
     variants: tuple[str, ...] = VARIANTS
     baseline: str = ""
     control: str = "order"
@@ -99,6 +101,12 @@ class Job:
                                                   command=command)
         return f"{text}{start}exec srun --mpi=pmix {command}\n"
 
+    def step_seconds(self, seconds: Sequence[float]) -> float:
+        """Seconds per step from the times of all steps: the median of the mean of each measured period."""
+        measured = seconds[self.warmup:]
+        return statistics.median(statistics.fmean(measured[begin:begin + self.period])
+                                 for begin in range(0, len(measured), self.period))
+
     def is_placed(self, variant: str) -> bool:
         """Whether slurmdl submits the run."""
         return variant == PLACED or (variant == CONTROL and self.control not in ("", "order"))
@@ -118,7 +126,7 @@ class Outcome:
     Attributes:
         rank_nodes: node of each rank.
         zones: number of leaf zones of the nodes.
-        seconds: mean time of a measured step, of each run.
+        seconds: per step, of each run (Job.step_seconds).
         inter_zone_bytes: of each run, counted by the routers of the zones.
         accuracy: of the trained model on test data; None without one.
     """
@@ -158,7 +166,7 @@ PS = Job("ps", 6, train_command("--strategy ps --ps 2", 2 * PERIOD),
 ALLREDUCE = Job("allreduce", 6, train_command("--strategy allreduce --comm-pattern ring", 2 * PERIOD),
                 DlOptions(model_bytes=4.0 * PARAMETERS), PERIOD, 2 * PERIOD, can_gain=False)
 _ISLANDS = "--strategy local-sgd --inside zone"
-ISLANDS = Job("islands", 6, train_command(f"{_ISLANDS} --period {PERIOD} --compression int4", 3 * PERIOD),
-              DlOptions(strategy="local-sgd", inside="zone", model_bytes=4.0 * PARAMETERS), PERIOD, 3 * PERIOD,
-              (PLACED,), ALLREDUCE.key, train_command(f"{_ISLANDS} --period 1", 3 * PERIOD))
+ISLANDS = Job("islands", 6, train_command(f"{_ISLANDS} --period {PERIOD} --compression int4", 2 * PERIOD),
+              DlOptions(strategy="local-sgd", inside="zone", model_bytes=4.0 * PARAMETERS), PERIOD, 2 * PERIOD,
+              PERIOD, (PLACED,), ALLREDUCE.key, train_command(f"{_ISLANDS} --period 1", 2 * PERIOD))
 JOBS = (MESH, BAD_LINK, PS, ALLREDUCE, ISLANDS)

@@ -46,6 +46,12 @@ def test_script_has_the_options_of_placement() -> None:
     assert "#DL --dl-mesh=dp=2,tp=2\n#DL --dl-mesh-bytes=tp=5\n" in job.script(PLACED)
 
 
+def test_step_seconds_leave_out_the_warmup_and_keep_periods_whole() -> None:
+    job = Job("x", 4, "true", DlOptions(), 2, 8, period=3)
+    assert job.step_seconds([99.0, 99.0, 1.0, 1.0, 7.0, 1.0, 1.0, 7.0]) == 3.0
+    assert Job("x", 4, "true", DlOptions(), 1, 4).step_seconds([99.0, 1.0, 1.0, 7.0]) == 1.0
+
+
 @pytest.mark.parametrize(("speedup", "text"), [(2.0, "2.0 x as fast"), (1.02, "none"), (0.98, "none"),
                                                (0.5, "slower: 0.50 x")])
 def test_describe_gain(speedup: float, text: str) -> None:
