@@ -13,6 +13,7 @@ from benchmarks import results
 from benchmarks.demo import jobs
 from benchmarks.demo.cluster import DemoCluster, open_log
 from benchmarks.demo.jobs import CONTROL, LEAF, PLACED, PLAIN, Job, Outcome, Outcomes
+from benchmarks.demo.page import format_page
 from benchmarks.demo.picture import draw_demo
 from benchmarks.demo.report import describe_probe, format_closing, format_run, format_table, make_rows
 from benchmarks.suite import run_repeated
@@ -112,14 +113,17 @@ class Story:
 def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -> None:
     """Run the acts on a sandbox of its own; print the story, the table and where the details are."""
     start = time.monotonic()
-    log_file, picture_file = OUTPUT / "demo.log", OUTPUT / "demo.svg"
+    log_file, picture_file, page_file = (OUTPUT / f"demo.{suffix}" for suffix in ("log", "svg", "html"))
     with open_log(log_file) as log:
         outcomes, version = _run_on_sandbox(name, repeats, results_file is not None, log)
     _give_to_user(OUTPUT, log_file)
     print("\n" + format_table(outcomes))
+    closing = format_closing(f"{picture_file} and {page_file.name}", str(log_file), time.monotonic() - start)
     picture_file.write_text(draw_demo(outcomes), encoding="utf-8")
-    _give_to_user(picture_file)
-    print("\n" + format_closing(str(picture_file), str(log_file), time.monotonic() - start))
+    page_file.write_text(format_page(outcomes, f"Measured on {version}, {NODES} nodes in {ZONES} zones of a sandbox.",
+                                     closing), encoding="utf-8")
+    _give_to_user(picture_file, page_file)
+    print("\n" + closing)
     if results_file:
         results.write(results_file, make_rows(outcomes), seed=jobs.SEED, versions={"slurm": version},
                       command=f"python -m benchmarks.demo --repeats {repeats} --results {results_file}")

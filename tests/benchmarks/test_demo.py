@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.demo import jobs, report
 from benchmarks.demo.jobs import CONTROL, LEAF, PLACED, PLAIN, Job, Outcome, Outcomes
+from benchmarks.demo.page import format_page
 from benchmarks.demo.picture import draw_demo
 from slurmdl.dl_options import DlOptions
 
@@ -91,3 +92,9 @@ def test_picture_has_a_bar_for_each_line() -> None:
     bars = root.findall("{http://www.w3.org/2000/svg}rect")[1:]
     assert len(bars) == len(report.make_lines(make_outcomes()))
     assert len({bar.get("fill") for bar in bars}) == 2
+
+
+def test_page_needs_no_other_file_and_has_a_row_for_each_line() -> None:
+    page = format_page(make_outcomes(), "heading with <", "closing")
+    assert "heading with &lt;" in page and not any(word in page for word in ("<script", "src=", "href="))
+    assert page.count("<td>mesh</td>") == 3 and page.count("<tr") == 1 + len(report.make_lines(make_outcomes()))
