@@ -34,7 +34,7 @@ class DemoCluster:
         self.wait_for(lambda: set(self.sandbox.node_states().values()) == {"idle"}, "idle nodes")
         self.call(["sbatch", "-J", "other", "-o", "/dev/null", "-N", str(len(nodes)), "-w", ",".join(nodes),
                    "--exclusive", "--wrap", "sleep 86400"])
-        self.wait_for(lambda: self.call(["squeue", "-h", "-t", "R", "-o", "%j"]).split() == ["other"],
+        self.wait_for(lambda: self.call(["squeue", "-h", "-t", "R", "-o", "%j"], logged=False).split() == ["other"],
                       "the jobs of other users")
 
     def nodes_of_plain_slurm(self, ranks: int) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from benchmarks import results
+from benchmarks import cloud_nodes, results
 from benchmarks.demo import jobs
 from benchmarks.demo.cluster import DemoCluster, open_log
 from benchmarks.demo.jobs import CONTROL, LEAF, PLACED, PLAIN, Job, Outcome, Outcomes
@@ -118,7 +118,8 @@ def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -
         outcomes, version = _run_on_sandbox(name, repeats, results_file is not None, log)
     _give_to_user(OUTPUT, log_file)
     print("\n" + format_table(outcomes))
-    closing = format_closing(f"{picture_file} and {page_file.name}", str(log_file), time.monotonic() - start)
+    picture, page, log_name = (os.path.relpath(file) for file in (picture_file, page_file, log_file))
+    closing = format_closing(f"{picture}, {page}", log_name, time.monotonic() - start)
     picture_file.write_text(draw_demo(outcomes), encoding="utf-8")
     page_file.write_text(format_page(outcomes, f"Measured on {version}, {NODES} nodes in {ZONES} zones of a sandbox.",
                                      closing), encoding="utf-8")
@@ -130,7 +131,8 @@ def run(repeats: int = 1, results_file: str | None = None, name: str = "demo") -
 
 
 def _run_on_sandbox(name: str, repeats: int, with_controls: bool, log: IO[str]) -> tuple[Outcomes, str]:
-    sandbox = lifecycle.sandbox_up(SandboxSpec(name, round_robin_topology(NODES, ZONES)))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(name, round_robin_topology(NODES, ZONES),
+                                               slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES[:1]))
     try:
         cluster = DemoCluster(sandbox, log)
         version = cluster.version()

@@ -23,12 +23,12 @@ def record(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def test_lines_of_a_command_are_recorded_and_drawn(tmp_path: Path) -> None:
     assert record(tmp_path, "sh", "-c", COMMAND).returncode == 0
     header, *events = map(json.loads, (tmp_path / "a.cast").read_text().splitlines())
-    assert (header["version"], header["width"], header["height"]) == (2, 100, 40)
+    assert (header["version"], header["width"], header["height"]) == (2, 104, 40)
     assert all(kind == "o" for _, kind, _ in events) and "one & <two>" in "".join(text for *_, text in events)
     assert [begin for begin, *_ in events] == sorted(begin for begin, *_ in events) and events[-1][0] >= 1.2
     root = ElementTree.parse(tmp_path / "a.svg").getroot()
     texts = {text.text: text for text in root.iter(f"{SVG}text")}
-    assert {"one & <two>", "waiting 1", "waiting 2", "job", "s/step", "fast", "40 100"} <= texts.keys()
+    assert {"one & <two>", "waiting 1", "waiting 2", "job", "s/step", "fast", "40 104"} <= texts.keys()
     assert texts["fast"].get("font-weight") == "bold" and texts["fast"].get("fill") == "#86efac"
     # columns are kept without blanks
     assert float(texts["s/step"].get("x", "")) - float(texts["job"].get("x", "")) > 6 * 7
