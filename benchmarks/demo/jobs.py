@@ -25,7 +25,7 @@ _ORDERED = """\
 python - {order} > hosts.$SLURM_JOB_ID <<'END'
 {program}
 END
-SLURM_HOSTFILE=hosts.$SLURM_JOB_ID exec srun --mpi=pmix -n {ranks} -m arbitrary {command}
+SLURM_HOSTFILE=hosts.$SLURM_JOB_ID exec srun -K --mpi=pmix -n {ranks} -m arbitrary {command}
 """
 #: prints the job's nodes in leaf order, or in the worst of 30 random orders for the traffic of the options
 _ORDER_PROGRAM = """\
@@ -94,12 +94,12 @@ class Job:
         if self.is_placed(variant):
             options = "".join(f"#DL --dl-{key.replace('_', '-')}={value:g}\n" if isinstance(value, float) else
                               f"#DL --dl-{key.replace('_', '-')}={value}\n" for key, value in self._options().items())
-            return f"{text}{options}{start}slurmdl srun --mpi=pmix {command}\n"
+            return f"{text}{options}{start}slurmdl srun -K --mpi=pmix {command}\n"
         if variant == LEAF or (variant == CONTROL and self.control == "order"):
             order = "leaf" if variant == LEAF else f"'{json.dumps(self._options())}'"
             return text + start + _ORDERED.format(order=order, program=_ORDER_PROGRAM, ranks=self.ranks,
                                                   command=command)
-        return f"{text}{start}exec srun --mpi=pmix {command}\n"
+        return f"{text}{start}exec srun -K --mpi=pmix {command}\n"
 
     def step_seconds(self, seconds: Sequence[float]) -> float:
         """Seconds per step from the times of all steps: the median of the mean of each measured period."""
