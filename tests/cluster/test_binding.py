@@ -97,7 +97,7 @@ def test_other_job_ids_on_stdout_are_ignored(new_cluster):
 
 def test_node_lost_after_the_submission_does_not_delay_the_start(new_cluster):
     """A node is drained before the scheduling pass, which comes later than by default."""
-    cluster = new_cluster(zone_features=False, slurm_conf_lines=("SchedulerParameters=batch_sched_delay=7",))
+    cluster = new_cluster(zone_features=False, slurm_conf_lines=("SchedulerParameters=batch_sched_delay=15",))
     script = cluster.script(MAPPED)
     cluster.wait(cluster.submit(["sbatch", "-o", "/dev/null", "--wrap", "true"]))  # a scheduling pass has just ended
     job = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", str(script)], directory=script.parent)
