@@ -15,7 +15,7 @@ VARIANTS = (PLAIN, LEAF, PLACED)
 SEED = 1
 MODEL = "mlp:256,128"
 PARAMETERS = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10
-#: steps between two exchanges of islands; the trainer's steps are measured after so many
+#: steps between two exchanges of islands, and first steps of a training that are not measured
 PERIOD = 16
 _MESH_PROGRAM = Path(__file__).with_name("mesh_program.py")
 #: makes torch start in half of the time, with the same steps

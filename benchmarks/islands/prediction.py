@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from benchmarks import sandbox_mpi
+from benchmarks.islands.disturbances import ALLREDUCE
 from benchmarks.islands.time_to_loss import METHODS, PARAMETERS, PREDICTION_ERROR, predict_seconds
 from benchmarks.results import Row, make_row
 from slurmdl.sandbox import lifecycle
@@ -24,7 +25,6 @@ NODES, NAME = 4, f"islands-{os.getpid()}"
 NODE_RATE, RATES = 2e8, {"20 Mbit/s": 2e7, "50 Mbit/s": 5e7, "200 Mbit/s": 2e8}
 SLEEP_S, STEPS = 0.1, 64
 ISLANDS = tuple(method for method in METHODS if "islands" in method)
-ALLREDUCE = "allreduce, hierarchical"
 NO_EXCHANGE = ("--strategy", "local-sgd", "--period", "1000000")
 
 

@@ -76,9 +76,9 @@ class EvaluatedChoice:
         return (self.rank_orders.rule_based_cost.sort_key, len(self.nodes_per_zone), self.weight,
                 self.choice.unused_nodes, self.remainders[0])
 
-    def loss_reason(self, winner: EvaluatedChoice) -> str:
-        if self.sort_key < winner.sort_key and self.remainders > winner.remainders:
-            return "faster, but leaves more blocks partly used"
+    def loss_reason(self, winner: EvaluatedChoice, keeps_blocks_whole: bool) -> str:
+        if keeps_blocks_whole and self.sort_key < winner.sort_key and self.remainders > winner.remainders:
+            return f"{'faster, but ' * (self.seconds < winner.seconds)}leaves more blocks partly used"
         if self.seconds > winner.seconds:
             ratio = self.seconds / winner.seconds if winner.seconds else np.inf
             return f"{ratio:.3g} times the time per iteration" if 1.005 <= ratio < np.inf else "slower"
@@ -138,8 +138,8 @@ class PlacementSearch:
         losers = {format_zone_counts(entry.nodes_per_zone): entry for entry in reversed(evaluated)
                   if entry.nodes_per_zone != winner.nodes_per_zone}
         candidates = (Candidate(format_zone_counts(winner.nodes_per_zone), "chosen", rank_map.cost),
-                      *(Candidate(label, entry.loss_reason(winner), entry.rank_orders.rule_based_cost)
-                        for label, entry in reversed(losers.items())),
+                      *(Candidate(label, entry.loss_reason(winner, self.keeps_blocks_whole),
+                                  entry.rank_orders.rule_based_cost) for label, entry in reversed(losers.items())),
                       *self.too_small_zones(even_pool))
         zone_paths = {name: self.topology.path_of(name) for name in winner.nodes}
         return Placement(winner.nodes, rank_map, zone_paths, dict(winner.nodes_per_zone), free_now, candidates,
