@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
+from multiprocessing.pool import Pool
 from typing import NoReturn
 
 from benchmarks import results
@@ -34,6 +37,21 @@ def start(main: Callable[[list[str]], None]) -> NoReturn:
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report_error(error))
     sys.exit(0)
+
+
+@contextmanager
+def worker_pool() -> Iterator[Pool]:
+    """A pool with a process for each core.
+
+    A pool ends its processes by SIGTERM, so they are forked without this process's handler, which might ignore it.
+    """
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        pool = multiprocessing.Pool(len(os.sched_getaffinity(0)))
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    with pool:
+        yield pool
 
 
 def check_output_file(path: str, option: str) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +11,7 @@ import numpy as np
 
 from benchmarks.mesh.exact_mesh import solve_mesh
 from benchmarks.results import Row, make_row
+from benchmarks.suite import worker_pool
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import SlurmdlError
@@ -135,8 +133,7 @@ def outcomes(seed: int, instances: int,
              solve: Callable[[int], Outcome | None] = solve_drawn_case) -> Iterator[Outcome]:
     """Solve cases in parallel until `instances` have a proven optimum above 0; `solve` draws one from a seed."""
     proven = 0
-    # the pool ends its workers by SIGTERM
-    with multiprocessing.Pool(len(os.sched_getaffinity(0)), signal.signal, (signal.SIGTERM, signal.SIG_DFL)) as pool:
+    with worker_pool() as pool:
         for first in itertools.count(seed * 1_000_000, 50):
             for outcome in pool.imap(solve, range(first, first + 50)):
                 if outcome is not None and outcome.optimum > 0:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ import numpy as np
 from benchmarks import results
 from benchmarks.placement import exact_solver
 from benchmarks.results import make_row
-from benchmarks.suite import check_output_file, start
+from benchmarks.suite import check_output_file, start, worker_pool
 from slurmdl.cli.arguments import CliParser
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
@@ -165,7 +163,7 @@ def predicted(instance: Case, order: Sequence[str]) -> float:
 def outcomes(clusters: int, seed: int) -> Iterator[Outcome]:
     """Solve cases in parallel and yield all of them until `clusters` count."""
     counted = 0
-    with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
+    with worker_pool() as pool:
         for first in itertools.count(seed * 1_000_000, BATCH):
             for result in pool.imap(_solve_numbered_case, range(first, first + BATCH)):
                 if result is not None:
