@@ -1,5 +1,6 @@
 # make demo               a real Slurm cluster on this machine, and the benefit of placement on it
 # make test               all tests, including those on a real Slurm cluster
+# make gpu-test           training on a GPU, on a machine that has one
 # make lint               ruff, mypy and clang-format
 # make dist               sdist and wheel, into dist, and the wheel in a new environment
 # make docs               the documentation as a site, into build/docs; a broken link or anchor is an error
@@ -51,7 +52,7 @@ BENCHES := bench-demo bench-topology bench-placement bench-mesh bench-model benc
 	bench-scores bench-heterogeneous bench-simulate bench-replay bench-paper bench-gpu-requests bench-preflight \
 	bench-training bench-islands bench-audit
 
-.PHONY: demo record-demo test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean dist docs \
+.PHONY: demo record-demo test gpu-test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean dist docs \
 	packages rpms compose compose-test test-matrix test-oracle test-packages test-plugin-releases $(BENCHES)
 
 demo: install
@@ -182,6 +183,10 @@ bench-paper: install
 	@mkdir -p results
 	for paper in dltap zones adaptive-gossip heterogeneous frameworks; do \
 		$(AS_ROOT) $(BIN)/python -m benchmarks.papers $$paper --results results/paper-$$paper.json || exit; done
+
+# on a machine with a GPU; the tests start ranks by torchrun, so that neither Slurm nor MPI is needed
+gpu-test: install
+	SLURMDL_REQUIRE_GPU=1 $(BIN)/pytest -p no:cacheprovider tests/gpu
 
 fuzz: install
 	SLURMDL_NIGHTLY=1 SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz

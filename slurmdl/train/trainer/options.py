@@ -22,6 +22,7 @@ from slurmdl.train.strategy_config import (
     resolve,
 )
 from slurmdl.train.trainer.data_readers import DATASETS
+from slurmdl.train.trainer.devices import parse_device
 from slurmdl.train.trainer.models import MODELS
 from slurmdl.train.trainer.optimizers import LR_SCHEDULES, OPTIMIZERS
 from slurmdl.train.transports.link_queues import Link
@@ -145,6 +146,8 @@ class Options:
                                         metavar="N")
     backend: str = _option("", "how ranks exchange messages: mpi, torch (torch.distributed with gloo), or auto, what "
                            "the launch offers (default)", metavar="NAME")
+    device: str = _option("auto", "device of the model: cpu, cuda (a GPU for each rank of a node), cuda:N, or auto, "
+                          "cuda if PyTorch sees a GPU (default: %(default)s)", type=parse_device, metavar="NAME")
     #: name, number of nodes, and ranks per node of each zone
     virtual_zones: tuple[tuple[str, int, int], ...] = _option(
         (), "zones of virtual ranks, e.g. A:4,B:4, or A:2x4 for 4 ranks on each of 2 nodes",
@@ -177,7 +180,7 @@ class Options:
     def must_match(self) -> dict[str, object]:
         """Options besides the strategy's that must be equal on all ranks."""
         return {name: value for name, value in vars(self).items()
-                if name not in ("strategy_config", "metrics", "summary", "trace_dir", "checkpoint_dir",
+                if name not in ("strategy_config", "device", "metrics", "summary", "trace_dir", "checkpoint_dir",
                                 "checkpoint_every", "checkpoint_keep", "check_every", "log_every")}
 
     def resume_must_match(self) -> dict[str, object]:
@@ -283,5 +286,8 @@ def _check_conflicts(options: Options) -> None:
     if options.dirichlet_alpha is not None and load_balance != "off":
         raise UsageError(f"train: --load-balance {load_balance}: not valid with --dirichlet-alpha, which gives each "
                          "worker its own images; use --load-balance off, or omit --dirichlet-alpha")
+    if options.virtual_ranks and options.device not in ("auto", "cpu"):
+        raise UsageError(f"train: --device {options.device}: not valid with --virtual-ranks, which share the CPU; "
+                         "use --device cpu")
     if options.straggler and not (options.emulate_compute or options.virtual_ranks):
         raise UsageError("train: --straggler: only valid with --emulate-compute or --virtual-ranks")

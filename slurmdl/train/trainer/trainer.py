@@ -20,6 +20,7 @@ from slurmdl.train.report import meters
 from slurmdl.train.strategy_config import CHECKPOINT_DIR_VARIABLE
 from slurmdl.train.trainer import optimizers
 from slurmdl.train.trainer.data_readers import load_dataset
+from slurmdl.train.trainer.devices import choose_device
 from slurmdl.train.trainer.labeled_dataset import FloatArray, LabeledDataset
 from slurmdl.train.trainer.options import Options
 from slurmdl.train.trainer.progress import Progress, open_for_writing
@@ -119,13 +120,17 @@ def train_rank(options: Options, data: LabeledDataset | None, environ: Mapping[s
                        and straggler.begin <= run.global_step < straggler.end), 1.0)
         return emulated_seconds * factor * images / options.batch_size
 
+    # synthetic gradients and virtual ranks compute nothing that a GPU would speed up
+    device_name = "cpu" if data is None or options.virtual_ranks else options.device
+    local_rank = run.world.nodes[:run.rank].count(run.world.nodes[run.rank])
+    device = consistency.call_on_all(run.world, lambda: choose_device(device_name, local_rank))
     workload: Classification | SyntheticWorkload
     if data is None:
         assert options.emulate_compute
         workload = SyntheticWorkload(options.emulate_compute.parameters, compute_seconds, emulate_compute,
                                      options.seed)
     else:
-        workload = Classification(options, data)
+        workload = Classification(options, data, device)
         consistency.check_same_on_ranks(run.world, [("data", f"{options.data} {zlib.crc32(data.train_x):x}")])
     optimizer = optimizers.build_optimizer(options.optimizer, workload.module.parameters(), options.lr,
                                            options.momentum, options.weight_decay)
@@ -181,8 +186,8 @@ def train_rank(options: Options, data: LabeledDataset | None, environ: Mapping[s
     summary = run.summary(score)
     if summary is None:
         return None
-    summary |= {"model": options.model, "data": options.data, "lr": options.lr, "momentum": options.momentum,
-                "label_skew": skew}
+    summary |= {"model": options.model, "device": str(device), "data": options.data, "lr": options.lr,
+                "momentum": options.momentum, "label_skew": skew}
     print_escaped(meters.format_summary(summary))
     if options.summary:
         with open_for_writing(options.summary) as file:

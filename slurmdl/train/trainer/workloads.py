@@ -16,14 +16,19 @@ from slurmdl.train.trainer.options import Options
 
 
 class Classification(Stateful):
-    """Classification of images, or of the next byte of a text, with the torch module `module`, one of `models`."""
+    """Classification of images, or of the next byte of a text, with the torch module `module`, one of `models`.
+
+    `device` is the torch.device of the module, or its name.
+    """
 
     state_fields = ("samples_seen",)
     #: batches for the statistics of batch normalization
     BATCHNORM_BATCHES = 50
 
-    def __init__(self, options: Options, data: LabeledDataset) -> None:
+    def __init__(self, options: Options, data: LabeledDataset, device: Any = "cpu") -> None:
         self.module = models.build_model(options.model, data.shape, data.classes, options.seed, data.is_text)
+        self.module.to(device)
+        self._device = device
         self._data, self._batch_size, self._seed = data, options.batch_size, options.seed
         #: by all workers together, if each has its own samples; the position from which `batches` continues
         self.samples_seen = 0
@@ -65,8 +70,13 @@ class Classification(Stateful):
         """Mean cross-entropy of a batch, as a tensor."""
         import torch
 
-        samples, labels = batch
-        return torch.nn.functional.cross_entropy(self.module(torch.from_numpy(samples)), torch.from_numpy(labels))
+        samples, labels = map(self._on_device, batch)
+        return torch.nn.functional.cross_entropy(self.module(samples), labels)
+
+    def _on_device(self, array: Any) -> Any:
+        import torch
+
+        return torch.from_numpy(array).to(self._device)
 
     def recompute_batchnorm(self, worker_rank: int, worker_count: int) -> None:
         """Recompute the statistics of batch normalization, which an averaged model lacks."""
@@ -74,13 +84,13 @@ class Classification(Stateful):
 
         batches = self.batches(worker_rank, worker_count)
         torch.optim.swa_utils.update_bn(
-            (torch.from_numpy(next(batches)[0]) for _ in range(self.BATCHNORM_BATCHES)), self.module)
+            (self._on_device(next(batches)[0]) for _ in range(self.BATCHNORM_BATCHES)), self.module)
 
     def evaluate(self) -> tuple[float, float]:
         """Return (mean cross-entropy, accuracy) on the test samples; of a text, per byte."""
         import torch
 
-        chunks = (torch.from_numpy(array).split(500) for array in (self._data.test_x, self._data.test_y))
+        chunks = (self._on_device(array).split(500) for array in (self._data.test_x, self._data.test_y))
         loss, correct = 0.0, 0
         self.module.eval()
         with torch.no_grad():
