@@ -19,8 +19,8 @@ def parse_device(text: str) -> str:
 def choose_device(name: str, local_rank: int) -> Any:
     """The torch.device of a name that `parse_device` accepts.
 
-    `cuda` is a GPU for each rank of a node in turn; `auto` is the same if PyTorch sees a GPU, else the CPU. Also AMD's
-    GPUs are `cuda` (PyTorch documentation, HIP semantics). Raises InvalidOptionsError if there is no such GPU.
+    `cuda` is a GPU for each rank of a node in turn; `auto` is the same if PyTorch sees a GPU, else the CPU. AMD's are
+    `cuda`, too (PyTorch documentation, HIP semantics). Raises InvalidOptionsError if there is no such GPU.
 
     Args:
         local_rank: index of this rank among the ranks of its node.
