@@ -16,7 +16,7 @@
 # make bench-preflight    faults that the preflight finds, and false alarms, into results/preflight.json
 # make bench-spank        overhead of the SPANK plugin per task launch, into results/spank.json
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies*.json
-# make bench-training     the training library beside plain PyTorch, into results/training.json
+# make bench-training     the training library beside plain PyTorch, into results/training-*.json
 # make bench-islands      time of islands and other strategies to a loss of a language model, into results/islands*.json
 # make bench-scores       accuracy, value and scaling of link scores, into results/scores.json
 # make bench-heterogeneous  ranks of different speeds, and placement in training, into results/heterogeneous-*.json
@@ -129,7 +129,9 @@ bench-preflight: install
 
 bench-training: install
 	@mkdir -p results
-	$(BIN)/python -m benchmarks.training --results results/training.json
+	for part in equality overhead intra-node; do \
+		$(BIN)/python -m benchmarks.training --only $$part --results results/training-$$part.json || exit 1; done
+	$(AS_ROOT) $(BIN)/python -m benchmarks.training --only gloo --results results/training-gloo.json
 
 bench-islands: install
 	@mkdir -p results

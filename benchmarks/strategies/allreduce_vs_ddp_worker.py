@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from benchmarks import sandbox_mpi
@@ -47,7 +48,9 @@ def measure(transport: Transport, job: Mapping[str, Any],
         "none": torch_methods.no_communication, "barrier": torch_methods.barrier,
         "ddp": torch_methods.ddp, "post-local": torch_methods.post_local,
         "ring": lambda: slurmdl_step(transport, job, "ring", node, zones[node]),
-        "hierarchical": lambda: slurmdl_step(transport, job, "hierarchical", node, zones[node])}
+        "hierarchical": lambda: slurmdl_step(transport, job, "hierarchical", node, zones[node]),
+        **{f"gloo-{pattern}": partial(gloo_step, job, pattern, node, zones[node])
+           for pattern in ("ring", "hierarchical")}}
     variants = {name: makers[name]() for name in job["variants"]}
     for step, _ in variants.values():
         step()  # the first step allocates memory
@@ -97,6 +100,22 @@ def slurmdl_step(transport: Transport, job: Mapping[str, Any], comm_pattern: str
         "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"})
     run.wrap(workload.module, optimizer)
     return stepping(lambda: workload.loss(1), optimizer), run.close
+
+
+def gloo_step(job: Mapping[str, Any], comm_pattern: str, node: str, zone: str) -> tuple[Step, Step]:
+    """As `slurmdl_step`, over a process group of torch.distributed."""
+    from torch import distributed
+
+    from slurmdl.train.transports.torch_distributed import TorchTransport
+
+    transport = TorchTransport(distributed.new_group())
+    step, close_run = slurmdl_step(transport, job, comm_pattern, node, zone)
+
+    def close() -> None:
+        close_run()
+        transport.close()
+
+    return step, close
 
 
 class TorchMethods:

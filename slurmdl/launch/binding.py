@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
-from slurmdl.launch.job_start import REJECTED
+from slurmdl.launch.job_start import REJECTED, PredictedStart
 from slurmdl.launch.submission import Submission
 from slurmdl.launch.submission_record import RequestedSize
 
@@ -63,12 +63,12 @@ class Decision:
         return f"{options}{self.placement.reason}"
 
 
-#: from a decision and nodes: why the job would not start now on exactly these nodes, or ""
-NotStartingReason = Callable[[Decision, Sequence[str]], str]
+#: Slurm's prediction for a job that is bound by a decision
+PredictStart = Callable[[Decision], PredictedStart]
 
 
 def decide_binding(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...], *, inside_job: bool,
-                   not_starting_reason: NotStartingReason | None) -> Decision:
+                   predict_start: PredictStart | None) -> Decision:
     """Choose nodes for a job, and how strictly the choice binds Slurm.
 
     The zones of --dl-zone apply in any case: all other nodes are excluded. Raises UsageError if the user named an
@@ -77,7 +77,7 @@ def decide_binding(job: Submission, state: ClusterState, traffic_matrices: tuple
     Args:
         traffic_matrices: result of `load_traffic_matrices`.
         inside_job: the submission runs in a job.
-        not_starting_reason: queries Slurm; None if Slurm cannot be queried.
+        predict_start: queries Slurm; None if Slurm cannot be queried.
     """
     dl = job.request.dl
     if dl.zone and job.request.unrestrictable_reason:
@@ -92,7 +92,7 @@ def decide_binding(job: Submission, state: ClusterState, traffic_matrices: tuple
         return Decision(reason=zone_not_applied_reason(dl, "the list of excluded nodes is too long for sbatch"),
                         failed=True)
     try:
-        decision = _choose_binding(job, state, traffic_matrices, inside_job, not_starting_reason)
+        decision = _choose_binding(job, state, traffic_matrices, inside_job, predict_start)
     except PlacementError as error:
         decision = Decision(reason=str(error))
     return replace(decision, binding_options=(*zone_options, *decision.binding_options))
@@ -121,12 +121,13 @@ def _zone_limit_options(job: Submission, state: ClusterState) -> tuple[str, ...]
 
 
 def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...], inside_job: bool,
-                    not_starting_reason: NotStartingReason | None) -> Decision:
+                    predict_start: PredictStart | None) -> Decision:
     """Choose nodes, and how strictly the choice binds Slurm.
 
     `auto` never delays a start. It prefers the zone; else it gives the node list if the job can neither be requeued
-    nor vary in its number of nodes; else nothing. It binds only if the nodes are free now. If placement does not
-    model all that the job requests, Slurm must confirm that the job starts on these nodes now. Raises PlacementError
+    nor vary in its number of nodes; else nothing. It binds only if the nodes are free now, and better than those that
+    Slurm would choose itself. If placement does not model all that the job requests, Slurm must confirm that the job
+    starts on these nodes now. Raises PlacementError
     if no nodes can be chosen.
     """
     from slurmdl.placement.place import place_job
@@ -138,7 +139,7 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
     if request.dl.node_binding == "nodelist":
         return Decision((_nodelist_option(placement),), placement)
     if request.dl.node_binding == "zone":
-        return Decision(_zone_options(job, state, placement, not_starting_reason), placement)
+        return Decision(_zone_options(job, state, placement, predict_start), placement)
     if request.dl.node_binding == "late":
         return _late_decision(job, placement)
     if request.start_unknown_reason:
@@ -148,12 +149,45 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
     decision = _automatic_decision(job, state, placement, inside_job)
     if not decision.binding_options:
         return decision
+    own_choice = _sufficient_choice_of_slurm(job, state, traffic_matrices, placement, predict_start)
+    if own_choice:
+        return Decision((), own_choice)
     unknown = unpredictable_start_reason(request, state.cluster, placement.nodes)
     if not unknown:
         return decision
     on_these_nodes = Decision((_nodelist_option(placement),), placement)
-    failure = not_starting_reason(on_these_nodes, placement.nodes) if not_starting_reason else "Slurm is not queried"
+    failure = predict_start(on_these_nodes).not_starting_reason(placement.nodes) if predict_start else \
+        "Slurm is not queried"
     return Decision((), placement, f"{unknown}, and {failure}") if failure else decision
+
+
+def _sufficient_choice_of_slurm(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...],
+                                placement: Placement, predict_start: PredictStart | None) -> Placement | None:
+    """The job on the nodes on which Slurm would start it now without a binding; None if others are better.
+
+    Nodes are better if they save more than MIN_GAIN of the communication time, or of the bytes between zones, which
+    burden the links of other jobs.
+    """
+    from slurmdl.placement.place import place_job
+    from slurmdl.placement.result import MIN_GAIN
+    from slurmdl.slurm.hostlist import fold_hostlist
+
+    start = predict_start(Decision()) if predict_start else PredictedStart(failure="Slurm is not queried")
+    if not start.is_now or placement.rank_map is None:
+        return None
+    others = set(state.cluster.names) - set(start.nodes)
+    try:
+        own = place_job(replace(job.request, exclude=(*job.request.exclude, *sorted(others))), state.cluster,
+                        state.topology, state.scores, traffic_matrices)
+    except PlacementError:
+        return None  # a node that placement would not use
+    if set(own.nodes) != set(start.nodes) or own.rank_map is None:
+        return None
+    cost, best = own.rank_map.cost, placement.rank_map.cost
+    if cost.seconds > best.seconds * (1 + MIN_GAIN) or cost.inter_zone_bytes > best.inter_zone_bytes * (1 + MIN_GAIN):
+        return None
+    return replace(own, reason=f"no binding is needed: Slurm itself would choose {fold_hostlist(own.nodes)}, and no "
+                               f"other nodes are more than {MIN_GAIN:.0%} better")
 
 
 def unpredictable_start_reason(request: JobRequest, cluster: ClusterSnapshot, nodes: Sequence[str]) -> str:
@@ -228,11 +262,10 @@ def _nodelist_option(placement: Placement) -> str:
 
 
 def _zone_options(job: Submission, state: ClusterState, placement: Placement,
-                  not_starting_reason: NotStartingReason | None) -> tuple[str, ...]:
+                  predict_start: PredictStart | None) -> tuple[str, ...]:
     """Options that keep the job in its zones: features, on blocks also or only segments, on trees also --switches."""
     segment = _segment_option(job, state.topology, placement)
-    if segment and not_starting_reason and \
-            not_starting_reason(Decision((segment,)), placement.nodes).startswith(REJECTED):
+    if segment and predict_start and predict_start(Decision((segment,))).failure.startswith(REJECTED):
         segment = ""  # before Slurm 24.05, or more nodes than a base block
     if segment and not _zone_features(state, tuple(placement.nodes_per_zone)):
         return (segment,)

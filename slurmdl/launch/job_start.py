@@ -1,7 +1,7 @@
 """Whether a job starts at once on chosen nodes: predicted before its submission, and checked after it.
 
-`sbatch --test-only` predicts what placement does not model. An automatic binding (node list or preferred zone) is
-reverted if the job does not start with it.
+`sbatch --test-only` predicts what placement does not model, and names the nodes that Slurm would choose. An automatic
+binding (node list or preferred zone) is reverted if the job does not start with it.
 
 Observed with Slurm 22.05 and default SchedulerParameters: before sbatch gets its answer, the controller has tried the
 new job against its nodes once. If they are free, the job's reason is None, and it starts at the next scheduling
@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmdl.errors import InputError, UnavailableError, warn
@@ -40,25 +41,46 @@ _TIMEOUT_S = 1.0
 _SCHEDULER_PASS_S = 4.0
 
 
-def not_starting_reason(command: SubmitCommand, nodes: Sequence[str]) -> str:
-    """Query Slurm with `sbatch --test-only`: why the job does not start now on exactly these nodes, or "".
+@dataclass(frozen=True)
+class PredictedStart:
+    """Slurm's prediction for a job that is not submitted yet.
 
-    `command` submits the job, bound to these nodes.
+    Attributes:
+        nodes: that Slurm would choose.
+        wait_s: until the start.
+        failure: why there is no prediction, or "".
     """
+
+    nodes: tuple[str, ...] = ()
+    wait_s: float = 0.0
+    failure: str = ""
+
+    @property
+    def is_now(self) -> bool:
+        return not self.failure and self.wait_s <= _NOW_TOLERANCE_S
+
+    def not_starting_reason(self, nodes: Sequence[str]) -> str:
+        """Why the job does not start now on exactly these nodes, or ""."""
+        if self.failure:
+            return self.failure
+        if set(self.nodes) != set(nodes):
+            return f"Slurm would choose {hostlist.fold_hostlist(self.nodes)}"
+        return "" if self.is_now else f"Slurm would start it there in {self.wait_s:.0f} s"
+
+
+def predict_start(command: SubmitCommand) -> PredictedStart:
+    """Query Slurm with `sbatch --test-only` about the job that a command submits."""
     program, *args = command.argv
     try:
         result = process.run_command([program, "--test-only", *args], env=command.env,
                                      stdin=(command.stdin or b"").decode(errors="replace"))
     except UnavailableError as error:
-        return str(error)
+        return PredictedStart(failure=str(error))
     start = parse_test_only(result.stderr)
     if start is None:
-        return f"{REJECTED}: {result.first_error or 'no message'}"
-    start_time, start_nodes = start
-    if set(start_nodes) != set(nodes):
-        return f"Slurm would choose {hostlist.fold_hostlist(start_nodes)}"
-    wait_s = start_time - time.time()
-    return f"Slurm would start it there in {wait_s:.0f} s" if wait_s > _NOW_TOLERANCE_S else ""
+        return PredictedStart(failure=f"{REJECTED}: {result.first_error or 'no message'}")
+    start_time, nodes = start
+    return PredictedStart(tuple(nodes), start_time - time.time())
 
 
 def parse_test_only(text: str) -> tuple[float, list[str]] | None:

@@ -151,7 +151,7 @@ class SubmissionAttempt:
 
         def rejection_reason(restricted: Submission) -> str:
             command = build_submit_command(self.program, restricted, Decision(), os.environ)
-            reason = job_start.not_starting_reason(command, ())
+            reason = job_start.predict_start(command).failure
             return reason if reason.startswith(job_start.REJECTED) else ""
 
         try:
@@ -239,12 +239,12 @@ def decide_with_slurm(job: Submission, state: ClusterState, program: str = "") -
     """
     from slurmdl.launch import job_start, traffic_file
 
-    def not_starting_reason(decision: Decision, nodes: Sequence[str]) -> str:
-        return job_start.not_starting_reason(build_submit_command(program, job, decision, os.environ), nodes)
+    def predict_start(decision: Decision) -> job_start.PredictedStart:
+        return job_start.predict_start(build_submit_command(program, job, decision, os.environ))
 
     return binding.decide_binding(job, state, traffic_file.load_traffic_matrices(job.request.dl),
                                   inside_job="SLURM_JOB_ID" in os.environ,
-                                  not_starting_reason=not_starting_reason if program else None)
+                                  predict_start=predict_start if program else None)
 
 
 def _read_stdin() -> bytes | None:

@@ -11,6 +11,8 @@ from slurmdl.slurm.hostlist import fold_hostlist
 MAX_NAMED_ZONES = 4  # zones, or groups of zones, in a label
 MAX_LABEL_LENGTH = 80  # characters
 MAX_TIE = 0.005  # relative difference of times of a mesh or of groups that count as equal
+#: share of time, or of bytes between zones, by which nodes are better than those that Slurm would choose itself
+MIN_GAIN = 0.02
 
 
 @dataclass(frozen=True)

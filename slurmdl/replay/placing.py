@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.placement.result import MIN_GAIN
 from slurmdl.replay.leaves import Leaves
 from slurmdl.replay.preferred_nodes import PreferredNodes
 from slurmdl.replay.slurm_rules import SlurmRule, slurm_rule
@@ -39,6 +40,21 @@ class RandomNodes:
         return np.asarray(self.generator.multivariate_hypergeometric(free, nodes, method="marginals"))
 
 
+class AutomaticBinding:
+    """As `slurmdl sbatch` binds jobs: Slurm's own choice, unless slurmdl's is better by MIN_GAIN."""
+
+    def __init__(self, rule: SlurmRule, preferred: PreferredNodes, cost: StepCost) -> None:
+        self._rule, self._preferred, self._cost = rule, preferred, cost
+
+    def choose(self, free: IntArray, nodes: int) -> IntArray | None:
+        best, own = self._preferred.choose(free, nodes), self._rule.choose(free, nodes)
+        if best is None or own is None:
+            return best
+        (best_s, best_bytes, _), (own_s, own_bytes, _) = self._cost.sort_key(best), self._cost.sort_key(own)
+        is_sufficient = own_s <= best_s * (1 + MIN_GAIN) and own_bytes <= best_bytes * (1 + MIN_GAIN)
+        return own if is_sufficient else best
+
+
 @dataclass(frozen=True, eq=False)
 class Machine:
     """A cluster with its rule and cost model; built once for all policies of a trace."""
@@ -53,6 +69,10 @@ class Machine:
     @cached_property
     def preferred(self) -> PreferredNodes:
         return PreferredNodes(self.leaves, self.rule, self.cost)
+
+    @cached_property
+    def automatic(self) -> AutomaticBinding:
+        return AutomaticBinding(self.rule, self.preferred, self.cost)
 
     @cached_property
     def _ideal_seconds(self) -> dict[int, float]:

@@ -172,7 +172,7 @@ class Simulation:
         wanted = int(self.trace.nodes[job])
         if wanted > self.total_free:
             return None
-        choice = self.machine.preferred if self.placed[job] else self.choice
+        choice = self.machine.automatic if self.placed[job] else self.choice
         return choice.choose(free, wanted)
 
     def _reserve(self, job: int) -> None:

@@ -31,6 +31,13 @@ AT_ONCE = ("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_inte
 DEFAULT_DELAY = ("SchedulerParameters=batch_sched_delay=3",)
 
 
+def slow_links(cluster, *nodes: str) -> str:
+    """Return an option for link scores by which these nodes have slow links, so that Slurm's own choice is worse."""
+    file = cluster.directory("scores") / "scores.json"
+    file.write_text(json.dumps({"nodes": {node: {"throughput": 1e6} for node in nodes}}))
+    return f"--dl-link-scores={file}"
+
+
 def slurmdl_messages(stderr: str) -> list[str]:
     """Return the messages of slurmdl in an error output."""
     return [line for line in stderr.splitlines() if line.startswith("slurmdl:")]

@@ -7,7 +7,7 @@ import re
 import time
 
 import pytest
-from jobs import AT_ONCE, DEFAULT_DELAY, MAPPED, occupy, rank_nodes, slurm_release, slurmdl_messages, zone
+from jobs import AT_ONCE, DEFAULT_DELAY, MAPPED, occupy, rank_nodes, slow_links, slurm_release, slurmdl_messages, zone
 
 from slurmdl.slurm.hostlist import expand_hostlist
 
@@ -17,6 +17,7 @@ def racing_submission(cluster, nodes: str, script, *args: str) -> list[str]:
     other_script = cluster.script("exec sleep 120\n")
     fake = cluster.directory("bin") / "sbatch"
     fake.write_text("#!/bin/sh\n"
+                    'case "$1" in --test-only) exec /usr/bin/sbatch "$@" ;; esac\n'
                     f"other=$(/usr/bin/sbatch --parsable --exclusive -w {nodes} -o /dev/null {other_script})\n"
                     "until scontrol show job $other | grep -q JobState=RUNNING; do sleep 0.1; done\n"
                     'exec /usr/bin/sbatch "$@"\n')
@@ -44,7 +45,8 @@ def test_nodelist_is_bound_without_features_and_requeue(new_cluster):
     requeued = cluster.submit(["slurmdl", "sbatch", "-N3", str(script)], directory=script.parent)
     assert cluster.job(requeued)["ReqNodeList"] == "(null)"
     cluster.wait(requeued)
-    pinned = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", str(script)], directory=script.parent)
+    pinned = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", slow_links(cluster, "n1"), str(script)],
+                            directory=script.parent)
     assert cluster.job(pinned)["ReqNodeList"] != "(null)"
     assert {zone(node) for node in rank_nodes(cluster.output(pinned))} == {"zoneA"}
 
@@ -54,8 +56,9 @@ def test_bound_job_keeps_its_nodes_until_the_scheduling_pass(new_cluster):
     cluster = new_cluster(zone_features=False, slurm_conf_lines=DEFAULT_DELAY)
     occupy(cluster, "n2", "n4")
     script = cluster.script(MAPPED)
+    args = ["slurmdl", "sbatch", "--no-requeue", "-N3", slow_links(cluster, "n1"), str(script)]
     for _ in range(3):
-        job = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", str(script)], directory=script.parent)
+        job = cluster.submit(args, directory=script.parent)
         assert cluster.job(job)["ReqNodeList"] != "(null)"
         assert {zone(node) for node in rank_nodes(cluster.output(job))} == {"zoneA"}
 
@@ -66,7 +69,8 @@ def test_lost_race_does_not_delay_the_start(new_cluster, features):
     cluster = new_cluster(zone_features=features, slurm_conf_lines=DEFAULT_DELAY)
     occupy(cluster, "n2", "n4")
     script = cluster.script(MAPPED)
-    done = cluster.run(racing_submission(cluster, "n1,n3", script, "--no-requeue", "-N3"), directory=script.parent)
+    args = racing_submission(cluster, "n1,n3", script, "--no-requeue", "-N3", slow_links(cluster, "n1"))
+    done = cluster.run(args, directory=script.parent)
     assert done.returncode == 0, done.stderr
     job = int(done.stdout.split()[-1])
     record = cluster.job(job)
@@ -100,7 +104,8 @@ def test_node_lost_after_the_submission_does_not_delay_the_start(new_cluster):
     cluster = new_cluster(zone_features=False, slurm_conf_lines=("SchedulerParameters=batch_sched_delay=15",))
     script = cluster.script(MAPPED)
     cluster.wait(cluster.submit(["sbatch", "-o", "/dev/null", "--wrap", "true"]))  # a scheduling pass has just ended
-    job = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", str(script)], directory=script.parent)
+    job = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", slow_links(cluster, "n1"), str(script)],
+                         directory=script.parent)
     lost_node = bound_nodes(cluster, job)[1]
     cluster.run(["scontrol", "update", f"NodeName={lost_node}", "State=DRAIN", "Reason=test"], as_root=True)
     assert lost_node not in rank_nodes(cluster.output(job))

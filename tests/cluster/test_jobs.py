@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from jobs import MAPPED, occupy, rank_nodes, slurmdl_messages, zone, zone_changes
+from jobs import MAPPED, occupy, rank_nodes, slow_links, slurmdl_messages, zone, zone_changes
 
 SHOW = 'for i; do echo "arg <$i>"; done\necho "mark $SLURMDL_SUBMISSION"\n'
 
@@ -88,14 +88,16 @@ def test_ranks_of_a_zone_are_consecutive(cluster):
     assert zone_changes(nodes) == 1
 
 
-def test_fitting_zone_is_preferred(cluster):
-    """Only zoneB has three free nodes."""
-    occupy(cluster, "n1", "n3", "n5")
+def test_zone_is_preferred_unless_slurm_would_choose_it(cluster):
+    """Slurm itself chooses zoneB, which has fewer free nodes left; there the links are slow."""
+    occupy(cluster, "n2")
     script = cluster.script(MAPPED)
-    done = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", "-N3", str(script)])
-    assert "--prefer=zoneB" in done.stdout
-    job = cluster.submit(["slurmdl", "sbatch", "-N3", str(script)], directory=script.parent)
-    assert {zone(node) for node in rank_nodes(cluster.output(job))} == {"zoneB"}
+    args = ["slurmdl", "sbatch", "-N3", slow_links(cluster, "n4", "n6", "n8")]
+    assert "--prefer=zoneA" in cluster.run([*args, "--dl-dry-run", str(script)]).stdout
+    job = cluster.submit([*args, str(script)], directory=script.parent)
+    assert {zone(node) for node in rank_nodes(cluster.output(job))} == {"zoneA"}
+    occupy(cluster, "n1", "n3")  # only zoneB has three free nodes
+    assert "Slurm itself would choose n[4,6,8]" in cluster.run([*args, "--dl-dry-run", str(script)]).stdout
 
 
 def test_preference_keeps_the_users_constraint(new_cluster):

@@ -52,7 +52,7 @@ def run_test_only(tmp_path: Path, shell: str) -> str:
     program.chmod(0o755)
     command = SubmitCommand((str(program), "-N2", "--nodelist=n[1-2]"), {"PATH": "/usr/bin:/bin"},
                             stdin=b"#!/bin/sh\n\xff")
-    return job_start.not_starting_reason(command, ("n1", "n2"))
+    return job_start.predict_start(command).not_starting_reason(("n1", "n2"))
 
 
 @pytest.mark.parametrize(("seconds", "nodes", "reason"), [

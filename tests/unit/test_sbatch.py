@@ -19,6 +19,7 @@ from slurmdl.errors import InputError, UnavailableError
 from slurmdl.launch import binding, sbatch, submission, submission_record
 from slurmdl.launch.binding import Decision
 from slurmdl.launch.cluster_state import ClusterState
+from slurmdl.launch.job_start import PredictedStart
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.topology import scontrol_topology
 from slurmdl.topology.source import ZoneDecl, build_topology
@@ -119,13 +120,13 @@ def blocks_state(*sizes: int, base: int = 4) -> ClusterState:
     (["-N6"], (6, 5), "", ["--segment=3"]),  # one block, whose base size is 4
     (["-N8", "--segment=2"], (4, 4), "", None),  # the user's own
     (["-N8"], (4, 4), "Slurm rejects it: unrecognized option '--segment'", None),
-    (["-N8"], (4, 4), "Slurm would choose b0n0", ["--segment=4"])])
+    (["-N8"], (4, 4), "sbatch: error", ["--segment=4"])])
 def test_zone_binding_adds_segments(argv, sizes, answer, options):
     job = parse("--dl-node-binding=zone", *argv, script=b"#!/bin/sh\n")
 
     def decide():
         return binding.decide_binding(job, blocks_state(*sizes), (), inside_job=False,
-                                      not_starting_reason=lambda decision, nodes: answer)
+                                      predict_start=lambda decision: PredictedStart(failure=answer))
 
     if options is None:
         assert decide().reason.startswith("--dl-node-binding=zone: no node features identify the zones")
@@ -133,13 +134,35 @@ def test_zone_binding_adds_segments(argv, sizes, answer, options):
         assert list(decide().binding_options) == options
 
 
-@pytest.mark.parametrize(("answer", "options"), [("", ["--nodelist=b0n[0-3],b1n[0-3]"]), ("Slurm rejects it: x", [])])
-def test_node_list_with_several_segments_needs_the_answer_of_slurm(answer, options):
+@pytest.mark.parametrize(("failure", "options"), [
+    ("", ["--nodelist=b0n[0-3],b1n[0-3]"]), ("Slurm rejects it: x", [])])
+def test_node_list_with_several_segments_needs_the_answer_of_slurm(failure, options):
     job = parse("-N8", "--segment=4", "--no-requeue", script=b"#!/bin/sh\n")
-    decision = binding.decide_binding(job, blocks_state(4, 4), (), inside_job=False,
-                                      not_starting_reason=lambda decision, nodes: answer)
+
+    def predict_start(decision):
+        if not decision.binding_options:
+            return PredictedStart(("b2n0",))
+        return PredictedStart(tuple(f"b{block}n{node}" for block in (0, 1) for node in range(4)), 0.0, failure)
+
+    decision = binding.decide_binding(job, blocks_state(4, 4, 4), (), inside_job=False, predict_start=predict_start)
     assert list(decision.binding_options) == options
-    assert ("several segments and a node list exclude each other" in decision.reason) == bool(answer)
+    assert ("several segments and a node list exclude each other" in decision.reason) == bool(failure)
+
+
+@pytest.mark.parametrize(("start", "options"), [
+    (PredictedStart(("n1", "n4")), []),  # the chosen nodes
+    (PredictedStart(("n2", "n8")), []),  # as good
+    (PredictedStart(("n1", "n2")), ["--prefer=z1"]),
+    (PredictedStart(("n2", "n8"), 3600.0), ["--prefer=z1"]),  # later
+    (PredictedStart(("n2", "n5", "n8")), ["--prefer=z1"]),  # more nodes
+    (PredictedStart(("n2", "n99")), ["--prefer=z1"]),  # unknown to placement
+    (PredictedStart(failure="sbatch does not answer"), ["--prefer=z1"])])
+def test_automatic_binding_needs_nodes_better_than_those_of_slurm(start, options):
+    decision = binding.decide_binding(parse(), cluster(), (), inside_job=False, predict_start=lambda decision: start)
+    assert list(decision.binding_options) == options
+    assert not decision.reason  # --dl-strict accepts both
+    assert decision.placement.nodes == (("n1", "n4") if options else start.nodes)
+    assert ("no binding is needed" in decision.summary(DlOptions())) == (not options)
 
 
 def test_zone_features_looks_up_each_node_once(monkeypatch):
