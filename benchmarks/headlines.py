@@ -104,8 +104,10 @@ BENCHMARKS: dict[str, tuple[str, tuple[Headline, ...]]] = {
         Headline("strategies-asynchronous", "What accuracy do few exchanges cost beside a slow rank?",
                  "*: fp32, every 32 steps: accuracy vs. gossip at every step", _VIRTUAL))),
     "training": ("bench-training", (
-        Headline("training", "How much longer is a step with the library than with plain PyTorch?",
-                 "25 million parameters: time per step, library to plain PyTorch", _MEASURED),)),
+        Headline("training-equality", "Do synchronous strategies end with the model of one process?",
+                 "local-sgd, mean of every step, virtual: distance from the model of one process", _MEASURED),
+        Headline("training-overhead", "How much longer is a step with the library than with plain PyTorch?",
+                 "1.1 million parameters: time per step, library to plain PyTorch", _MEASURED))),
     "islands": ("bench-islands", (
         Headline("islands", "How much sooner do islands reach the loss of DistributedDataParallel?",
                  "100 Mbit/s: islands, local-sgd every 16 steps, int4: time to the loss",

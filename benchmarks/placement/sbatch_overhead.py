@@ -7,6 +7,7 @@ reported separately. CPU time, also reported, is the cost on a machine without o
 from __future__ import annotations
 
 import compileall
+import json
 import os
 import resource
 import subprocess
@@ -34,21 +35,27 @@ CHECK_TARGET = 1.0
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of submission; `options` go to both commands, `slurmdl_options` only to `slurmdl sbatch`."""
+    """One kind of submission; `options` go to both commands, `slurmdl_options` only to `slurmdl sbatch`.
+
+    `slow_links`: every second node of each leaf has a slow link, so that Slurm's own choice is worse and jobs are
+    bound.
+    """
 
     name: str
     target: float
     options: tuple[str, ...]
     slurmdl_options: tuple[str, ...] = ()
     pinned: bool = False
+    slow_links: bool = False
 
 
 SMALL_CASES = (
     Case("nothing placed, --dl-node-binding=off", 0.060, ("-N2",), ("--dl-node-binding=off",)),
     Case("nothing placed, a job array", 0.060, ("-N2", "--array=1-2")),
-    Case("placed on 8 nodes, zone preferred", 0.250, ("-N2",)),
+    Case("placed on 8 nodes, Slurm's choice suffices", 0.250, ("-N2",)),
+    Case("placed on 8 nodes, zone preferred", 0.250, ("-N2",), slow_links=True),
 )
-PINNED_CASES = (Case("placed on 8 nodes, pinned", 0.250, ("-N2", "--no-requeue"), pinned=True),)
+PINNED_CASES = (Case("placed on 8 nodes, pinned", 0.250, ("-N2", "--no-requeue"), pinned=True, slow_links=True),)
 LARGE_TARGET = 0.270
 
 
@@ -77,8 +84,8 @@ def rows(seed: int = 0) -> Iterator[Row]:
 def _large(name: str, leaves: int, features: bool) -> tuple[SandboxSpec, tuple[Case, ...]]:
     """Return a large cluster and its case; with zone features the zone is preferred, else pinned."""
     label = f"placed at {LARGE} nodes in {leaves} zones"
-    case = Case(f"{label}, zone preferred", LARGE_TARGET, ("-N8",)) if features else \
-        Case(f"{label}, pinned", LARGE_TARGET, ("-N8", "--no-requeue"), pinned=True)
+    case = Case(f"{label}, zone preferred", LARGE_TARGET, ("-N8",), slow_links=True) if features else \
+        Case(f"{label}, pinned", LARGE_TARGET, ("-N8", "--no-requeue"), pinned=True, slow_links=True)
     return SandboxSpec(name, example.tree_topology((1, leaves, LARGE)),
                        zone_features=features, cloud_nodes=True), (case,)
 
@@ -86,13 +93,20 @@ def _large(name: str, leaves: int, features: bool) -> tuple[SandboxSpec, tuple[C
 def _measured(sandbox: Sandbox, case: Case) -> Iterator[Row]:
     plain, overhead, checks, plain_works, work = [], [], [], [], []
     arguments = ["-o", "/dev/null", *case.options, "--wrap=true"]
+    slurmdl_options = list(case.slurmdl_options)
+    if case.slow_links:
+        topology, file = sandbox.spec.topology, sandbox.shared / "scores.json"
+        slow = [name for zone in dict.fromkeys(topology.leaf.tolist())
+                for name in np.array(topology.nodes)[topology.leaf == zone][::2].tolist()]
+        file.write_text(json.dumps({"nodes": {name: {"throughput": 1e6} for name in slow}}))
+        slurmdl_options.append(f"--dl-link-scores={file}")
     for command in (["sbatch"], ["slurmdl", "sbatch"]):  # warm-up: load all files into memory
         _submit(sandbox, [*command, *arguments])
     for number in range(REPEATS):
         # alternate the order: the second submission finds the controller busy with the first
         pair = {}
         for is_slurmdl in (False, True) if number % 2 else (True, False):
-            command = ["slurmdl", "sbatch", *case.slurmdl_options] if is_slurmdl else ["sbatch"]
+            command = ["slurmdl", "sbatch", *slurmdl_options] if is_slurmdl else ["sbatch"]
             pair[is_slurmdl] = _submit(sandbox, [*command, *arguments])
         (plain_seconds, _, plain_work), (seconds, check, slurmdl_work) = pair[False], pair[True]
         plain.append(plain_seconds)

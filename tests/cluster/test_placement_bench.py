@@ -68,7 +68,7 @@ def test_sbatch_overhead_with_a_real_controller(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sbatch_overhead, "LARGE", 200)
     monkeypatch.setattr(sbatch_overhead, "LEAVES", (10,))
     row_by_metric = {row.metric: row for row in sbatch_overhead.rows()}
-    assert len([metric for metric in row_by_metric if metric.startswith("time added by slurmdl sbatch")]) == 6
+    assert len([metric for metric in row_by_metric if metric.startswith("time added by slurmdl sbatch")]) == 7
     assert all(row.baseline is not None and row.baseline > 0 for metric, row in row_by_metric.items()
                if metric.startswith("time added by slurmdl sbatch"))
     assert len([metric for metric in row_by_metric if metric.startswith("from the job ID")]) == 2
