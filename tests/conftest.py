@@ -31,11 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Programs that tests start, also in jobs of a sandbox, import torch in half of the time (see fast_start)."""
+    """Programs that tests start, also in jobs of a sandbox, start in half of the time: see benchmarks/fast_start."""
     starts_workers = bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
     if os.environ.get("SLURMDL_NIGHTLY") != "1" and not starts_workers:
         os.environ["PYTHONPATH"] = os.pathsep.join(
-            [str(Path(__file__).parent / "fast_start"), *filter(None, [os.environ.get("PYTHONPATH")])])
+            [str(Path(__file__).parents[1] / "benchmarks/fast_start"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

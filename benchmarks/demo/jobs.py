@@ -19,7 +19,7 @@ PARAMETERS = 64 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10
 PERIOD = 16
 _MESH_PROGRAM = Path(__file__).with_name("mesh_program.py")
 #: makes torch start in half of the time, with the same steps
-_FAST_START = Path(__file__).resolve().parents[2] / "tests/fast_start"
+_FAST_START = Path(__file__).resolve().parents[1] / "fast_start"
 _HEADER = "#!/bin/sh\n#SBATCH -N {ranks} --ntasks-per-node=1 --no-requeue -J {name} -o {name}.log -t 5\n"
 _ORDERED = """\
 python - {order} > hosts.$SLURM_JOB_ID <<'END'

@@ -1,8 +1,9 @@
-"""Starts the tests' PyTorch programs without torch._dynamo, unless they use it: it takes half of a rank's start.
+"""Starts PyTorch programs of tests and of the demo without torch._dynamo, unless they use it: half of a rank's start.
 
 The optimizers of torch import torch._dynamo at their first call, to exclude their methods from compilation. In a
 program that compiles nothing, there is nothing to exclude. Python imports this module at its start, since
-tests/conftest.py adds the directory to PYTHONPATH. Nightly tests, and programs in containers, run without it.
+tests/conftest.py and the demo add the directory to PYTHONPATH. Nightly tests, and programs in containers, run without
+it.
 """
 
 from __future__ import annotations
