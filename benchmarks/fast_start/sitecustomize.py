@@ -54,4 +54,4 @@ class _DynamoFinder:
         pass
 
 
-sys.meta_path.insert(0, _DynamoFinder())  # type: ignore[arg-type]
+sys.meta_path.insert(0, _DynamoFinder())
