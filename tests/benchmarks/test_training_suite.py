@@ -38,6 +38,7 @@ def test_goals_inside_a_node(library: float, met: bool, monkeypatch: pytest.Monk
             and "no communication" not in name] == []
 
 
+@pytest.mark.nightly
 def test_rates_are_those_of_real_ranks() -> None:
     """A network of a few parameters; both launchers."""
     assert intra_node._steps_per_s("library", 2, 0) > 0 < intra_node._steps_per_s("ddp", 2, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 
@@ -10,6 +11,9 @@ import pytest
 from jobs import AT_ONCE, DEFAULT_DELAY, MAPPED, occupy, rank_nodes, slow_links, slurm_release, slurmdl_messages, zone
 
 from slurmdl.slurm.hostlist import expand_hostlist
+
+#: whether the slow cases run, too
+NIGHTLY = os.environ.get("SLURMDL_NIGHTLY") == "1"
 
 
 def racing_submission(cluster, nodes: str, script, *args: str) -> list[str]:
@@ -57,7 +61,7 @@ def test_bound_job_keeps_its_nodes_until_the_scheduling_pass(new_cluster):
     occupy(cluster, "n2", "n4")
     script = cluster.script(MAPPED)
     args = ["slurmdl", "sbatch", "--no-requeue", "-N3", slow_links(cluster, "n1"), str(script)]
-    for _ in range(3):
+    for _ in range(3 if NIGHTLY else 1):
         job = cluster.submit(args, directory=script.parent)
         assert cluster.job(job)["ReqNodeList"] != "(null)"
         assert {zone(node) for node in rank_nodes(cluster.output(job))} == {"zoneA"}
@@ -244,7 +248,8 @@ def test_late_bound_job_that_cannot_shrink_keeps_its_nodes(new_cluster, settings
     assert "keeps its 4 nodes" in line
 
 
-@pytest.mark.parametrize("binding", ["auto", pytest.param("late", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("binding", ["auto", "late"])
 def test_requeued_job_avoids_the_dead_node(new_cluster, binding):
     cluster = new_cluster(slurm_conf_lines=("AuthInfo=cred_expire=5",))
     script = cluster.script("echo run $SLURM_RESTART_COUNT\n" + MAPPED + '[ "$SLURM_RESTART_COUNT" ] || sleep 300\n')

@@ -272,6 +272,7 @@ def test_preflight_finds_the_pair_that_cannot_communicate(new_sandbox):
     assert "bad: n5: it cannot exchange data with n2" in text
 
 
+@pytest.mark.nightly
 def test_preflight_finds_the_slow_cpus(new_sandbox):
     """The node has 10 % of a core; its link may seem slow, too, as the probes need CPU time."""
     cluster = new_sandbox(nodes=4)
@@ -310,6 +311,7 @@ echo "start ${SLURM_RESTART_COUNT-0}" of task $SLURM_ARRAY_TASK_ID
 """
 
 
+@pytest.mark.nightly
 def test_only_the_task_of_an_array_is_requeued(new_cluster):
     """The task whose job ID is that of the array requeues itself."""
     cluster = new_cluster(nodes=2, slurm_conf_lines=SOON)
@@ -341,6 +343,7 @@ def test_preflight_outside_of_a_job_uses_a_job_of_its_own(health):
     assert "0 of 2 nodes bad" in result.stdout
 
 
+@pytest.mark.nightly
 def test_node_that_dies_in_the_preflight_is_bad(new_sandbox):
     """With an eighth of a core the checks of the node last for seconds: it dies before they end."""
     cluster = new_sandbox(nodes=4, slurm_conf_lines=("SlurmdTimeout=300",))

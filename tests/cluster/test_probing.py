@@ -135,6 +135,7 @@ def test_probe_secret_is_visible_to_probe_tasks_only(cluster):
     assert "PROBE_SECRET" not in text
 
 
+@pytest.mark.nightly
 def test_unresponsive_nodes_do_not_affect_pairs_of_other_nodes(new_cluster):
     """During a probe, one task hangs and one node loses power."""
     cluster = new_cluster(nodes=6, zones=1)

@@ -133,9 +133,9 @@ def test_killed_rank_without_ulfm_ends_all(new_sandbox, launcher_name):
     assert training.summary() is None
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("launcher_name", "nodes"), [
-    pytest.param("srun", 3, marks=pytest.mark.nightly), pytest.param("mpirun 5", 4, marks=needs_ulfm),
-    pytest.param("mpirun 5", 3, marks=[needs_ulfm, pytest.mark.nightly])])
+    ("srun", 3), pytest.param("mpirun 5", 4, marks=needs_ulfm), pytest.param("mpirun 5", 3, marks=needs_ulfm)])
 def test_job_with_checkpoints_restarts_after_killed_rank(new_sandbox, launcher_name, nodes):
     """A surviving rank requeues the job without the node of the killed one, if enough other nodes are left.
 

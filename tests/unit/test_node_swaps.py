@@ -33,7 +33,7 @@ def unequal(seed: int) -> tuple[Topology, LinkScores]:
 
 
 @pytest.mark.parametrize(("strategy", "pattern", "cases"), [
-    ("allreduce", "hierarchical", 12), ("gossip", "base-2", 6),
+    ("allreduce", "hierarchical", 12), pytest.param("gossip", "base-2", 6, marks=pytest.mark.nightly),
     pytest.param("gossip", "one-peer-exponential", 12, marks=pytest.mark.nightly)])
 def test_small_jobs_are_close_to_the_best_choice(strategy: str, pattern: str, cases: int) -> None:
     ratios = []

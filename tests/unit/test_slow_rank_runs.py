@@ -85,6 +85,7 @@ def test_slow_rank_of_ddp_is_reported_once(passes: int) -> None:
     assert "and the run continues: slurmdl requeue: no job" in refused
 
 
+@NIGHTLY
 def test_equal_ranks_of_ddp_are_not_reported() -> None:
     proc = torchrun("-1", "1")
     assert proc.returncode == 0, proc.stderr

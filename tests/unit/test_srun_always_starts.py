@@ -323,7 +323,8 @@ LATE = submission_record.SubmissionRecord(dl_options.DlOptions(), "", 1, os.unam
 JOBS = {"mapped": {}, "shrunk": {"SLURMDL_SUBMISSION": LATE.to_env_value(), "SLURM_NTASKS": "3"}}
 
 
-@pytest.mark.parametrize("variables", JOBS.values(), ids=JOBS)
+@pytest.mark.parametrize("variables", [
+    JOBS["mapped"], pytest.param(JOBS["shrunk"], marks=pytest.mark.nightly)], ids=JOBS)
 def test_fault_in_any_call_starts_the_step_without_a_map(job, started, capfd, monkeypatch, variables):
     """With --dl-strict the fault is an error."""
     job.configuration.write_text("options: {strategy: gossip, explain: true}\nlink_scores: {max_age: 60}\n")

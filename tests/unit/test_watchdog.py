@@ -43,7 +43,8 @@ def test_rank_that_does_not_answer_is_named(start: str, case: str, strategy: str
 
 
 @needs_mpi
-@pytest.mark.parametrize("start", ["mpi", pytest.param("torch", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("start", ["mpi", "torch"])
 def test_ranks_that_wait_for_each_other_are_ended(start: str) -> None:
     """Rank 1 makes a call that the others do not make."""
     result = STARTS[start](3, SCRIPT, "call", environ=LIMIT, timeout=100)
