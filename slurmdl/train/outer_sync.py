@@ -39,8 +39,8 @@ def outer(model: Any, optimizer: Any, group: Any, config: StrategyConfig | None 
     one. A DistributedDataParallel of all ranks gets a communication hook that averages gradients in the island only.
     Buffers, e.g. BatchNorm statistics, and the optimizers' states remain local to an island.
 
-    All ranks make the same number of optimizer steps. A torch.amp.GradScaler may skip a step on one island only, and
-    the others would wait; use bfloat16.
+    All ranks make the same number of optimizer steps. A step that a torch.amp.GradScaler skips, perhaps on one island
+    only, counts as a step without a change.
 
     Raises UnavailableError without torch.distributed, and InvalidOptionsError, InvalidRunError or TrainError on all
     ranks if the strategy, the groups or the model do not fit.
@@ -82,15 +82,37 @@ class OuterSync:
         self.strategy = OUTER_STRATEGIES[config.strategy or ""](islands.context(
             vector, config, seed, lambda: float(optimizer.param_groups[0]["lr"]), self._part))
         self._step = 0
-        self._hook = optimizer.register_step_post_hook(lambda *_: self._after_step())
+        self._tensors, self._skipped_gradients = tensors, list[Any]()
+        optimizer._step_supports_amp_scaling = True  # so that a GradScaler leaves skipping a step to this class
+        self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._apply_grad_scaler(optimizer)),
+                       optimizer.register_step_post_hook(lambda *_: self._after_step())]
+
+    def _apply_grad_scaler(self, optimizer: Any) -> None:
+        """Unscale the gradients, or hide them if the step is skipped."""
+        found_inf, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
+        if found_inf is None:
+            return
+        if float(found_inf):
+            self._skipped_gradients = [tensor.grad for tensor in self._tensors]
+            for tensor in self._tensors:
+                tensor.grad = None
+        elif scale is not None:
+            for tensor in self._tensors:
+                if tensor.grad is not None:
+                    _local(tensor.grad).div_(_local(scale).to(_local(tensor.grad).device))
+        optimizer.grad_scale = optimizer.found_inf = None
 
     def _after_step(self) -> None:
+        for tensor, gradient in zip(self._tensors, self._skipped_gradients, strict=False):
+            tensor.grad = gradient
+        self._skipped_gradients = []
         self.strategy.after_optimizer_step(self._step)
         self._step += 1
 
     def finish(self) -> None:
         """Replace the models of all islands by their mean, after the last step. Collective over all ranks."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self.strategy.finish()
         self._part.copy_to_host()
         peers = self._islands.peers
@@ -171,6 +193,6 @@ def _is_sharded(tensor: Any) -> bool:
 
 
 def _local(tensor: Any) -> Any:
-    """This rank's part of a parameter."""
+    """This rank's part of a parameter or gradient."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 

@@ -1,6 +1,8 @@
 """Islands of two ranks kept together by DistributedDataParallel or FSDP2, with outer(); prints rank 0's model.
 
-    torchrun --nproc-per-node=4 outer_script.py ddp|ddp-of-all-ranks|fsdp|bad-groups|drift|model|other-group
+    torchrun --nproc-per-node=4 outer_script.py ddp|ddp-of-all-ranks|fsdp|scaler|bad-groups|drift|model|other-group
+
+With `scaler`, the gradients of the second island overflow in two steps.
 """
 
 import os
@@ -41,18 +43,24 @@ except Exception as error:
     # in one write: torchrun's ranks share an unbuffered stdout, and print writes the end of the line by itself
     os.write(1, f"{type(error).__name__}: {error}\n".encode())
     os._exit(0)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=kind == "scaler")
+skipped = 0
 for step in range(12):
     generator = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(8, 5, generator=generator)
     optimizer.zero_grad()
-    (model(x) - (rank + 1) * x.sum(1, keepdim=True)).square().mean().backward()
-    optimizer.step()
+    loss = (model(x) - (rank + 1) * x.sum(1, keepdim=True)).square().mean()
+    scaler.scale(loss * (float("inf") if kind == "scaler" and rank >= 2 and step in (4, 7) else 1.0)).backward()
+    before = model.module[0].weight.detach().clone() if kind == "scaler" else None
+    scaler.step(optimizer)
+    skipped += before is not None and torch.equal(model.module[0].weight, before)
+    scaler.update()
 inter_island = sum(sync.p2p.bytes_sent.values())
 sync.finish()
 whole = [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for tensor in model.parameters()]
 values = torch.cat([tensor.detach().reshape(-1) for tensor in whole])
 results = [None] * size
-dist.all_gather_object(results, (values.tolist(), inter_island, sync.is_sharded, sync.strategy.exchanges))
+dist.all_gather_object(results, (values.tolist(), inter_island, sync.is_sharded, sync.strategy.exchanges, skipped))
 dist.barrier()
 if rank == 0:
     print(results, flush=True)

@@ -24,13 +24,20 @@ def test_islands_equal_those_of_one_process_each(kind: str) -> None:
     """Also the models at the end, since the last step is one with an exchange."""
     results = ast.literal_eval(run_script(kind))
     expected = reference_models("aabb", OuterMomentum(3, 0.6, 0.4))[0][-1]
-    for values, _, is_sharded, exchanges in results:
+    for values, _, is_sharded, exchanges, _ in results:
         torch.testing.assert_close(torch.tensor(values), expected, rtol=2e-4, atol=2e-5)
         assert (is_sharded, exchanges) == (kind == "fsdp", 4)
     assert len({tuple(values) for values, *_ in results}) == 1
     # 4 exchanges, and the model of the first island at the start: 50 parameters, or shards of them with padding
     sent = [result[1] for result in results]
     assert sum(sent) == pytest.approx(4 * 50 * (2 * 4 + 1), rel=0.05)
+
+
+def test_step_that_a_scaler_skips_on_one_island_counts() -> None:
+    results = ast.literal_eval(run_script("scaler"))
+    assert [result[3] for result in results] == 4 * [4]  # exchanges
+    assert [result[4] for result in results] == [0, 0, 2, 2]
+    assert len({tuple(result[0]) for result in results}) == 1
 
 
 @pytest.mark.parametrize(("kind", "message"), [
