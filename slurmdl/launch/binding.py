@@ -131,6 +131,7 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
     if no nodes can be chosen.
     """
     from slurmdl.placement.place import place_job
+    from slurmdl.slurm.hostlist import fold_hostlist
 
     request = job.request
     placement = place_job(request, state.cluster, state.topology, state.scores, traffic_matrices)
@@ -149,9 +150,14 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
     decision = _automatic_decision(job, state, placement, inside_job)
     if not decision.binding_options:
         return decision
-    own_choice = _sufficient_choice_of_slurm(job, state, traffic_matrices, placement, predict_start)
+    own_choice = _choice_of_slurm(job, state, traffic_matrices, predict_start)
     if own_choice:
-        return Decision((), own_choice)
+        drawback = _drawback(own_choice, placement)
+        if not drawback:
+            return Decision((), own_choice)
+        reason = f"{placement.reason}; Slurm itself would choose {fold_hostlist(own_choice.nodes)}, which {drawback}"
+        placement = replace(placement, reason=reason)
+        decision = replace(decision, placement=placement)
     unknown = unpredictable_start_reason(request, state.cluster, placement.nodes)
     if not unknown:
         return decision
@@ -161,19 +167,15 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
     return Decision((), placement, f"{unknown}, and {failure}") if failure else decision
 
 
-def _sufficient_choice_of_slurm(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...],
-                                placement: Placement, predict_start: PredictStart | None) -> Placement | None:
-    """The job on the nodes on which Slurm would start it now without a binding; None if others are better.
-
-    Nodes are better if they save more than MIN_GAIN of the communication time, or of the bytes between zones, which
-    burden the links of other jobs.
-    """
+def _choice_of_slurm(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...],
+                     predict_start: PredictStart | None) -> Placement | None:
+    """The job on the nodes on which Slurm would start it now without a binding; None if that is unknown, or later."""
     from slurmdl.placement.place import place_job
     from slurmdl.placement.result import MIN_GAIN
     from slurmdl.slurm.hostlist import fold_hostlist
 
     start = predict_start(Decision()) if predict_start else PredictedStart(failure="Slurm is not queried")
-    if not start.is_now or placement.rank_map is None:
+    if not start.is_now:
         return None
     others = set(state.cluster.names) - set(start.nodes)
     try:
@@ -181,13 +183,26 @@ def _sufficient_choice_of_slurm(job: Submission, state: ClusterState, traffic_ma
                         state.topology, state.scores, traffic_matrices)
     except PlacementError:
         return None  # a node that placement would not use
-    if set(own.nodes) != set(start.nodes) or own.rank_map is None:
-        return None
-    cost, best = own.rank_map.cost, placement.rank_map.cost
-    if cost.seconds > best.seconds * (1 + MIN_GAIN) or cost.inter_zone_bytes > best.inter_zone_bytes * (1 + MIN_GAIN):
+    if set(own.nodes) != set(start.nodes):
         return None
     return replace(own, reason=f"no binding is needed: Slurm itself would choose {fold_hostlist(own.nodes)}, and no "
                                f"other nodes are more than {MIN_GAIN:.0%} better")
+
+
+def _drawback(own: Placement, best: Placement) -> str:
+    """Why Slurm's own choice is worse than the best one by more than MIN_GAIN, or "".
+
+    Bytes between zones burden the links of other jobs.
+    """
+    from slurmdl.placement.result import MIN_GAIN
+
+    if own.rank_map is None or best.rank_map is None:
+        return ""
+    cost, best_cost = own.rank_map.cost, best.rank_map.cost
+    if cost.seconds > best_cost.seconds * (1 + MIN_GAIN):
+        return f"takes {cost.seconds / best_cost.seconds:.2f} times as long" if best_cost.seconds else "takes longer"
+    worse = cost.inter_zone_bytes > best_cost.inter_zone_bytes * (1 + MIN_GAIN)
+    return "sends more bytes between zones" if worse else ""
 
 
 def unpredictable_start_reason(request: JobRequest, cluster: ClusterSnapshot, nodes: Sequence[str]) -> str:

@@ -162,7 +162,9 @@ def test_automatic_binding_needs_nodes_better_than_those_of_slurm(start, options
     assert list(decision.binding_options) == options
     assert not decision.reason  # --dl-strict accepts both
     assert decision.placement.nodes == (("n1", "n4") if options else start.nodes)
-    assert ("no binding is needed" in decision.summary(DlOptions())) == (not options)
+    summary = decision.summary(DlOptions())
+    assert ("no binding is needed" in summary) == (not options)
+    assert ("Slurm itself would choose n[1-2], which " in summary) == (start.nodes == ("n1", "n2"))
 
 
 def test_zone_features_looks_up_each_node_once(monkeypatch):
