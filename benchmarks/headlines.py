@@ -107,7 +107,9 @@ BENCHMARKS: dict[str, tuple[str, tuple[Headline, ...]]] = {
         Headline("training-equality", "Do synchronous strategies end with the model of one process?",
                  "local-sgd, mean of every step, virtual: distance from the model of one process", _MEASURED),
         Headline("training-overhead", "How much longer is a step with the library than with plain PyTorch?",
-                 "1.1 million parameters: time per step, library to plain PyTorch", _MEASURED))),
+                 "1.1 million parameters: time per step, library to plain PyTorch", _MEASURED),
+        Headline("training-gloo", "Is allreduce over gloo as fast as DistributedDataParallel?",
+                 "8 ranks, 1M parameters, 100 Mbit/s*: rate, slurmdl over gloo, hierarchical, to *", _EMULATED))),
     "islands": ("bench-islands", (
         Headline("islands", "How much sooner do islands reach the loss of DistributedDataParallel?",
                  "100 Mbit/s: islands, local-sgd every 16 steps, int4: time to the loss",
