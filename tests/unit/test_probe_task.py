@@ -108,7 +108,10 @@ def test_leader_is_not_blocked_by_unauthenticated_connections(probe):
             connection.close()
     assert is_complete(output), output
     notes = [line["note"] for line in output if "note" in line]
-    assert notes == ["100 unauthenticated connections to this probe rejected"], notes
+    # a task that a busy machine delays in its handshake is rejected, too, and connects again
+    count, words = notes[0].split(" ", 1)
+    assert words == "unauthenticated connections to this probe rejected" and len(notes) == 1, notes
+    assert 100 <= int(count) <= 100 + len(NODES)
 
 
 def test_program_on_the_leader_port_gets_no_secret_and_cannot_join(probe):
