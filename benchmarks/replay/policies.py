@@ -66,7 +66,6 @@ def evaluate(name: str, outcomes: list[list[PolicyOutcome]], has_control: bool) 
 
     `has_control`: random nodes must be worse.
     """
-    share = Communication().comm_share
     by_seed = [{outcome.policy: outcome for outcome in of_seed} for of_seed in outcomes]
     for policy, label in (("slurmdl", "all placed"), ("mixed", "half placed")):
         waits = [_ratio(seed[policy].wait_s, seed["slurm"].wait_s) for seed in by_seed]
@@ -79,7 +78,7 @@ def evaluate(name: str, outcomes: list[list[PolicyOutcome]], has_control: bool) 
     yield make_row(f"{name}: run time of jobs bound by communication, all placed / plain Slurm", runs, "times",
                    baseline=1.0, target=f"at most {1 - SHORTER:g}", met=float(np.median(runs)) <= 1 - SHORTER)
     # the reference of all factors is the choice for an empty cluster: no choice of nodes makes them much shorter
-    bounds = [1 / (1 - share + share * float(seed["slurm"].factor.mean())) for seed in by_seed]
+    bounds = [1 / Communication().resulting_run_s(1.0, float(seed["slurm"].factor.mean())) for seed in by_seed]
     yield make_row(f"{name}: the same, if each job had an empty cluster", bounds, "times", baseline=1.0)
     factors = [_ratio(seed["slurmdl"].factor, seed["slurm"].factor) for seed in by_seed]
     yield make_row(f"{name}: their communication time, all placed / plain Slurm", factors, "times", baseline=1.0)

@@ -8,7 +8,7 @@ the zones, so that each message crosses zones.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,27 +52,45 @@ class Job:
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
     """Yield steps per second and their targets for each number of ranks, model size and link rate."""
+    def make_jobs(zones: Mapping[str, str], rate: float) -> list[Job]:
+        return jobs(zones, slow=0 < rate < 1e9, repeats=1 if quick else 3)
+
+    for link, link_jobs, measured in measure_links(NAME, LINKS, make_jobs):
+        yield from evaluate(link, link_jobs, measured, shaped=LINKS[link] > 0)
+
+
+def measure_links(name: str, links: Mapping[str, float], make_jobs: Callable[[Mapping[str, str], float], list[Job]],
+                  ) -> Iterator[tuple[str, list[Job], list[Measurements]]]:
+    """Measure jobs on a sandbox of this name, for each rate of the links between its two zones.
+
+    `make_jobs` gets the zone of each node, and the rate in bit/s.
+    """
     topology = round_robin_topology(NODES, 2)
     zones = {node: topology.zones[leaf] for node, leaf in zip(topology.nodes, topology.leaf, strict=True)}
-    sandbox = lifecycle.sandbox_up(SandboxSpec(NAME, topology))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(name, topology))
     try:
         for node in topology.nodes:
             sandbox.shape_link(node, rate=0)
-        for link, rate in LINKS.items():
+        for link, rate in links.items():
             for zone in sorted(set(zones.values())):
                 sandbox.shape_link(zone, rate=rate)
-            link_jobs = jobs(zones, slow=0 < rate < 1e9, repeats=1 if quick else 3)
-            yield from evaluate(link, link_jobs, measure(sandbox, link_jobs, zones), shaped=rate > 0)
+            link_jobs = make_jobs(zones, rate)
+            yield link, link_jobs, measure(sandbox, link_jobs, zones)
     finally:
-        lifecycle.sandbox_down(NAME)
+        lifecycle.sandbox_down(name)
+
+
+def node_orders(zones: Mapping[str, str], ranks: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Nodes of the ranks, zone after zone, and in alternating zones (control)."""
+    alternating = tuple(sorted(zones))[:ranks]
+    return tuple(sorted(alternating, key=lambda node: zones[node])), alternating
 
 
 def jobs(zones: Mapping[str, str], slow: bool, repeats: int) -> list[Job]:
     """Return the jobs for one link rate; large models on slow links get fewer repeats and no ring."""
     selected = []
     for ranks in RANKS:
-        alternating = tuple(sorted(zones))[:ranks]
-        in_order = tuple(sorted(alternating, key=lambda node: zones[node]))
+        in_order, alternating = node_orders(zones, ranks)
         for size in SIZES:
             large = size > 1e7
             selected.append(Job(in_order, size, VARIANTS if large and slow else (*VARIANTS, "ring"),

@@ -10,14 +10,11 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from benchmarks.results import Row, cpu_bound_note, make_row
-from benchmarks.strategies.allreduce_vs_ddp import SIZES, Job, measure
-from slurmdl.sandbox import lifecycle
-from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
+from benchmarks.strategies.allreduce_vs_ddp import RANKS, SIZES, Job, measure_links, node_orders
 
-NODES, RANKS = 8, (4, 8)
 #: links between the zones in bit/s
 LINKS = {"1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 PATTERNS = ("hierarchical", "ring")
@@ -25,32 +22,22 @@ PATTERNS = ("hierarchical", "ring")
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
     """Rates of the library relative to those of DistributedDataParallel. `seed` is not used."""
-    topology = round_robin_topology(NODES, 2)
-    zones = {node: topology.zones[leaf] for node, leaf in zip(topology.nodes, topology.leaf, strict=True)}
-    name = f"gloo-{os.getpid()}"
-    sandbox = lifecycle.sandbox_up(SandboxSpec(name, topology))
-    try:
-        for node in topology.nodes:
-            sandbox.shape_link(node, rate=0)
-        for link, rate in LINKS.items():
-            for zone in sorted(set(zones.values())):
-                sandbox.shape_link(zone, rate=rate)
-            jobs = _jobs(zones, 1 if quick else 3, rate)
-            for job, measured in zip(jobs, measure(sandbox, jobs, zones), strict=True):
-                seconds = {name: values["seconds"] for name, values in measured.items()}
-                yield from compare(f"{len(job.nodes)} ranks, {job.size // 1_000_000}M parameters, {link}"
-                                   f"{cpu_bound_note(measured['ddp']['idle'])}", seconds, job.alternating)
-            print(f"{link}: measured", file=sys.stderr, flush=True)
-    finally:
-        lifecycle.sandbox_down(name)
+    def make_jobs(zones: Mapping[str, str], rate: float) -> list[Job]:
+        return _jobs(zones, 1 if quick else 3, rate)
+
+    for link, jobs, measurements in measure_links(f"gloo-{os.getpid()}", LINKS, make_jobs):
+        for job, measured in zip(jobs, measurements, strict=True):
+            seconds = {name: values["seconds"] for name, values in measured.items()}
+            yield from compare(f"{len(job.nodes)} ranks, {job.size // 1_000_000}M parameters, {link}"
+                               f"{cpu_bound_note(measured['ddp']['idle'])}", seconds, job.alternating)
+        print(f"{link}: measured", file=sys.stderr, flush=True)
 
 
-def _jobs(zones: dict[str, str], repeats: int, rate: float) -> list[Job]:
+def _jobs(zones: Mapping[str, str], repeats: int, rate: float) -> list[Job]:
     """Jobs for one rate: each size and number of ranks, and the control with ranks in alternating zones."""
     jobs = []
     for ranks in RANKS:
-        alternating = tuple(sorted(zones))[:ranks]
-        in_order = tuple(sorted(alternating, key=lambda node: zones[node]))
+        in_order, alternating = node_orders(zones, ranks)
         jobs += [Job(in_order, size, ("ddp", *(f"gloo-{pattern}" for pattern in PATTERNS)), repeats,
                      1 if size > 1e7 and rate < 1e9 else 5) for size in SIZES]
         jobs.append(Job(alternating, min(SIZES), ("ddp", "gloo-ring"), repeats, 5, alternating=True))

@@ -68,7 +68,7 @@ PredictStart = Callable[[Decision], PredictedStart]
 
 
 def decide_binding(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...], *, inside_job: bool,
-                   predict_start: PredictStart | None) -> Decision:
+                   predict_start: PredictStart) -> Decision:
     """Choose nodes for a job, and how strictly the choice binds Slurm.
 
     The zones of --dl-zone apply in any case: all other nodes are excluded. Raises UsageError if the user named an
@@ -77,7 +77,7 @@ def decide_binding(job: Submission, state: ClusterState, traffic_matrices: tuple
     Args:
         traffic_matrices: result of `load_traffic_matrices`.
         inside_job: the submission runs in a job.
-        predict_start: queries Slurm; None if Slurm cannot be queried.
+        predict_start: queries Slurm.
     """
     dl = job.request.dl
     if dl.zone and job.request.unrestrictable_reason:
@@ -121,7 +121,7 @@ def _zone_limit_options(job: Submission, state: ClusterState) -> tuple[str, ...]
 
 
 def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...], inside_job: bool,
-                    predict_start: PredictStart | None) -> Decision:
+                    predict_start: PredictStart) -> Decision:
     """Choose nodes, and how strictly the choice binds Slurm.
 
     `auto` never delays a start. It prefers the zone; else it gives the node list if the job can neither be requeued
@@ -131,6 +131,7 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
     if no nodes can be chosen.
     """
     from slurmdl.placement.place import place_job
+    from slurmdl.placement.result import MIN_GAIN
     from slurmdl.slurm.hostlist import fold_hostlist
 
     request = job.request
@@ -152,57 +153,50 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
         return decision
     own_choice = _choice_of_slurm(job, state, traffic_matrices, predict_start)
     if own_choice:
+        own_text = f"Slurm itself would choose {fold_hostlist(own_choice.nodes)}"
         drawback = _drawback(own_choice, placement)
         if not drawback:
-            return Decision((), own_choice)
-        reason = f"{placement.reason}; Slurm itself would choose {fold_hostlist(own_choice.nodes)}, which {drawback}"
-        placement = replace(placement, reason=reason)
+            reason = f"no binding is needed: {own_text}, and no other nodes are more than {MIN_GAIN:.0%} better"
+            return Decision((), replace(own_choice, reason=reason))
+        placement = replace(placement, reason=f"{placement.reason}; {own_text}, which {drawback}")
         decision = replace(decision, placement=placement)
     unknown = unpredictable_start_reason(request, state.cluster, placement.nodes)
     if not unknown:
         return decision
     on_these_nodes = Decision((_nodelist_option(placement),), placement)
-    failure = predict_start(on_these_nodes).not_starting_reason(placement.nodes) if predict_start else \
-        "Slurm is not queried"
+    failure = predict_start(on_these_nodes).not_starting_reason(placement.nodes)
     return Decision((), placement, f"{unknown}, and {failure}") if failure else decision
 
 
 def _choice_of_slurm(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...],
-                     predict_start: PredictStart | None) -> Placement | None:
+                     predict_start: PredictStart) -> Placement | None:
     """The job on the nodes on which Slurm would start it now without a binding; None if that is unknown, or later."""
     from slurmdl.placement.place import place_job
-    from slurmdl.placement.result import MIN_GAIN
-    from slurmdl.slurm.hostlist import fold_hostlist
 
-    start = predict_start(Decision()) if predict_start else PredictedStart(failure="Slurm is not queried")
+    start = predict_start(Decision())
     if not start.is_now:
         return None
     others = set(state.cluster.names) - set(start.nodes)
     try:
-        own = place_job(replace(job.request, exclude=(*job.request.exclude, *sorted(others))), state.cluster,
-                        state.topology, state.scores, traffic_matrices)
+        own = place_job(replace(job.request, exclude=(*job.request.exclude, *others)), state.cluster, state.topology,
+                        state.scores, traffic_matrices)
     except PlacementError:
         return None  # a node that placement would not use
-    if set(own.nodes) != set(start.nodes):
-        return None
-    return replace(own, reason=f"no binding is needed: Slurm itself would choose {fold_hostlist(own.nodes)}, and no "
-                               f"other nodes are more than {MIN_GAIN:.0%} better")
+    return own if set(own.nodes) == set(start.nodes) else None
 
 
 def _drawback(own: Placement, best: Placement) -> str:
-    """Why Slurm's own choice is worse than the best one by more than MIN_GAIN, or "".
-
-    Bytes between zones burden the links of other jobs.
-    """
-    from slurmdl.placement.result import MIN_GAIN
+    """Why Slurm's own choice is not good enough beside the best one, or ""."""
+    from slurmdl.placement.result import MIN_GAIN, is_good_enough
 
     if own.rank_map is None or best.rank_map is None:
         return ""
     cost, best_cost = own.rank_map.cost, best.rank_map.cost
-    if cost.seconds > best_cost.seconds * (1 + MIN_GAIN):
-        return f"takes {cost.seconds / best_cost.seconds:.2f} times as long" if best_cost.seconds else "takes longer"
-    worse = cost.inter_zone_bytes > best_cost.inter_zone_bytes * (1 + MIN_GAIN)
-    return "sends more bytes between zones" if worse else ""
+    if is_good_enough(cost.sort_key, best_cost.sort_key):
+        return ""
+    if cost.seconds <= best_cost.seconds * (1 + MIN_GAIN):
+        return "sends more bytes between zones"
+    return f"takes {cost.seconds / best_cost.seconds:.2f} times as long" if best_cost.seconds else "takes longer"
 
 
 def unpredictable_start_reason(request: JobRequest, cluster: ClusterSnapshot, nodes: Sequence[str]) -> str:
@@ -277,10 +271,10 @@ def _nodelist_option(placement: Placement) -> str:
 
 
 def _zone_options(job: Submission, state: ClusterState, placement: Placement,
-                  predict_start: PredictStart | None) -> tuple[str, ...]:
+                  predict_start: PredictStart) -> tuple[str, ...]:
     """Options that keep the job in its zones: features, on blocks also or only segments, on trees also --switches."""
     segment = _segment_option(job, state.topology, placement)
-    if segment and predict_start and predict_start(Decision((segment,))).failure.startswith(REJECTED):
+    if segment and predict_start(Decision((segment,))).failure.startswith(REJECTED):
         segment = ""  # before Slurm 24.05, or more nodes than a base block
     if segment and not _zone_features(state, tuple(placement.nodes_per_zone)):
         return (segment,)

@@ -240,11 +240,13 @@ def decide_with_slurm(job: Submission, state: ClusterState, program: str = "") -
     from slurmdl.launch import job_start, traffic_file
 
     def predict_start(decision: Decision) -> job_start.PredictedStart:
+        if not program:
+            return job_start.PredictedStart(failure="Slurm is not queried")
         return job_start.predict_start(build_submit_command(program, job, decision, os.environ))
 
     return binding.decide_binding(job, state, traffic_file.load_traffic_matrices(job.request.dl),
                                   inside_job="SLURM_JOB_ID" in os.environ,
-                                  predict_start=predict_start if program else None)
+                                  predict_start=predict_start)
 
 
 def _read_stdin() -> bytes | None:

@@ -11,8 +11,18 @@ from slurmdl.slurm.hostlist import fold_hostlist
 MAX_NAMED_ZONES = 4  # zones, or groups of zones, in a label
 MAX_LABEL_LENGTH = 80  # characters
 MAX_TIE = 0.005  # relative difference of times of a mesh or of groups that count as equal
-#: share of time, or of bytes between zones, by which nodes are better than those that Slurm would choose itself
+#: share of time, or of bytes between zones, that other nodes must save to be better than a choice
 MIN_GAIN = 0.02
+#: Cost.sort_key: time, bytes between zones, bytes between nodes
+SortKey = tuple[float, float, float]
+
+
+def is_good_enough(choice: SortKey, best: SortKey) -> bool:
+    """Whether the best choice saves at most MIN_GAIN of the time and of the bytes between zones of a choice.
+
+    Bytes between zones burden the links of other jobs.
+    """
+    return all(own <= other * (1 + MIN_GAIN) for own, other in zip(choice[:2], best[:2], strict=True))
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class Cost:
     leaf_zone_count: int = 0
 
     @property
-    def sort_key(self) -> tuple[float, float, float]:
+    def sort_key(self) -> SortKey:
         """Time, bytes between zones, bytes between nodes, without rounding noise."""
         return (float(f"{self.seconds:.9e}"), float(f"{self.inter_zone_bytes:.9e}"),
                 float(f"{self.inter_node_bytes:.9e}"))

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.placement.result import MIN_GAIN
+from slurmdl.placement.result import is_good_enough
 from slurmdl.replay.leaves import Leaves
 from slurmdl.replay.preferred_nodes import PreferredNodes
 from slurmdl.replay.slurm_rules import SlurmRule, slurm_rule
@@ -41,7 +41,7 @@ class RandomNodes:
 
 
 class AutomaticBinding:
-    """As `slurmdl sbatch` binds jobs: Slurm's own choice, unless slurmdl's is better by MIN_GAIN."""
+    """As `slurmdl sbatch` binds jobs: slurmdl's choice, unless Slurm's own is good enough."""
 
     def __init__(self, rule: SlurmRule, preferred: PreferredNodes, cost: StepCost) -> None:
         self._rule, self._preferred, self._cost = rule, preferred, cost
@@ -50,9 +50,7 @@ class AutomaticBinding:
         best, own = self._preferred.choose(free, nodes), self._rule.choose(free, nodes)
         if best is None or own is None:
             return best
-        (best_s, best_bytes, _), (own_s, own_bytes, _) = self._cost.sort_key(best), self._cost.sort_key(own)
-        is_sufficient = own_s <= best_s * (1 + MIN_GAIN) and own_bytes <= best_bytes * (1 + MIN_GAIN)
-        return own if is_sufficient else best
+        return own if is_good_enough(self._cost.sort_key(own), self._cost.sort_key(best)) else best
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ import numpy as np
 
 from slurmdl.errors import InvalidOptionsError, InvalidRunError
 from slurmdl.plan import default_pattern
+from slurmdl.train import grad_scaler
 from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.island_group import IslandGroup
 from slurmdl.train.library import consistency
@@ -83,29 +84,18 @@ class OuterSync:
             vector, config, seed, lambda: float(optimizer.param_groups[0]["lr"]), self._part))
         self._step = 0
         self._tensors, self._skipped_gradients = tensors, list[Any]()
-        optimizer._step_supports_amp_scaling = True  # so that a GradScaler leaves skipping a step to this class
-        self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._apply_grad_scaler(optimizer)),
+        grad_scaler.take_over_scaling(optimizer)
+        self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._before_step(optimizer)),
                        optimizer.register_step_post_hook(lambda *_: self._after_step())]
 
-    def _apply_grad_scaler(self, optimizer: Any) -> None:
-        """Unscale the gradients, or hide them if the step is skipped."""
-        found_inf, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
-        if found_inf is None:
-            return
-        if float(found_inf):
-            self._skipped_gradients = [tensor.grad for tensor in self._tensors]
-            for tensor in self._tensors:
-                tensor.grad = None
-        elif scale is not None:
-            for tensor in self._tensors:
-                if tensor.grad is not None:
-                    _local(tensor.grad).div_(_local(scale).to(_local(tensor.grad).device))
-        optimizer.grad_scale = optimizer.found_inf = None
+    def _before_step(self, optimizer: Any) -> None:
+        if grad_scaler.apply_grad_scaler(optimizer, self._tensors):
+            self._skipped_gradients = grad_scaler.hide_gradients(self._tensors)
 
     def _after_step(self) -> None:
-        for tensor, gradient in zip(self._tensors, self._skipped_gradients, strict=False):
-            tensor.grad = gradient
-        self._skipped_gradients = []
+        if self._skipped_gradients:
+            grad_scaler.show_gradients(self._tensors, self._skipped_gradients)
+            self._skipped_gradients = []
         self.strategy.after_optimizer_step(self._step)
         self._step += 1
 
@@ -193,6 +183,6 @@ def _is_sharded(tensor: Any) -> bool:
 
 
 def _local(tensor: Any) -> Any:
-    """This rank's part of a parameter or gradient."""
-    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+    """This rank's part of a parameter."""
+    return grad_scaler.local_part(tensor).detach()
 

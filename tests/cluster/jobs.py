@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import time
 from pathlib import Path
 
+#: whether the slow cases run, too
+NIGHTLY = os.environ.get("SLURMDL_NIGHTLY") == "1"
 #: MPI program of a user: each rank prints a line with the sum over all ranks
 MPI_PROGRAM = """\
 import sys

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import time
 
 import pytest
-from jobs import AT_ONCE, DEFAULT_DELAY, MAPPED, occupy, rank_nodes, slow_links, slurm_release, slurmdl_messages, zone
+from jobs import (
+    AT_ONCE,
+    DEFAULT_DELAY,
+    MAPPED,
+    NIGHTLY,
+    occupy,
+    rank_nodes,
+    slow_links,
+    slurm_release,
+    slurmdl_messages,
+    zone,
+)
 
 from slurmdl.slurm.hostlist import expand_hostlist
-
-#: whether the slow cases run, too
-NIGHTLY = os.environ.get("SLURMDL_NIGHTLY") == "1"
 
 
 def racing_submission(cluster, nodes: str, script, *args: str) -> list[str]:
@@ -200,9 +206,7 @@ WAIT_AND_PRINT_NODES = 'while [ ! -e go ]; do sleep 0.1; done\n' \
 def test_late_binding_releases_the_worst_node(cluster, args, tasks):
     """n3 has a slow link and is released; each step has the requested number of tasks."""
     script = cluster.script(PRINT_RANKS + WAIT_AND_PRINT_NODES)
-    scores = script.parent / "scores.json"
-    scores.write_text(json.dumps({"nodes": {"n3": {"throughput": 1e6}}}))
-    done = cluster.run(["slurmdl", "sbatch", "--parsable", "--dl-node-binding=late", f"--dl-link-scores={scores}",
+    done = cluster.run(["slurmdl", "sbatch", "--parsable", "--dl-node-binding=late", slow_links(cluster, "n3"),
                         *args, "-o", "log", str(script)], directory=script.parent)
     assert done.stderr == ""
     job, log = int(done.stdout), script.parent / "log"

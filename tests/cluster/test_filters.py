@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobs import AT_ONCE, occupy
+from jobs import AT_ONCE, NIGHTLY, occupy
 from test_spank import PLUGIN, plugin, slurmdl_lines  # noqa: F401
 
 ETC = Path(__file__).parents[2] / "etc"
@@ -141,7 +140,7 @@ HOSTILE = ("'$(touch /tmp/executed)'", "$(touch /tmp/executed)`touch /tmp/execut
 
 
 #: an option of slurmdl and one of Slurm; in nightly tests more of them
-HOSTILE_OPTIONS = ("dl-zone", "account") if os.environ.get("SLURMDL_NIGHTLY") != "1" else (
+HOSTILE_OPTIONS = ("dl-zone", "account") if not NIGHTLY else (
     "dl-zone", "dl-comm-pattern", "constraint", "partition", "exclude", "dependency", "account")
 
 

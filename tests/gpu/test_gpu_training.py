@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from mpi import torchrun
 
 DEVICE = os.environ.get("SLURMDL_GPU_TEST_DEVICE", "cuda")
 SCRIPT = str(Path(__file__).parent / "device_script.py")
@@ -40,10 +39,7 @@ def device() -> None:
 def run_ranks(ranks: int, *arguments: str, strategy: dict[str, str] | None = None) -> None:
     """Run Python on ranks of this machine, which exchange messages by torch.distributed."""
     variables = {f"SLURMDL_TRAIN_{name}": value for name, value in (strategy or {}).items()}
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments],
-        env={**os.environ, **variables, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
-        timeout=300)
+    done = torchrun(ranks, *arguments, environ={**variables, "OMP_NUM_THREADS": "1"}, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

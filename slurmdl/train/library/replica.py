@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
+from slurmdl.train import grad_scaler
 from slurmdl.train.strategies.strategy import DeviceCopies
 
 FloatArray = npt.NDArray[np.float32]
@@ -224,14 +225,11 @@ class Replica(DeviceCopies):
 
     def hide_gradients(self) -> None:
         """Remove the gradients, so that the optimizer's step changes nothing."""
-        self._hidden_gradients = [tensor.grad for tensor in self.tensors]
-        for tensor in self.tensors:
-            tensor.grad = None
+        self._hidden_gradients = grad_scaler.hide_gradients(self.tensors)
 
     def show_gradients(self) -> None:
         """Restore the gradients."""
-        for tensor, gradient in zip(self.tensors, self._hidden_gradients, strict=True):
-            tensor.grad = gradient
+        grad_scaler.show_gradients(self.tensors, self._hidden_gradients)
         self._hidden_gradients = []
 
     def relocated_parameter(self) -> str:
@@ -262,16 +260,6 @@ class Replica(DeviceCopies):
         # an element is not finite, or the sum overflows float32
         return next((name for name, tensor in zip(self.names, self.tensors, strict=True)
                      if tensor.grad is not None and not bool(_dense_values(tensor.grad).isfinite().all())), "")
-
-    def unscale_gradients(self, scale: Any) -> None:
-        """Divide the gradients by a scale, as torch.amp.GradScaler."""
-        import torch
-
-        factor = scale.double().reciprocal().float()
-        with torch.no_grad():
-            for tensor in self.tensors:
-                if tensor.grad is not None:
-                    tensor.grad.mul_(factor.to(tensor.grad.device))
 
 
 def _dense_values(gradient: Any) -> Any:

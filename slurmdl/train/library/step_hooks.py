@@ -10,6 +10,7 @@ from types import FrameType, MethodType
 from typing import Any
 
 from slurmdl.errors import TrainError
+from slurmdl.train import grad_scaler
 from slurmdl.train.library import consistency
 from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.library.failure_recovery import FailureRecovery
@@ -59,9 +60,7 @@ class StepHooks:
         if hasattr(optimizer, "register_step_pre_hook"):
             optimizer.register_step_pre_hook(self._step_pre_hook)
             optimizer.register_step_post_hook(self._step_post_hook)
-            # torch.amp.GradScaler then leaves unscaling and skipping to the step, so the hooks run in each step, also
-            # if this rank alone skips the update
-            optimizer._step_supports_amp_scaling = True
+            grad_scaler.take_over_scaling(optimizer)
             return
         original_step = optimizer.step  # PyTorch before 2.0
 
@@ -146,16 +145,6 @@ class StepHooks:
                 return
             self._ctx.replica.drop_gradients()
 
-    def _apply_grad_scaler(self, optimizer: Any) -> None:
-        """Unscale gradients and detect overflow for torch.amp.GradScaler, which sets attributes of the optimizer."""
-        found_inf = getattr(optimizer, "found_inf", None)
-        if found_inf is None:
-            return
-        self._skips_update = bool(float(found_inf))
-        if optimizer.grad_scale is not None and not self._skips_update:
-            self._ctx.replica.unscale_gradients(optimizer.grad_scale)
-        optimizer.grad_scale = optimizer.found_inf = None
-
     def _check_finite(self, nonfinite_parameter: str, gradient: str = "the gradient") -> None:
         """Reject an update with a non-finite gradient of a parameter, unless its name is ""."""
         if nonfinite_parameter:
@@ -192,7 +181,7 @@ class StepHooks:
         self._check_step(optimizer)
         args, kwargs = _call_closure(optimizer, args, kwargs)
         replica.mark_changed()
-        self._apply_grad_scaler(optimizer)
+        self._skips_update = grad_scaler.apply_grad_scaler(optimizer, replica.tensors)
         if not self._gradient_tracker.done:
             self._complete_gradients()
         if self._nonfinite_parameter and not self._skips_update:

