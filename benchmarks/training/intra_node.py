@@ -1,100 +1,99 @@
 """Allreduce between the ranks of one node: the library beside DistributedDataParallel over gloo.
 
-Ranks without communication are the upper limit. The control is the library with messages instead of shared memory.
+Ranks without communication are the upper limit. All three train in the same processes, in alternating blocks of
+steps: other programs disturb them alike. The control is the library with messages instead of shared memory.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 from benchmarks.results import Row, make_row
 from benchmarks.training.overhead import NETWORKS, make_network, time_steps
 from benchmarks.training.rank_launch import run_ranks
 
-RANKS, REPEATS = (2, 4, 8), 5
+RANKS, REPEATS = (2, 4, 8), 3
 #: index in NETWORKS -> goal for the rate beside DistributedDataParallel with 4 ranks, and the parameters in words
 MODELS = {1: (1.8, "1.1 million parameters"), 2: (1.4, "25 million parameters")}
 GOAL_RANKS, MIN_OF_FREE = 4, 0.8
-BLOCKS, TIMEOUT_S = 10, 300.0
-#: a rank may leave the last barrier late, and must not lose its peers in it
-_END_PAUSE_S = 1.0
-KINDS = ("library", "messages", "ddp", "none")
+BLOCKS, TIMEOUT_S = 8, 600.0
+LIBRARY, DDP, FREE = "library", "ddp", "none"
+LABELS = {FREE: "without communication", DDP: "DistributedDataParallel over gloo", LIBRARY: "slurmdl"}
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
-    """Rates of each kind, one process group after another in each repeat. `seed` is not used."""
+    """Rates of each kind; a sample is the median of the blocks of one process group. `seed` is not used."""
     for network, (goal, text) in MODELS.items():
         for ranks in RANKS:
-            samples = [{kind: _steps_per_s(kind, ranks, network) for kind in KINDS}
-                       for _ in range(2 if quick else REPEATS)]
-            name = f"{text}, {ranks} ranks on one node"
-            for kind, label in (("none", "without communication"), ("ddp", "DistributedDataParallel over gloo"),
-                                ("library", "slurmdl")):
+            samples = [_steps_per_s(ranks, network, "shared") for _ in range(1 if quick else REPEATS)]
+            name, is_goal = f"{text}, {ranks} ranks on one node", ranks == GOAL_RANKS
+            for kind, label in LABELS.items():
                 yield make_row(f"{name}: steps per second, {label}", [sample[kind] for sample in samples], "1/s")
-            ratios = {kind: [sample["library"] / sample[kind] for sample in samples] for kind in KINDS[1:]}
-            medians = {kind: statistics.median(values) for kind, values in ratios.items()}
-            is_goal = ranks == GOAL_RANKS
-            yield make_row(f"{name}: rate, slurmdl to DistributedDataParallel", ratios["ddp"], "times", baseline=1.0,
+            ratios = [sample[LIBRARY] / sample[DDP] for sample in samples]
+            yield make_row(f"{name}: rate, slurmdl to DistributedDataParallel", ratios, "times", baseline=1.0,
                            target=f"at least {goal:g}" if is_goal else "",
-                           met=medians["ddp"] >= goal if is_goal else None)
-            fits = ranks <= (os.cpu_count() or 1)
-            yield make_row(f"{name}: rate, slurmdl to no communication", ratios["none"], "times", baseline=1.0,
+                           met=statistics.median(ratios) >= goal if is_goal else None)
+            shares, fits = [sample[LIBRARY] / sample[FREE] for sample in samples], ranks <= (os.cpu_count() or 1)
+            yield make_row(f"{name}: rate, slurmdl to no communication", shares, "times", baseline=1.0,
                            target=f"at least {MIN_OF_FREE:g}" if fits else "",
-                           met=medians["none"] >= MIN_OF_FREE if fits else None)
-            yield make_row(f"control: {name}: rate, shared memory to messages", ratios["messages"], "times",
-                           baseline=1.0)
+                           met=statistics.median(shares) >= MIN_OF_FREE if fits else None)
+            if is_goal:
+                with_messages = _steps_per_s(ranks, network, "messages")
+                yield make_row(f"control: {name}: rate, slurmdl with messages to DistributedDataParallel",
+                               [with_messages[LIBRARY] / with_messages[DDP]], "times", baseline=1.0)
+            print(f"{name}: measured", file=sys.stderr, flush=True)
 
 
-def _steps_per_s(kind: str, ranks: int, network: int) -> float:
-    backend = "mpi" if kind in ("library", "messages") else "torch"
-    output = run_ranks(backend, ranks, "benchmarks.training.intra_node", kind, str(network),
-                       environ={"OMP_NUM_THREADS": "1"}, timeout_s=TIMEOUT_S)
-    return float(output.split()[-1])
+def _steps_per_s(ranks: int, network: int, memory: str) -> dict[str, float]:
+    """Rate of each kind; `memory` is how the library exchanges data: "shared", or by "messages"."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = run_ranks("mpi", ranks, "benchmarks.training.intra_node", str(network), memory,
+                           str(Path(folder, "store")), environ={"OMP_NUM_THREADS": "1"}, timeout_s=TIMEOUT_S)
+    return dict(json.loads(output.splitlines()[-1]))
 
 
-def _main(kind: str, network: int) -> None:
+def _main(network: int, memory: str, store: str) -> None:
     import torch
     from torch import distributed
+
+    from slurmdl.train import init
+    from slurmdl.train.transports.mpi import MpiTransport
 
     torch.set_num_threads(1)
     _, sizes, batch, block_steps = NETWORKS[network]
     x, y = torch.randn(batch, sizes[0]), torch.randint(sizes[-1], (batch,))
     torch.manual_seed(1)
-    model, opt = make_network(sizes)
-    run: Any = None
-    if kind in ("library", "messages"):
-        from slurmdl.train import init
-        from slurmdl.train.transports.mpi import MpiTransport
-
-        MpiTransport.prefers_shared_memory = kind == "library"
-        run = init()
-        run.wrap(model, opt)
-        is_main = run.is_main
-    else:
-        distributed.init_process_group("gloo")
-        is_main = distributed.get_rank() == 0
-        if kind == "ddp":
-            model = torch.nn.parallel.DistributedDataParallel(model)
-    synchronize = partial(run.all_gather_object, None) if run else distributed.barrier
-    time_steps(model, opt, x, y, 2 * block_steps)
-    synchronize()
-    start = time.perf_counter()
-    time_steps(model, opt, x, y, BLOCKS * block_steps)
-    synchronize()
-    if is_main:
-        print(BLOCKS * block_steps / (time.perf_counter() - start), flush=True)
-    if run:
-        run.finish()
-    else:  # gloo's threads may abort or block a process at its end
-        time.sleep(_END_PAUSE_S)
-        os._exit(0)
+    MpiTransport.prefers_shared_memory = memory == "shared"
+    run = init(backend="mpi")
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=run.rank, world_size=run.worker_count)
+    networks = {kind: make_network(sizes) for kind in LABELS}
+    run.wrap(*networks[LIBRARY])
+    steps = {kind: partial(time_steps, model, opt, x, y) for kind, (model, opt) in networks.items()}
+    steps[DDP] = partial(time_steps, torch.nn.parallel.DistributedDataParallel(networks[DDP][0]), networks[DDP][1], x,
+                         y)
+    seconds: dict[str, list[float]] = {kind: [] for kind in steps}
+    for _ in range(1 + BLOCKS):
+        for kind, take_steps in steps.items():
+            distributed.barrier()
+            start = time.perf_counter()
+            take_steps(block_steps)
+            distributed.barrier()
+            seconds[kind].append(time.perf_counter() - start)
+    if run.is_main:
+        print(json.dumps({kind: block_steps / statistics.median(values[1:]) for kind, values in seconds.items()}),
+              flush=True)
+    run.all_gather_object(None)  # no rank closes its connections while another one is in the last barrier
+    distributed.destroy_process_group()
+    run.finish()
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], int(sys.argv[2]))
+    _main(int(sys.argv[1]), *sys.argv[2:])

@@ -91,8 +91,12 @@ def decide_binding(job: Submission, state: ClusterState, traffic_matrices: tuple
     if any(len(option) > MAX_OPTION_BYTES for option in zone_options):
         return Decision(reason=zone_not_applied_reason(dl, "the list of excluded nodes is too long for sbatch"),
                         failed=True)
+
+    def predict_start_in_zones(decision: Decision) -> PredictedStart:
+        return predict_start(replace(decision, binding_options=(*zone_options, *decision.binding_options)))
+
     try:
-        decision = _choose_binding(job, state, traffic_matrices, inside_job, predict_start)
+        decision = _choose_binding(job, state, traffic_matrices, inside_job, predict_start_in_zones)
     except PlacementError as error:
         decision = Decision(reason=str(error))
     return replace(decision, binding_options=(*zone_options, *decision.binding_options))
@@ -127,8 +131,7 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
     `auto` never delays a start. It prefers the zone; else it gives the node list if the job can neither be requeued
     nor vary in its number of nodes; else nothing. It binds only if the nodes are free now, and better than those that
     Slurm would choose itself. If placement does not model all that the job requests, Slurm must confirm that the job
-    starts on these nodes now. Raises PlacementError
-    if no nodes can be chosen.
+    starts on these nodes now. Raises PlacementError if no nodes can be chosen.
     """
     from slurmdl.placement.place import place_job
     from slurmdl.placement.result import MIN_GAIN

@@ -167,6 +167,22 @@ def test_automatic_binding_needs_nodes_better_than_those_of_slurm(start, options
     assert ("Slurm itself would choose n[1-2], which " in summary) == (start.nodes == ("n1", "n2"))
 
 
+@pytest.mark.parametrize("argv", [
+    ["--dl-zone=z2,z3"],  # the choice of Slurm
+    ["--dl-zone=z2,z3", "--no-requeue", "--tmp=1G"],  # and whether the job starts on the chosen nodes
+    ["--dl-zone=z2,z3", "--dl-node-binding=nodelist"]])  # no question
+def test_every_question_to_slurm_excludes_the_nodes_outside_the_zones(argv):
+    questions = []
+
+    def predict_start(decision):
+        questions.append(decision.binding_options)
+        return PredictedStart(("n2", "n3"))
+
+    binding.decide_binding(parse(*argv), cluster(), (), inside_job=False, predict_start=predict_start)
+    assert len(questions) == (0 if "nodelist" in argv[-1] else 2 if len(argv) == 3 else 1)
+    assert all(options[0] == "--exclude=n[1,4,7]" for options in questions)
+
+
 def test_zone_features_looks_up_each_node_once(monkeypatch):
     """With zones of one node each, the work is linear in the number of nodes."""
     names = [f"n{i}" for i in range(60)]
