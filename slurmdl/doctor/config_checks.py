@@ -116,3 +116,18 @@ def check_prometheus(site: Site) -> Finding:
         return failure(f"{url}: no result has a node name in its label {label!r}",
                        "set link_scores.prometheus.node_label to the label that holds the node name")
     return ok(f"{url}: {pluralize(len(samples), 'sample')}")
+
+
+def check_bad_nodes_file(site: Site) -> Finding:
+    path = site.config.bad_nodes.file
+    if not path:
+        return ok("not set")
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        return failure(f"{path}: cannot be read ({error.strerror})",
+                       "let the site's health check write it, or correct or remove bad_nodes.file in slurmdl.yaml")
+    if reason := file_trust.untrusted_reason(os.path.realpath(path), status, {0, os.geteuid(), status.st_uid}):
+        return warning(f"{path}: {reason}; who may write it decides which nodes jobs leave out",
+                       f"chmod 644 {path}, in a directory that only the user of the health check may write")
+    return ok(path)

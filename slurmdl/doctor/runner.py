@@ -48,6 +48,7 @@ CHECKS = (
     Check("plan_dir", config_checks.check_plan_dir, ("configuration",)),
     Check("link_scores", config_checks.check_link_scores, ("configuration",)),
     Check("prometheus", config_checks.check_prometheus, ("configuration",)),
+    Check("bad_nodes", config_checks.check_bad_nodes_file, ("configuration",)),
     Check("nodes", compute_node_checks.check_nodes, ("controller", "configuration", "plugin"),
           "check that a job runs there: srun --nodelist=NODE hostname", True),
     Check("node clocks", slurm_checks.check_node_clocks, ("nodes", "clock"), on_nodes=True),

@@ -125,6 +125,26 @@ def test_unknown_owner_of_link_scores(monkeypatch):
         assert config_checks.check_link_scores(Site()).severity == "OK"
 
 
+def test_bad_nodes_file_that_others_may_write(monkeypatch, tmp_path):
+    path = tmp_path / "bad_nodes.txt"
+
+    def check(file):
+        monkeypatch.setattr(Site, "config", config.Config(bad_nodes=config.BadNodesConfig(file=file)))
+        return config_checks.check_bad_nodes_file(Site())
+
+    assert check("").severity == "OK"
+    missing = check(str(path))
+    assert (missing.severity, missing.text) == ("fail", f"{path}: cannot be read (No such file or directory)")
+    path.write_text("n3 bad cable\n")
+    path.chmod(0o644)
+    assert check(str(path)).severity == "OK"
+    path.chmod(0o666)
+    assert check(str(path)).text.startswith(f"{path}: others may write it (mode 666)")
+    path.chmod(0o644)
+    tmp_path.chmod(0o777)
+    assert check(str(path)).text.startswith(f"{path}: others may write {tmp_path} (mode 777)")
+
+
 def test_min_clock_offset():
     timed = site_facts.TimedResult(100.0, None, 103.0)
     for remote, resolution, offset in ((100, 0, 0), (103, 0, 0), (105, 0, 2), (96, 0, -4), (96, 1, -3), (99, 1, 0)):
