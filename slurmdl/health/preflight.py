@@ -200,13 +200,15 @@ def confirmed_link_faults(suspected: Collection[str], reports: Mapping[str, Node
                           again: Mapping[str, NodeReport]) -> list[Fault]:
     """Faults of the suspected nodes' links, measured in a second run; the first one counts where that is missing.
 
-    It is missing if a node does not reach the leader of the second run, e.g. the other node of a broken pair.
+    It is missing if a node does not reach the leader of the second run, e.g. the other node of a broken pair: so the
+    second run decides on a pair only if it measured both nodes.
     """
-    merged = {node: replace(report, unreachable=frozenset()) for node, report in reports.items()}
+    measured = {node for node, report in again.items() if report.link}
+    merged = {node: replace(report, unreachable=report.unreachable - measured if node in measured else
+                            report.unreachable) for node, report in reports.items()}
     for node, report in again.items():
-        first = reports[node]
-        merged[node] = replace(first, unreachable=report.unreachable if report.link else first.unreachable)
-        if node in suspected and report.link and (report.link.throughput is not None or not first.link):
+        merged[node].unreachable |= report.unreachable
+        if node in suspected and report.link and (report.link.throughput is not None or not reports[node].link):
             merged[node].link = report.link
     return [fault for fault in verdicts.find_faults(merged, (), with_links=True) if fault.node in suspected]
 

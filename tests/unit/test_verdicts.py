@@ -177,3 +177,6 @@ def test_broken_pair_must_be_found_twice():
     # b does not reach the leader of the second run, c is not in it
     missing = confirmed_link_faults(["b"], broken_pairs("ab", "bc"), broken_pairs(nodes="ab", without_link="b"))
     assert [fault.text for fault in missing] == ["it cannot exchange data with a,c"]
+    # f leads the second run and reaches the reference nodes, but not b
+    led = confirmed_link_faults(["f"], broken_pairs("bf"), broken_pairs(nodes="abf", without_link="b"))
+    assert [(fault.node, fault.text) for fault in led] == [("f", "it cannot exchange data with b")]
