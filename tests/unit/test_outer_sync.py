@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,16 +15,24 @@ from test_train_islands import OuterMomentum, reference_models
 SCRIPT = str(Path(__file__).with_name("outer_script.py"))
 
 
-def run_script(kind: str) -> str:
-    proc = torchrun(4, SCRIPT, kind)
+@functools.cache
+def run_script(*cases: str) -> list[str]:
+    """The lines of the cases."""
+    proc = torchrun(4, SCRIPT, *cases)
     assert proc.returncode == 0, proc.stderr
-    return proc.stdout
+    return proc.stdout.splitlines()
+
+
+@functools.cache
+def results_of_trainings() -> dict[str, Any]:
+    """Case -> results of all ranks, of one process group."""
+    return dict(map(ast.literal_eval, run_script("ddp", "fsdp", "ddp-of-all-ranks", "scaler")))
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "ddp-of-all-ranks"])
 def test_islands_equal_those_of_one_process_each(kind: str) -> None:
     """Also the models at the end, since the last step is one with an exchange."""
-    results = ast.literal_eval(run_script(kind))
+    results = results_of_trainings()[kind]
     expected = reference_models("aabb", OuterMomentum(3, 0.6, 0.4))[0][-1]
     for values, _, is_sharded, exchanges, _ in results:
         torch.testing.assert_close(torch.tensor(values), expected, rtol=2e-4, atol=2e-5)
@@ -34,7 +44,7 @@ def test_islands_equal_those_of_one_process_each(kind: str) -> None:
 
 
 def test_step_that_a_scaler_skips_on_one_island_counts() -> None:
-    results = ast.literal_eval(run_script("scaler"))
+    results = results_of_trainings()["scaler"]
     assert [result[3] for result in results] == 4 * [4]  # exchanges
     assert [result[4] for result in results] == [0, 0, 2, 2]
     assert len({tuple(result[0]) for result in results}) == 1
@@ -49,6 +59,6 @@ def test_step_that_a_scaler_skips_on_one_island_counts() -> None:
     pytest.param("model", "InvalidRunError: outer(): ranks 0 and 2 do not exchange the same; expected the same model",
                  marks=pytest.mark.nightly)])
 def test_what_does_not_fit_is_rejected(kind: str, message: str) -> None:
-    lines = run_script(kind).splitlines()
+    lines = run_script(kind)
     assert len(lines) >= 1 and all(line.startswith(("InvalidRunError", "InvalidOptionsError")) for line in lines)
     assert any(line.startswith(message) for line in lines), lines
