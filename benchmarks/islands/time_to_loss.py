@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import statistics
@@ -125,7 +126,8 @@ def evaluate(steps: Mapping[str, Sequence[float]], measured: Mapping[str, Mappin
                        met=statistics.median(values) <= BYTES_SHARE * whole if judged else None)
 
 
-def predict_seconds(options: Sequence[str], rate: float, inside: str = "zone", node_count: int = NODES,
+@functools.cache
+def predict_seconds(options: tuple[str, ...], rate: float, inside: str = "zone", node_count: int = NODES,
                     compute_s: float = COMPUTE_S, node_rate: float = UNSHAPED) -> float:
     """Seconds of a step of a method, by `slurmdl simulate`; rates between zones and of nodes are in bit/s."""
     from slurmdl.train.trainer.options import parse_train_options

@@ -34,7 +34,7 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[int, int]]] = {
 }
 STEPS = 200
 #: cases of every test run; all other cases are nightly
-FEW = ("first rank, then another", "server", "rank of an island")
+FEW = ("server", "rank of an island")
 #: zones of islands
 ZONES = "aabbcc"
 
