@@ -22,6 +22,7 @@ from typing import NoReturn
 import pytest
 from conftest import Cluster
 
+from slurmdl.commit import find_commit
 from slurmdl.sandbox import slurm_daemons
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
 
@@ -72,7 +73,7 @@ class ComposeCluster(Cluster):
     def _compose(self, *arguments: str) -> None:
         program = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
         files = ["-f", "docker-compose.yml", "-f", "tests/cluster/compose.yml"]
-        env = {**os.environ, "SLURMDL_BASE": str(self._base), "ZONES": ZONES}
+        env = {**os.environ, "SLURMDL_BASE": str(self._base), "ZONES": ZONES, "COMMIT": find_commit()}
         done = subprocess.run([*program, "--project-name", PROJECT, *files, *arguments], cwd=ROOT, env=env,
                               capture_output=True, text=True, check=False)
         if done.returncode:

@@ -16,6 +16,7 @@ import pytest
 from jobs import run_doctor, sbatch_error
 
 from compose import ROOT, ComposeCluster
+from slurmdl.commit import find_commit
 
 NODES = tuple(f"n{i}" for i in range(1, 9))
 HOSTS = ("login", *NODES)
@@ -51,6 +52,12 @@ def site(cluster) -> Iterator[ComposeCluster]:
         (cluster.etc / "plugstack.conf").unlink(missing_ok=True)
         run_on_all(cluster, f"{REMOVE} 2>/dev/null; cd / && pip install -q --no-deps "
                             "--no-build-isolation --no-index --break-system-packages --root-user-action=ignore /src")
+
+
+def test_the_image_knows_its_commit(cluster):
+    if not isinstance(cluster, ComposeCluster):
+        pytest.skip("runs on the containerized cluster only")
+    assert cluster.run(["slurmdl", "--version"]).stdout.rstrip().endswith(f"(commit {find_commit()})")
 
 
 @pytest.fixture
