@@ -108,6 +108,8 @@ BENCHMARKS: dict[str, tuple[str, tuple[Headline, ...]]] = {
                  "local-sgd, mean of every step, virtual: distance from the model of one process", _MEASURED),
         Headline("training-overhead", "How much longer is a step with the library than with plain PyTorch?",
                  "1.1 million parameters: time per step, library to plain PyTorch", _MEASURED),
+        Headline("training-intra-node", "How much faster are ranks of one node than with DistributedDataParallel?",
+                 "1.1 million parameters, 4 ranks on one node: rate, slurmdl to DistributedDataParallel", _MEASURED),
         Headline("training-gloo", "Is allreduce over gloo as fast as DistributedDataParallel?",
                  "8 ranks, 1M parameters, 100 Mbit/s*: rate, slurmdl over gloo, hierarchical, to *", _EMULATED))),
     "islands": ("bench-islands", (

@@ -28,7 +28,7 @@ from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 NODES, RANKS, SEEDS, QUICK_SEEDS, STEPS = 4, 3, 3, 1, 240
-#: samples of all ranks per step: a step takes longer than the 100 ms in which the kernel enforces a CPU quota
+#: samples of each rank per step: a step takes longer than the 100 ms in which the kernel enforces a CPU quota
 BATCH_SIZE = 12288
 #: cores of a node, and of a slow one; all nodes together have 80 % of two
 CORES, SLOW_CORES = 0.4, 0.1
@@ -41,7 +41,7 @@ _JOB = """\
 export XDG_STATE_HOME={folder}/state
 echo "start at $(date +%s.%N) on $(scontrol show hostnames | tr '\\n' ' ')"
 slurmdl srun --dl-on-slow={on_slow} python -m slurmdl.train --strategy allreduce --model mlp:256,256 \\
-    --data synthetic:1x8x8:10:36864 --batch-size {batch_size} --steps {steps} --seed {seed} --log-every 1 \\
+    --data synthetic:1x8x8:10:49152 --batch-size {batch_size} --steps {steps} --seed {seed} --log-every 1 \\
     --checkpoint-dir {folder}/kept --checkpoint-every {steps} --metrics {folder}/steps
 echo "status $? at $(date +%s.%N)"
 """
