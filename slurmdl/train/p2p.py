@@ -22,10 +22,10 @@ CommCoroutine = Iterator[tuple[Sequence[Any], bool]]
 #: distance of a message: same node, another node of the zone, another zone
 LOCALITY_LEVELS = ("intra_node", "intra_zone", "inter_zone")
 
-#: bytes in one chunk of a streamed message, by locality level. Small enough that processing one chunk overlaps with
-#: the transfer of the next, large enough to hide the cost per message; Open MPI's eager limit is raised to it
-#: (world.init_mpi). Between zones below Open MPI's default limit of 64 KiB, which is faster on shared slow links
-CHUNK_BYTES = {"intra_node": 1 << 20, "intra_zone": 1 << 20, "inter_zone": 60_000}
+#: bytes in one chunk of a streamed message. Small enough that processing one chunk overlaps with the transfer of the
+#: next, large enough to hide the cost per message; Open MPI's eager limit is raised to it (world.init_mpi). Between
+#: zones the transport may need smaller ones
+CHUNK_BYTES = 1 << 20
 #: largest array that is sent before the receiver is known to be ready; see `rendezvous_handshake`
 EAGER_MAX_BYTES = 60_000
 
@@ -45,6 +45,8 @@ class MeteredP2P:
     def __init__(self, transport: Transport, levels: Sequence[str]) -> None:
         self.transport = transport
         self._levels = tuple(levels)
+        self._chunk_bytes = dict.fromkeys(LOCALITY_LEVELS, CHUNK_BYTES) | {
+            "inter_zone": transport.inter_zone_chunk_bytes}
         self.rank = transport.rank
         self.bytes_sent = dict.fromkeys(LOCALITY_LEVELS, 0)
         self._peer_wait, self._wait_start = 0.0, math.inf
@@ -122,7 +124,7 @@ class MeteredP2P:
                 self.transport.waitall(requests)
 
     def _chunk_slices(self, peer: int, array: npt.NDArray[Any]) -> list[slice]:
-        length = CHUNK_BYTES[self._levels[peer]] // array.itemsize
+        length = self._chunk_bytes[self._levels[peer]] // array.itemsize
         return [slice(start, min(start + length, array.size)) for start in range(0, array.size, length)]
 
     def isend(self, peer: int, array: Any, tag: int = 0) -> Any:

@@ -212,7 +212,7 @@ def init_mpi(environ: Mapping[str, str] = os.environ) -> MpiTransport:
         if tasks > 1 and is_rank_zero(environ) and lacks_pmix:
             warn(f"train: Slurm started {tasks} tasks without PMIx, which Open MPI needs in most builds; if MPI "
                  "cannot start, use `slurmdl srun`, or `srun --mpi=pmix`")
-        os.environ.setdefault(EAGER_LIMIT_VARIABLE, str(max(CHUNK_BYTES.values()) + MESSAGE_OVERHEAD_BYTES))
+        os.environ.setdefault(EAGER_LIMIT_VARIABLE, str(CHUNK_BYTES + MESSAGE_OVERHEAD_BYTES))
         MPI.Init_thread()
         atexit.register(finalize_mpi)
         wait_until_ready(MPI)

@@ -153,7 +153,7 @@ import time
 import numpy as np
 from slurmdl.train.p2p import CHUNK_BYTES
 from slurmdl.train.world import init_mpi
-transport, chunk, word = init_mpi(), np.ones(CHUNK_BYTES["intra_zone"], np.uint8), np.zeros(1, np.uint8)
+transport, chunk, word = init_mpi(), np.ones(CHUNK_BYTES, np.uint8), np.zeros(1, np.uint8)
 if transport.rank == 0:
     request, end = transport.isend(1, chunk, 1), time.monotonic() + 3
     while not (sent := transport.testall([request])) and time.monotonic() < end:

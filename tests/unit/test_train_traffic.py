@@ -143,6 +143,8 @@ class ThreadTransport:
     Sends do not block, and messages of one sender arrive in order.
     """
 
+    inter_zone_chunk_bytes = 60_000
+
     def __init__(self, rank: int, queues: dict[tuple[int, int], queue.Queue[FloatArray]],
                  sent: npt.NDArray[np.int64]) -> None:
         self.rank, self._queues, self._sent = rank, queues, sent

@@ -71,6 +71,13 @@ class NodeVectors:
 
     def sum_chunk(self, bucket: int) -> None:
         """Replace this rank's chunk of its vector by the sum, in rank order."""
+        self._sum_chunk_into([self.vector], bucket, 1)
+
+    def sum_chunk_of_all(self, bucket: int, divisor: int) -> None:
+        """Replace this rank's chunk of all vectors by the sum divided by `divisor`, in one pass through memory."""
+        self._sum_chunk_into(self._vectors, bucket, divisor)
+
+    def _sum_chunk_into(self, targets: Sequence[FloatArray], bucket: int, divisor: int) -> None:
         chunk = self._chunks[bucket]
         for begin in range(chunk.start, chunk.stop, _SUM_BLOCK):
             block = slice(begin, min(begin + _SUM_BLOCK, chunk.stop))
@@ -78,7 +85,10 @@ class NodeVectors:
             block_sum[:] = self._vectors[0][block]
             for vector in self._vectors[1:]:
                 block_sum += vector[block]
-            self.vector[block] = block_sum
+            if divisor != 1:
+                block_sum /= np.float32(divisor)
+            for vector in targets:
+                vector[block] = block_sum
 
     def store_chunk(self, bucket: int) -> None:
         """Copy this rank's chunk into the vectors of the others."""
@@ -110,6 +120,7 @@ class NodeAllreduceOp:
                  make_inter_node: Callable[[Sequence[Sequence[int]], FloatArray], AllreduceOp]) -> None:
         self._p2p, self._vectors, self._bucket = p2p, vectors, bucket
         vector = vectors.vector[vectors.buckets[bucket]]
+        self._is_one_node = len(nodes) == 1
         self._inter_node = [make_inter_node(_groups_of(holders, groups), vector[part])
                             for part, holders in shard_pieces(vector.size, nodes) if p2p.rank in holders]
 
@@ -123,10 +134,13 @@ class NodeAllreduceOp:
         ready = vectors.announce(_READY, bucket)
         messages = self._notify_next_rank() if tag == Tag.STEP else []
         yield [ready, *messages], True
-        vectors.sum_chunk(bucket)
-        for op in self._inter_node:
-            yield from op.coroutine(divisor, tag)
-        vectors.store_chunk(bucket)
+        if self._is_one_node:
+            vectors.sum_chunk_of_all(bucket, divisor)
+        else:
+            vectors.sum_chunk(bucket)
+            for op in self._inter_node:
+                yield from op.coroutine(divisor, tag)
+            vectors.store_chunk(bucket)
         yield [vectors.announce(_SUMMED, bucket)], False
 
     def _notify_next_rank(self) -> list[Any]:

@@ -26,6 +26,8 @@ class MpiTransport(RealTimeRank):
     """Ranks of an mpi4py communicator; see `transport.Transport`."""
 
     recovery_name, prefers_shared_memory = "", True
+    #: below Open MPI's default eager limit of 64 KiB, which is faster on shared slow links
+    inter_zone_chunk_bytes = 60_000
 
     def __init__(self, comm: Any) -> None:
         from mpi4py import MPI

@@ -46,6 +46,7 @@ class TorchTransport(RealTimeRank):
 
     recovery_name = ""
     supports_comm_thread, prefers_shared_memory = True, False
+    inter_zone_chunk_bytes = 1 << 20  # a request may need a thread
 
     def __init__(self, group: Any = None) -> None:
         import torch

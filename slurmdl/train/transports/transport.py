@@ -37,6 +37,7 @@ class Transport(Protocol):
         supports_comm_thread: whether a second thread may make all calls (MPI_THREAD_SERIALIZED or better), one at a
             time.
         prefers_shared_memory: whether memory shared by the ranks of a node is faster than messages between them.
+        inter_zone_chunk_bytes: bytes in one chunk of a streamed message between zones, see p2p.CHUNK_BYTES.
         watchdog: limits the time of waits; None for no limit.
     """
 
@@ -46,6 +47,7 @@ class Transport(Protocol):
     recovery_name: str
     supports_comm_thread: bool
     prefers_shared_memory: bool
+    inter_zone_chunk_bytes: int
     watchdog: Watchdog | None
 
     def isend(self, peer: int, array: Any, tag: int = 0) -> Any:

@@ -63,6 +63,7 @@ class VirtualTransport:
     """
 
     supports_comm_thread, prefers_shared_memory, recovery_name = False, True, ""
+    inter_zone_chunk_bytes = 60_000  # as over MPI
     watchdog: Watchdog | None = None
 
     def __init__(self, rank: int, scheduler: _Scheduler) -> None:

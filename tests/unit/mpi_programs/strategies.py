@@ -131,7 +131,7 @@ def compare_with_one_process(strategy_name: str, comm_pattern: str, servers: int
 
 
 torch.set_num_threads(1)
-lengths = (0, 1, size - 1, size, size + 1, 1000, size * max(CHUNK_BYTES.values()) // 4 + 3)
+lengths = (0, 1, size - 1, size, size + 1, 1000, size * CHUNK_BYTES // 4 + 3)
 # bytes are compared over whole periods of a graph: STEPS is a multiple of base-2's period only for 2^k ranks
 graphs = ["random-matching", "one-peer-exponential"] + ["base-2"] * (size & size - 1 == 0)
 result = {"zones": world.zones, "nodes": world.nodes,
