@@ -5,7 +5,7 @@ seed, has one fault; clean and busy runs have none. Control: the verdicts with s
 
 `scale`: 1,000 nodes that a simulated srun answers for; the code that reads and judges the answers is the real one.
 
-`slow_node`: trainings of three nodes on a sandbox with a real Slurm. One node becomes slow; the job stays, or leaves
+`slow_node`: trainings of two nodes on a sandbox with a real Slurm. One node becomes slow; the job stays, or leaves
 it. Control: no node becomes slow.
 """
 
