@@ -13,7 +13,7 @@
 # make bench-model        predicted and measured communication times of random placements, into results/model.json
 # make bench-launchers    launchers: seconds per step in the planned order, and overhead of slurmdl srun
 # make bench-gpu-requests GPU requests: nodes and tasks by the model and by Slurm, into results/gpu-requests.json
-# make bench-preflight    faults that the preflight finds, and false alarms, into results/preflight.json
+# make bench-preflight    faults that the preflight finds, and false alarms, into results/preflight*.json
 # make bench-spank        overhead of the SPANK plugin per task launch, into results/spank.json
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies*.json
 # make bench-training     the training library beside plain PyTorch, into results/training-*.json
@@ -125,7 +125,8 @@ bench-launchers: install
 
 bench-preflight: install
 	@mkdir -p results
-	$(AS_ROOT) $(BIN)/python -m benchmarks.preflight --results results/preflight.json
+	$(AS_ROOT) $(BIN)/python -m benchmarks.preflight --only detection,scale --results results/preflight.json
+	$(AS_ROOT) $(BIN)/python -m benchmarks.preflight --only slow_node --results results/preflight-slow-node.json
 
 bench-training: install
 	@mkdir -p results
