@@ -14,8 +14,6 @@ from slurmdl.errors import UsageError, sort_by_similarity
 from slurmdl.mesh import Mesh, parse_mesh
 from slurmdl.units import parse_bytes
 
-#: name of a group, which is the role of its ranks
-NAME_PATTERN = r"[A-Za-z][\w-]{0,31}"
 #: role names of parameter servers, which --dl-ps requests, and the prefix of a mesh in Megatron-LM's order
 _RESERVED = ("ps", "worker", "megatron")
 _EXPECTED = "expected names and numbers of nodes, e.g. trainer=8,rollout=24"
@@ -45,7 +43,7 @@ def parse_groups(text: str, source: str, meshes: str = "", mesh_source: str = "-
     """
     nodes: dict[str, int] = {}
     for item in text.split(","):
-        match = re.fullmatch(rf"({NAME_PATTERN})=([0-9]{{1,6}})", item.strip())
+        match = re.fullmatch(r"([A-Za-z][\w-]{0,31})=([0-9]{1,6})", item.strip())
         if not match or not int(match[2]):
             raise UsageError(f"{source}={text}: invalid group {item!r}; {_EXPECTED}")
         if match[1] in nodes or match[1] in _RESERVED:

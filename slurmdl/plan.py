@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slurmdl.errors import InputError
-from slurmdl.groups import NAME_PATTERN
 from slurmdl.mesh import Mesh, parse_mesh
 from slurmdl.text import sample_names
 
@@ -84,7 +83,7 @@ class Plan:
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.roles):
             raise InputError(f"plan: {len(self.nodes)} ranks but {len(self.roles)} roles")
-        if invalid := [role for role in set(self.roles) if not re.fullmatch(NAME_PATTERN, role)]:
+        if invalid := [role for role in set(self.roles) if not re.fullmatch(r"[A-Za-z][\w-]{0,31}", role)]:
             raise InputError(f"plan: invalid role {invalid[0]!r}; expected ps, worker or the name of a group")
         if self.strategy not in STRATEGIES:
             raise InputError(f"plan: strategy {self.strategy!r} is not one of {', '.join(STRATEGIES)}")
