@@ -35,6 +35,12 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[int, int]]] = {
 STEPS = 200
 #: cases of every test run; all other cases are nightly
 FEW = ("server", "rank of an island")
+RAISE = """
+from slurmdl.train import init
+run = init()
+run.world.transport.barrier()
+raise RuntimeError("everywhere")
+"""
 #: zones of islands
 ZONES = "aabbcc"
 
@@ -95,3 +101,13 @@ def test_failure_without_ulfm_ends_all_ranks(tmp_path: Path) -> None:
     proc = mpirun(3, SCRIPT, str(tmp_path), case)
     assert proc.returncode != 0
     assert not (tmp_path / "summary.json").exists()
+
+
+@needs_ulfm
+@pytest.mark.nightly
+@pytest.mark.parametrize("attempt", range(6))
+def test_exception_on_all_ranks_ends_them(attempt: int) -> None:
+    """Two that abort at once made mpirun of Open MPI 5 hang in one of three runs."""
+    proc = mpirun_ulfm(5, "-c", RAISE, timeout=60)
+    assert proc.returncode == 1
+    assert "RuntimeError: everywhere" in proc.stderr

@@ -35,6 +35,8 @@ _FIRST_RANK_GRACE_SECONDS = 1.0
 _LOST_RANK_GRACE_SECONDS = 5.0
 #: seconds for mpirun to forward output before the ranks are aborted, or before Slurm terminates its daemons
 _OUTPUT_FLUSH_SECONDS, _REQUEUE_FLUSH_SECONDS = 0.2, 1.0
+#: ranks that abort at different times, at intervals of the time for the output
+_MAX_ABORT_DELAYS = 10
 #: timeout of slurmctld under load, and maximum time until it terminates a requeued job
 _CONTROLLER_TIMEOUT_SECONDS, _REQUEUE_WAIT_SECONDS = 20.0, 120.0
 
@@ -221,7 +223,8 @@ def _abort_all(status: int) -> int:
     if mpi and mpi.COMM_WORLD.Get_size() > 1:
         sys.stdout.flush()
         sys.stderr.flush()
-        time.sleep(_OUTPUT_FLUSH_SECONDS)
+        # one after the other, if several fail: mpirun of Open MPI 5 may hang if two ranks abort at once
+        time.sleep(_OUTPUT_FLUSH_SECONDS * (1 + min(mpi.COMM_WORLD.Get_rank(), _MAX_ABORT_DELAYS)))
         mpi.COMM_WORLD.Abort(status)
     return status
 
