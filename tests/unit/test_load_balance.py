@@ -335,7 +335,7 @@ def balanced_runs() -> Iterator[Any]:
             ("ps", "ps --ps 1 --load-balance batch-size"),
             ("ps-stale", "ps --ps 1 --max-staleness 2 --load-balance batch-size"),
             ("ps-async", "ps --ps 1 --async --load-balance local-steps")):
-        late = name in ("period", "local", "local-batch", "drift", "ps", "ps-stale")
+        late = name not in ("allreduce", "ps-async")
         yield pytest.param(f"--strategy {text}", id=name, marks=pytest.mark.nightly if late else ())
 
 
