@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import socket
@@ -53,6 +54,14 @@ def torchrun(ranks: int, *arguments: str, environ: Mapping[str, str] | None = No
     """Run Python with `arguments` on `ranks` ranks of this host under torchrun, without variables of MPI."""
     return _run([sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}",
                  f"--master-port={free_port()}", *arguments], environ, timeout)
+
+
+@functools.cache
+def torchrun_lines(ranks: int, *arguments: str) -> list[str]:
+    """Standard output of `torchrun`, which must succeed; one run for all tests with these arguments."""
+    proc = torchrun(ranks, *arguments)
+    assert proc.returncode == 0, proc.stderr
+    return proc.stdout.splitlines()
 
 
 def free_port() -> int:

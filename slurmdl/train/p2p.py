@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.transports.transport import Transport
+from slurmdl.train.transports.transport import CHUNK_BYTES, Transport
 
 #: a communication algorithm as a coroutine: yields the requests that must complete before it can continue, and
 #: whether they are the first of an exchange, so that waiting for them counts as waiting for the peer
@@ -22,10 +22,6 @@ CommCoroutine = Iterator[tuple[Sequence[Any], bool]]
 #: distance of a message: same node, another node of the zone, another zone
 LOCALITY_LEVELS = ("intra_node", "intra_zone", "inter_zone")
 
-#: bytes in one chunk of a streamed message. Small enough that processing one chunk overlaps with the transfer of the
-#: next, large enough to hide the cost per message; Open MPI's eager limit is raised to it (world.init_mpi). Between
-#: zones the transport may need smaller ones
-CHUNK_BYTES = 1 << 20
 #: largest array that is sent before the receiver is known to be ready; see `rendezvous_handshake`
 EAGER_MAX_BYTES = 60_000
 

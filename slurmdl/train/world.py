@@ -15,13 +15,12 @@ from slurmdl import plan as plans
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, UnavailableError, warn
 from slurmdl.mpi_library import EAGER_LIMIT_VARIABLE, MESSAGE_OVERHEAD_BYTES, open_mpi_major, wait_until_ready
 from slurmdl.train.compatibility import check_compatibility
-from slurmdl.train.p2p import CHUNK_BYTES
 from slurmdl.train.process_group import init_torch, rank_and_size
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import BACKEND_VARIABLE, StrategyConfig, option_name
 from slurmdl.train.transports.mpi import MpiTransport
 from slurmdl.train.transports.torch_distributed import TorchTransport
-from slurmdl.train.transports.transport import Transport
+from slurmdl.train.transports.transport import CHUNK_BYTES, Transport
 from slurmdl.train.transports.ulfm import UlfmTransport, has_failed_ranks, ulfm_enabled
 
 #: ranks that are listed one by one

@@ -6,19 +6,14 @@ Rank 0 prints a line with the models, bytes and losses of all ranks per compress
 prints its error, and ends.
 """
 
-import os
-import sys
-
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from island_cases import end_with_error, init_islands, run_cases
 
 from slurmdl.train import HierarchicalState, hierarchical_hook
 
-dist.init_process_group("gloo")
-torch.set_num_threads(1)
-rank, size = dist.get_rank(), dist.get_world_size()
-group = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("islands", "inside"))["inside"].get_group()
+group = init_islands()["inside"].get_group()
+rank = dist.get_rank()
 
 
 def train(compression):
@@ -30,8 +25,7 @@ def train(compression):
     try:
         state = None if compression == "plain" else HierarchicalState(group, compression)
     except Exception as error:
-        os.write(1, f"{type(error).__name__}: {error}\n".encode())
-        os._exit(0)
+        end_with_error(error)
     if state:
         model.register_comm_hook(state, hierarchical_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
@@ -51,10 +45,4 @@ def train(compression):
     return values.tolist(), sent, sum(losses[-5:]) / 5
 
 
-for case in sys.argv[1:]:
-    results = [None] * size
-    dist.all_gather_object(results, train(case))
-    dist.barrier()
-    if rank == 0:
-        print((case, results), flush=True)
-os._exit(0)
+run_cases(train)

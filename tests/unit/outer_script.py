@@ -7,21 +7,16 @@ gradients of the second island overflow in two steps. After bad-groups, drift, m
 its error, and ends.
 """
 
-import os
-import sys
-
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from island_cases import end_with_error, init_islands, run_cases
 from torch.distributed.fsdp import fully_shard
 
 from slurmdl.train import outer
 from slurmdl.train.strategy_config import StrategyConfig
 
-dist.init_process_group("gloo")
-torch.set_num_threads(1)
-rank, size = dist.get_rank(), dist.get_world_size()
-mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("islands", "inside"))
+mesh = init_islands()
+rank = dist.get_rank()
 
 
 def train(kind):
@@ -44,9 +39,7 @@ def train(kind):
     try:
         sync = outer(model, optimizer, group, config)
     except Exception as error:
-        # in one write: torchrun's ranks share an unbuffered stdout, and print writes the end of the line by itself
-        os.write(1, f"{type(error).__name__}: {error}\n".encode())
-        os._exit(0)
+        end_with_error(error)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=kind == "scaler")
     skipped = 0
     for step in range(12):
@@ -66,10 +59,4 @@ def train(kind):
     return values.tolist(), inter_island, sync.is_sharded, sync.strategy.exchanges, skipped
 
 
-for case in sys.argv[1:]:
-    results = [None] * size
-    dist.all_gather_object(results, train(case))
-    dist.barrier()
-    if rank == 0:
-        print((case, results), flush=True)
-os._exit(0)
+run_cases(train)

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import ast
-import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from mpi import torchrun
+from mpi import torchrun_lines
 
 SCRIPT = str(Path(__file__).with_name("hook_script.py"))
 UNKNOWN = "int3"
 PARAMETERS, STEPS = 5 * 300 + 300 + 300 + 1, 40
 
 
-@functools.cache
-def run_script(*compressions: str) -> list[str]:
-    proc = torchrun(4, SCRIPT, *compressions)
-    assert proc.returncode == 0, proc.stderr
-    return proc.stdout.splitlines()
-
-
 def results_of(compression: str) -> list[tuple[Any, int, float]]:
     """Model, bytes between islands and last loss of each rank."""
     nightly = ("int8",) if compression == "int8" else ()
     # an unknown compression ends the script
-    lines = run_script("plain", "none", "int4", *nightly, UNKNOWN)
+    lines = torchrun_lines(4, SCRIPT, "plain", "none", "int4", *nightly, UNKNOWN)
     results = dict(map(ast.literal_eval, (line for line in lines if line.startswith("("))))[compression]
     assert len({tuple(values) for values, *_ in results}) == 1, "replicas differ"
     return [(torch.tensor(values), sent, loss) for values, sent, loss in results]
@@ -52,6 +44,6 @@ def test_compressed_gradients_train_as_well() -> None:
 
 
 def test_unknown_compression_is_rejected() -> None:
-    lines = run_script("plain", "none", "int4", UNKNOWN)
+    lines = torchrun_lines(4, SCRIPT, "plain", "none", "int4", UNKNOWN)
     expected = "InvalidOptionsError: HierarchicalState(): compression 'int3'; expected one of none, fp16"
     assert [line.startswith(expected) for line in lines] == 3 * [False] + 4 * [True], lines

@@ -9,24 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from mpi import torchrun
+from mpi import torchrun_lines
 from test_train_islands import OuterMomentum, reference_models
 
 SCRIPT = str(Path(__file__).with_name("outer_script.py"))
 
 
 @functools.cache
-def run_script(*cases: str) -> list[str]:
-    """The lines of the cases."""
-    proc = torchrun(4, SCRIPT, *cases)
-    assert proc.returncode == 0, proc.stderr
-    return proc.stdout.splitlines()
-
-
-@functools.cache
 def results_of_trainings() -> dict[str, Any]:
     """Case -> results of all ranks, of one process group."""
-    return dict(map(ast.literal_eval, run_script("ddp", "fsdp", "ddp-of-all-ranks", "scaler")))
+    return dict(map(ast.literal_eval, torchrun_lines(4, SCRIPT, "ddp", "fsdp", "ddp-of-all-ranks", "scaler")))
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "ddp-of-all-ranks"])
@@ -59,6 +51,6 @@ def test_step_that_a_scaler_skips_on_one_island_counts() -> None:
     pytest.param("model", "InvalidRunError: outer(): ranks 0 and 2 do not exchange the same; expected the same model",
                  marks=pytest.mark.nightly)])
 def test_what_does_not_fit_is_rejected(kind: str, message: str) -> None:
-    lines = run_script(kind)
+    lines = torchrun_lines(4, SCRIPT, kind)
     assert len(lines) >= 1 and all(line.startswith(("InvalidRunError", "InvalidOptionsError")) for line in lines)
     assert any(line.startswith(message) for line in lines), lines

@@ -151,7 +151,7 @@ def test_open_mpi_sends_chunks_eagerly_over_tcp(environ: dict[str, str], word: s
     proc = mpirun(2, "-c", """
 import time
 import numpy as np
-from slurmdl.train.p2p import CHUNK_BYTES
+from slurmdl.train.transports.transport import CHUNK_BYTES
 from slurmdl.train.world import init_mpi
 transport, chunk, word = init_mpi(), np.ones(CHUNK_BYTES, np.uint8), np.zeros(1, np.uint8)
 if transport.rank == 0:

@@ -20,6 +20,7 @@ from slurmdl.plan import COMM_PATTERNS, group_ranks
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.mixing.weighted_graph import spectral_gap
 from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.transports.transport import MPI_INTER_ZONE_CHUNK_BYTES
 
 FloatArray = npt.NDArray[np.float32]
 GRAPHS_AND_COUNTS = [(name, count) for name in GRAPHS for count in range(1, 18)]
@@ -143,7 +144,7 @@ class ThreadTransport:
     Sends do not block, and messages of one sender arrive in order.
     """
 
-    inter_zone_chunk_bytes = 60_000
+    inter_zone_chunk_bytes = MPI_INTER_ZONE_CHUNK_BYTES
 
     def __init__(self, rank: int, queues: dict[tuple[int, int], queue.Queue[FloatArray]],
                  sent: npt.NDArray[np.int64]) -> None:

@@ -71,13 +71,13 @@ class NodeVectors:
 
     def sum_chunk(self, bucket: int) -> None:
         """Replace this rank's chunk of its vector by the sum, in rank order."""
-        self._sum_chunk_into([self.vector], bucket, 1)
+        self._sum_into([self.vector], bucket, 1)
 
-    def sum_chunk_of_all(self, bucket: int, divisor: int) -> None:
-        """Replace this rank's chunk of all vectors by the sum divided by `divisor`, in one pass through memory."""
-        self._sum_chunk_into(self._vectors, bucket, divisor)
+    def store_mean_chunk(self, bucket: int, divisor: int) -> None:
+        """`sum_chunk`, division and `store_chunk` in one pass through memory."""
+        self._sum_into(self._vectors, bucket, divisor)
 
-    def _sum_chunk_into(self, targets: Sequence[FloatArray], bucket: int, divisor: int) -> None:
+    def _sum_into(self, targets: Sequence[FloatArray], bucket: int, divisor: int) -> None:
         chunk = self._chunks[bucket]
         for begin in range(chunk.start, chunk.stop, _SUM_BLOCK):
             block = slice(begin, min(begin + _SUM_BLOCK, chunk.stop))
@@ -121,8 +121,9 @@ class NodeAllreduceOp:
         self._p2p, self._vectors, self._bucket = p2p, vectors, bucket
         vector = vectors.vector[vectors.buckets[bucket]]
         self._is_one_node = len(nodes) == 1
-        self._inter_node = [make_inter_node(_groups_of(holders, groups), vector[part])
-                            for part, holders in shard_pieces(vector.size, nodes) if p2p.rank in holders]
+        self._inter_node = [] if self._is_one_node else [
+            make_inter_node(_groups_of(holders, groups), vector[part])
+            for part, holders in shard_pieces(vector.size, nodes) if p2p.rank in holders]
 
     def coroutine(self, divisor: int = 1, tag: int = Tag.STEP) -> CommCoroutine:
         """As AllreduceOp.coroutine.
@@ -135,7 +136,7 @@ class NodeAllreduceOp:
         messages = self._notify_next_rank() if tag == Tag.STEP else []
         yield [ready, *messages], True
         if self._is_one_node:
-            vectors.sum_chunk_of_all(bucket, divisor)
+            vectors.store_mean_chunk(bucket, divisor)
         else:
             vectors.sum_chunk(bucket)
             for op in self._inter_node:

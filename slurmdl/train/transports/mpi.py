@@ -13,6 +13,7 @@ import numpy as np
 
 from slurmdl.errors import TrainError
 from slurmdl.train.transports.real_time import RealTimeRank
+from slurmdl.train.transports.transport import MPI_INTER_ZONE_CHUNK_BYTES
 from slurmdl.train.transports.window import ConditionRequest, MpiSharedMemory, SharedMemory
 
 #: seconds of polling before a wait starts to sleep, about the cost of the shortest sleep, and the longest sleep.
@@ -26,8 +27,7 @@ class MpiTransport(RealTimeRank):
     """Ranks of an mpi4py communicator; see `transport.Transport`."""
 
     recovery_name, prefers_shared_memory = "", True
-    #: below Open MPI's default eager limit of 64 KiB, which is faster on shared slow links
-    inter_zone_chunk_bytes = 60_000
+    inter_zone_chunk_bytes = MPI_INTER_ZONE_CHUNK_BYTES
 
     def __init__(self, comm: Any) -> None:
         from mpi4py import MPI

@@ -20,6 +20,7 @@ import numpy as np
 from slurmdl.errors import TrainError
 from slurmdl.train.tags import Tag
 from slurmdl.train.transports.real_time import RealTimeRank
+from slurmdl.train.transports.transport import CHUNK_BYTES
 from slurmdl.train.transports.watchdog import CHECK_INTERVAL_S, StalledError, Watchdog
 from slurmdl.train.transports.window import SharedMemory
 
@@ -46,7 +47,7 @@ class TorchTransport(RealTimeRank):
 
     recovery_name = ""
     supports_comm_thread, prefers_shared_memory = True, False
-    inter_zone_chunk_bytes = 1 << 20  # a request may need a thread
+    inter_zone_chunk_bytes = CHUNK_BYTES  # a request may need a thread
 
     def __init__(self, group: Any = None) -> None:
         import torch

@@ -9,6 +9,12 @@ from slurmdl.errors import TrainError
 from slurmdl.train.transports.watchdog import Watchdog
 from slurmdl.train.transports.window import SharedMemory
 
+#: bytes in one chunk of a streamed message. Small enough that processing one chunk overlaps with the transfer of the
+#: next, large enough to hide the cost per message; Open MPI's eager limit is raised to it (world.init_mpi)
+CHUNK_BYTES = 1 << 20
+#: the same between zones over MPI: below Open MPI's default eager limit of 64 KiB, faster on shared slow links
+MPI_INTER_ZONE_CHUNK_BYTES = 60_000
+
 
 class RankFailedError(TrainError):
     """Ranks have failed, and the surviving ranks know.
@@ -37,7 +43,7 @@ class Transport(Protocol):
         supports_comm_thread: whether a second thread may make all calls (MPI_THREAD_SERIALIZED or better), one at a
             time.
         prefers_shared_memory: whether memory shared by the ranks of a node is faster than messages between them.
-        inter_zone_chunk_bytes: bytes in one chunk of a streamed message between zones, see p2p.CHUNK_BYTES.
+        inter_zone_chunk_bytes: bytes in one chunk of a streamed message between zones, see CHUNK_BYTES.
         watchdog: limits the time of waits; None for no limit.
     """
 

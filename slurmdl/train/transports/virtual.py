@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
+from slurmdl.train.transports.transport import MPI_INTER_ZONE_CHUNK_BYTES
 from slurmdl.train.transports.watchdog import Watchdog
 
 Result = TypeVar("Result")
@@ -63,7 +64,7 @@ class VirtualTransport:
     """
 
     supports_comm_thread, prefers_shared_memory, recovery_name = False, True, ""
-    inter_zone_chunk_bytes = 60_000  # as over MPI
+    inter_zone_chunk_bytes = MPI_INTER_ZONE_CHUNK_BYTES
     watchdog: Watchdog | None = None
 
     def __init__(self, rank: int, scheduler: _Scheduler) -> None:

@@ -21,12 +21,13 @@ from slurmdl.plan import group_ranks
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.mixing.collectives import AllreduceOp
-from slurmdl.train.p2p import CHUNK_BYTES, MeteredP2P
+from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer import models
 from slurmdl.train.trainer.data_readers import load_dataset
 from slurmdl.train.transports.mpi import MpiTransport
+from slurmdl.train.transports.transport import CHUNK_BYTES
 from slurmdl.train.world import World
 
 STEPS, BATCH, LR, MOMENTUM = 12, 16, 0.1, 0.9
