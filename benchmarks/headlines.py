@@ -91,7 +91,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[Headline, ...]]] = {
                  "2 % loss, 10 ms delay: other nodes called bad",
                  f"{_SANDBOX}; the 1000 nodes are simulated"),
         Headline("preflight-slow-node", "Are steps as short as before after a job has left a slow node?",
-                 "exclude: mean step of the last third, of the clean run's", _SANDBOX))),
+                 "exclude: mean step of the last quarter, of the clean run's", _SANDBOX))),
     "simulator": ("bench-simulate", (
         Headline("simulate-validation", "Do simulated step times agree with measured ones?",
                  "gossip: error of the simulation, per case",
