@@ -6,6 +6,7 @@ Training data is exchanged by these messages alone, so the bytes on each link ar
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -45,6 +46,7 @@ class MeteredP2P:
             "inter_zone": transport.inter_zone_chunk_bytes}
         self.rank = transport.rank
         self.bytes_sent = dict.fromkeys(LOCALITY_LEVELS, 0)
+        self._lock = threading.Lock()
         self._peer_wait, self._wait_start = 0.0, math.inf
 
     def peer_wait_seconds(self) -> float:
@@ -106,12 +108,18 @@ class MeteredP2P:
     @contextmanager
     def timing_wait(self) -> Iterator[None]:
         """Count the time inside as waiting for a peer."""
-        self._wait_start = start = self.transport.now()
+        self.set_peer_wait(True)
         try:
             yield
         finally:
-            self._wait_start = math.inf
-            self._peer_wait += self.transport.now() - start
+            self.set_peer_wait(False)
+
+    def set_peer_wait(self, waits: bool) -> None:
+        """Count the time from now on as waiting for a peer, or no longer."""
+        now = self.transport.now()
+        if not waits and self._wait_start < math.inf:
+            self._peer_wait += now - self._wait_start
+        self._wait_start = min(self._wait_start, now) if waits else math.inf
 
     def wait_first_chunk(self, requests: Sequence[Any]) -> None:
         """Wait for the first part of expected messages, and count the time as waiting for a peer."""
@@ -125,5 +133,6 @@ class MeteredP2P:
 
     def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
         """Start to send an array, as Transport.isend, and count its bytes."""
-        self.bytes_sent[self._levels[peer]] += array.nbytes
+        with self._lock:
+            self.bytes_sent[self._levels[peer]] += array.nbytes
         return self.transport.isend(peer, array, tag)

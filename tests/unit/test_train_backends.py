@@ -49,6 +49,18 @@ def test_models_are_those_of_mpi(options: str, tmp_path: Path) -> None:
     assert over_torch["world_size"] == ranks and over_torch["steps"] == 30
 
 
+@pytest.mark.nightly
+@needs_mpi
+def test_waiting_for_a_slow_rank_is_no_communication(tmp_path: Path) -> None:
+    """Rank 1 computes five times as long as rank 0."""
+    train = (*TRAIN, "--strategy", "allreduce", "--emulate-compute", "0.02", "--straggler", "1=5", "--summary")
+    for proc, summary in ((mpirun(2, *train, str(tmp_path / "mpi")), "mpi"),
+                          (torchrun(2, *train, str(tmp_path / "torch")), "torch")):
+        assert proc.returncode == 0, proc.stderr
+        phases = json.loads((tmp_path / summary).read_text())["phases"]
+        assert phases["peer_wait"] > phases["communication"], phases
+
+
 @pytest.mark.parametrize("options", [
     "--strategy gossip --async",
     pytest.param("--strategy ps --async", marks=pytest.mark.nightly),

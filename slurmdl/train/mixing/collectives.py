@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from slurmdl.comm_layout import shard_pieces, split_offsets
 from slurmdl.train.p2p import Arrays, CommCoroutine, MeteredP2P
 from slurmdl.train.tags import Tag
+from slurmdl.train.transports.transport import StartCoroutine
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -186,16 +188,32 @@ class AllreduceOp:
 class CollectivePipeline:
     """Several coroutines in flight: one communicates between zones while another one does inside.
 
-    Each has a tag of its own, so ranks may advance them in any order.
+    Each has a tag of its own, so ranks may advance them in any order. Each runs in a thread if the transport has
+    `start_coroutine`.
     """
 
     def __init__(self, p2p: MeteredP2P) -> None:
-        self._p2p = p2p
+        self._p2p, self._lock = p2p, threading.Lock()
+        #: threads of coroutines, and those that wait for the first part of a message
+        self._num_threads = self._num_waiting = 0
         #: each with what it waits for, as yielded
         self._in_flight: list[tuple[CommCoroutine, tuple[Sequence[Any], bool]]] = []
 
     def add(self, coroutine: CommCoroutine) -> None:
-        self._advance(coroutine, len(self._in_flight))
+        start = self._p2p.transport.start_coroutine
+        self._advance(self._run_in_thread(start, coroutine) if start else coroutine, len(self._in_flight))
+
+    def _run_in_thread(self, start: StartCoroutine, coroutine: CommCoroutine) -> CommCoroutine:
+        self._count(threads=1)
+        yield [start(coroutine, lambda waits: self._count(waiting=1 if waits else -1))], False
+        self._count(threads=-1)
+
+    def _count(self, threads: int = 0, waiting: int = 0) -> None:
+        """Count the threads; while all wait for the first part of a message, this rank waits for a peer."""
+        with self._lock:
+            self._num_threads += threads
+            self._num_waiting += waiting
+            self._p2p.set_peer_wait(0 < self._num_threads == self._num_waiting)
 
     def progress(self, max_in_flight: int = 0, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Advance the coroutines, oldest first, until at most `max_in_flight` remain, or until `should_stop`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from slurmdl.train.transports.transport import StartCoroutine
 from slurmdl.train.transports.watchdog import StalledError, Watchdog
 
 
@@ -12,6 +13,7 @@ class RealTimeRank:
     """A rank that is a process; see `transport.Transport`."""
 
     watchdog: Watchdog | None = None
+    start_coroutine: StartCoroutine | None = None
 
     def watch(self, watchdog: Watchdog, on_stall: Callable[[StalledError], None]) -> None:
         """Check all waits from now on.

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,13 +94,16 @@ class TorchTransport(RealTimeRank):
         if tag in self._pending:
             requests.append(self._start(self._distributed.isend, np.zeros(1, np.uint8), peer,
                                         tag + _ANNOUNCEMENT_OFFSET))
-        return _Request(self, [*requests, self._start(self._distributed.isend, array, peer, tag)], peer)
+        return self._request([*requests, self._start(self._distributed.isend, array, peer, tag)], peer)
 
     def irecv(self, peer: int, array: Any, tag: int = 0) -> Any:
         if tag in self._pending:
             with self._changed:
                 self._pending[tag][peer] -= 1
-        return _Request(self, [self._start(self._distributed.irecv, array, peer, tag)], peer)
+        return self._request([self._start(self._distributed.irecv, array, peer, tag)], peer)
+
+    def _request(self, works: Sequence[tuple[Any, Any]], peer: int) -> _Request:
+        return _Request(self.start_thread, partial(_wait_for_works, works, peer))
 
     def _start(self, operation: Callable[..., Any], array: Any, peer: int, tag: int) -> tuple[Any, Any]:
         """The work of torch.distributed, and its tensor, which must live as long; empty arrays are sent as a byte."""
@@ -130,6 +134,21 @@ class TorchTransport(RealTimeRank):
         future = self._pool.submit(function)
         future.add_done_callback(self._notify)
         return future
+
+    def start_coroutine(self, coroutine: Iterator[tuple[Sequence[_Request], bool]],
+                        on_wait: Callable[[bool], None]) -> Any:
+        def run() -> None:
+            for requests, is_first in coroutine:
+                if is_first:
+                    on_wait(True)
+                for request in requests:
+                    request.wait()
+                if is_first:
+                    on_wait(False)
+
+        request = _Request(self.start_thread, run)
+        request.poll()
+        return request
 
     def _notify(self, _: object) -> None:
         with self._changed:
@@ -247,19 +266,20 @@ class TorchTransport(RealTimeRank):
 
 
 class _Request:
-    """Messages in flight, complete together."""
+    """Something to wait for: messages in flight, or a coroutine."""
 
-    def __init__(self, transport: TorchTransport, works: Sequence[tuple[Any, Any]], peer: int) -> None:
-        self._transport, self._works, self._peer = transport, works, peer
+    def __init__(self, start_thread: Callable[[Callable[[], None]], Future[None]],
+                 blocking_wait: Callable[[], None]) -> None:
+        self._start_thread, self._blocking_wait = start_thread, blocking_wait
         self._future: Future[None] | None = None
         self._is_complete = False
 
     def poll(self) -> bool:
-        """Whether they are complete; from the first call on a thread waits for them."""
+        """Whether it is complete; from the first call on a thread waits for it."""
         if self._is_complete:
             return True
         if self._future is None:
-            self._future = self._transport.start_thread(self._wait_for_works)
+            self._future = self._start_thread(self._blocking_wait)
         if not self._future.done():
             return False
         self.wait()
@@ -269,17 +289,18 @@ class _Request:
         if self._is_complete:
             return
         if self._future is None:
-            self._wait_for_works()
+            self._blocking_wait()
         else:
             self._future.result()
         self._is_complete = True
 
-    def _wait_for_works(self) -> None:
-        try:
-            for work, _ in self._works:
-                work.wait()
-        except RuntimeError as error:
-            raise _lost_rank_error(self._peer, error) from error
+
+def _wait_for_works(works: Sequence[tuple[Any, Any]], peer: int) -> None:
+    try:
+        for work, _ in works:
+            work.wait()
+    except RuntimeError as error:
+        raise _lost_rank_error(peer, error) from error
 
 
 def _lost_rank_error(peer: int | None, error: RuntimeError) -> LostRankError:

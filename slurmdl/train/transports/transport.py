@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from slurmdl.errors import TrainError
@@ -14,6 +14,10 @@ from slurmdl.train.transports.window import SharedMemory
 CHUNK_BYTES = 1 << 20
 #: the same between zones over MPI: below Open MPI's default eager limit of 64 KiB, faster on shared slow links
 MPI_INTER_ZONE_CHUNK_BYTES = 60_000
+
+
+#: see Transport.start_coroutine
+StartCoroutine = Callable[[Iterator[tuple[Sequence[Any], bool]], Callable[[bool], None]], Any]
 
 
 class RankFailedError(TrainError):
@@ -78,6 +82,14 @@ class Transport(Protocol):
         """Wait until all requests of a group are complete, and return its index; long waits sleep.
 
         Return None if `should_stop`, which is polled, returns True first.
+        """
+
+    @property
+    def start_coroutine(self) -> StartCoroutine | None:
+        """Function that runs a p2p.CommCoroutine in a thread of its own; None if polling is as fast.
+
+        It returns a request that is complete at the end of the coroutine. It calls the function passed to it, in the
+        thread, with True before a wait for the first part of a message, and with False after it.
         """
 
     def set_poll_hook(self, tag: int, hook: Callable[[], None]) -> None:

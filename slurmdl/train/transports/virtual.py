@@ -64,6 +64,7 @@ class VirtualTransport:
     """
 
     supports_comm_thread, prefers_shared_memory, recovery_name = False, True, ""
+    start_coroutine = None
     inter_zone_chunk_bytes = MPI_INTER_ZONE_CHUNK_BYTES
     watchdog: Watchdog | None = None
 
