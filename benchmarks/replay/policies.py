@@ -47,7 +47,7 @@ def cases() -> tuple[Case, ...]:
     return (Case("256 nodes, all to all, 2:1 uplinks", small, "gossip", DEFAULT, 10),
             Case("256 nodes, all to all, thin uplinks", small, "gossip", THIN, 10),
             Case("256 nodes, ring, thin uplinks", small, "allreduce", THIN, 3),
-            Case("252 nodes in blocks, all to all, 2:1 uplinks", blocks, "gossip", DEFAULT, 3),
+            Case("252 nodes in blocks, all to all, 2:1 uplinks", blocks, "gossip", DEFAULT, 10),
             Case("5,000 nodes, all to all, 2:1 uplinks", large, "gossip", DEFAULT, 2))
 
 
