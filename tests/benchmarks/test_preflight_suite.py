@@ -87,11 +87,11 @@ def test_a_training_that_leaves_the_slow_node_meets_the_goals(rows_of_trainings)
     """It makes 60 of 240 steps with the slow node, and needs 20 s more for its second start."""
     steps = {step: 0.4 if 100 < step <= 160 else 0.1 for step in range(1, slow_node.STEPS + 1)}
     rows = rows_of_trainings(trainings(slow_node.Outcome(steps, 108.0, [["n1", "n2"], ["n1", "n3"]], "n2", 100, 160)))
-    ratio = rows["exclude: mean step of the last third, of the clean run's"]
+    ratio = rows["exclude: mean step of the last quarter, of the clean run's"]
     assert (ratio.value, ratio.met, ratio.repeats) == (pytest.approx(1.0), True, slow_node.SEEDS)
-    assert rows["warn: mean step of the last third, of the clean run's"].value == pytest.approx(4.0)
+    assert rows["warn: mean step of the last quarter, of the clean run's"].value == pytest.approx(4.0)
     assert rows["clean: variation of the step within a run (std / mean)"].value == pytest.approx(0.0, abs=1e-6)
-    between = rows["exclude: variation of the last third's step from run to run, in half of which a node is slow"]
+    between = rows["exclude: variation of the last quarter's step from run to run, in half of which a node is slow"]
     assert (between.value, between.baseline) == (pytest.approx(0.0, abs=1e-6), pytest.approx(0.6))
     assert rows["exclude: share of the job's slowdown that is avoided"].value == pytest.approx(4 / 42)
     assert rows["in the steps, without the time of the requeue"].value == pytest.approx(24 / 42)
@@ -102,7 +102,7 @@ def test_a_training_that_leaves_the_slow_node_meets_the_goals(rows_of_trainings)
 
 def test_a_training_that_stays_or_leaves_good_nodes_misses_the_goals(rows_of_trainings):
     rows = rows_of_trainings(trainings(trainings(None)["warn"], control_starts=2))
-    assert rows["exclude: mean step of the last third, of the clean run's"].met is False
+    assert rows["exclude: mean step of the last quarter, of the clean run's"].met is False
     assert rows["exclude: share of the job's slowdown that is avoided"].value == 0.0
     assert rows["slow node left"].met is False and rows["slow steps until the node is left"].value == 0
     assert rows["control: requeues without a slow node"].met is False
