@@ -14,11 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.train.transports.transport import CHUNK_BYTES, Transport
-
-#: a communication algorithm as a coroutine: yields the requests that must complete before it can continue, and
-#: whether they are the first of an exchange, so that waiting for them counts as waiting for the peer
-CommCoroutine = Iterator[tuple[Sequence[Any], bool]]
+from slurmdl.train.transports.transport import CHUNK_BYTES, CommCoroutine, Transport
 
 #: distance of a message: same node, another node of the zone, another zone
 LOCALITY_LEVELS = ("intra_node", "intra_zone", "inter_zone")

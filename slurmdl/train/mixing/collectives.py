@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.comm_layout import shard_pieces, split_offsets
-from slurmdl.train.p2p import Arrays, CommCoroutine, MeteredP2P
+from slurmdl.train.p2p import Arrays, MeteredP2P
 from slurmdl.train.tags import Tag
-from slurmdl.train.transports.transport import StartCoroutine
+from slurmdl.train.transports.transport import CommCoroutine
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -201,15 +201,20 @@ class CollectivePipeline:
 
     def add(self, coroutine: CommCoroutine) -> None:
         start = self._p2p.transport.start_coroutine
-        self._advance(self._run_in_thread(start, coroutine) if start else coroutine, len(self._in_flight))
+        if start:
+            coroutine = iter([([start(self._counted(coroutine))], False)])
+        self._advance(coroutine, len(self._in_flight))
 
-    def _run_in_thread(self, start: StartCoroutine, coroutine: CommCoroutine) -> CommCoroutine:
+    def _counted(self, coroutine: CommCoroutine) -> CommCoroutine:
+        """The coroutine of a thread: while all threads wait for the first part of a message, this rank waits."""
         self._count(threads=1)
-        yield [start(coroutine, lambda waits: self._count(waiting=1 if waits else -1))], False
+        for requests, is_first in coroutine:
+            self._count(waiting=int(is_first))
+            yield requests, is_first
+            self._count(waiting=-int(is_first))
         self._count(threads=-1)
 
     def _count(self, threads: int = 0, waiting: int = 0) -> None:
-        """Count the threads; while all wait for the first part of a message, this rank waits for a peer."""
         with self._lock:
             self._num_threads += threads
             self._num_waiting += waiting

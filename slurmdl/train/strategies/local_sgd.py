@@ -12,10 +12,10 @@ import numpy as np
 from slurmdl.comm_layout import split_offsets
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, bruck_allgather, exchange_arrays
-from slurmdl.train.p2p import CommCoroutine
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategies.strategy import FloatArray, StrategyContext, TriggeredStrategy
 from slurmdl.train.tags import Tag
+from slurmdl.train.transports.transport import CommCoroutine
 from slurmdl.train.triggers import CommCost
 
 

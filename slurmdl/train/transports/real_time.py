@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
-from slurmdl.train.transports.transport import StartCoroutine
+from slurmdl.train.transports.transport import CommCoroutine
 from slurmdl.train.transports.watchdog import StalledError, Watchdog
 
 
@@ -13,7 +14,7 @@ class RealTimeRank:
     """A rank that is a process; see `transport.Transport`."""
 
     watchdog: Watchdog | None = None
-    start_coroutine: StartCoroutine | None = None
+    start_coroutine: Callable[[CommCoroutine], Any] | None = None
 
     def watch(self, watchdog: Watchdog, on_stall: Callable[[StalledError], None]) -> None:
         """Check all waits from now on.

@@ -21,7 +21,7 @@ import numpy as np
 from slurmdl.errors import TrainError
 from slurmdl.train.tags import Tag
 from slurmdl.train.transports.real_time import RealTimeRank
-from slurmdl.train.transports.transport import CHUNK_BYTES
+from slurmdl.train.transports.transport import CHUNK_BYTES, CommCoroutine
 from slurmdl.train.transports.watchdog import CHECK_INTERVAL_S, StalledError, Watchdog
 from slurmdl.train.transports.window import SharedMemory
 
@@ -135,16 +135,11 @@ class TorchTransport(RealTimeRank):
         future.add_done_callback(self._notify)
         return future
 
-    def start_coroutine(self, coroutine: Iterator[tuple[Sequence[_Request], bool]],
-                        on_wait: Callable[[bool], None]) -> Any:
+    def start_coroutine(self, coroutine: CommCoroutine) -> _Request:
         def run() -> None:
-            for requests, is_first in coroutine:
-                if is_first:
-                    on_wait(True)
+            for requests, _ in coroutine:
                 for request in requests:
                     request.wait()
-                if is_first:
-                    on_wait(False)
 
         request = _Request(self.start_thread, run)
         request.poll()

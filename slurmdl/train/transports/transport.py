@@ -16,8 +16,9 @@ CHUNK_BYTES = 1 << 20
 MPI_INTER_ZONE_CHUNK_BYTES = 60_000
 
 
-#: see Transport.start_coroutine
-StartCoroutine = Callable[[Iterator[tuple[Sequence[Any], bool]], Callable[[bool], None]], Any]
+#: a communication algorithm as a coroutine: yields the requests that must complete before it can continue, and
+#: whether they are the first of an exchange, so that waiting for them counts as waiting for the peer
+CommCoroutine = Iterator[tuple[Sequence[Any], bool]]
 
 
 class RankFailedError(TrainError):
@@ -85,11 +86,10 @@ class Transport(Protocol):
         """
 
     @property
-    def start_coroutine(self) -> StartCoroutine | None:
-        """Function that runs a p2p.CommCoroutine in a thread of its own; None if polling is as fast.
+    def start_coroutine(self) -> Callable[[CommCoroutine], Any] | None:
+        """Function that runs a coroutine in a thread of its own; None if polling is as fast.
 
-        It returns a request that is complete at the end of the coroutine. It calls the function passed to it, in the
-        thread, with True before a wait for the first part of a message, and with False after it.
+        It returns a request that is complete at the end of the coroutine.
         """
 
     def set_poll_hook(self, tag: int, hook: Callable[[], None]) -> None:
