@@ -46,7 +46,7 @@ DISTURBANCES: dict[str, tuple[tuple[str, ...], float | None]] = {
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
     """Yield the loss of each method under each disturbance, and its emulated time to that of allreduce."""
-    seeds = range(seed, seed + (1 if quick else 2))
+    seeds = range(seed, seed + (1 if quick else 5))
     common = ("--emulate-compute", str(COMPUTE_S), "--virtual-links", LINKS, "--steps", str(STEPS),
               "--evaluate-every", "32")
     cases = {f"{disturbance}: {method}": Case((*common, *options, *extra), alpha)

@@ -35,7 +35,7 @@ PER_RANK = ('R=$OMPI_COMM_WORLD_RANK; echo $$ > "$0/pid-$R"; export SLURMD_NODEN
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
     """Yield the loss with and without the failure, and the longest step after it."""
-    seeds = range(seed, seed + (1 if quick else 2))
+    seeds = range(seed, seed + (1 if quick else 5))
     for method in SURVIVING:
         whole, lost = ([train_ranks(METHODS[method], each, kill) for each in seeds] for kill in (False, True))
         losses = [run["test_loss"] for run in whole]

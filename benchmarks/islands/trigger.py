@@ -23,7 +23,7 @@ BYTES_TOLERANCE = 0.15
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:
     """Yield losses and bytes of the periods and of the budgets."""
-    seeds = range(seed, seed + (1 if quick else 3))
+    seeds = range(seed, seed + (1 if quick else 5))
     cases = {period_name(period): Case((*OPTIONS, "--strategy", "gossip", "--period", str(period)))
              for period in BUDGETS}
     cases |= {budget_name(budget): Case((*OPTIONS, "--strategy", "adaptive-gossip", "--comm-budget", budget))

@@ -129,6 +129,10 @@ class MeteredP2P:
 
     def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
         """Start to send an array, as Transport.isend, and count its bytes."""
-        with self._lock:
-            self.bytes_sent[self._levels[peer]] += array.nbytes
+        self.count_bytes(peer, array.nbytes)
         return self.transport.isend(peer, array, tag)
+
+    def count_bytes(self, peer: int, num_bytes: int) -> None:
+        """Count bytes that this rank sends to another."""
+        with self._lock:
+            self.bytes_sent[self._levels[peer]] += num_bytes

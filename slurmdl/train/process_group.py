@@ -35,7 +35,7 @@ def init_torch(environ: Mapping[str, str] = os.environ, wait_limit_s: float = 0.
     if not distributed.is_initialized():
         rank, size = rank_and_size(environ)
         address, port = rank_zero_address(environ)
-        timeout = timedelta(seconds=wait_limit_s + _EXTRA_TIMEOUT_S if wait_limit_s else _NO_LIMIT_S)
+        timeout = collective_timeout(wait_limit_s)
         try:
             if size == 1:
                 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -57,6 +57,11 @@ def finalize_process_group() -> None:
     """End the messages of this rank; waits until the others have ended theirs, too."""
     while _open_transports:
         _open_transports.pop().close()
+
+
+def collective_timeout(wait_limit_s: float) -> timedelta:
+    """Time limit of a collective for a limit of the watchdog, which reports first; 0 for none."""
+    return timedelta(seconds=wait_limit_s + _EXTRA_TIMEOUT_S if wait_limit_s else _NO_LIMIT_S)
 
 
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:

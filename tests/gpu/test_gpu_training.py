@@ -91,6 +91,16 @@ def test_built_in_trainer_has_the_accuracy_of_the_cpu(model: str, tmp_path: Path
     assert abs(on_device["test_accuracy"] - on_cpu["test_accuracy"]) < 0.05
 
 
+def test_mean_of_tensors_on_the_gpu() -> None:
+    """By gloo, which lets ranks share a GPU, unlike NCCL; streams and collectives are the same."""
+    script = Path(__file__).parents[1] / "unit" / "device_mean_script.py"
+    done = torchrun(4, str(script), "[[0, 1], [2, 3]]", DEVICE)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        results = json.loads(line)
+        assert results["torch.float32"]["equal"] and results["torch.float32"]["error"] < 1e-6
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="the check is one of GPUs")
 def test_preflight_measures_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch

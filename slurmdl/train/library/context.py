@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Objects of one rank that exist from `Run.attach` to the end of the run."""
+    """Objects of one rank that exist from `Run.attach` to the end of the run.
+
+    `device_backend` : see StrategyContext.
+    """
 
     world: World
     p2p: MeteredP2P
@@ -28,6 +31,7 @@ class RunContext:
     model: Any
     optimizer: Any
     meter: StepMeter
+    device_backend: str
 
     def all_gather_object(self, obj: Any, on_poll: Callable[[], None] | None = None) -> list[Any]:
         """Gather an object from all ranks, in rank order; for `on_poll` see Transport.barrier. Collective."""

@@ -34,7 +34,6 @@ class Replica(DeviceCopies):
 
     Attributes:
         parameters: shape (D,), float32, on the host; write to them only between backward passes.
-        gradients: likewise; shape (0,) without `sends_gradients`.
         names, tensors, sizes, starts: of each trained parameter, in buffer order; `starts` are buffer indices.
     """
 
@@ -63,10 +62,9 @@ class Replica(DeviceCopies):
         self._gradient_sums = flat.new_zeros(len(self.tensors))
         self._grad_accumulators: list[Any] = []
         self.staged = flat.device.type != "cpu" or flat.dtype != torch.float32 if staged is None else staged
-        self._host_flat, self._host_grad = (_pinned_float32_copy(tensor) if self.staged else tensor
-                                            for tensor in (flat, self._flat_grad))
+        self._host_flat = _pinned_float32_copy(flat) if self.staged else flat
+        self._host_grad = None if self.staged else self._flat_grad
         self.parameters: FloatArray = self._host_flat.numpy()
-        self.gradients: FloatArray = self._host_grad.numpy()
 
     def relocate_parameters(self, memory: FloatArray) -> None:
         """Move `parameters` into the given memory, shape (D,)."""
@@ -79,6 +77,22 @@ class Replica(DeviceCopies):
             self._bind_views(flat)
 
     @property
+    def gradients(self) -> FloatArray:
+        """The gradients, likewise; shape (0,) without `sends_gradients`. A copy is allocated when first needed."""
+        gradients: FloatArray = self._host_gradients().numpy()
+        return gradients
+
+    def _host_gradients(self) -> Any:
+        if self._host_grad is None:
+            self._host_grad = _pinned_float32_copy(self._flat_grad)
+        return self._host_grad
+
+    @property
+    def device_gradients(self) -> Any:
+        """The gradients as a tensor on their device, shape (D,); shape (0,) without `sends_gradients`."""
+        return self._flat_grad
+
+    @property
     def on_gpu(self) -> bool:
         return bool(self._flat.device.type == "cuda")
 
@@ -87,8 +101,8 @@ class Replica(DeviceCopies):
         import torch
 
         flat = torch.from_numpy(memory)
-        flat.copy_(self._host_grad)
-        self._host_grad, self.gradients = flat, memory
+        flat.copy_(self._flat_grad if self._host_grad is None else self._host_grad)
+        self._host_grad = flat
         if not self.staged:
             elsewhere = [(tensor, tensor.grad) for tensor, view in zip(self.tensors, self._grad_views, strict=True)
                          if tensor.grad is not view]
@@ -138,12 +152,12 @@ class Replica(DeviceCopies):
 
     def copy_gradients_to_host(self, part: slice) -> Callable[[], None]:
         if self.staged:
-            self._copy(self._host_grad[part], self._flat_grad[part])
+            self._copy(self._host_gradients()[part], self._flat_grad[part])
         return self._copy_waiter()
 
     def copy_gradients_to_device(self) -> None:
         if self.staged:
-            self._copy(self._flat_grad, self._host_grad)
+            self._copy(self._flat_grad, self._host_gradients())
 
     def _copy(self, target: Any, source: Any) -> None:
         """Copy between device and host; asynchronous, in stream order, on CUDA."""
@@ -220,8 +234,9 @@ class Replica(DeviceCopies):
 
     def drop_gradients(self) -> None:
         """Set the flat gradients to 0."""
-        self.gradients.fill(0)
-        self.copy_gradients_to_device()
+        self._flat_grad.zero_()
+        if self._host_grad is not None:
+            self._host_grad.zero_()
 
     def hide_gradients(self) -> None:
         """Remove the gradients, so that the optimizer's step changes nothing."""

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from slurmdl.errors import TrainError, print_stderr
 from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.train.comm_thread import CommThread
@@ -15,6 +17,7 @@ from slurmdl.train.library import consistency, shard_optimizer, shutdown
 from slurmdl.train.library.batch_boundary import BatchBoundary
 from slurmdl.train.library.checkpointer import Checkpointer, CheckpointOptions
 from slurmdl.train.library.context import RunContext, RunState
+from slurmdl.train.library.device_backend import choose_device_backend
 from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.library.load_balance import WorkAssignment
 from slurmdl.train.library.loader import DataSource, Loader, is_iterable_dataset, make_data_source
@@ -132,7 +135,8 @@ class Run:
         threaded = world.transport.supports_comm_thread and len(world.nodes) > 1
         comm_thread = CommThread(threaded, world.transport.now, p2p.peer_wait_seconds, self._trace)
         try:
-            self._start(RunContext(world, p2p, comm_thread, replica, model, optimizer, self.meter), signature)
+            self._start(RunContext(world, p2p, comm_thread, replica, model, optimizer, self.meter,
+                                   choose_device_backend(world, replica.device_gradients.device)), signature)
         except BaseException:
             comm_thread.close()
             raise
@@ -161,14 +165,16 @@ class Run:
         world, replica, optimizer = ctx.world, ctx.replica, ctx.optimizer
         return StrategyContext(
             ctx.p2p, ctx.comm_thread, world.ranks_with_role("worker"), world.ranks_with_role("ps"),
-            replica.parameters, replica.gradients, replica.sizes,
+            replica.parameters, np.empty(0, np.float32) if ctx.device_backend else replica.gradients, replica.sizes,
             world.config, self.seed, world.nodes, world.zones, world.costs,
             lambda: float(optimizer.param_groups[0]["lr"]),
             lambda part: shard_optimizer.make_shard_optimizer(optimizer, replica, part),
             lambda: shard_optimizer.hyperparameters(optimizer), shard_optimizer.lr_indices(optimizer),
             model_weights=lambda: self._work_assignment.model_weights,
             relocate_parameters=replica.relocate_parameters,
-            relocate_gradients=None if replica.on_gpu else replica.relocate_gradients, device_copies=replica)
+            relocate_gradients=None if replica.on_gpu else replica.relocate_gradients, device_copies=replica,
+            device_gradients=replica.device_gradients if ctx.device_backend else None,
+            device_backend=ctx.device_backend)
 
     def loader(self, data: Any, batch_size: int, shuffle: bool = True, **options: Any) -> Loader | StreamLoader:
         """This worker's batches of the training data; each iteration is an epoch over all workers. Collective.

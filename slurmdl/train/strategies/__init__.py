@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurmdl.train.strategies.allreduce import Allreduce
+from slurmdl.train.strategies.device_allreduce import make_allreduce
 from slurmdl.train.strategies.gossip import make_gossip
 from slurmdl.train.strategies.islands import Islands
 from slurmdl.train.strategies.local_sgd import LocalSGD
@@ -16,7 +16,7 @@ __all__ = ["STRATEGIES", "Strategy", "StrategyContext", "make_strategy", "sends_
 
 #: name, one of plan.STRATEGIES -> factory of this rank's part
 STRATEGIES: dict[str, Callable[[StrategyContext], Strategy]] = {
-    "allreduce": Allreduce, "gossip": make_gossip, "adaptive-gossip": make_gossip, "local-sgd": LocalSGD,
+    "allreduce": make_allreduce, "gossip": make_gossip, "adaptive-gossip": make_gossip, "local-sgd": LocalSGD,
     "ps": make_parameter_server}
 
 

@@ -48,8 +48,8 @@ class Allreduce(Strategy):
             return
         self._nodes = group_ranks(ctx.workers, ctx.nodes)
         self._wire_dtype = np.float16 if ctx.config.compression == "fp16" else np.float32
-        starts = comm_layout.bucket_starts(ctx.gradients.size)
-        self._bucket_slices = [slice(*bounds) for bounds in pairwise([*starts, ctx.gradients.size])]
+        starts = comm_layout.bucket_starts(ctx.parameters.size)
+        self._bucket_slices = [slice(*bounds) for bounds in pairwise([*starts, ctx.parameters.size])]
         tags = [Tag.FIRST_BUCKET + index % NUM_BUCKET_TAGS for index in range(len(starts) - 1)]
         self._bucket_tags = [*tags, Tag.STEP]
         self._node_vectors: NodeVectors | None = ctx.comm_thread.call(self._share_gradients)

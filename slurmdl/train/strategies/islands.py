@@ -13,7 +13,7 @@ from slurmdl.comm_layout import shard_pieces, split_offsets
 from slurmdl.errors import TrainError
 from slurmdl.plan import group_ranks
 from slurmdl.train.mixing.collectives import Ring, bruck_allgather, ring_allgather
-from slurmdl.train.strategies.allreduce import Allreduce
+from slurmdl.train.strategies.device_allreduce import make_allreduce
 from slurmdl.train.strategies.gossip import Gossip
 from slurmdl.train.strategies.local_sgd import LocalSGD
 from slurmdl.train.strategies.strategy import StrategyContext, TriggeredStrategy
@@ -52,7 +52,7 @@ class Islands(TriggeredStrategy):
             raise TrainError(f"--inside {config.inside}: {size} parameters cannot be split over the ranks of an "
                              f"island and {config.fragments} fragments; expected at least {minimum}, or no --inside")
         self._island = next(island for island in islands if rank in island)
-        self._inner = Allreduce(replace(ctx, workers=tuple(self._island), config=replace(
+        self._inner = make_allreduce(replace(ctx, workers=tuple(self._island), config=replace(
             config, strategy="allreduce", comm_pattern="ring", compression="none")))
         self.overlaps_backward = self._inner.overlaps_backward
         # when to exchange is decided here

@@ -91,6 +91,8 @@ class StrategyContext:
         relocate_parameters: moves the replica's parameters into other memory of shape (D,), for shared memory.
         relocate_gradients: likewise for the gradients; None if they must stay where they are.
         device_copies: between the buffers and the model.
+        device_gradients: the gradients as a tensor on a GPU, if ranks average them there; `gradients` is then empty.
+        device_backend: of torch.distributed, for these tensors; "" without them.
     """
 
     p2p: MeteredP2P
@@ -113,6 +115,8 @@ class StrategyContext:
     relocate_parameters: Callable[[FloatArray], None] = _cannot_relocate
     relocate_gradients: Callable[[FloatArray], None] | None = None
     device_copies: DeviceCopies = field(default=DeviceCopies())
+    device_gradients: Any = None
+    device_backend: str = ""
 
     @property
     def worker_rank(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from slurmdl.train.transports.transport import CommCoroutine
@@ -14,6 +15,7 @@ class RealTimeRank:
     """A rank that is a process; see `transport.Transport`."""
 
     watchdog: Watchdog | None = None
+    device_backends: Mapping[str, str] = MappingProxyType({})
     start_coroutine: Callable[[CommCoroutine], Any] | None = None
 
     def watch(self, watchdog: Watchdog, on_stall: Callable[[StalledError], None]) -> None:

@@ -58,6 +58,9 @@ class TorchTransport(RealTimeRank):
         self.rank: int = distributed.get_rank()
         self.size: int = distributed.get_world_size()
         self.alive_ranks = tuple(range(self.size))
+        # groups that not all ranks make (DeviceMean) need PyTorch 2.1
+        if distributed.is_nccl_available() and hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
+            self.device_backends = {"cuda": "nccl"}
         self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="slurmdl-gloo")
         #: notified when a request is complete or a message is announced
         self._changed = threading.Condition()
@@ -113,7 +116,7 @@ class TorchTransport(RealTimeRank):
         try:
             return operation(tensor, peer, self._group, tag), tensor
         except RuntimeError as error:
-            raise _lost_rank_error(peer, error) from error
+            raise lost_rank_error(peer, error) from error
 
     def _listen(self, tag: int) -> None:
         """Receive announcements of messages until the program or another rank ends."""
@@ -257,7 +260,7 @@ class TorchTransport(RealTimeRank):
             with self._timing_wait():
                 operation()
         except RuntimeError as error:
-            raise _lost_rank_error(None, error) from error
+            raise lost_rank_error(None, error) from error
 
 
 class _Request:
@@ -295,9 +298,11 @@ def _wait_for_works(works: Sequence[tuple[Any, Any]], peer: int) -> None:
         for work, _ in works:
             work.wait()
     except RuntimeError as error:
-        raise _lost_rank_error(peer, error) from error
+        raise lost_rank_error(peer, error) from error
 
 
-def _lost_rank_error(peer: int | None, error: RuntimeError) -> LostRankError:
+def lost_rank_error(peer: int | None, error: RuntimeError) -> LostRankError:
+    """The error for an exchange with a rank, None if it is unknown which one, that torch.distributed has ended."""
     culprit = "another rank" if peer is None else f"rank {peer}"
-    return LostRankError(f"{culprit} has ended, or does not answer (gloo: {str(error).splitlines()[0][:150]})")
+    reason = str(error).splitlines()[0][:150]
+    return LostRankError(f"{culprit} has ended, or does not answer (torch.distributed: {reason})")

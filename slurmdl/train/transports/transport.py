@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from slurmdl.errors import TrainError
@@ -50,6 +50,7 @@ class Transport(Protocol):
         prefers_shared_memory: whether memory shared by the ranks of a node is faster than messages between them.
         inter_zone_chunk_bytes: bytes in one chunk of a streamed message between zones, see CHUNK_BYTES.
         watchdog: limits the time of waits; None for no limit.
+        device_backends: type of a torch.device -> backend of torch.distributed for collectives of its tensors.
     """
 
     rank: int
@@ -60,6 +61,7 @@ class Transport(Protocol):
     prefers_shared_memory: bool
     inter_zone_chunk_bytes: int
     watchdog: Watchdog | None
+    device_backends: Mapping[str, str]
 
     def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
         """Start to send an array, which must not change until the returned request is complete."""

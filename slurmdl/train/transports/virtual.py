@@ -11,8 +11,9 @@ import pickle
 import queue
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -67,6 +68,7 @@ class VirtualTransport:
     start_coroutine = None
     inter_zone_chunk_bytes = MPI_INTER_ZONE_CHUNK_BYTES
     watchdog: Watchdog | None = None
+    device_backends: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, rank: int, scheduler: _Scheduler) -> None:
         self.rank, self.size = rank, scheduler.size

@@ -47,11 +47,12 @@ class Watchdog:
         limit_s: longest wait, in s; above 0.
 
     Attributes:
+        limit_s: see above.
         format_rank: text of a rank for messages.
     """
 
     def __init__(self, transport: Messenger, limit_s: float) -> None:
-        self._transport, self._limit_s = transport, limit_s
+        self._transport, self.limit_s = transport, limit_s
         self.format_rank: Callable[[int], str] = lambda rank: f"rank {rank}"
         self._next_check = self._silent_until = 0.0
         #: keeps the buffers of messages alive that no rank has received
@@ -67,7 +68,7 @@ class Watchdog:
             return
         self._next_check = now + CHECK_INTERVAL_S
         self._answer()
-        if waited_s >= self._limit_s and now >= self._silent_until:
+        if waited_s >= self.limit_s and now >= self._silent_until:
             missing = self._call_roll()
             if missing is not None:
                 raise StalledError(self._text(waited_s, missing))
@@ -107,7 +108,7 @@ class Watchdog:
 
     def _text(self, waited_s: float, missing: Sequence[int]) -> str:
         waited = f"waited {format_coarse_duration(waited_s)}"
-        limit = f"(--timeout {self._limit_s:g})"
+        limit = f"(--timeout {self.limit_s:g})"
         if not missing:
             return f"{waited}, and all ranks wait for each other; expected the same calls on all ranks {limit}"
         listed = ", ".join(map(self.format_rank, missing[:_MAX_LISTED_RANKS]))
