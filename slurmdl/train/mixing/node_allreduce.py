@@ -82,14 +82,12 @@ class NodeVectors:
         chunk = self._chunks[bucket]
         for begin in range(chunk.start, chunk.stop, _SUM_BLOCK):
             block = slice(begin, min(begin + _SUM_BLOCK, chunk.stop))
-            block_sum = self._block_sum[:block.stop - begin]
-            block_sum[:] = self._vectors[0][block]
+            total = self._vectors[0][block]
             for vector in self._vectors[1:]:
-                block_sum += vector[block]
-            if divisor != 1:
-                block_sum /= np.float32(divisor)
-            for vector in targets:
-                vector[block] = block_sum
+                total = np.add(total, vector[block], out=self._block_sum[:block.stop - begin])
+            np.divide(total, np.float32(divisor), out=targets[0][block])
+            for vector in targets[1:]:
+                vector[block] = targets[0][block]
 
     def store_chunk(self, bucket: int) -> None:
         """Copy this rank's chunk into the vectors of the others."""
