@@ -10,8 +10,11 @@
 
 from __future__ import annotations
 
+import io
 import os
+from collections.abc import Mapping
 from dataclasses import replace
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -98,6 +101,38 @@ class OuterSync:
             self._skipped_gradients = []
         self.strategy.after_optimizer_step(self._step)
         self._step += 1
+
+    def state_dict(self) -> dict[str, bytes]:
+        """State of this rank's exchanges, without model and optimizer, between two steps. Collective over all ranks.
+
+        The key is the rank in the island: torch.distributed.checkpoint saves each island in a directory of its own,
+        as models of islands differ.
+        """
+        import torch
+
+        self.strategy.quiesce(self._step)
+        buffer = io.BytesIO()
+        torch.save({"step": self._step, "strategy": self.strategy.state_dict()}, buffer)
+        return {self._state_key: buffer.getvalue()}
+
+    def load_state_dict(self, state: Mapping[str, bytes]) -> None:
+        """Continue after a saved step, in place of the first one; model and optimizer are loaded by the caller.
+
+        Raises InvalidRunError if the state is not one of this rank of an island, with the same options.
+        """
+        import torch
+
+        try:
+            saved = torch.load(io.BytesIO(state[self._state_key]), weights_only=True)
+            self.strategy.load_state_dict(saved["strategy"])
+        except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, EOFError, UnpicklingError) as error:
+            raise InvalidRunError(f"outer(): the state has no exchanges of {self._state_key} with this strategy and "
+                                  "model; expected a state of the same island and options") from error
+        self._step = saved["step"]
+
+    @property
+    def _state_key(self) -> str:
+        return f"rank {self._islands.position}"
 
     def finish(self) -> None:
         """Replace the models of all islands by their mean, after the last step. Collective over all ranks."""

@@ -3,13 +3,18 @@
     torchrun --nproc-per-node=4 outer_script.py CASE...
 
 Rank 0 prints a line with the results of all ranks per case: ddp, ddp-of-all-ranks, fsdp, or scaler, with which the
-gradients of the second island overflow in two steps. After bad-groups, drift, model or other-group each rank prints
-its error, and ends.
+gradients of the second island overflow in two steps. With -resumed, other models continue after 7 steps from a
+checkpoint of torch.distributed; -overlapped has an exchange in flight then. After bad-groups, drift, model,
+other-group or bad-state each rank prints its error, and ends.
 """
+
+import tempfile
 
 import torch
 import torch.distributed as dist
 from island_cases import end_with_error, init_islands, run_cases
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
 from slurmdl.train import outer
@@ -19,12 +24,12 @@ mesh = init_islands()
 rank = dist.get_rank()
 
 
-def train(kind):
-    """The model, bytes sent between islands, whether it is sharded, number of exchanges and of skipped steps."""
+def build(kind, seed):
+    """A model with its optimizer and exchanges."""
     group = mesh["inside"].get_group()
-    torch.manual_seed(2 if kind != "ddp" else 2 + rank // 2)  # outer() starts all islands with the first one's model
+    torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
-    if kind == "fsdp":
+    if kind.startswith("fsdp"):
         fully_shard(model, mesh=mesh["inside"])
     else:
         model = torch.nn.parallel.DistributedDataParallel(model, process_group={
@@ -35,14 +40,40 @@ def train(kind):
     if kind == "model" and rank >= 2:
         optimizer = torch.optim.SGD([*model.parameters()][:2], lr=0.1)
     config = StrategyConfig("adaptive-gossip" if kind == "drift" else "local-sgd", period=3, outer_lr=0.6,
-                            outer_momentum=0.4)
+                            outer_momentum=0.4, overlap=2 if "overlapped" in kind else 0)
     try:
         sync = outer(model, optimizer, group, config)
+        if kind == "bad-state":
+            sync.load_state_dict({f"rank {rank % 2}": next(iter(sync.state_dict().values()))[:-100]})
+        return model, optimizer, sync
     except Exception as error:
         end_with_error(error)
+
+
+def resume(kind, model, optimizer, sync):
+    """Save model, optimizer and exchanges, and return others that have loaded them."""
+    group, folder = mesh["inside"].get_group(), [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    place = {"checkpoint_id": f"{folder[0]}/island{rank // 2}", "process_group": group}
+    weights, state = get_state_dict(model, optimizer)
+    checkpoint.save({"model": weights, "optimizer": state, "outer": sync}, **place)
+    model, optimizer, sync = build(kind, 3)
+    weights, state = get_state_dict(model, optimizer)
+    saved = {"model": weights, "optimizer": state, "outer": sync}
+    checkpoint.load(saved, **place)
+    set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    return model, optimizer, sync
+
+
+def train(kind):
+    """The model, bytes sent between islands, whether it is sharded, number of exchanges and of skipped steps."""
+    # outer() starts all islands with the first one's model
+    model, optimizer, sync = build(kind, 2 if kind != "ddp" else 2 + rank // 2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=kind == "scaler")
     skipped = 0
     for step in range(12):
+        if step == 7 and kind.endswith("resumed"):
+            model, optimizer, sync = resume(kind, model, optimizer, sync)
         generator = torch.Generator().manual_seed(1000 * step + rank)
         x = torch.randn(8, 5, generator=generator)
         optimizer.zero_grad()

@@ -42,8 +42,18 @@ def test_step_that_a_scaler_skips_on_one_island_counts() -> None:
     assert len({tuple(result[0]) for result in results}) == 1
 
 
+@pytest.mark.parametrize("kind", ["fsdp", pytest.param("ddp-overlapped", marks=pytest.mark.nightly)])
+def test_checkpoint_of_torch_distributed_resumes(kind: str) -> None:
+    """The same result as without interruption, though models of islands differ at the checkpoint."""
+    cases = dict(map(ast.literal_eval, torchrun_lines(4, SCRIPT, kind, f"{kind}-resumed")))
+    for whole, resumed in zip(cases[kind], cases[f"{kind}-resumed"], strict=True):
+        assert whole[0] == resumed[0] and whole[3] == resumed[3] == 4
+
+
 @pytest.mark.parametrize(("kind", "message"), [
     ("bad-groups", "InvalidRunError: outer(): groups of the ranks (0, 1), (0, 1, 2, 3), (2, 3); expected groups of"),
+    pytest.param("bad-state", "InvalidRunError: outer(): the state has no exchanges of rank ",
+                 marks=pytest.mark.nightly),
     pytest.param("drift", "InvalidOptionsError: outer(): strategy adaptive-gossip, trigger drift; expected local-sgd",
                  marks=pytest.mark.nightly),
     pytest.param("other-group", "InvalidRunError: outer(): the model averages gradients over the ranks [0, 2]; "

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from slurmdl.errors import TrainError
 from slurmdl.train import grad_scaler
+from slurmdl.train.side_stream import SideStream
 from slurmdl.train.strategies.strategy import DeviceCopies
 
 FloatArray = npt.NDArray[np.float32]
@@ -62,6 +63,7 @@ class Replica(DeviceCopies):
         self._gradient_sums = flat.new_zeros(len(self.tensors))
         self._grad_accumulators: list[Any] = []
         self.staged = flat.device.type != "cpu" or flat.dtype != torch.float32 if staged is None else staged
+        self._copy_stream = SideStream(flat.device)
         self._host_flat = _pinned_float32_copy(flat) if self.staged else flat
         self._host_grad = None if self.staged else self._flat_grad
         self.parameters: FloatArray = self._host_flat.numpy()
@@ -136,7 +138,7 @@ class Replica(DeviceCopies):
     def copy_to_host(self) -> None:
         if self.staged and not self._host_is_current:
             self._copy(self._host_flat, self._flat)
-            self._copy_waiter()()
+            self.wait_for_device()
             self._host_is_current = True
 
     def copy_to_device(self) -> None:
@@ -151,9 +153,11 @@ class Replica(DeviceCopies):
             torch.cuda.current_stream(self._flat.device).synchronize()
 
     def copy_gradients_to_host(self, part: slice) -> Callable[[], None]:
-        if self.staged:
+        if not self.staged:
+            return lambda: None
+        with self._copy_stream.use():  # the backward pass continues
             self._copy(self._host_gradients()[part], self._flat_grad[part])
-        return self._copy_waiter()
+        return self._copy_stream.waiter()
 
     def copy_gradients_to_device(self) -> None:
         if self.staged:
@@ -162,17 +166,6 @@ class Replica(DeviceCopies):
     def _copy(self, target: Any, source: Any) -> None:
         """Copy between device and host; asynchronous, in stream order, on CUDA."""
         target.copy_(source, non_blocking=self.on_gpu)
-
-    def _copy_waiter(self) -> Callable[[], None]:
-        """Return a function that waits for the copies so far."""
-        import torch
-
-        if not self.on_gpu:
-            return lambda: None
-        copied = torch.cuda.Event()
-        copied.record(torch.cuda.current_stream(self._flat.device))
-        wait: Callable[[], None] = copied.synchronize
-        return wait
 
     def register_gradient_hook(self, on_gradient: Callable[[int], None]) -> None:
         """Call `on_gradient(index)` whenever a backward pass has completed the gradient of parameter `index`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from slurmdl import comm_layout
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.process_group import collective_timeout
+from slurmdl.train.side_stream import SideStream
 from slurmdl.train.strategies.allreduce import Allreduce
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
 from slurmdl.train.tags import Tag
@@ -86,10 +87,9 @@ class DeviceMean:
     """
 
     def __init__(self, vector: Any, p2p: MeteredP2P, groups: Sequence[Sequence[int]], backend: str) -> None:
-        import torch
         from torch import distributed
 
-        self._torch, self._distributed, self._vector, self._p2p = torch, distributed, vector, p2p
+        self._distributed, self._vector, self._p2p = distributed, vector, p2p
         watchdog = p2p.transport.watchdog
         timeout = collective_timeout(watchdog.limit_s if watchdog else 0.0)
 
@@ -104,11 +104,11 @@ class DeviceMean:
         if self.shards > 1:
             self._inside = new_group(own)
             self._between = new_group([group[own.index(p2p.rank)] for group in groups])
-        self._stream = torch.cuda.Stream(vector.device) if vector.device.type == "cuda" else None
+        self._stream = SideStream(vector.device)
 
     def start(self, part: slice) -> None:
         """Replace a slice by its mean, after the work that the current stream has queued so far."""
-        with self._on_own_stream(), _naming_lost_rank():
+        with self._stream.use(), _naming_lost_rank():
             values = self._vector[part]
             total = values.float()  # the same tensor if it is float32
             whole = total.numel() // self.shards * self.shards if self.shards > 1 else 0
@@ -125,15 +125,7 @@ class DeviceMean:
 
     def wait(self) -> None:
         """Let the current stream wait for all slices; on the CPU they are complete."""
-        if self._stream:
-            self._torch.cuda.current_stream(self._vector.device).wait_stream(self._stream)
-
-    @contextmanager
-    def _on_own_stream(self) -> Iterator[None]:
-        if self._stream:
-            self._stream.wait_stream(self._torch.cuda.current_stream(self._vector.device))
-        with self._torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            yield
+        self._stream.join()
 
     def _call(self, collective: Callable[..., Any], output: Any, *inputs: Any,
               group: tuple[Any, Sequence[int]]) -> None:
