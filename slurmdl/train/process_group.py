@@ -22,7 +22,7 @@ _open_transports: list[TorchTransport] = []
 
 
 def init_torch(environ: Mapping[str, str] = os.environ, wait_limit_s: float = 0.0) -> TorchTransport:
-    """Connect to the other ranks by torch.distributed with gloo, or use its process group if the script has one.
+    """Connect to the other ranks by torch.distributed with gloo.
 
     Rank and world size are RANK and WORLD_SIZE, as torchrun sets them, or SLURM_PROCID and the number of tasks of the
     step. `wait_limit_s` is that of the watchdog, 0 for none. Raises UnavailableError without PyTorch, InvalidRunError
@@ -32,10 +32,12 @@ def init_torch(environ: Mapping[str, str] = os.environ, wait_limit_s: float = 0.
         from torch import distributed
     except ImportError as error:
         raise UnavailableError(f"no PyTorch: {error} (needed: pip install 'slurmdl[train]')") from error
-    if not distributed.is_initialized():
+    timeout, group = collective_timeout(wait_limit_s), None
+    if distributed.is_initialized():  # by the script, perhaps for NCCL, and for messages of its own
+        group = distributed.new_group(timeout=timeout, backend="gloo")
+    else:
         rank, size = rank_and_size(environ)
         address, port = rank_zero_address(environ)
-        timeout = collective_timeout(wait_limit_s)
         try:
             if size == 1:
                 distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -47,7 +49,7 @@ def init_torch(environ: Mapping[str, str] = os.environ, wait_limit_s: float = 0.
         except (RuntimeError, ValueError) as error:
             raise InvalidRunError(f"rank {rank} does not find the other {size - 1} ranks by {address}:{port} "
                                   f"({str(error).splitlines()[0][:150]})") from error
-    transport = TorchTransport()
+    transport = TorchTransport(group)
     _open_transports.append(transport)
     atexit.register(finalize_process_group)
     return transport

@@ -73,6 +73,13 @@ def test_asynchronous_strategies_train(options: str) -> None:
     assert float(accuracy.split()[-1].rstrip("%")) > 80
 
 
+def test_process_group_of_the_script_may_be_for_gpus_only() -> None:
+    proc = torchrun(2, SCRIPT, "own-group")
+    assert proc.returncode == 0, proc.stderr
+    models = {line.partition(": ")[2] for line in proc.stdout.splitlines() if line.startswith("worker ")}
+    assert len(models) == 1 and proc.stdout.count("worker ") == 2, proc.stdout
+
+
 @pytest.mark.parametrize("fault, words", [
     ("early", "slurmdl: train: rank 1 on n: rank 0 continues, but this one has ended after 2 steps"),
     ("nan", "slurmdl: rank 1 on n: step 1: the gradient of weight has infinite or NaN entries"),
