@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from slurmdl.errors import warn
@@ -19,26 +20,32 @@ def choose_device_backend(world: World, device: Any) -> str:
     compressed = config.compression != "none" and not config.inside  # inside of islands nothing is compressed
     if not transport.device_backends or not sends_gradients(config) or world.strategy == "ps" or compressed:
         return ""
-    ranks = transport.allgather((transport.device_backends.get(device.type, ""), _device_id(device)))
-    lacking = next((rank for rank, (backend, _) in enumerate(ranks) if not backend), None)
-    problem, owners = "", dict[object, int]()
-    if lacking is not None:
-        problem = f"{world.format_rank(lacking)} has no GPU for NCCL" * any(backend for backend, _ in ranks)
-    else:
-        for rank, (_, device_id) in enumerate(ranks):
-            owner = owners.setdefault((world.nodes[rank], device_id or rank), rank)
-            if owner != rank and not problem:
-                problem = f"{world.format_rank(owner)} and rank {rank} share a GPU, which NCCL does not support"
+    own = transport.device_backends.get(device.type, "")
+    ranks = transport.allgather((own, _device_id(device)))
+    if not any(backend for backend, _ in ranks):
+        return ""
+    problem = _problem(world, ranks)
     if problem and world.rank == 0:
         warn(f"train: gradients are averaged in host memory, which is slower: {problem}")
-    return "" if problem or lacking is not None else str(ranks[world.rank][0])
+    return "" if problem else own
+
+
+def _problem(world: World, ranks: Sequence[tuple[str, str]]) -> str:
+    """Why NCCL cannot be used; "" if it can. `ranks` : backend and device ID of each rank."""
+    owners: dict[tuple[str, str], int] = {}
+    for rank, (backend, device_id) in enumerate(ranks):
+        if not backend:
+            return f"{world.format_rank(rank)} has no GPU for NCCL"
+        owner = owners.setdefault((world.nodes[rank], device_id), rank) if device_id else rank
+        if owner != rank:
+            return f"{world.format_rank(owner)} and rank {rank} share a GPU, which NCCL does not support"
+    return ""
 
 
 def _device_id(device: Any) -> str:
-    """What identifies a GPU on its node; "" for the CPU."""
+    """What identifies a GPU on its node; "" for the CPU, and if PyTorch is too old to tell."""
     if device.type == "cpu":
         return ""
     import torch
 
-    properties = torch.cuda.get_device_properties(device)
-    return str(getattr(properties, "uuid", f"{device}"))  # no `uuid` before PyTorch 2.4
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
