@@ -46,7 +46,7 @@ def cases() -> tuple[Case, ...]:
     large = example.tree_topology((1, 25, 250, 5000))
     return (Case("256 nodes, all to all, 2:1 uplinks", small, "gossip", DEFAULT, 10),
             Case("256 nodes, all to all, thin uplinks", small, "gossip", THIN, 10),
-            Case("256 nodes, ring, thin uplinks", small, "allreduce", THIN, 3),
+            Case("256 nodes, ring, thin uplinks", small, "allreduce", THIN, 10),
             Case("252 nodes in blocks, all to all, 2:1 uplinks", blocks, "gossip", DEFAULT, 10),
             Case("5,000 nodes, all to all, 2:1 uplinks", large, "gossip", DEFAULT, 2))
 
