@@ -20,6 +20,7 @@ from slurmdl.topology import example
 def few_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies, "JOBS", 60)
     monkeypatch.setattr(policies, "LOADS", (0.9,))
+    monkeypatch.setattr(policies, "SEEDS", 2)
     monkeypatch.setattr(speed, "JOBS", 60)
     monkeypatch.setattr(speed, "SAMPLED_JOBS", 3)
     monkeypatch.setattr(speed, "TOPOLOGY", (1, 4, 32))
@@ -28,7 +29,7 @@ def few_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_policies_judge_waits_runs_other_users_and_the_control(monkeypatch: pytest.MonkeyPatch) -> None:
     small = example.tree_topology((1, 4, 32))
-    thin = policies.Case("thin", small, "gossip", policies.THIN, 2)
+    thin = policies.Case("thin", small, "gossip", policies.THIN)
     monkeypatch.setattr(policies, "cases", lambda: (thin, dataclasses.replace(thin, scores=policies.DEFAULT)))
     rows = list(policies.rows(1))
     metrics = [row.metric for row in rows[:len(rows) // 2]]
