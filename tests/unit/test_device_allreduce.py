@@ -71,12 +71,11 @@ def test_fault_of_one_worker_ends_all_ranks(fault: str, words: str) -> None:
 NCCL = {"cuda": "nccl"}
 
 
-def choose(monkeypatch: pytest.MonkeyPatch, devices: list[tuple[str, str]], backends: dict[str, str] = NCCL,
-           **config: Any) -> str:
+def choose(monkeypatch: pytest.MonkeyPatch, devices: list[tuple[str, str]], **config: Any) -> str:
     """The choice of rank 0, for ranks with these types and IDs of devices, all on one node."""
     settings = StrategyConfig(**{"strategy": "allreduce", **config})
-    transport = SimpleNamespace(device_backends=backends, allgather=lambda own: [
-        (backends.get(kind, ""), identity) for kind, identity in devices])
+    transport = SimpleNamespace(device_backends=NCCL, allgather=lambda own: [
+        (NCCL.get(kind, ""), identity) for kind, identity in devices])
     world = SimpleNamespace(config=settings, strategy=settings.strategy, transport=transport, rank=0,
                             nodes=("n1",) * len(devices), format_rank=lambda rank: f"rank {rank} on n1")
     monkeypatch.setattr(device_backend, "_device_id", lambda device: "")

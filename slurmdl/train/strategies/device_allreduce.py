@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -17,29 +16,29 @@ from slurmdl.train.side_stream import SideStream
 from slurmdl.train.strategies.allreduce import Allreduce
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
 from slurmdl.train.tags import Tag
-from slurmdl.train.transports.torch_distributed import lost_rank_error
+from slurmdl.train.transports.torch_distributed import naming_lost_rank
 
 
 def make_allreduce(ctx: StrategyContext) -> Strategy:
-    """Allreduce where the gradients are: on the GPUs if `ctx.device_gradients` is set, else on the host."""
-    return Allreduce(ctx) if ctx.device_gradients is None else DeviceAllreduce(ctx)
+    """Allreduce where the gradients are: on the GPUs if `ctx.device_gradients` is set, else on the host.
+
+    The gradients of an only worker are the mean, wherever they are.
+    """
+    return Allreduce(ctx) if ctx.device_gradients is None or len(ctx.workers) == 1 else DeviceAllreduce(ctx)
 
 
 class DeviceAllreduce(Strategy):
-    """As allreduce.Allreduce, but the gradients stay on the GPU.
+    """As allreduce.Allreduce of several workers, but the gradients stay on the GPU.
 
     In each step every worker also sends an empty message to the next one. By these messages the watchdog knows on
     whom a rank waits, a worker that has ended detects that others continue, and waiting is measured. NCCL does none
     of this.
     """
 
-    averages_gradients = identical_at_end = True
+    averages_gradients = identical_at_end = overlaps_backward = True
 
     def __init__(self, ctx: StrategyContext) -> None:
         super().__init__(ctx)
-        self.overlaps_backward = len(ctx.workers) > 1
-        if not self.overlaps_backward:  # the only worker's gradients are the mean
-            return
         self._mean = DeviceMean(ctx.device_gradients, ctx.p2p, ctx.allreduce_groups, ctx.device_backend)
         multiple = self._mean.shards
         starts = [start // multiple * multiple for start in comm_layout.bucket_starts(ctx.parameters.size)]
@@ -59,8 +58,6 @@ class DeviceAllreduce(Strategy):
                                Tag.STEP)
 
     def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
-        if not self.overlaps_backward:
-            return
         self.on_gradients_ready(0)
         assert self._token
         self._ctx.comm_thread.wait(self._token)
@@ -108,7 +105,7 @@ class DeviceMean:
 
     def start(self, part: slice) -> None:
         """Replace a slice by its mean, after the work that the current stream has queued so far."""
-        with self._stream.use(), _naming_lost_rank():
+        with self._stream.use(), naming_lost_rank():
             values = self._vector[part]
             total = values.float()  # the same tensor if it is float32
             whole = total.numel() // self.shards * self.shards if self.shards > 1 else 0
@@ -135,11 +132,3 @@ class DeviceMean:
         largest = max(tensor.numel() * tensor.element_size() for tensor in (output, *inputs))
         turns = (1 if inputs else 2) * (len(ranks) - 1)
         self._p2p.count_bytes(ranks[(ranks.index(self._p2p.rank) + 1) % len(ranks)], largest * turns // len(ranks))
-
-
-@contextmanager
-def _naming_lost_rank() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise lost_rank_error(None, error) from error

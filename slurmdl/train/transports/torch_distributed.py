@@ -116,7 +116,7 @@ class TorchTransport(RealTimeRank):
         try:
             return operation(tensor, peer, self._group, tag), tensor
         except RuntimeError as error:
-            raise lost_rank_error(peer, error) from error
+            raise _lost_rank_error(peer, error) from error
 
     def _listen(self, tag: int) -> None:
         """Receive announcements of messages until the program or another rank ends."""
@@ -256,11 +256,8 @@ class TorchTransport(RealTimeRank):
         return objects[0]
 
     def _collective(self, operation: Callable[[], Any]) -> None:
-        try:
-            with self._timing_wait():
-                operation()
-        except RuntimeError as error:
-            raise lost_rank_error(None, error) from error
+        with naming_lost_rank(), self._timing_wait():
+            operation()
 
 
 class _Request:
@@ -298,11 +295,19 @@ def _wait_for_works(works: Sequence[tuple[Any, Any]], peer: int) -> None:
         for work, _ in works:
             work.wait()
     except RuntimeError as error:
-        raise lost_rank_error(peer, error) from error
+        raise _lost_rank_error(peer, error) from error
 
 
-def lost_rank_error(peer: int | None, error: RuntimeError) -> LostRankError:
-    """The error for an exchange with a rank, None if it is unknown which one, that torch.distributed has ended."""
+@contextmanager
+def naming_lost_rank() -> Iterator[None]:
+    """Raise LostRankError for a collective that torch.distributed ends with an error."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise _lost_rank_error(None, error) from error
+
+
+def _lost_rank_error(peer: int | None, error: RuntimeError) -> LostRankError:
     culprit = "another rank" if peer is None else f"rank {peer}"
     reason = str(error).splitlines()[0][:150]
     return LostRankError(f"{culprit} has ended, or does not answer (torch.distributed: {reason})")
