@@ -23,6 +23,7 @@
 # make bench-simulate     simulated and measured step times, and up to 10,000 nodes, into results/simulate-*.json
 # make bench-replay       replayed job traces: speed, what placement changes, error against slurmctld, into results/replay-*.json
 # make bench-paper        experiments of the cited papers, with published values, into results/paper-*.json
+# make bench              all benchmarks, one after the other: several hours on two cores
 # make results            docs/results.md, from results/*.json
 # make launchers          accelerate, Lightning and submitit in .venv, for the nightly tests
 # make openmpi            an Open MPI with ULFM in build/openmpi, for tests of rank failures
@@ -38,7 +39,7 @@
 # make compose-test       the cluster tests on the containerized cluster (docs/compose.md); DEBIAN and TESTS select
 # make test-matrix        the same with each release of Slurm; prints the supported features
 # make test-oracle        thousands of random topology.conf files and hostlists, compared with slurmctld and scontrol
-# make nightly            all that takes longer than CI may
+# make nightly            all tests and checks, also those that take longer than CI may; no benchmarks
 
 PYTHON ?= $(or $(wildcard /usr/bin/python3),python3)
 BIN := .venv/bin
@@ -52,7 +53,7 @@ BENCHES := bench-demo bench-topology bench-placement bench-mesh bench-model benc
 	bench-scores bench-heterogeneous bench-simulate bench-replay bench-paper bench-gpu-requests bench-preflight \
 	bench-training bench-islands bench-audit
 
-.PHONY: demo record-demo test gpu-test lint results install launchers openmpi system-deps nightly fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean dist docs \
+.PHONY: demo record-demo test gpu-test lint results install launchers openmpi system-deps nightly bench fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean dist docs \
 	packages rpms compose compose-test test-matrix test-oracle test-packages test-plugin-releases $(BENCHES)
 
 demo: install
@@ -187,6 +188,8 @@ bench-paper: install
 	for paper in dltap zones adaptive-gossip heterogeneous frameworks; do \
 		$(AS_ROOT) $(BIN)/python -m benchmarks.papers $$paper --results results/paper-$$paper.json || exit; done
 
+bench: $(BENCHES)
+
 # on a machine with a GPU; the tests start ranks by torchrun, so that neither Slurm nor MPI is needed
 gpu-test: install
 	SLURMDL_REQUIRE_GPU=1 $(BIN)/pytest -p no:cacheprovider tests/gpu
@@ -250,7 +253,7 @@ memcheck-plugin: system-deps
 	$(MAKE) -C spank memcheck
 
 nightly: export SLURMDL_NIGHTLY = 1
-nightly: launchers lint test $(BENCHES) fuzz test-oracle memcheck-plugin test-plugin-releases pyslurm test-packages rpms test-matrix
+nightly: launchers lint dist docs test fuzz test-oracle memcheck-plugin test-plugin-releases pyslurm test-packages rpms test-matrix
 	$(MAKE) fuzz-plugin SECONDS=600
 
 # training launchers for the nightly tests (tests/cluster/test_launcher_jobs.py)
