@@ -8,18 +8,17 @@ placement does not use sleep.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks import sandbox_mpi
+from benchmarks.stub_models import NoOpOptimizer
 from slurmdl.plan import COMM_PATTERNS
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
-from slurmdl.train.strategies.strategy import ShardState
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.transport import Transport
 
@@ -64,36 +63,6 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
     communication = np.array(seconds[job["warm_up"]:]).reshape(blocks, steps).mean(axis=1)
     times = transport.allgather(communication if transport.rank in workers else np.zeros(blocks))
     return [float(value) for value in np.max(times, axis=0)]
-
-
-class PlainParameters:
-    """Parameters without a network; see StrategyContext.relocate_parameters."""
-
-    def __init__(self, parameters: npt.NDArray[np.float32]) -> None:
-        self.parameters = parameters
-
-    def relocate_parameters(self, memory: npt.NDArray[np.float32]) -> None:
-        memory[:] = self.parameters
-        self.parameters = memory
-
-
-class NoOpOptimizer:
-    """A ShardOptimizer that changes nothing."""
-
-    def __call__(self, hyperparameters: Any) -> None:
-        """Ignore the gradients."""
-
-    def state_bytes(self) -> npt.NDArray[np.uint8]:
-        return np.empty(0, np.uint8)
-
-    def load_state_bytes(self, state: npt.NDArray[np.uint8]) -> None:
-        """Ignore the state."""
-
-    def shard_states(self) -> list[ShardState]:
-        return []
-
-    def load_shard_states(self, states: Sequence[ShardState]) -> None:
-        """Ignore the states."""
 
 
 if __name__ == "__main__":

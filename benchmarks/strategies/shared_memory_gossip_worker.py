@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.placement_comm_time import NoOpOptimizer, PlainParameters
+from benchmarks.stub_models import NoOpOptimizer, PlainParameters
 from slurmdl.train import world
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.p2p import MeteredP2P

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from mpi import python
-from stub_models import NoOpOptimizer
 
+from benchmarks.stub_models import NoOpOptimizer
 from slurmdl.errors import SlurmdlError
 from slurmdl.train import init
 from slurmdl.train.comm_thread import CommThread

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from mpi import mpirun, needs_mpi
-from stub_models import PlainParameters
 
+from benchmarks.stub_models import PlainParameters
 from slurmdl.train import init
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library import run as library
@@ -213,7 +213,7 @@ def test_waiting_for_node_peer_counts_as_peer_wait() -> None:
 def test_shared_memory_gossip_over_mpi_equals_virtual_ranks(ranks: int) -> None:
     """Two ranks per emulated node, with random delays."""
     proc = mpirun(ranks, str(Path(__file__).with_name("mpi_programs") / "shared_memory.py"),
-                  environ={"PYTHONPATH": str(Path(__file__).parents[1])})
+                  environ={"PYTHONPATH": str(Path(__file__).parents[2])})
     assert proc.returncode == 0, proc.stderr
     over_mpi = json.loads(proc.stdout)
     assert over_mpi["collectives"] == []

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from stub_models import PlainParameters
 
+from benchmarks.stub_models import PlainParameters
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext

@@ -1,4 +1,4 @@
-"""Stubs of a model and an optimizer for tests of the messages of strategies."""
+"""Stubs of a model and an optimizer, to run the messages of strategies without PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurmdl.train.strategies.strategy import ShardState
 
 
 class PlainParameters:
-    """Relocatable parameters without a model; see StrategyContext.relocate_parameters."""
+    """Parameters without a network; see StrategyContext.relocate_parameters."""
 
     def __init__(self, parameters: npt.NDArray[np.float32]) -> None:
         self.parameters = parameters
