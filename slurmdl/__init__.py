@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from slurmdl.plan import planned_mesh as planned_mesh
     from slurmdl.plan import planned_rank as planned_rank
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 
 def __getattr__(name: str) -> Any:

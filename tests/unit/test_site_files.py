@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slurmdl import config, dl_options
+from slurmdl import __version__, config, dl_options
 from slurmdl.cli.links import COMMANDS as LINKS_COMMANDS
 from slurmdl.cli.main import COMMANDS
 from slurmdl.errors import EXIT_STATUS_MEANINGS, InputError
@@ -213,7 +213,7 @@ def test_packages_contain_the_same_files_without_git(tmp_path):
         pytest.skip("not a git checkout")
     known = run(ROOT / "tools/build-packages", "files")
     assert (known.returncode, known.stderr) == (0, "")
-    tree = tmp_path / "slurmdl-0.1.0"
+    tree = tmp_path / f"slurmdl-{__version__}"
     tree.mkdir()
     subprocess.run(["tar", "--null", "--files-from=-", "-c", "-f", tmp_path / "source.tar"], input=known.stdout,
                    text=True, cwd=ROOT, check=True, timeout=60)
