@@ -1,6 +1,7 @@
 """requeue a job without bad nodes, or exclude them from a pending job
 
-Run it on a login node with the ID of a job, or inside the job without. The nodes are remembered: later jobs that you
+Run it on a login node with the ID of a job, or inside the job without; there it does not return, so that the script
+does not go on. The nodes are remembered: later jobs that you
 submit with `slurmdl sbatch` leave them out, too, for a day (`slurmdl preflight --history` lists them).
 """
 
@@ -11,7 +12,7 @@ import os
 from slurmdl import config, dl_options
 from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import UsageError
-from slurmdl.health.requeue import requeue_and_exclude
+from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
 from slurmdl.slurm import hostlist, job_record
 from slurmdl.text import print_escaped
 
@@ -32,8 +33,10 @@ def run(argv: list[str]) -> int:
     if not job_id:
         raise UsageError("slurmdl requeue: no job; expected its ID, or a call inside a job")
     excluded = dict.fromkeys(hostlist.expand_hostlist(options.exclude), options.reason)
-    print_escaped(requeue_and_exclude(job_id, excluded, os.environ, max_requeues(job_id), options.wait,
-                                      options.dry_run, options.this_job_only))
+    requeue_and_exclude(job_id, excluded, os.environ, print_escaped, max_requeues(job_id), options.wait,
+                        options.dry_run, options.this_job_only)
+    if not (options.job or options.dry_run):
+        wait_for_job_end()
     return 0
 
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from slurmdl import config
 from slurmdl.cluster.load import query_cluster
@@ -32,17 +33,21 @@ from slurmdl.text import pluralize
 _UPDATE_ATTEMPTS, _UPDATE_INTERVAL_S = 5, 0.2
 #: Slurm sends SIGTERM to the processes of a requeued job, and SIGKILL after KillWait (slurm.conf(5))
 _SIGNALS_OF_REQUEUE = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+#: seconds until Slurm has terminated the processes of a requeued job (KillWait of slurm.conf(5) is 30)
+_JOB_END_TIMEOUT_S = 120.0
 
 
 def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mapping[str, str],
-                        max_requeues: int | None = None, may_wait: bool = False, dry_run: bool = False,
-                        this_job_only: bool = False) -> str:
-    """Requeue a job, and exclude nodes from it and from later jobs of the user; return what was done.
+                        report: Callable[[str], None], max_requeues: int | None = None, may_wait: bool = False,
+                        dry_run: bool = False, this_job_only: bool = False) -> None:
+    """Requeue a job, and exclude nodes from it and from later jobs of the user.
 
-    Raises SlurmdlError if that is not possible; the job is not requeued then, unless the message says so.
+    Raises SlurmdlError if that is not possible; the job is not requeued then, unless the message says so. If Slurm
+    has signaled this process, as one of the job, the signal takes effect at the end.
 
     Args:
         reasons: node -> why it is left out.
+        report: called with what was done.
         max_requeues: how often the job of this process may requeue itself; None for another job.
         may_wait: see `check_exclusion`.
         dry_run: only check whether it is possible.
@@ -57,7 +62,8 @@ def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mappin
         for job in jobs:
             check_exclusion(job, tuple(reasons), cluster, may_wait)
     if dry_run:
-        return f"job {jobs[0].job_id} can be requeued{_without(tuple(reasons))}"
+        report(f"job {jobs[0].job_id} can be requeued{_without(tuple(reasons))}")
+        return
     if max_requeues is not None:
         with suppress(OSError):  # then all restarts count
             job_marks.write_mark(job_marks.mark_path("requeues", environ))
@@ -67,15 +73,26 @@ def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mappin
             exclusions.remember_nodes(reasons, environ, job_id)
         except SlurmdlError as error:
             warn(f"{error}; later jobs may use {fold_hostlist(reasons)}")
-    try:
-        return requeue_without(jobs, tuple(reasons))
-    except UnavailableError:
-        was_pending, jobs = jobs[0].state == "PENDING", job_record.query_job(job_id)
-        if not was_pending or jobs[0].state == "PENDING":
-            raise
-    # it has started meanwhile
-    check_requeue(jobs[0])
-    return requeue_without(jobs, tuple(reasons))
+    with _deferred_signals():
+        try:
+            outcome = requeue_without(jobs, tuple(reasons))
+        except UnavailableError:
+            was_pending, jobs = jobs[0].state == "PENDING", job_record.query_job(job_id)
+            if not was_pending or jobs[0].state == "PENDING":
+                raise
+            # it has started meanwhile
+            check_requeue(jobs[0])
+            outcome = requeue_without(jobs, tuple(reasons))
+        report(outcome)
+
+
+def wait_for_job_end() -> NoReturn:
+    """Wait until Slurm terminates this requeued job, so that its script does not go on.
+
+    Raises GaveUpError if that does not happen.
+    """
+    time.sleep(_JOB_END_TIMEOUT_S)
+    raise GaveUpError("the job is requeued, but its processes still run")
 
 
 def check_requeue(job: JobRecord) -> None:
@@ -132,18 +149,17 @@ def requeue_without(jobs: Sequence[JobRecord], excluded: Sequence[str]) -> str:
         excluded: in addition to the nodes that each component excludes already.
     """
     leader = jobs[0]
-    with _ignored_signals():
-        if leader.state != "PENDING":
-            _scontrol("requeue", leader.job_id)
-        try:
-            for job in jobs:
-                if not set(excluded) <= set(job.excluded):
-                    _exclude(job, excluded)
-        except UnavailableError as error:
-            if leader.state == "PENDING":
-                raise
-            raise UnavailableError(f"job {leader.job_id} is requeued, but may start on {fold_hostlist(excluded)} "
-                                   f"again: {error}") from error
+    if leader.state != "PENDING":
+        _scontrol("requeue", leader.job_id)
+    try:
+        for job in jobs:
+            if not set(excluded) <= set(job.excluded):
+                _exclude(job, excluded)
+    except UnavailableError as error:
+        if leader.state == "PENDING":
+            raise
+        raise UnavailableError(f"job {leader.job_id} is requeued, but may start on {fold_hostlist(excluded)} "
+                               f"again: {error}") from error
     if leader.state == "PENDING":
         return f"job {leader.job_id} is pending already; it will start{_without(excluded)}, and keeps its place in " \
                "the queue"
@@ -180,11 +196,21 @@ def _scontrol(*args: str) -> None:
 
 
 @contextmanager
-def _ignored_signals() -> Iterator[None]:
-    """Ignore the signals that a requeue sends to its own job, here and in the child processes."""
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS_OF_REQUEUE}
+def _deferred_signals() -> Iterator[None]:
+    """Defer the signals that a requeue sends to its own job; after an error they are dropped, so that it is printed.
+
+    Child processes never get them: they inherit the mask. This process needs handlers, too: the mask does not apply
+    to the threads of libraries, and an ignored signal could not take effect later.
+    """
+    arrived: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, frame: arrived.append(number))
+                for number in _SIGNALS_OF_REQUEUE}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS_OF_REQUEUE)
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # calls the handlers of signals that have arrived
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    if arrived:
+        signal.raise_signal(arrived[0])

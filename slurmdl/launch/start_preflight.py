@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import NoReturn
 
 from slurmdl import config
 from slurmdl.dl_options import DlOptions
@@ -15,15 +13,12 @@ from slurmdl.errors import GaveUpError, SlurmdlError, internal_error_text
 from slurmdl.health import exclusions, job_marks, site_verdicts
 from slurmdl.health.preflight import Preflight, keep_link_samples, run_preflight
 from slurmdl.health.report import format_table
-from slurmdl.health.requeue import requeue_and_exclude
+from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
 from slurmdl.job_states import Facts, JobState, next_state
 from slurmdl.launch import step_context
 from slurmdl.launch.submission_record import RequestedSize
 from slurmdl.slurm import hostlist, job_record, jobs
 from slurmdl.slurm.slurm_conf import SlurmConfig
-
-#: seconds until Slurm has terminated the processes of a requeued job (KillWait of slurm.conf(5) is 30)
-_REQUEUE_WAIT_S = 120.0
 
 
 def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, site_config: config.Config,
@@ -69,12 +64,12 @@ def _act(result: Preflight, dl: DlOptions, requested_size: RequestedSize | None,
     state, problem = next_state(JobState.PREFLIGHT, facts), ""
     if state is JobState.REQUEUED:
         try:
-            outcome = requeue_and_exclude(job_id, bad, environ, dl.max_requeues, may_wait=dl.on_bad_nodes == "wait")
+            requeue_and_exclude(job_id, bad, environ, lambda outcome: on_warning(f"preflight: {outcome}"),
+                                dl.max_requeues, may_wait=dl.on_bad_nodes == "wait")
         except SlurmdlError as error:
             state, problem = next_state(JobState.PREFLIGHT, replace(facts, can_requeue=False)), str(error)
         else:
-            on_warning(f"preflight: {outcome}")
-            _wait_for_job_end(outcome)
+            wait_for_job_end()
     elif bad:
         on_warning(f"preflight: the job continues without {hostlist.fold_hostlist(bad)}")
     if bad:
@@ -93,12 +88,6 @@ def _has_spare_nodes(result: Preflight, requested_size: RequestedSize | None, en
     good = [node for node in result.reports if node not in result.reasons]
     return requested_size is not None and len(good) >= requested_size.nodes \
         and environ.get("SLURMD_NODENAME", "") not in result.reasons
-
-
-def _wait_for_job_end(outcome: str) -> NoReturn:
-    """Wait until Slurm terminates this job, so that its script does not go on."""
-    time.sleep(_REQUEUE_WAIT_S)
-    raise GaveUpError(f"preflight: {outcome}, but its processes still run; the step is not started")
 
 
 def _write_mark(path: str, on_warning: Callable[[str], None]) -> None:

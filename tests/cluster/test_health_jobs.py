@@ -75,6 +75,19 @@ def test_requeued_job_starts_without_the_node(new_cluster):
                     health.history())
 
 
+def test_script_does_not_go_on_until_slurm_ends_it(new_cluster):
+    """Slurm terminates the processes of the job seconds after scontrol has returned."""
+    cluster = new_cluster(nodes=4, slurm_conf_lines=SOON)
+    health = Health(cluster)
+    shim = cluster.script('#!/bin/sh\nPATH=${PATH#*:}\n[ "$1" = requeue ] || exec scontrol "$@"\n'
+                          '(sleep 3; exec scontrol "$@") >/dev/null 2>&1 &\n', name="scontrol")
+    job = health.submit(REQUEUES_ITSELF.format(command=f"PATH={shim.parent}:$PATH slurmdl requeue"))
+    record = cluster.wait(job, 90)
+    text = cluster.run(["cat", record["StdOut"]]).stdout
+    assert started_on(text, 0) and started_on(text, 1) and record["Restarts"] == "1"
+    assert f"job {job} is requeued\n" in text and "status" not in text, text
+
+
 def test_requeue_killed_half_way_leaves_no_job_held(new_cluster):
     """scontrol requeue succeeds, then slurmdl is killed before it excludes the node."""
     cluster = new_cluster(nodes=4, slurm_conf_lines=SOON)

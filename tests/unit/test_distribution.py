@@ -5,7 +5,6 @@ from __future__ import annotations
 import email
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -196,13 +195,3 @@ def test_version_without_a_commit(checkout, monkeypatch, capsys):
     monkeypatch.setattr(commit, "find_commit", lambda: "")
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"slurmdl {__version__}\n"
-
-
-def test_all_files_name_the_same_version():
-    released = {
-        "CITATION.cff": r"^version: (.+)$", "packaging/deb/changelog": r"\Aslurmdl \((.+)\)",
-        "packaging/rpm/slurmdl.spec": r"^Version: +(.+)$", "CHANGELOG.md": r"^## \[(\d.*)\] - \d{4}-\d\d-\d\d$"}
-    for name, pattern in released.items():
-        assert re.search(pattern, (ROOT / name).read_text(), re.MULTILINE)[1] == __version__, name
-    spec_changes = (ROOT / "packaging/rpm/slurmdl.spec").read_text().partition("%changelog\n")[2]
-    assert spec_changes.splitlines()[0].endswith(f" - {__version__}-1")

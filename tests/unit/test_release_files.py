@@ -13,8 +13,9 @@ from slurmdl import __version__
 ROOT = Path(__file__).parents[2]
 #: file -> where it states the version
 VERSIONS = {
-    "pyproject.toml": r'^version = "(.*)"', "CITATION.cff": r"^version: (.*)",
-    "packaging/rpm/slurmdl.spec": r"^Version: +(.*)", "packaging/deb/changelog": r"\Aslurmdl \((.*)\)",
+    "CITATION.cff": r"^version: (.*)", "packaging/deb/changelog": r"\Aslurmdl \((.*)\)",
+    "packaging/rpm/slurmdl.spec": r"(?s)^Version: +(\S+)$.*^%changelog\n\*[^\n]* - \1-1\n",
+    "CHANGELOG.md": r"^## \[(\d.*)\] - \d{4}-\d\d-\d\d$",
 }
 LINT = re.search(r"^lint:.*\n((?:\t.*\n)*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
