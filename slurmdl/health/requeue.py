@@ -35,6 +35,8 @@ _UPDATE_ATTEMPTS, _UPDATE_INTERVAL_S = 5, 0.2
 _SIGNALS_OF_REQUEUE = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 #: seconds until Slurm has terminated the processes of a requeued job (KillWait of slurm.conf(5) is 30)
 _JOB_END_TIMEOUT_S = 120.0
+#: seconds in which the shell that runs the job script gets its signal, too
+_SHELL_END_S = 1.0
 
 
 def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mapping[str, str],
@@ -91,7 +93,10 @@ def wait_for_job_end() -> NoReturn:
 
     Raises GaveUpError if that does not happen.
     """
-    time.sleep(_JOB_END_TIMEOUT_S)
+    with _deferred_signals() as has_arrived:
+        deadline = time.monotonic() + _JOB_END_TIMEOUT_S
+        while not has_arrived() and time.monotonic() < deadline:
+            time.sleep(0.1)
     raise GaveUpError("the job is requeued, but its processes still run")
 
 
@@ -196,21 +201,26 @@ def _scontrol(*args: str) -> None:
 
 
 @contextmanager
-def _deferred_signals() -> Iterator[None]:
-    """Defer the signals that a requeue sends to its own job; after an error they are dropped, so that it is printed.
+def _deferred_signals() -> Iterator[Callable[[], bool]]:
+    """Defer the signals that a requeue sends to its own job; gives a function that says whether one has arrived.
 
-    Child processes never get them: they inherit the mask. This process needs handlers, too: the mask does not apply
-    to the threads of libraries, and an ignored signal could not take effect later.
+    It takes effect at the end, and a little later: the shell that runs the job script must get its own signal before,
+    or the script goes on. After an error it is dropped, so that the error is printed.
+
+    Child processes never get the signals, as they inherit the mask. Handlers are necessary, too: the mask does not
+    apply to the threads of libraries.
     """
     arrived: list[int] = []
     handlers = {number: signal.signal(number, lambda number, frame: arrived.append(number))
                 for number in _SIGNALS_OF_REQUEUE}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS_OF_REQUEUE)
     try:
-        yield
+        yield lambda: bool(arrived or signal.sigpending() & {*_SIGNALS_OF_REQUEUE})
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # calls the handlers of signals that have arrived
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if arrived:
+        time.sleep(_SHELL_END_S)
+        signal.signal(arrived[0], signal.SIG_DFL)
         signal.raise_signal(arrived[0])

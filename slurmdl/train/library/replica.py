@@ -258,16 +258,22 @@ class Replica(DeviceCopies):
 
     def nonfinite_parameter(self) -> str:
         """Name of the first parameter with a non-finite gradient, or ""."""
-        import torch
-
-        gradients = [_dense_values(tensor.grad) for tensor in self.tensors if tensor.grad is not None]
-        total = self._flat_grad.sum() if self.sends_gradients else \
-            torch.stack([gradient.sum() for gradient in gradients]).sum() if gradients else torch.zeros(())
-        if math.isfinite(float(total)):
+        if math.isfinite(self._gradient_sum()):
             return ""
         # an element is not finite, or the sum overflows float32
         return next((name for name, tensor in zip(self.names, self.tensors, strict=True)
                      if tensor.grad is not None and not bool(_dense_values(tensor.grad).isfinite().all())), "")
+
+    def _gradient_sum(self) -> float:
+        """Sum of all entries of all gradients."""
+        if self.sends_gradients:
+            return float(self._flat_grad.sum())
+        sums = [_dense_values(tensor.grad).sum() for tensor in self.tensors if tensor.grad is not None]
+        if self.on_gpu and sums:  # synchronize once
+            import torch
+
+            return float(torch.stack(sums).sum())
+        return float(sum(map(float, sums)))
 
 
 def _dense_values(gradient: Any) -> Any:
