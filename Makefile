@@ -37,7 +37,7 @@
 # make rpms               the same as rpms, from a spec checked by rpmlint
 # make test-packages      install, enable, submit, upgrade, disable and remove the packages, in a chroot of Debian
 # make compose-test       the cluster tests on the containerized cluster (docs/compose.md); DEBIAN and TESTS select
-# make test-matrix        the same with each release of Slurm; prints the supported features
+# make test-matrix        the same with each release of Slurm, or with RELEASES; prints the supported features
 # make test-oracle        thousands of random topology.conf files and hostlists, compared with slurmctld and scontrol
 # make nightly            all tests and checks, also those that take longer than CI may; no benchmarks
 
@@ -230,7 +230,7 @@ compose-test: compose
 	$(AS_ROOT) tools/with-docker env DEBIAN=$(DEBIAN) $(BIN)/pytest -p no:cacheprovider --cluster=compose $(or $(TESTS),tests/cluster)
 
 test-matrix: compose
-	$(AS_ROOT) tools/with-docker $(BIN)/python tests/cluster/matrix
+	$(AS_ROOT) tools/with-docker $(BIN)/python tests/cluster/matrix $(RELEASES)
 
 packages: system-deps
 	@tools/install-debian-deps debhelper dh-python pybuild-plugin-pyproject python3-all python3-networkx python3-numpy \
@@ -253,8 +253,9 @@ memcheck-plugin: system-deps
 	$(MAKE) -C spank memcheck
 
 nightly: export SLURMDL_NIGHTLY = 1
-nightly: launchers lint dist docs test fuzz test-oracle memcheck-plugin test-plugin-releases pyslurm test-packages rpms test-matrix
+nightly: launchers lint dist docs test fuzz test-oracle memcheck-plugin test-plugin-releases pyslurm test-packages rpms
 	$(MAKE) fuzz-plugin SECONDS=600
+	$(MAKE) test-matrix SLURMDL_NIGHTLY= RELEASES="trixie forky"
 
 # training launchers for the nightly tests (tests/cluster/test_launcher_jobs.py)
 launchers: install
