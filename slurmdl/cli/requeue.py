@@ -1,8 +1,8 @@
 """requeue a job without bad nodes, or exclude them from a pending job
 
-Run it on a login node with the ID of a job, or inside the job without; there it does not return, so that the script
-does not go on. The nodes are remembered: later jobs that you
-submit with `slurmdl sbatch` leave them out, too, for a day (`slurmdl preflight --history` lists them).
+Run it on a login node with the ID of a job, or inside the job without. There it does not return, so that the script
+does not go on. The nodes are remembered: later jobs that you submit with `slurmdl sbatch` leave them out, too, for a
+day (`slurmdl preflight --history` lists them).
 """
 
 from __future__ import annotations
