@@ -30,8 +30,11 @@ def duration_between(min_s: float, max_s: float) -> Callable[[str], float]:
     return parse
 
 
-class _TerminalWidthFormatter(argparse.HelpFormatter):
-    """Formatter with the terminal's width, without importing shutil and its compression modules as argparse does."""
+class _HelpFormatter(argparse.HelpFormatter):
+    """Formatter that keeps paragraphs, and does not break the names of options.
+
+    It reads the terminal's width itself, without importing shutil and its compression modules as argparse does.
+    """
 
     def __init__(self, prog: str) -> None:
         try:
@@ -40,12 +43,21 @@ class _TerminalWidthFormatter(argparse.HelpFormatter):
             columns = 80
         super().__init__(prog, width=columns - 2)
 
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = (self._split_lines(paragraph, width - len(indent)) for paragraph in text.split("\n\n"))
+        return "\n\n".join("\n".join(indent + line for line in lines) for lines in paragraphs)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap  # only for help
+
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
 
 class CliParser(argparse.ArgumentParser):
     """argparse whose errors are UsageErrors: one line, exit status 64."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": _TerminalWidthFormatter, **options})
+        super().__init__(**{"formatter_class": _HelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message} (`{self.prog} --help` lists the options)")

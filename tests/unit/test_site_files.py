@@ -15,7 +15,7 @@ import yaml
 
 from slurmdl import __version__, config, dl_options
 from slurmdl.cli.links import COMMANDS as LINKS_COMMANDS
-from slurmdl.cli.main import COMMANDS
+from slurmdl.cli.main import COMMANDS, main
 from slurmdl.errors import EXIT_STATUS_MEANINGS, InputError
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +51,13 @@ def test_man_pages_list_all_commands_options_and_statuses(written):
     plugin = (written / "slurmdl-spank.8").read_text().replace(r"\-", "-")
     assert set(re.findall(r"\\fB--(dl-[a-z0-9-]+)", plugin)) == {*dl_options.SPANK_OPTIONS, "dl-rank-map"}
     assert "prometheus:" in (written / "slurmdl.yaml.5").read_text()
+
+
+def test_help_and_man_pages_keep_paragraphs(written, capsys):
+    with pytest.raises(SystemExit):
+        main(["preflight", "--help"])
+    assert re.search(r"program\s+starts\n\nCall it in a job script", capsys.readouterr().out)
+    assert "program starts\n.PP\nCall it in a job script" in (written / "slurmdl.1").read_text()
 
 
 def test_man_pages_have_no_groff_warnings(written):
