@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
 from slurmdl.text import print_escaped, truncate, truncate_middle
 
@@ -119,9 +118,13 @@ def sort_by_similarity(word: str, valid: Sequence[str]) -> list[str]:
 
 def print_stderr(text: str) -> None:
     """Print on stderr; do nothing if it is closed or cannot be written."""
-    if sys.stderr is not None:  # None if closed (2>&-): print would write to stdout, which scripts parse
-        with suppress(OSError, ValueError):
-            print_escaped(text, sys.stderr)
+    if sys.stderr is None:  # closed (2>&-): print would write to stdout, which scripts parse
+        return
+    try:
+        print_escaped(text, sys.stderr)
+    except (OSError, ValueError):
+        # its buffer keeps the text: at exit Python would try again, and fail with status 120
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def warn(message: str) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 MIN_RELEASE = (25, 11)  # first release with the attributes below
 
@@ -33,17 +33,24 @@ def main() -> None:
     try:
         import pyslurm
     except ImportError as error:
-        sys.exit(f"{error}; expected the PySlurm of the controller's release for {sys.executable}, or "
-                 "cluster_backend: scontrol")
+        _fail(f"{error}; expected the PySlurm of the controller's release for {sys.executable}, or "
+              "cluster_backend: scontrol")
     try:
         config = pyslurm.slurmctld.Config.load()
         if reason := version_mismatch_reason(pyslurm.__version__, config.version):
-            sys.exit(reason)
+            _fail(reason)
         output.writelines(_record_lines(pyslurm, config))
         output.close()
     except Exception as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        _fail(f"{type(error).__name__}: {error}")
     os._exit(0)  # do not wait for libslurm's threads and the freeing of each node
+
+
+def _fail(message: str) -> NoReturn:
+    """Exit with `message` as the last line on stderr, after what is buffered in stdout."""
+    sys.stdout.flush()
+    print(message, file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def version_mismatch_reason(pyslurm_version: str, controller_version: str) -> str:

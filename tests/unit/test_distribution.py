@@ -87,7 +87,8 @@ def test_sdist_has_all_source_files(tree):
 
 def test_wheel_has_all_files_of_the_package_and_no_others(tree, wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    package = {str(path.relative_to(tree)) for path in (tree / "slurmdl").rglob("*") if path.is_file()}
+    package = {str(path.relative_to(tree)) for path in (tree / "slurmdl").rglob("*")
+               if path.is_file() and path.suffix != ".pyc"}
     assert {name for name in names if not name.startswith(f"slurmdl-{__version__}.dist-info/")} == package
     assert {"slurmdl/py.typed", "slurmdl/launch/task.sh"} <= package
 
