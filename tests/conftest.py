@@ -31,7 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Programs that tests start, also in jobs of a sandbox, start in half of the time: see benchmarks/fast_start."""
+    """Set the environment of the programs that tests start, also in jobs of a sandbox.
+
+    They start in half of the time (benchmarks/fast_start), and buffer their output as those of users do.
+    """
+    for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+        os.environ.pop(name, None)
     starts_workers = bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
     if os.environ.get("SLURMDL_NIGHTLY") != "1" and not starts_workers:
         os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -158,6 +158,11 @@ def test_wheel_and_editable_installation_of_a_checkout(tmp_path):
         assert archive.read(f"slurmdl/{COMMIT_FILE}").decode().strip() == git(copy, "rev-parse", "--short=10", "HEAD")
         assert "slurmdl/stale.py" not in archive.namelist()
     assert not (copy / "slurmdl" / COMMIT_FILE).exists()
+    # a path, not a finder: next to a checkout, its folder `topology` would become slurmdl.topology
+    editable, = (tmp_path / "build_editable").iterdir()
+    with zipfile.ZipFile(editable) as archive:
+        path, = (archive.read(name).decode().strip() for name in archive.namelist() if name.endswith(".pth"))
+    assert Path(path) == copy
 
 
 def test_commit_of_a_checkout(checkout, tmp_path, monkeypatch):
