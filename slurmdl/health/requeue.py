@@ -202,13 +202,14 @@ def _scontrol(*args: str) -> None:
 
 @contextmanager
 def _deferred_signals() -> Iterator[Callable[[], bool]]:
-    """Defer the signals that a requeue sends to its own job; gives a function that says whether one has arrived.
+    """Defer the signals that a requeue sends to its own job; yields a function that returns whether one has arrived.
 
-    It takes effect at the end, and a little later: the shell that runs the job script must get its own signal before,
-    or the script goes on. After an error it is dropped, so that the error is printed.
+    At the end this process waits for a moment and then dies of the signal. It must not die before the shell of the
+    job script, which would then run the next command. If the body raises an exception, the signal is discarded: the
+    caller reports the error.
 
-    Child processes never get the signals, as they inherit the mask. Handlers are necessary, too: the mask does not
-    apply to the threads of libraries.
+    Child processes inherit the signal mask, so they do not get the signals. The mask does not apply to threads of
+    libraries, so handlers are set, too.
     """
     arrived: list[int] = []
     handlers = {number: signal.signal(number, lambda number, frame: arrived.append(number))

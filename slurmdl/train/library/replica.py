@@ -273,7 +273,7 @@ class Replica(DeviceCopies):
             import torch
 
             return float(torch.stack(sums).sum())
-        return float(sum(map(float, sums)))
+        return sum(map(float, sums), 0.0)
 
 
 def _dense_values(gradient: Any) -> Any:
