@@ -195,8 +195,7 @@ def _exclude(job: JobRecord, excluded: Sequence[str]) -> None:
 
 def _scontrol(*args: str) -> None:
     result = process.run_command(["scontrol", *args])
-    # Slurm terminates the processes of a requeued job, scontrol among them
-    if result.returncode not in (0, -signal.SIGTERM):
+    if result.returncode:
         raise UnavailableError(f"scontrol {args[0]}: {result.first_error or f'exit status {result.returncode}'}")
 
 

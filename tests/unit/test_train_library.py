@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from strategy_harness import even_slices, global_batches
+from strategy_harness import global_batches
 from torch import nn
 from virtual_ranks import flat, library
 
@@ -505,67 +505,6 @@ def test_early_end_of_a_worker_fails_all(method: StrategyConfig) -> None:
         library(2, method, program)
 
 
-@pytest.mark.parametrize("count, workers, batch", [(100, 3, 7), (9, 3, 3), (10, 3, 3), (11, 3, 3), (3, 3, 50),
-                                                   (1437, 8, 32), (5, 1, 2), (17, 16, 1)])
-def test_epoch_assigns_every_sample_once(count: int, workers: int, batch: int) -> None:
-    batches = GlobalBatches(count, workers, batch, True, 4)
-    all_parts = [list(even_slices(batches, worker)) for worker in range(workers)]
-    assert {len(parts) for parts in all_parts} == {batches.steps_per_epoch}
-    indices = [index for parts in all_parts for part in parts for index in range(part.start, part.stop)]
-    assert sorted(indices) == list(range(count))
-    for number in range(batches.steps_per_epoch):
-        sizes = [parts[number].stop - parts[number].start for parts in all_parts]
-        assert [parts[number].gradient_weight for parts in all_parts] == [
-            size * workers / sum(sizes) for size in sizes]
-        is_last = number == batches.steps_per_epoch - 1
-        assert sizes == [batch] * workers or (is_last and max(sizes) - min(sizes) <= 1 <= min(sizes)
-                                              and max(sizes) <= batch + 1)
-    assert sorted(batches.order(2)) == list(range(count))
-    assert not np.array_equal(batches.order(2), batches.order(3))
-    assert np.array_equal(GlobalBatches(count, workers, batch, False, 4).order(0), np.arange(count))
-
-
-class Squares(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        return index, index * index
-
-
-@pytest.mark.parametrize("data", [Squares(), (np.arange(10), np.arange(10) ** 2), torch.utils.data.TensorDataset(
-    torch.arange(10), torch.arange(10) ** 2)], ids=["dataset", "arrays", "tensors"])
-def test_loader_supports_datasets_arrays_and_tensors(data: Any) -> None:
-    def program(run: Run) -> Any:
-        loader = run.loader(data, 2, shuffle=False)
-        assert (len(loader), len(loader.dataset), loader.batch_size) == (3, 10, 2), "as scripts with a DataLoader log"
-        assert [int(value) for value in loader.dataset[3]] == [3, 9]
-        return [pair for x, y in loader for pair in zip(x.tolist(), y.tolist(), strict=True)]
-    results = library(2, StrategyConfig("allreduce"), program)
-    assert sorted(results[0] + results[1]) == [(number, number * number) for number in range(10)]
-
-
-def test_loader_accepts_random_samples() -> None:
-    """E.g. a Dataset with data augmentation."""
-    class Noise(Squares):
-        def __getitem__(self, index: int) -> tuple[int, int]:
-            return index, int(np.random.default_rng().integers(1 << 60))
-    assert library(2, StrategyConfig("allreduce"), lambda run: len(run.loader(Noise(), 5))) == [1, 1]
-
-
 def test_wrap_rejects_server_in_process_of_caller() -> None:
     with pytest.raises(TrainError, match=r"expected attach\(\) and serve\(\)"):
         library(2, StrategyConfig("ps"), wrap_net)
-
-
-@pytest.mark.parametrize("data, batch, words", [
-    (iter([1]), 2, "has no length or no samples by index"), ((np.zeros(4), np.zeros(5)), 2, "arrays of 4, 5 samples"),
-    (np.zeros(1), 2, "1 samples for 2 workers"), (np.zeros(4), 0, "a batch of 0 samples")])
-def test_loader_rejects_unsupported_data(data: Any, batch: int, words: str) -> None:
-    with pytest.raises(TrainError, match=words):
-        library(2, StrategyConfig("allreduce"), lambda run: run.loader(data, batch))
-
-
-def test_loader_rejects_different_data() -> None:
-    with pytest.raises(TrainError, match="the data differs from that of rank 0"):
-        library(3, StrategyConfig("allreduce"), lambda run: run.loader(np.zeros(4 + (run.rank == 2)), 2))
