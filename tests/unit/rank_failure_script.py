@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,8 @@ run = init(StrategyConfig(**case["method"]))
 (folder / f"pid-{run.rank}").write_text(str(os.getpid()))
 run.world.transport.barrier()
 # the surviving rank that kills the others
-killer = max(set(run.world.ranks_with_role("worker")) - set(kill_steps))
+workers = run.world.ranks_with_role("worker")
+killer = max(set(workers) - set(kill_steps))
 torch.manual_seed(1)
 module = torch.nn.Linear(50, 20)
 opt = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.5)
@@ -39,7 +41,12 @@ random = torch.Generator().manual_seed(run.rank)
 if run.is_server:
     run.serve()
 for step in range(0 if run.is_server else case["steps"]):
+    if step in kill_steps.values():
+        (folder / f"at-{step}-{run.rank}").touch()
     for rank in [rank for rank, kill_step in kill_steps.items() if run.rank == killer and kill_step == step]:
+        # a server has made its first backup only if all workers have come this far
+        while rank not in workers and not all((folder / f"at-{step}-{worker}").exists() for worker in workers):
+            time.sleep(0.01)
         os.kill(int((folder / f"pid-{rank}").read_text()), signal.SIGKILL)
     samples = torch.randn(16, 50, generator=random)
     opt.zero_grad()

@@ -80,6 +80,15 @@ def test_trainer_stops_and_resumes(arguments: tuple[str, ...], tmp_path: Path) -
     assert len(list((tmp_path / "kept").glob("step-*/manifest.json"))) <= 2
 
 
+@needs_mpi
+def test_checkpoint_is_due_after_a_faster_rank_has_ended(tmp_path: Path) -> None:
+    """The ranks do not wait for each other; the one that has ended must still reply."""
+    proc = mpirun(2, "-m", "slurmdl.train", "--strategy", "gossip", "--shared-memory", "--async", "--steps", "4",
+                  "--model", "mlp:16", "--emulate-compute", "0.02", "--straggler", "0=40",
+                  "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "2")
+    assert proc.returncode == 0, proc.stderr
+
+
 def test_run_resumes_after_kill_at_any_moment(tmp_path: Path) -> None:
     """With a checkpoint in each step, most kills occur during a checkpoint."""
     words = ["--virtual-ranks", "2", "--strategy", "gossip", "--steps", "40", "--model", "mlp:64"]

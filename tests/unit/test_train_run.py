@@ -181,7 +181,7 @@ def test_single_rank_trains() -> None:
     # on virtual ranks in test_train_simulate.py
     *(pytest.param(words, "", 64, text, marks=pytest.mark.nightly) for words, text in (
         (("--strategy", "gossip", "--comm-pattern", "ring"), "strategy gossip has random-matching, one-peer"),
-        (("--batch-size", "800"), "only 718 images"))),
+        (("--batch-size", "800"), "only 718 samples"))),
     ((), 'set -- "$@" --lr 0.$((R + 1))', 64, "rank 1 has --lr 0.2 but rank 0 has 0.1")])
 def test_error_of_all_ranks_is_reported_once(arguments: tuple[str, ...], per_rank: str, status: int,
                                             text: str) -> None:

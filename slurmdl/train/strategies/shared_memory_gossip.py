@@ -196,6 +196,8 @@ class SharedMemoryGossip(Strategy):
         if self._inter_node:
             self._inter_node.finish()
         self._leave_window()
+
+    def close(self) -> None:
         self._ctx.comm_thread.call(self._window.close)
 
     def _leave_window(self) -> None:
