@@ -119,7 +119,8 @@ def test_ddp_script_leaves_the_slow_node(new_sandbox):
     log = path.parent / f"slurm-{job}.out"
     wait_for_pattern(log, "step 40 of")
     slow = re.search("start 0 on (.*)", read_log(log))[1].split()[-1]
-    cluster.sandbox.limit_cpu(slow, 0.1)
+    # far less than the other ranks get while other programs run on this machine
+    cluster.sandbox.limit_cpu(slow, 0.04)
     record = cluster.wait(job, 300)
     text = read_log(log)
     started_again, resumed = re.search("start 1 on (.*)", text), re.search(r"resumed after step (\d+)", text)
