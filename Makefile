@@ -195,7 +195,7 @@ gpu-test: install
 	SLURMDL_REQUIRE_GPU=1 $(BIN)/pytest -p no:cacheprovider tests/gpu
 
 fuzz: install
-	SLURMDL_NIGHTLY=1 SLURMDL_FUZZ_SECONDS=100 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz
+	SLURMDL_NIGHTLY=1 SLURMDL_FUZZ_SECONDS=45 $(BIN)/pytest -p no:cacheprovider -s tests/fuzz
 
 test-oracle: install
 	$(AS_ROOT) env SLURMDL_ORACLE_FILES=5000 SLURMDL_ORACLE_HOSTLISTS=20000 SLURMDL_ORACLE_SEED=$$(date +%j) \
