@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 
 from slurmdl.errors import UsageError, report_error, sort_by_similarity
@@ -35,6 +37,7 @@ _ENTRY_POINTS = {"sbatch": ("slurmdl.launch.sbatch", "run_sbatch"), "train": ("s
 def main(argv: list[str] | None = None) -> int:
     """Run one command line (without the program's name) and return its exit status."""
     args = sys.argv[1:] if argv is None else argv
+    _restore_lc_ctype()
     try:
         if args[:1] in (["--version"], ["-V"]):
             from slurmdl.commit import describe_version
@@ -45,6 +48,18 @@ def main(argv: list[str] | None = None) -> int:
         return dispatch("slurmdl", COMMANDS, args)
     except (Exception, KeyboardInterrupt) as error:
         return report_error(error)
+
+
+def _restore_lc_ctype() -> None:
+    """Set LC_CTYPE as this process got it: in the C locale Python sets it (PEP 538), and jobs would inherit that."""
+    if "LC_CTYPE" not in os.environ:
+        return
+    with suppress(OSError), open("/proc/self/environ", "rb") as file:
+        values = [entry.partition(b"=")[2] for entry in file.read().split(b"\0") if entry.startswith(b"LC_CTYPE=")]
+        if values:
+            os.environb[b"LC_CTYPE"] = values[0]
+        else:
+            del os.environ["LC_CTYPE"]
 
 
 def dlsbatch() -> int:

@@ -28,8 +28,10 @@ def cluster() -> Iterator[DemoCluster]:
         if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
             raise
         pytest.skip(f"no real Slurm cluster: {error}")
-    yield DemoCluster(sandbox, io.StringIO())
+    log = io.StringIO()
+    yield DemoCluster(sandbox, log)
     lifecycle.sandbox_down(name)
+    print(log.getvalue())  # pytest shows it if the test has failed
 
 
 def test_mesh_keeps_its_groups_in_zones_and_bad_link_is_left_out(

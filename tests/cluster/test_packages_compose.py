@@ -45,12 +45,15 @@ def site(cluster) -> Iterator[ComposeCluster]:
     """The cluster without slurmdl, which is reinstalled at the end."""
     if not isinstance(cluster, ComposeCluster):
         pytest.skip("runs on the containerized cluster only; see test_packages.py for this machine's Slurm")
+    # /tmp is not listed; dpkg would ask what to do with the image's configuration
     try:
-        run_on_all(cluster, "cd / && pip uninstall -q -y --break-system-packages --root-user-action=ignore slurmdl")
+        run_on_all(cluster, "mv /etc/slurmdl /tmp/etc-slurmdl && cd / && "
+                            "pip uninstall -q -y --break-system-packages --root-user-action=ignore slurmdl")
         yield cluster
     finally:
         (cluster.etc / "plugstack.conf").unlink(missing_ok=True)
-        run_on_all(cluster, f"{REMOVE} 2>/dev/null; cd / && pip install -q --no-deps "
+        run_on_all(cluster, f"{REMOVE} 2>/dev/null; rm -rf /etc/slurmdl; mv /tmp/etc-slurmdl /etc/slurmdl; "
+                            "cd / && pip install -q --no-deps "
                             "--no-build-isolation --no-index --break-system-packages --root-user-action=ignore /src")
 
 

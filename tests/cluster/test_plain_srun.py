@@ -26,6 +26,8 @@ MORE_STEPS = {
     "-N 6 --ntasks-per-node=2": [*STEPS["-N 6 --ntasks-per-node=2"], "-n 12"],
     "-n 6 -c 2": [*STEPS["-n 6 -c 2"], "-c 2"],
 }
+#: as documented; Slurm 22.05 does not set the last one
+VARIABLES_OF_PMIX = ("SLURM_MPI_TYPE", "SLURM_PMIX*", "PMIX_*", "OMPI_MCA_orte_precondition_transports")
 #: each step runs twice with plain srun, to detect differences between any two steps, and once with slurmdl srun
 KINDS = ("srun", "srun", "slurmdl srun")
 
@@ -73,6 +75,10 @@ def test_variables_differ_from_plain_srun_as_documented(cluster, steps):
         assert not unlisted, step
     observed = set().union(*differing.values())
     equal = {pattern for pattern in documented if not any(fnmatch(name, pattern) for name in observed)}
+    if cluster.launcher:  # its srun has no PMIx, so that --mpi is not added
+        equal -= set(VARIABLES_OF_PMIX)
+    elif slurm_release(cluster) < (24, 11):
+        equal.discard(VARIABLES_OF_PMIX[-1])
     assert not equal, "documented as different"
 
 

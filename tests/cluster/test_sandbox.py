@@ -61,6 +61,7 @@ def test_hosts_are_isolated_and_share_one_directory(cluster, tmp_path):
 
 def test_var_lib_changes_of_a_host_are_private(cluster):
     """A host sees the machine's /var/lib with its private changes, and the directory of the sandbox."""
+    assert cluster.sandbox.root.is_relative_to("/var/lib")
     before = set(os.listdir("/var/lib"))
     command = ["slurmdl", "links", "counters", "--node-name=n1", "--strict"]
     assert cluster.run(command, host="n1", as_root=True).returncode == 0
