@@ -15,7 +15,8 @@ from benchmarks.demo.jobs import PLACED, Job, Outcome
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle
 
-#: time limit of a job, and attempts: Open MPI 4.1.4 sometimes hangs or crashes in MPI_Init on a busy machine
+#: time limit of a job, and attempts: under srun, Open MPI 4.1.4 sometimes hangs or crashes in MPI_Init on a busy
+#: machine (https://github.com/open-mpi/ompi/issues/12495)
 JOB_TIMEOUT_S, STARTS = 90.0, 3
 
 
