@@ -6,9 +6,6 @@ import re
 
 from conftest import Cluster
 
-#: Slurm starts a requeued job again after 6 s instead of 121 s
-SOON = ("AuthInfo=cred_expire=5",)
-
 
 class Health:
     """A user's calls, with a list of exclusions of their own."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 #: whether the slow cases run, too
 NIGHTLY = os.environ.get("SLURMDL_NIGHTLY") == "1"
+#: Slurm starts a requeued job again after 6 s instead of 121 s
+SOON = ("AuthInfo=cred_expire=5",)
 #: MPI program of a user: each rank prints a line with the sum over all ranks
 MPI_PROGRAM = """\
 import sys

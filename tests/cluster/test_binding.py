@@ -11,6 +11,7 @@ from jobs import (
     DEFAULT_DELAY,
     MAPPED,
     NIGHTLY,
+    SOON,
     occupy,
     rank_nodes,
     slow_links,
@@ -255,7 +256,7 @@ def test_late_bound_job_that_cannot_shrink_keeps_its_nodes(new_cluster, settings
 @pytest.mark.nightly
 @pytest.mark.parametrize("binding", ["auto", "late"])
 def test_requeued_job_avoids_the_dead_node(new_cluster, binding):
-    cluster = new_cluster(slurm_conf_lines=("AuthInfo=cred_expire=5",))
+    cluster = new_cluster(slurm_conf_lines=SOON)
     script = cluster.script("echo run $SLURM_RESTART_COUNT\n" + MAPPED + '[ "$SLURM_RESTART_COUNT" ] || sleep 300\n')
     job = cluster.submit(["slurmdl", "sbatch", f"--dl-node-binding={binding}", "--open-mode=append", "--requeue",
                           "-N3", "-o", "log", str(script)], directory=script.parent)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import SOON
 
 #: job script; steps are faster after a restart, to shorten the test
 JOB = """\
@@ -24,7 +25,7 @@ KEEP = "--checkpoint-dir kept --checkpoint-every 10"
 @pytest.fixture(scope="module")
 def cluster(new_sandbox):
     """A cluster that restarts requeued jobs at once instead of after two minutes."""
-    return new_sandbox(slurm_conf_lines=("AuthInfo=cred_expire=5",))
+    return new_sandbox(slurm_conf_lines=SOON)
 
 
 def submit_training(cluster: Any, strategy: str, pace: float, keep: str = KEEP, more: str = "") -> tuple[int, Path]:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import read_log, trainer_nodes, wait_for_pattern
+from jobs import SOON, read_log, trainer_nodes, wait_for_pattern
 
 pytestmark = pytest.mark.nightly
 
@@ -72,7 +72,7 @@ LD_PRELOAD=$1 CLOCK=$2 exec setpriv --reuid=$user --regid=$group --clear-groups 
 @pytest.fixture
 def cluster(new_cluster):
     """A separate cluster, since tests shape its links; it restarts requeued jobs at once."""
-    return new_cluster(slurm_conf_lines=("AuthInfo=cred_expire=5", "SlurmdTimeout=10"))
+    return new_cluster(slurm_conf_lines=(*SOON, "SlurmdTimeout=10"))
 
 
 def start_training(cluster, strategy: str = "allreduce", run: str = "python -m slurmdl.train") -> tuple[int, Path]:

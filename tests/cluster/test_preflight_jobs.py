@@ -7,8 +7,8 @@ import re
 import time
 
 import pytest
-from health_calls import SOON, Health, started_on
-from jobs import slurmdl_messages, wait_for_pattern
+from health_calls import Health, started_on
+from jobs import SOON, slurmdl_messages, wait_for_pattern
 
 from slurmdl.sandbox import namespaces
 from slurmdl.slurm import hostlist

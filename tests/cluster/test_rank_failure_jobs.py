@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import read_log, trainer_nodes, wait_for_pattern
+from jobs import SOON, read_log, trainer_nodes, wait_for_pattern
 
 ROOT = Path(__file__).resolve().parents[2]
 OPEN_MPI = ROOT / "build/openmpi"
@@ -141,7 +141,7 @@ def test_job_with_checkpoints_restarts_after_killed_rank(new_sandbox, launcher_n
 
     If Slurm kills all ranks, the script requeues the job.
     """
-    cluster = new_sandbox(nodes=nodes, slurm_conf_lines=("AuthInfo=cred_expire=5",))
+    cluster = new_sandbox(nodes=nodes, slurm_conf_lines=SOON)
     launcher, variables = LAUNCHERS[launcher_name]
     after = '[ "$status" = 0 ] || scontrol requeue "$SLURM_JOB_ID"' if launcher_name == "srun" else ""
     script = cluster.script(CHECKPOINT_JOB.format(launcher=launcher, variables=variables, after=after))

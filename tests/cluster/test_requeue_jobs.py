@@ -6,8 +6,8 @@ import re
 import time
 
 import pytest
-from health_calls import SOON, Health, started_on
-from jobs import slurmdl_messages
+from health_calls import Health, started_on
+from jobs import SOON, slurmdl_messages
 
 from slurmdl.health.site_verdicts import parse_bad_nodes
 

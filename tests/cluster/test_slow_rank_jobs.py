@@ -7,10 +7,8 @@ import re
 from typing import Any
 
 import pytest
-from jobs import read_log, wait_for_pattern
+from jobs import SOON, read_log, wait_for_pattern
 
-#: Slurm starts a requeued job again after 6 s instead of 121 s
-SOON = ("AuthInfo=cred_expire=5",)
 JOB = """\
 #SBATCH -N{nodes} --ntasks-per-node=1 --requeue --open-mode=append
 echo "start ${{SLURM_RESTART_COUNT-0}} on $(scontrol show hostnames | tr '\\n' ' ')"

@@ -8,7 +8,8 @@ import time
 
 import pytest
 from conftest import Cluster
-from health_calls import SOON, Health, started_on
+from health_calls import Health, started_on
+from jobs import SOON
 
 from slurmdl.sandbox import namespaces
 
