@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-#: seconds from the end of MPI_Init to the first message: in Open MPI 4 the first ranks return while others are not
-#: ready, and crash on a message
+#: seconds from the end of MPI_Init to the first message. The first ranks of Open MPI return while others still wait
+#: in MPI_Init, and a rank that gets a message there crashes: https://github.com/open-mpi/ompi/issues/12495 (seen
+#: with 4.1.4 and 5.0.7 under srun)
 POST_INIT_SECONDS = 0.2
 #: environment variable, read by MPI_Init: maximum bytes of an eager message of Open MPI over TCP (default 65,536).
 #: Longer messages in both directions between two ranks delay each other's rendezvous reply
@@ -24,5 +25,5 @@ def open_mpi_major(mpi: Any) -> int:
 
 def wait_until_ready(mpi: Any) -> None:
     """Wait, after MPI_Init and before the first message, until all ranks are ready."""
-    if mpi.COMM_WORLD.Get_size() > 1 and 0 < open_mpi_major(mpi) < 5:
+    if mpi.COMM_WORLD.Get_size() > 1 and open_mpi_major(mpi):
         time.sleep(POST_INIT_SECONDS)

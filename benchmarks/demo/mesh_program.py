@@ -16,6 +16,8 @@ import time
 import numpy as np
 from mpi4py import MPI
 
+from slurmdl.mpi_library import wait_until_ready
+
 
 def ring_allreduce(ring: MPI.Comm, buffer: np.ndarray) -> None:
     """Sum float32 buffers in place: a reduce-scatter and an all-gather, each of size - 1 messages."""
@@ -38,6 +40,7 @@ def main() -> None:
     mesh, volumes = ({name: int(value) for name, value in (item.split("=") for item in text.split(","))}
                      for text in sys.argv[1:3])
     steps, summary_file, metrics_file = int(sys.argv[3]), *sys.argv[4:6]
+    wait_until_ready(MPI)
     world = MPI.COMM_WORLD
     place = np.unravel_index(world.rank, tuple(mesh.values()))
     rings = []

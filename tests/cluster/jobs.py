@@ -19,7 +19,7 @@ import sys
 import numpy as np
 from mpi4py import MPI
 from slurmdl.mpi_library import wait_until_ready
-wait_until_ready(MPI)  # else a rank of Open MPI 4 may crash on an early message, and the others wait for it forever
+wait_until_ready(MPI)  # else a rank may crash on an early message (ompi#12495)
 comm = MPI.COMM_WORLD
 total = np.zeros(1)
 comm.Allreduce(np.array([comm.Get_rank() + 1.0]), total)
