@@ -25,6 +25,7 @@ NODES = [f"n{i}" for i in range(1, 41)]
 
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _MOUNT_POINT = "/mnt"  # mount point of a case's directory
+_MAX_SCONTROL_BYTES = 2 << 30  # address space; some invalid hostlists take all memory of the machine
 _SLURM_CONF = """\
 ClusterName=oracle
 SlurmctldHost=oracle(10.9.9.9)
@@ -101,12 +102,13 @@ def hostnames(directory: Path, expressions: Sequence[str], max_workers: int = 2)
     """Return the output of `scontrol show hostnames` for each expression, or None if it is rejected.
 
     Any message on stderr is a rejection: with three and more groups, scontrol only reports and skips an invalid one.
+    So is a crash.
     """
     (directory / "slurm.conf").write_text("ClusterName=oracle\nSlurmctldHost=localhost\n")
-    prefix = []
+    prefix = ["prlimit", f"--as={_MAX_SCONTROL_BYTES}"]
     if ROOT:
         shutil.copy(directory / "slurm.conf", f"{ROOT}/tmp/slurm.conf")
-        prefix = ["chroot", ROOT]
+        prefix += ["chroot", ROOT]
     env = {"PATH": _PATH, "SLURM_CONF": "/tmp/slurm.conf" if ROOT else str(directory / "slurm.conf")}
 
     def expand(expression: str) -> list[str] | None:
@@ -115,7 +117,7 @@ def hostnames(directory: Path, expressions: Sequence[str], max_workers: int = 2)
                                   text=True, timeout=120, check=False, env=env, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:  # newer releases hang on some invalid expressions
             return None
-        return None if done.stderr else done.stdout.split("\n")[:-1]
+        return None if done.stderr or done.returncode < 0 else done.stdout.split("\n")[:-1]
 
     with ThreadPoolExecutor(max_workers) as pool:
         return list(pool.map(expand, expressions))
