@@ -2,8 +2,8 @@
 
 All runs use Slurm's topology/tree and the same free nodes. They differ in submission and start:
 
-- plain: `sbatch` and `srun`; ranks in alphabetical order of the nodes, as in Slurm up to 25.11.
-- leaf order: Slurm's choice of nodes, ranks ordered by leaf switch, as in Slurm 26.05.
+- plain: `sbatch` and `srun`; ranks in alphabetical order of the nodes.
+- leaf order: Slurm's choice of nodes, ranks ordered by leaf switch, as by `srun -m block` of Slurm 26.05.
 - slurmdl: `slurmdl sbatch` and `slurmdl srun`.
 - control (with --results only): see `jobs.Job.control`.
 """

@@ -4,7 +4,7 @@ On each cluster a trace of other jobs runs until the free nodes are scattered. T
 jobs are placed one by one, each on the same free nodes:
 
 - Slurm: the nodes that a real slurmctld with topology/tree assigns (a cloud sandbox), with ranks in order of node
-  names (Slurm up to 25.11) and by leaf (from 26.05 on).
+  names (Slurm with one task per node) and by leaf (Slurm 26.05 with block distribution).
 - depth-first: the first free nodes in depth-first order over the tree, ranks in the same order.
 - gmap, KaHIP: slurmdl's nodes, ranks mapped by Scotch or KaHIP.
 - least bytes, parameter servers only: the nodes and ranks that send the fewest bytes between leaves, regardless of
@@ -175,7 +175,7 @@ class LoadedCluster:
         return [self.topology.nodes[i] for i in nodes.tolist()]
 
     def by_leaf(self, nodes: Sequence[str]) -> list[str]:
-        """Sort nodes by leaf, stably: Slurm's order from 26.05 on."""
+        """Sort nodes by leaf, stably: the block distribution of Slurm 26.05."""
         return sorted(nodes, key=lambda name: int(self.topology.leaf[self.topology.node_index[name]]))
 
     def cost(self, traffic: Traffic, order: Sequence[str], scores: LinkScores) -> Cost:

@@ -21,8 +21,8 @@ STRATEGIES = {"allreduce": "a ring", "gossip": "all to all"}
 class StepCost:
     """Seconds of communication of one iteration, cached by the shape of an allocation.
 
-    Every node has one rank, and ranks are numbered by leaf, as by Slurm from 26.05 on, for any choice of nodes. So
-    only the choice of nodes counts. Link scores are defaults: single links were not measured in the past of a trace.
+    Every node has one rank, and ranks are numbered by leaf for any choice of nodes. So only the choice of nodes
+    counts. Link scores are defaults: single links were not measured in the past of a trace.
     """
 
     def __init__(self, leaves: Leaves, strategy: str, model_bytes: float, scores: LinkScores) -> None:

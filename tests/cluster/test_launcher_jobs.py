@@ -169,7 +169,7 @@ def test_plain_srun_with_slurmdl_env(cluster):
     results = run_steps(cluster, 4, {
         "env": 'eval "$(slurmdl env)" && srun sh -c \'eval "$(slurmdl env)"; echo rank $RANK $SLURMD_NODENAME\'',
         "verify": "slurmdl srun slurmdl verify"}, {})
-    assert results["env"][0] == planned(cluster, 4)
+    assert results["env"][0] == planned(cluster, 4), results["env"][1]
     assert results["verify"][1] == "slurmdl: 4 of 4 ranks on their planned nodes"
 
 

@@ -66,6 +66,8 @@ def test_variables_differ_from_plain_srun_as_documented(cluster, steps):
         script = cluster.script("\n".join(lines))
         cluster.output(cluster.submit(["sbatch", *job.split(), str(script)], directory=directory), timeout=120)
         for number, option in enumerate(options):
+            if option == "-n 9" and slurm_release(cluster) >= (26, 5):
+                continue  # other nodes get the uneven tasks, see docs/reference.md
             plain, repeated, mapped = (read_variables(directory / f"{number}.{kind}") for kind in range(len(KINDS)))
             noise |= differences(plain, repeated)
             differing[job, option] = differences(plain, mapped)

@@ -33,11 +33,11 @@ def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: 
                   rank0: str = "first", *, node_by_node: bool = False) -> RankMap:
     """Best of the known orders for this traffic; the tasks per node stay as given.
 
-    All traffic: alphabetical order (Slurm up to 25.11), leaf order (Slurm 26.05), depth-first order of the zone tree,
-    and a detour around slow inter-leaf paths. Parameter servers: the assignment of `ps_assignment`. Traffic without a
-    rule: largest zones first, recursive bisection for the user's matrices, and swaps in the best order, if
-    `rank_swaps.is_tractable`. A mesh: the best of `mesh_orders`, bisection and swaps. Groups of nodes: the best of
-    `group_orders`, with the best order inside each group, and swaps of nodes.
+    All traffic: alphabetical order (Slurm with one task per node), leaf order (block distribution of Slurm 26.05),
+    depth-first order of the zone tree, and a detour around slow inter-leaf paths. Parameter servers: the assignment
+    of `ps_assignment`. Traffic without a rule: largest zones first, recursive bisection for the user's matrices, and
+    swaps in the best order, if `rank_swaps.is_tractable`. A mesh: the best of `mesh_orders`, bisection and swaps.
+    Groups of nodes: the best of `group_orders`, with the best order inside each group, and swaps of nodes.
 
     With rank 0 fixed, each order starts with the first node and its zones. If that costs time, the best free order
     is also tried with renumbered ranks.
