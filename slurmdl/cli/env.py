@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from slurmdl import plan as plans
 from slurmdl.errors import UsageError
+from slurmdl.slurm import jobs
 from slurmdl.text import print_escaped
 
 
@@ -24,7 +25,7 @@ def run(argv: list[str]) -> int:
     if argv[:1] in (["--help"], ["-h"]):
         print_escaped(f"usage: slurmdl env [options of srun and --dl-*]\n\n{__doc__}")
         return 0
-    if "SLURM_STEP_ID" not in os.environ:
+    if not jobs.is_srun_task(os.environ):
         from slurmdl.launch.srun import run_srun
 
         return run_srun([*argv, "--print-rank-map=env"], os.environ)

@@ -17,6 +17,8 @@ _PARSABLE_PATTERN = rb"([0-9]{1,10})(?:;\S+)?"
 _COUNT_PATTERN = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 #: checks for other steps, and seconds between checks
 _STEP_CHECKS, _STEP_CHECK_INTERVAL_S = 3, 0.3
+#: largest ID of a step of srun (slurm.h); larger or negative ones are special steps, such as the batch script
+_MAX_NORMAL_STEP_ID = 0xfffffff0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,16 @@ def expand_counts(text: str) -> tuple[int, ...]:
             raise InputError(f"{text!r}: invalid part {part!r}; expected COUNT or COUNT(xREPEATS)")
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts)
+
+
+def is_srun_task(environ: Mapping[str, str]) -> bool:
+    """Whether this process runs in a step of srun.
+
+    SLURM_STEP_ID alone does not tell: batch scripts have it from Slurm 26.05 on, and so has the shell of salloc in an
+    interactive step.
+    """
+    step_id = environ.get("SLURM_STEP_ID", "")
+    return step_id.isdigit() and int(step_id) <= _MAX_NORMAL_STEP_ID
 
 
 def read_allocation(environ: Mapping[str, str]) -> Allocation:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmdl.errors import InputError, PlacementError, UsageError
-from slurmdl.slurm.jobs import expand_counts, read_allocation
+from slurmdl.slurm.jobs import expand_counts, is_srun_task, read_allocation
 
 
 @pytest.mark.parametrize(("text", "counts"), [
@@ -53,3 +53,12 @@ def test_outside_a_job_is_a_usage_error():
 def test_malformed_environment_is_a_placement_error(change):
     with pytest.raises(PlacementError):
         read_allocation({**JOB, **change})
+
+
+@pytest.mark.parametrize(("step_id", "expected"), [
+    ("0", True), ("17", True), ("4294967280", True),
+    ("4294967291", False), ("4294967290", False), ("-5", False), ("-6", False), ("", False)])
+def test_batch_script_and_interactive_step_are_no_tasks_of_srun(step_id, expected):
+    """Slurm 26.05 prints the IDs of special steps as negative numbers."""
+    assert is_srun_task({"SLURM_STEP_ID": step_id}) is expected
+    assert not is_srun_task({})
