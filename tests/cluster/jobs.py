@@ -9,6 +9,8 @@ import re
 import time
 from pathlib import Path
 
+import pytest
+
 #: whether the slow cases run, too
 NIGHTLY = os.environ.get("SLURMDL_NIGHTLY") == "1"
 #: Slurm starts a requeued job again after 6 s instead of 121 s
@@ -101,6 +103,13 @@ def run_doctor(cluster, *args: str, all_ok: bool = True) -> dict[str, str]:
 def slurm_release(cluster) -> tuple[int, ...]:
     """Return the release of the cluster's Slurm, for example (22, 5)."""
     return tuple(map(int, re.findall(r"\d+", cluster.run(["scontrol", "--version"]).stdout)[:2]))
+
+
+def skip_before_torch_2(cluster) -> None:
+    """Skip a test that needs DeviceMesh, or torchrun with a local address; Debian 12 has PyTorch 1.13."""
+    version = cluster.run(["python3", "-c", "import torch; print(torch.__version__)"]).stdout.strip()
+    if version.startswith("1."):
+        pytest.skip(f"the cluster has PyTorch {version}; expected 2 or newer")
 
 
 def sbatch_error(cluster, *args: str) -> str:

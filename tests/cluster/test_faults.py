@@ -115,7 +115,7 @@ def test_training_continues_after_30_s_uplink_outage(cluster, strategy):
     cluster.wait(job, timeout=240)
     assert "status 0" in read_log(log), read_log(log)
     assert read_log(log).count("step ") > before
-    assert "resumed after step" not in read_log(log), read_log(log)
+    assert "resumed after step" not in read_log(log), read_log(log) + cluster.controller_log()
 
 
 def test_submission_during_controller_restart_submits_at_most_one_job(cluster):

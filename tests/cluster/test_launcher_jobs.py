@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import in_containers
-from jobs import slurmdl_messages
+from jobs import skip_before_torch_2, slurmdl_messages
 
 #: prints the node of every rank, gathered by torch.distributed
 GATHER = """\
@@ -153,6 +153,7 @@ def twice(nodes: list[str]) -> list[str]:
 
 def test_torchrun_keeps_the_planned_order(cluster):
     """With a c10d rendezvous, and in a script that cannot be read; with --dl-launcher=none the order is lost."""
+    skip_before_torch_2(cluster)
     torchrun = f"torchrun --nnodes=4 --nproc-per-node=2 {C10D} {PLAIN_RANK}"
     script = "torchrun --nnodes=4 --node-rank=$SLURM_NODEID --master-addr=$head --master-port=29501 " + PLAIN_RANK
     results = run_steps(cluster, 4, {"c10d": f"slurmdl srun {torchrun}",

@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+from jobs import skip_before_torch_2
 
 EXAMPLE = Path(__file__).parents[2] / "examples/mesh.py"
 
 
 def test_device_mesh_is_the_placed_one(cluster):
     """Eight nodes in two zones, pp with most traffic: all stages of a replica are in one zone."""
+    skip_before_torch_2(cluster)
     program = cluster.script(EXAMPLE.read_text(), "mesh.py")
     script = cluster.script(f"export GLOO_SOCKET_IFNAME=eth0\nslurmdl srun python {program}")
     output = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N8", "--dl-mesh=pp=4,dp=2",
