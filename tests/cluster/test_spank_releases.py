@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import test_spank
+from jobs import slurm_release
 from releases import RootCluster, skip_reason
 from test_spank import (  # noqa: F401
     invalid_values,
@@ -27,11 +28,7 @@ from benchmarks.chroot_host import root_of
 
 BUILD_TOOL = Path(__file__).parents[2] / "tools/test-plugin-releases"
 #: order in which Slurm assigns tasks to nodes; 26.05 fills one zone after another
-ORDER = {"24.11": ["n1", "n2", "n3", "n4"], "26.05": ["n1", "n3", "n2", "n4"]}
-
-
-def slurm_release(cluster: RootCluster) -> str:
-    return cluster.run(["sinfo", "-V"]).stdout.split()[1].rpartition(".")[0]
+ORDER = {(24, 11): ["n1", "n2", "n3", "n4"], (26, 5): ["n1", "n3", "n2", "n4"]}
 
 
 @pytest.fixture(scope="module", params=["trixie", "forky"])

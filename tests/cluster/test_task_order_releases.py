@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from jobs import slurm_release
 from releases import RootCluster, skip_reason
 
 from benchmarks.chroot_host import root_of
@@ -37,7 +38,7 @@ def test_only_block_distribution_of_26_05_follows_the_leaf_zones(cluster: RootCl
     script = cluster.script("\n".join(f"srun -l {options} printenv SLURMD_NODENAME > {number}"
                                       for number, options in enumerate(STEPS)))
     cluster.output(cluster.submit(["sbatch", "-N4", "--exclusive", str(script)], directory=script.parent))
-    is_by_leaf = "26.05" in cluster.run(["sinfo", "-V"]).stdout
+    is_by_leaf = slurm_release(cluster) >= (26, 5)
     for number, (options, by_leaf) in enumerate(STEPS.items()):
         lines = re.findall(r"^ *(\d+): (\w+)$", (script.parent / str(number)).read_text(), re.M)
         nodes = [node for _, node in sorted(lines, key=lambda line: int(line[0]))]
