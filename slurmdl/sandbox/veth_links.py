@@ -202,6 +202,8 @@ def set_link_shape(pids: Mapping[str, int], link: VethLink, old: LinkShape, new:
         bucket = tbf_args(new.rate, single_segments=bool(new.loss)) if new.rate else ""
         lines = netem_lines(interface, new.delay, bucket) if new.delay and netem else \
             [f"qdisc replace dev {interface} root {bucket or 'noqueue'}"]
+        if new.loss:  # the bucket shrinks: a 64 KB segment that is queued would never fit, and block the link
+            lines.insert(0, f"qdisc replace dev {interface} root noqueue")  # drops what is queued
         namespaces.run_batch(pids[host], "tc", lines)
         namespaces.run_batch(pids[host], "ip", [f"link set {interface} gso_max_segs {1 if new.loss else 65535}"])
     for host, interface in _ends(link):

@@ -119,6 +119,27 @@ def test_inter_zone_traffic_is_shaped_and_counted(new_cluster):
     assert transfer(cluster, "n1", "n2", 1_000_000) < 0.5 * inter_zone
 
 
+def test_controller_reaches_a_zone_whose_busy_uplink_is_cut(new_cluster):
+    """Packets that wait for the uplink when it is cut do not block those of the controller behind them."""
+    cluster = new_cluster(nodes=2, zone_rate=2e7)
+    sandbox, program = cluster.sandbox, cluster.directory() / "transfer.py"
+    program.write_text(TRANSFER)
+    receiver = subprocess.Popen(sandbox.command(["python3", str(program), "receive"], "n2"),
+                                stdout=subprocess.PIPE, text=True)
+    assert receiver.stdout.readline() == "ready\n"
+    sender = subprocess.Popen(sandbox.command(["python3", str(program), "n2", "1000000000"], "n1"))
+    try:
+        queued = 0
+        while queued < 140_000:  # some are segments of 64 KB
+            query = ["tc", "-json", "-statistics", "qdisc", "show", "dev", "uplink"]
+            queued = json.loads(namespaces.run_on_host(sandbox.pids["zoneA"], query))[0]["backlog"]
+        cluster.shape_link("zoneA", loss=0.999999)
+        assert cluster.run(["srun", "-w", "n1", "hostname"], timeout=60).stdout == "n1\n"
+    finally:
+        for process in (sender, receiver):
+            process.kill()
+
+
 ECHO = """
 import socket, statistics, sys, time
 link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
