@@ -143,6 +143,15 @@ class Cluster(ABC):
         assert record["JobState"] == "COMPLETED", f"{record['JobState']} {record['ExitCode']}: {text}"
         return text
 
+    def resume(self, nodes: Sequence[str]) -> None:
+        """Resume drained nodes and wait until they have registered again; Slurm uses them only then."""
+        for name in nodes:
+            self.run(["scontrol", "update", f"nodename={name}", "state=resume"], as_root=True).check_returncode()
+        deadline = time.monotonic() + 30
+        while "*" in self.run(["sinfo", "-h", "-o", "%T"]).stdout:
+            assert time.monotonic() < deadline, "resumed nodes do not respond"
+            time.sleep(0.1)
+
     def cancel_all(self) -> None:
         """Cancel all jobs and wait until every node is free."""
         self.run(["sh", "-c", "squeue -h -o %A | sort -u | xargs -r scancel"], as_root=True)

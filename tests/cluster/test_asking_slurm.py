@@ -93,7 +93,7 @@ def test_both_output_forms_of_scontrol_give_the_same_snapshot(cluster, reserve):
             result = cluster.run(["slurmdl", "place", "--cluster", str(path), "-N2"])
             assert "5 of 8 nodes idle" in result.stdout, result
     finally:
-        cluster.run(["scontrol", "update", "nodename=n2", "state=resume"], as_root=True)
+        cluster.resume(["n2"])
     one_line, multi_line = snapshots["-o"], snapshots[""]
     assert multi_line.to_json() == one_line.to_json()
     assert multi_line.node_by_name["n2"].state == ("IDLE", "DRAIN")

@@ -80,8 +80,7 @@ def test_random_segments(cluster: RootCluster, release: str) -> None:
     for number in range(REQUESTS):
         if number % 12 == 0:
             cluster.cancel_all()
-            for name in drained:
-                cluster.run(["scontrol", "update", f"nodename={name}", "state=resume"], as_root=True)
+            cluster.resume(drained)
             drained = source.sample(topology.nodes, source.randint(0, 3))
             busy = source.sample([name for name in topology.nodes if name not in drained], source.randint(0, 3))
             if drained:
