@@ -131,6 +131,7 @@ def test_controller_reaches_a_zone_whose_busy_uplink_is_cut(new_cluster):
     try:
         queued = 0
         while queued < 140_000:  # some are segments of 64 KB
+            assert sender.poll() is None, "no data are sent"
             query = ["tc", "-json", "-statistics", "qdisc", "show", "dev", "uplink"]
             queued = json.loads(namespaces.run_on_host(sandbox.pids["zoneA"], query))[0]["backlog"]
         cluster.shape_link("zoneA", loss=0.999999)
