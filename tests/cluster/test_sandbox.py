@@ -96,13 +96,19 @@ else:
 """
 
 
-def transfer(cluster, source: str, target: str, count: int) -> float:
-    """Return the throughput of one TCP stream in bytes/s."""
+def start_receiver(cluster, target: str) -> tuple[Path, subprocess.Popen[str]]:
+    """Start the receiver of a TCP stream on a node; return the program, which also sends, and the process."""
     program = cluster.directory() / "transfer.py"
     program.write_text(TRANSFER)
     receiver = subprocess.Popen(cluster.sandbox.command(["python3", str(program), "receive"], target),
                                 stdout=subprocess.PIPE, text=True)
     assert receiver.stdout.readline() == "ready\n"
+    return program, receiver
+
+
+def transfer(cluster, source: str, target: str, count: int) -> float:
+    """Return the throughput of one TCP stream in bytes/s."""
+    program, receiver = start_receiver(cluster, target)
     cluster.run(["python3", str(program), target, str(count)], host=source).check_returncode()
     return float(receiver.communicate(timeout=120)[0])
 
@@ -122,11 +128,7 @@ def test_inter_zone_traffic_is_shaped_and_counted(new_cluster):
 def test_controller_reaches_a_zone_whose_busy_uplink_is_cut(new_cluster):
     """Packets that wait for the uplink when it is cut do not block those of the controller behind them."""
     cluster = new_cluster(nodes=2, zone_rate=2e7)
-    sandbox, program = cluster.sandbox, cluster.directory() / "transfer.py"
-    program.write_text(TRANSFER)
-    receiver = subprocess.Popen(sandbox.command(["python3", str(program), "receive"], "n2"),
-                                stdout=subprocess.PIPE, text=True)
-    assert receiver.stdout.readline() == "ready\n"
+    sandbox, (program, receiver) = cluster.sandbox, start_receiver(cluster, "n2")
     sender = subprocess.Popen(sandbox.command(["python3", str(program), "n2", "1000000000"], "n1"))
     try:
         queued = 0
