@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from slurmdl.errors import PlacementError
 from slurmdl.launch.submission_record import RequestedSize
-from slurmdl.slurm import hostlist, jobs
+from slurmdl.slurm import hostlist, job_record, jobs
 from slurmdl.slurm.jobs import Allocation, JobNodes
 
 if TYPE_CHECKING:
@@ -64,12 +64,13 @@ def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize,
         left_out: nodes that are not kept; the others are enough, and that of the batch script is one of them.
     """
     job_allocation = jobs.read_allocation(environ)
-    job = JobNodes.query(job_allocation.job_id)
+    job_id = job_record.own_job_id(environ)
+    job = JobNodes.query(job_id)
     kept: Sequence[str] = job.nodes
     # a job with still more nodes is another job that inherited the submission record
     if requested_size.nodes < len(job.nodes) <= _overallocated_count(requested_size.nodes):
         # checked before `choose_nodes`: the step of a probe is listed for a moment after its end
-        is_busy = not dry_run and jobs.other_steps_run(job_allocation.job_id)
+        is_busy = not dry_run and jobs.other_steps_run(job_id)
         candidates = job.without(left_out)
         try:
             kept = choose_nodes(candidates)
@@ -82,7 +83,7 @@ def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize,
             kept = job.nodes
             on_warning(f"the job keeps its {len(kept)} nodes, and the step has all of them: {shortfall}")
         elif not dry_run:
-            problem = "other steps run" if is_busy else jobs.shrink_job_error(job_allocation.job_id, kept)
+            problem = "other steps run" if is_busy else jobs.shrink_job_error(job_id, kept)
             if problem:
                 on_warning(f"the job keeps its {len(job.nodes)} nodes ({problem}); the step runs on "
                            f"{requested_size.nodes} of them")

@@ -41,11 +41,13 @@ class JobRecord:
 def own_job_id(environ: Mapping[str, str]) -> str:
     """ID of the job of this process by which scontrol finds it, or "" outside of a job.
 
-    One task of a job array has the array's ID as its SLURM_JOB_ID, which scontrol takes for the whole array.
+    One task of a job array has the array's ID as its SLURM_JOB_ID, by which Slurm's commands mean the whole array.
+    A job that an array task submits inherits the task's SLURM_ARRAY_* variables.
     """
-    if array := environ.get("SLURM_ARRAY_JOB_ID"):
-        return f"{array}_{environ.get('SLURM_ARRAY_TASK_ID', '')}"
-    return environ.get("SLURM_JOB_ID", "")
+    job_id = environ.get("SLURM_JOB_ID", "")
+    if job_id and environ.get("SLURM_ARRAY_JOB_ID") == job_id:
+        return f"{job_id}_{environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    return job_id
 
 
 def query_job(job_id: str, timeout: float = process.QUERY_TIMEOUT_S) -> list[JobRecord]:

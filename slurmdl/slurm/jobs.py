@@ -104,9 +104,9 @@ class JobNodes:
         return JobNodes(tuple(node for node in self.nodes if node not in nodes), self.batch_host)
 
     @classmethod
-    def query(cls, job_id: int) -> JobNodes:
+    def query(cls, job_id: str) -> JobNodes:
         """Query the controller. Raises UnavailableError, or InputError as `from_scontrol`."""
-        return cls.from_scontrol(process.check_output(["scontrol", "-o", "show", "job", str(job_id)]))
+        return cls.from_scontrol(process.check_output(["scontrol", "-o", "show", "job", job_id]))
 
     @classmethod
     def from_scontrol(cls, job_record: str) -> JobNodes:
@@ -118,8 +118,8 @@ class JobNodes:
         return cls(nodes, fields.get("BatchHost", nodes[0]))
 
 
-def other_steps_run(job_id: int) -> bool:
-    """Whether the job has a running step besides the batch step and the like.
+def other_steps_run(job_id: str) -> bool:
+    """Whether the job has a running step besides the batch step and the like; `job_id` as of job_record.own_job_id.
 
     A busy controller lists a step for a moment after its end, so a listed step is checked again.
     """
@@ -131,7 +131,7 @@ def other_steps_run(job_id: int) -> bool:
     return True
 
 
-def shrink_job_error(job_id: int, nodes: Sequence[str]) -> str:
+def shrink_job_error(job_id: str, nodes: Sequence[str]) -> str:
     """Release all other nodes of a job; return why that failed, or ""."""
     import tempfile
 

@@ -170,6 +170,24 @@ def test_array_tasks_are_mapped_but_not_bound(cluster):
         assert zone_changes(nodes) <= 1
 
 
+def test_steps_of_other_array_tasks_do_not_count(cluster):
+    """One task has the array's ID, which squeue takes for all tasks; its step may not share its nodes."""
+    script = cluster.script("""
+if [ $SLURM_JOB_ID = $SLURM_ARRAY_JOB_ID ]; then
+    until [ -e started ]; do sleep 0.1; done
+    slurmdl srun --exact -n 6 sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME' > mapped 2>&1
+    touch done
+else
+    srun sh -c 'touch started; until [ -e done ]; do sleep 0.1; done'
+fi
+""")
+    job = cluster.submit(["sbatch", "--array=1-2", "-N4", "--exclusive", str(script)], directory=script.parent)
+    for task in (1, 2):
+        cluster.wait(f"{job}_{task}")
+    text = (script.parent / "mapped").read_text()
+    assert slurmdl_messages(text) == [] and len(rank_nodes(text)) == 6
+
+
 def test_heterogeneous_job_passes_through(cluster):
     script = cluster.script("env | grep ^SLURM_JOB_NUM_NODES_HET\nsrun hostname\n")
     done = cluster.run(["slurmdl", "sbatch", "--parsable", "-N1", ":", "-N2", str(script)], directory=script.parent)

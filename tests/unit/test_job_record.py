@@ -44,7 +44,8 @@ def test_pending_tasks_of_an_array_need_the_number_of_one():
 
 @pytest.mark.parametrize(("environ", "expected"), [
     ({}, ""), ({"SLURM_JOB_ID": "7"}, "7"),
-    ({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "7_3")])
+    ({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "7_3"),
+    ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "9")])
 def test_own_job_id(environ, expected):
     assert own_job_id(environ) == expected
 
