@@ -69,7 +69,7 @@ class Submission:
 
     Attributes:
         argv: the user's arguments without the --dl-* options.
-        options_end: index in argv after sbatch's options; further options are inserted there.
+        option_ends: long name of an option with a value -> index in argv after the last one of that name.
         settings: long name of an sbatch option -> value, "" for a flag, after precedence.
         script: None with --wrap, and if the script cannot be read.
         layers: the user's --dl-* settings by source, the weakest first.
@@ -80,7 +80,7 @@ class Submission:
     """
 
     argv: tuple[str, ...]
-    options_end: int
+    option_ends: Mapping[str, int]
     settings: Mapping[str, str]
     script: Script | None
     request: JobRequest
@@ -120,13 +120,11 @@ class ParsedArgv:
 
     Attributes:
         command_line: without the `:` of heterogeneous jobs; its indexes refer to argv.
-        operand_index: index in argv of the script, or the length of argv.
         is_heterogeneous: argv has a `:`.
     """
 
     argv: tuple[str, ...]
     command_line: getopt.CommandLine
-    operand_index: int
     is_heterogeneous: bool
 
     @classmethod
@@ -134,8 +132,7 @@ class ParsedArgv:
         indexes = [i for i, arg in enumerate(argv) if arg != ":"]
         line = getopt.parse_command_line([argv[i] for i in indexes], sbatch_options.SHORT_OPTIONS, _LONG_OPTIONS)
         options = tuple(replace(option, index=indexes[option.index]) for option in line.options)
-        operand_index = indexes[-len(line.operands)] if line.operands else len(argv)
-        return cls(tuple(argv), getopt.CommandLine(options, line.operands), operand_index, len(indexes) < len(argv))
+        return cls(tuple(argv), getopt.CommandLine(options, line.operands), len(indexes) < len(argv))
 
     @property
     def reads_stdin(self) -> bool:
@@ -146,16 +143,15 @@ class ParsedArgv:
     def requests_help(self) -> bool:
         return any(self.command_line.has_option(name) for name in ("help", "usage", "version"))
 
-    def sbatch_args(self) -> tuple[tuple[str, ...], int]:
-        """The arguments for sbatch, and the index after their last option."""
+    def sbatch_args(self) -> tuple[tuple[str, ...], dict[str, int]]:
+        """The arguments for sbatch, and the index after the last option of each name with a value."""
         removed = {i for option in self.command_line.options if option.name.startswith("dl-")
                    for i in range(option.index, option.index + len(option.args))}
-        last = self.command_line.options[-1] if self.command_line.options else None
-        end = last.index + len(last.args) if last else 0
-        if self.argv[end:end + 1] != ("--",):
-            end = self.operand_index
+        ends = {sbatch_options.SYNONYMS.get(option.name, option.name): option.index + len(option.args)
+                for option in self.command_line.options
+                if option.is_known and option.value is not None and option.index not in removed}
         return (tuple(arg for i, arg in enumerate(self.argv) if i not in removed),
-                sum(i not in removed for i in range(end)))
+                {name: sum(i not in removed for i in range(end)) for name, end in ends.items()})
 
 
 @dataclass(frozen=True)
@@ -192,14 +188,14 @@ def parse_submission(argv: Sequence[str], environ: Mapping[str, str], *,
         settings = {name: value for name, value in settings.items() if name not in env_memory}
     layers = (directives.plugin, directives.dl, dl_options.dl_settings_from_environ(environ), cli_dl)
     reason = _unplaceable_reason(parsed_argv, settings, script, environ) or directives.unknown_reason
-    sbatch_args, options_end = parsed_argv.sbatch_args()
+    sbatch_args, option_ends = parsed_argv.sbatch_args()
     request = job_request.build_request(settings, dl_options.merge_layers(*layers), reason)
     text = script.head.decode(errors="replace") if script else settings.get("wrap", "")
     if _LAUNCHER.search(text) and request.dl.launcher != "none":
         from slurmdl.launch.launchers import script_ranks_per_node
 
         request = replace(request, script_ranks_per_node=script_ranks_per_node(text, str(request.gpus_per_node)))
-    return Submission(sbatch_args, options_end, settings, script, request, layers,
+    return Submission(sbatch_args, option_ends, settings, script, request, layers,
                       dl_options.to_environ(cli_dl) if directives.plugin else {},
                       dl_options.to_environ(directives.plugin))
 
@@ -323,7 +319,7 @@ def applies_rank_map(text: str) -> bool:
 
 def build_submit_command(program: str, job: Submission, decision: Decision,
                          environ: Mapping[str, str]) -> SubmitCommand:
-    """Build the command that submits: the user's arguments, the binding after their options, and the record."""
+    """Build the command that submits: the user's arguments, the options of the binding, and the record."""
     added = [*job.extra_options, *decision.binding_options]
     if not _export_keeps_record(program, job.settings.get("export", "ALL")):
         added.append(f"--export={job.settings['export']},{submission_record.ENV_VARIABLE}")
@@ -334,8 +330,20 @@ def build_submit_command(program: str, job: Submission, decision: Decision,
     env[submission_record.ENV_VARIABLE] = submission_record.new_record(
         job.request.dl, inputs, decision.requested_size).to_env_value()
     stdin = job.script.body if job.script and job.script.from_stdin else None
-    argv = (program, *job.argv[:job.options_end], *added, *job.argv[job.options_end:])
-    return SubmitCommand(argv, env, removed, stdin)
+    return SubmitCommand((program, *_insert_options(job, added)), env, removed, stdin)
+
+
+def _insert_options(job: Submission, added: Sequence[str]) -> list[str]:
+    """The user's arguments with further `--name=value`, which override the user's own.
+
+    An option of a plugin that slurmdl does not know may take its value from the next argument, so the end of the
+    user's options is unknown. So an option goes before all others, or directly after the user's option of the same
+    name.
+    """
+    inserted: dict[int, list[str]] = {}
+    for option in added:
+        inserted.setdefault(job.option_ends.get(option[2:].partition("=")[0], 0), []).append(option)
+    return [arg for i in range(len(job.argv) + 1) for arg in (*inserted.get(i, ()), *job.argv[i:i + 1])]
 
 
 def _export_keeps_record(program: str, export: str) -> bool:

@@ -418,3 +418,44 @@ def test_hostile_job_name_and_huge_environment(plugged):
     for host in ("login", "n1", "n2", "n3", "n4"):
         assert cluster.run(["test", "-e", "/tmp/executed"], host=host).returncode == 1
     assert_nodes_are_up(cluster)
+
+
+#: a plugin of another project: an option with a value, and one without
+OTHER_PLUGIN = """
+#include <slurm/spank.h>
+SPANK_PLUGIN(other, 1)
+static int ignore(int value, const char *arg, int remote) { return 0; }
+static struct spank_option image = {"container-image", "IMAGE", "start in a container", 1, 0, ignore};
+static struct spank_option writable = {"container-writable", 0, "writable", 0, 0, ignore};
+int slurm_spank_init(spank_t sp, int count, char **args)
+{
+	return spank_option_register(sp, &image) || spank_option_register(sp, &writable) ? -1 : 0;
+}
+"""
+
+
+@pytest.fixture
+def other_plugin(plugin) -> Path:
+    source = plugin.with_name("other.c")
+    source.write_text(OTHER_PLUGIN)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", source.with_suffix(".so"), source], check=True)
+    return source.with_suffix(".so")
+
+
+def test_options_of_another_plugin_keep_their_values(new_cluster, other_plugin):
+    """Neither the record nor the list of excluded nodes separates an option from its value."""
+    cluster = new_cluster(nodes=4, plugstack=f"optional {other_plugin}\n")
+    config = cluster.directory("config")
+    (config / "slurmdl").mkdir()
+    (config / "slurmdl/slurmdl.yaml").write_text(f"bad_nodes: {{file: {config}/bad}}\n")
+    (config / "bad").write_text("n1 no fan\n")
+    script = cluster.script('echo "$1"; echo "$SLURMDL_SUBMISSION"')
+    jobs = {}
+    for options in ("--container-image ubuntu", "--container-image=ubuntu", "--container-writable",
+                    "-x n2 --container-image ubuntu", "--container-writable --exclude n2 -Jx"):
+        argv = ["slurmdl", "sbatch", "--export=PATH,A", "--dl-ps=1", *options.split(), "-N2", str(script), "--dl-ps"]
+        jobs[options] = cluster.submit(argv, env={"XDG_CONFIG_HOME": str(config)})
+    for options, job in jobs.items():
+        argument, record = cluster.output(job).splitlines()
+        assert (argument, '"ps":1' in record) == ("--dl-ps", True), options
+        assert cluster.job(job)["ExcNodeList"] == ("n[1-2]" if "n2" in options else "n1"), options

@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slurmdl.launch import submission
+from slurmdl.launch.binding import Decision
 from slurmdl.slurm import sbatch_options
 
 pytestmark = pytest.mark.skipif(shutil.which("sbatch") is None, reason="needs the program sbatch (slurm-client)")
@@ -119,7 +120,6 @@ def test_options_equal_sbatch(unreachable, script, options, arguments, environ):
         assert any(word.startswith("--spread") for word in [*argv, *script.split()])
         return
     assert format_settings(parsed) == expected
-    assert parsed.argv[parsed.options_end:] == (str(path), *arguments)
 
 
 @pytest.mark.parametrize("argv", [["--ntasks-per-n", "2"], ["--mem-per-c=1G"], ["-Hc4"], ["-HN", "2-3"],
@@ -132,7 +132,20 @@ def test_spellings_equal_sbatch(unreachable, argv, tmp_path, monkeypatch):
     assert expected
     parsed = submission.parse_submission(args, {})
     assert format_settings(parsed) == expected
-    assert list(parsed.argv[parsed.options_end:]) == args[args.index("job.sh") - ("--" in args):]
+
+
+@settings(max_examples=60, deadline=None)
+@given(options=st.lists(args(), max_size=4), end=st.sampled_from([[], ["--"]]), added=st.lists(
+    st.sampled_from(["--exclude=n3", "--exclude=n4", "--constraint=big", "--nodes=2-3", "--ntasks=8",
+                     "--ntasks-per-node=4"]), min_size=1, max_size=3))
+def test_inserted_options_override_as_at_the_end(unreachable, options, end, added):
+    path = unreachable / "job.sh"
+    path.write_text("#!/bin/sh\n#SBATCH -N9 -n9 -x n2 -C slow --ntasks-per-node=9\ntrue\n")
+    argv = [word for option in options for word in option]
+    expected = query_sbatch(unreachable, [*argv, *added, *end, str(path)], "", {})
+    job = submission.parse_submission([*argv, *end, str(path)], {})
+    command = submission.build_submit_command("sbatch", job, Decision(tuple(added)), {})
+    assert query_sbatch(unreachable, command.argv[1:], "", {}) == expected
 
 
 @pytest.mark.parametrize("argv", [["--wrap", "true"], ["--wrap=true", "-N2"], ["-N2", "--wra", "--", "-n4"]])
