@@ -11,7 +11,7 @@ import pytest
 import torch
 from strategy_harness import global_batches
 from torch import nn
-from virtual_ranks import flat, library
+from virtual_ranks import attach_or_serve, flat, library
 
 from slurmdl.errors import InvalidRunError, SlurmdlError, TrainError
 from slurmdl.train import init
@@ -190,6 +190,64 @@ def test_several_backward_passes_per_step_equal_one() -> None:
     single_pass, parts = (virtual.run_virtual_ranks(2, program(passes)) for passes in (1, 5))
     assert torch.equal(parts[0], parts[1])
     assert torch.allclose(single_pass[0], parts[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("ps", ps=1)], ids=method_name)
+def test_passes_over_a_smaller_last_batch_are_weighted_by_samples(method: StrategyConfig) -> None:
+    """The last of four global batches has 3 samples: 2 of one worker, 1 of the other."""
+    passes, ranks, count = 2, 2, 33
+
+    def train(batches: Any, model: Any, opt: Any) -> Any:
+        for number, (batch, target) in enumerate(batches):
+            nn.functional.cross_entropy(model(batch), target).div(passes).backward()
+            if number % passes == passes - 1:
+                opt.step()
+                opt.zero_grad()
+        return flat(model)
+
+    def program(run: Run) -> Any:
+        torch.manual_seed(1)
+        model = nn.Linear(6, 3)
+        opt = torch.optim.SGD(model.parameters(), lr=0.5)
+        if not attach_or_serve(run, model, opt):
+            return None
+        return train(run.loader((X[:count], Y[:count]), batch_size=5, shuffle=False), model, opt)
+
+    results = library(ranks + (method.ps or 0), method, program, backward_passes_per_step=passes)
+    torch.manual_seed(1)
+    model = nn.Linear(6, 3)
+    expected = train(zip(X[:count].split(10), Y[:count].split(10), strict=True), model,
+                     torch.optim.SGD(model.parameters(), lr=0.5))
+    for result in filter(lambda result: result is not None, results):
+        assert torch.allclose(result, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [StrategyConfig(name) for name in ("allreduce", "gossip", "local-sgd")],
+                         ids=method_name)
+@pytest.mark.parametrize("hooks_first", [True, False])
+def test_optimizers_that_step_in_gradient_hooks_are_rejected(method: StrategyConfig, hooks_first: bool) -> None:
+    """As in PyTorch's tutorial on optimizer steps in the backward pass."""
+    def program(run: Run) -> None:
+        model = Net()
+        optimizers = {tensor: torch.optim.SGD([tensor], lr=0.1) for tensor in model.parameters() if
+                      tensor.requires_grad}
+
+        def hook(tensor: Any) -> None:
+            optimizers[tensor].step()
+            optimizers[tensor].zero_grad()
+
+        def install() -> None:
+            for tensor in optimizers:
+                tensor.register_post_accumulate_grad_hook(hook)
+        if hooks_first:
+            install()
+        run.wrap(model, sgd(model))
+        if not hooks_first:
+            install()
+        nn.functional.cross_entropy(model(X), Y).backward()
+
+    with pytest.raises(TrainError, match="step 1: the backward pass changed parameters"):
+        library(2, method, program)
 
 
 @pytest.mark.parametrize(("silent", "exchanges_per_step"), [

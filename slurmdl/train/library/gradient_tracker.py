@@ -28,6 +28,8 @@ class GradientTracker:
         self._backward_passes, self._forbid_repeats = backward_passes, forbid_repeats
         self._on_start, self._on_ready, self._on_complete = on_start, on_ready, on_complete
         self._weight_hooks: list[Any] = []
+        #: of the parameters, at the first gradient of a pass
+        self._version = 0
         #: whether passes accumulate gradients only (Run.no_sync)
         self.accumulates_only = False
         self.next_step()
@@ -65,6 +67,7 @@ class GradientTracker:
             self._in_pass = True
             if self.accumulates_only:
                 self._sync_pass = max(self._sync_pass, number + 1)
+            self._version = self._replica.version
             self._queue_end_callback()
             self._on_start()
         self.done = False
@@ -96,9 +99,17 @@ class GradientTracker:
             handle = outer_nodes[0].register_prehook(requeue)
             return
         self._in_pass = False
+        self._check_parameters_unchanged()
         self._passes_done += 1
         if self._passes_done >= self._sync_pass:
             self._on_complete()
+
+    def _check_parameters_unchanged(self) -> None:
+        """Reject an optimizer that steps in gradient hooks: the gradients of a parameter are exchanged after them."""
+        if self._replica.version != self._version:
+            raise TrainError(f"step {self._state.step + 1}: the backward pass changed parameters, e.g. by an "
+                             "optimizer that steps in register_post_accumulate_grad_hook; expected opt.step() of the "
+                             "wrapped optimizer after backward()")
 
     def _queue_end_callback(self) -> None:
         """Call `_on_pass_end` at the end of the current pass, of the innermost if nested."""

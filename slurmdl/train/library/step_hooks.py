@@ -35,7 +35,6 @@ class StepHooks:
         self._ctx, self._state, self._recovery = ctx, state, recovery
         self._work_assignment, self._replica_check = work_assignment, replica_check
         self._slow_rank_monitor = slow_rank_monitor
-        self._backward_passes = backward_passes
         self.timer = PhaseTimer(ctx.meter, ctx.world.transport.now, lambda: ctx.comm_thread.peer_wait_seconds, trace)
         self._overlapped_comm = 0.0
         self._gradient_tracker = GradientTracker(
@@ -74,10 +73,9 @@ class StepHooks:
         optimizer.step = MethodType(step, optimizer)  # must be a bound method: LR schedulers wrap optimizer.step
 
     def set_gradient_weight(self, weight: float) -> None:
-        """Weight the gradients of the next step if they are sent to others unchanged."""
+        """Weight the gradients of the next passes of this step if they are sent to others unchanged."""
         strategy = self._recovery.strategy
-        averages = strategy.averages_gradients or strategy.replica_groups
-        if self._backward_passes == 1 and (averages or not strategy.updates_locally):
+        if strategy.averages_gradients or strategy.replica_groups or not strategy.updates_locally:
             self._gradient_tracker.set_gradient_weight(weight)
 
     @contextmanager
