@@ -82,7 +82,12 @@ def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_
         out, err = child.communicate(stdin.encode(), timeout=timeout)
     except subprocess.TimeoutExpired as error:
         os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
+        # a descendant that has left the group may hold the pipes: do not wait for their end
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe:
+                with suppress(OSError):
+                    pipe.close()
+        child.wait()
         raise UnavailableError(f"{name}: no answer within {timeout:g} s") from error
     return CommandResult(name, child.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 

@@ -12,6 +12,9 @@ import time
 
 import pytest
 
+from slurmdl.errors import UnavailableError
+from slurmdl.slurm.process import run_command
+
 #: counts SIGINT; SIGTERM makes it print the count and exit
 COUNT = """
 import os, signal, sys, time
@@ -110,6 +113,16 @@ def test_failed_program_keeps_its_exit_status():
     argv = supervisor_command("lost a node", "sh", "-c", "echo lost a node >&2; exit 9")
     proc = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
     assert (proc.returncode, proc.stderr) == (9, "lost a node\n")
+
+
+def test_query_keeps_its_limit_if_a_descendant_outside_its_group_holds_the_pipes(tmp_path):
+    os.mkfifo(tmp_path / "alive")
+    holder = "exec 3<>alive; echo $$ >pid; exec sleep 20"
+    with pytest.raises(UnavailableError, match=r"^sh: no answer within 1 s$"):
+        run_command(["sh", "-c", f"setsid sh -c '{holder}' & sleep 20"], timeout=1.0, cwd=str(tmp_path))
+    # fails if the holder has ended, since nothing else reads the pipe
+    os.close(os.open(tmp_path / "alive", os.O_WRONLY | os.O_NONBLOCK))
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("call", ["process.exec_program", "supervisor.exec_supervised"])
