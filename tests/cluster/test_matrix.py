@@ -78,15 +78,16 @@ def test_bench_run_reports_impossible_cells_and_runs_the_rest(cluster):
     (folder / "spec.yaml").write_text(
         f"frameworks: [{folder}/ends.py, {folder}/raises.py, slurmdl]\nmodels: {{mlp: digits}}\nnodes: [1, 100]\n"
         f"placements: [slurm]\nrepeats: 1\nsteps: 2\nlauncher: {launcher_of(cluster)}\n")
-    done = cluster.run(["slurmdl", "bench", "run", "spec.yaml", "--results", "here"], directory=folder, timeout=300)
+    results = folder / "it's at 100%j #1"
+    done = cluster.run(["slurmdl", "bench", "run", "spec.yaml", "--results", str(results)], directory=folder,
+                       timeout=300)
     assert done.returncode == 0, done.stderr
-    status = {(row["framework"].rpartition("/")[2], row["nodes"]): row["status"]
-               for row in read_report(folder / "here")}
+    status = {(row["framework"].rpartition("/")[2], row["nodes"]): row["status"] for row in read_report(results)}
     assert status["slurmdl", "1"].startswith("done")
     assert status["slurmdl", "100"].startswith("refused: ")
     assert status["ends.py", "1"].startswith("cancelled")
     assert status["raises.py", "1"].startswith("failed: ") and "adapter error" in status["raises.py", "1"]
-    assert json.loads((folder / "here" / "spec.json").read_text())["nodes"] == [1, 100]
+    assert json.loads((results / "spec.json").read_text())["nodes"] == [1, 100]
 
 
 @pytest.mark.nightly

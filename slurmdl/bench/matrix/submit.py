@@ -181,8 +181,8 @@ def _run_cell(spec: Spec, cell: Cell, repeat: int, folder: Path, watch: Watch) -
                 "batch_size", "lr", "emulate_compute", "warmup_steps", "steps", "evaluate_every")}}
     files.write_atomic(str(base.with_name(f"{base.name}.work")), json.dumps(work))
     files.write_atomic(str(base.with_name(f"{base.name}.sh")), script(spec, cell, str(base)))
-    answer = process.run_command([*submit_command(cell), "--parsable", *spec.sbatch,
-                                 f"{base}.sh"], timeout=COMMAND_TIMEOUT_S)
+    answer = process.run_command([*submit_command(cell), "--parsable", f"--output={_filename_pattern(str(log))}",
+                                  *spec.sbatch, f"{base}.sh"], timeout=COMMAND_TIMEOUT_S)
     # a site's cli_filter may print lines before sbatch's own
     numbers = [jobs.parse_job_id(line.encode(), is_parsable=True) for line in answer.stdout.splitlines()]
     number = next(filter(None, numbers), "")
@@ -225,9 +225,14 @@ def script(spec: Spec, cell: Cell, base: str) -> str:
     return "\n".join([
         "#!/bin/sh",
         f"#SBATCH -J slurmdl-bench -N {cell.nodes} --ntasks-per-node={spec.tasks_per_node}",
-        f"#SBATCH -t {spec.time_limit_minutes} --no-requeue -o {base}.log", *exports,
+        f"#SBATCH -t {spec.time_limit_minutes} --no-requeue", *exports,
         f"exec {launch} {python} -m slurmdl.bench.matrix.worker {shlex.quote(base)}.work "
         f"{shlex.quote(base)}", ""])
+
+
+def _filename_pattern(path: str) -> str:
+    """Return the value of --output that Slurm expands to `path`: with a backslash in it, % has no meaning."""
+    return path.replace("\\", "\\\\") if "\\" in path else path.replace("%", "%%")
 
 
 def _wait_for_end(number: str, watch: Watch) -> tuple[str, str]:
