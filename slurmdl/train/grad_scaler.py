@@ -1,17 +1,12 @@
 """Steps of a torch.amp.GradScaler, which leaves unscaling and skipping to optimizers that declare to support it.
 
-So the hooks of an optimizer run in each step, also if this rank alone skips the update.
+So the hooks of an optimizer (optimizer_hooks.py) run in each step, also if this rank alone skips the update.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-
-
-def take_over_scaling(optimizer: Any) -> None:
-    """Make a GradScaler leave its work in `optimizer.step()` to `apply_grad_scaler`."""
-    optimizer._step_supports_amp_scaling = True
 
 
 def apply_grad_scaler(optimizer: Any, tensors: Iterable[Any]) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 
 from slurmdl.errors import InvalidOptionsError, InvalidRunError
 from slurmdl.plan import default_pattern
-from slurmdl.train import grad_scaler
+from slurmdl.train import grad_scaler, optimizer_hooks
 from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.island_group import IslandGroup
 from slurmdl.train.library import consistency
@@ -87,11 +87,9 @@ class OuterSync:
             vector, config, seed, lambda: float(optimizer.param_groups[0]["lr"]), self._part))
         self._step = 0
         self._tensors, self._skipped_gradients = tensors, list[Any]()
-        grad_scaler.take_over_scaling(optimizer)
-        self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._before_step(optimizer)),
-                       optimizer.register_step_post_hook(lambda *_: self._after_step())]
+        self._remove_hooks = optimizer_hooks.install(optimizer, self._before_step, lambda *_: self._after_step())
 
-    def _before_step(self, optimizer: Any) -> None:
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
         if grad_scaler.apply_grad_scaler(optimizer, self._tensors):
             self._skipped_gradients = grad_scaler.hide_gradients(self._tensors)
 
@@ -136,8 +134,7 @@ class OuterSync:
 
     def finish(self) -> None:
         """Replace the models of all islands by their mean, after the last step. Collective over all ranks."""
-        for hook in self._hooks:
-            hook.remove()
+        self._remove_hooks()
         self.strategy.finish()
         self._part.copy_to_host()
         peers = self._islands.peers

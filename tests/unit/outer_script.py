@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node=4 outer_script.py CASE...
 
-Rank 0 prints a line with the results of all ranks per case: ddp, ddp-of-all-ranks, fsdp, or scaler, with which the
-gradients of the second island overflow in two steps. With -resumed, other models continue after 7 steps from a
+Rank 0 prints a line with the results of all ranks per case: ddp, ddp-of-all-ranks, fsdp, subclass, whose optimizer
+calls super().step(), or scaler, with which the gradients of the second island overflow in two steps. With -resumed, other models continue after 7 steps from a
 checkpoint of torch.distributed; -overlapped has an exchange in flight then. After bad-groups, drift, model,
 other-group or bad-state each rank prints its error, and ends.
 """
@@ -24,6 +24,11 @@ mesh = init_islands()
 rank = dist.get_rank()
 
 
+class Subclass(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
 def build(kind, seed):
     """A model with its optimizer and exchanges."""
     group = mesh["inside"].get_group()
@@ -34,7 +39,7 @@ def build(kind, seed):
     else:
         model = torch.nn.parallel.DistributedDataParallel(model, process_group={
             "ddp-of-all-ranks": None, "other-group": mesh["islands"].get_group()}.get(kind, group))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = (Subclass if kind == "subclass" else torch.optim.SGD)(model.parameters(), lr=0.1, momentum=0.9)
     if kind == "bad-groups":
         group = dist.group.WORLD if rank == 0 else group
     if kind == "model" and rank >= 2:
@@ -87,6 +92,11 @@ def train(kind):
     sync.finish()
     whole = [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for tensor in model.parameters()]
     values = torch.cat([tensor.detach().reshape(-1) for tensor in whole])
+    if kind == "scaler":  # afterwards it unscales gradients itself again
+        gradient = model.module[0].weight.grad
+        gradient.fill_(scaler.get_scale())
+        scaler.step(optimizer)
+        assert torch.equal(gradient, torch.ones_like(gradient))
     return values.tolist(), inter_island, sync.is_sharded, sync.strategy.exchanges, skipped
 
 

@@ -18,10 +18,11 @@ SCRIPT = str(Path(__file__).with_name("outer_script.py"))
 @functools.cache
 def results_of_trainings() -> dict[str, Any]:
     """Case -> results of all ranks, of one process group."""
-    return dict(map(ast.literal_eval, torchrun_lines(4, SCRIPT, "ddp", "fsdp", "ddp-of-all-ranks", "scaler")))
+    return dict(map(ast.literal_eval, torchrun_lines(4, SCRIPT, "ddp", "fsdp", "ddp-of-all-ranks", "subclass",
+                                                  "scaler")))
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "ddp-of-all-ranks"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "ddp-of-all-ranks", "subclass"])
 def test_islands_equal_those_of_one_process_each(kind: str) -> None:
     """Also the models at the end, since the last step is one with an exchange."""
     results = results_of_trainings()[kind]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from types import FrameType, MethodType
+from types import MethodType
 from typing import Any
 
 from slurmdl.errors import TrainError
-from slurmdl.train import grad_scaler
+from slurmdl.train import grad_scaler, optimizer_hooks
 from slurmdl.train.library import consistency
 from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.library.failure_recovery import FailureRecovery
@@ -19,11 +18,9 @@ from slurmdl.train.library.load_balance import WorkAssignment
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.slow_rank_monitor import SlowRankMonitor
 from slurmdl.train.mixing.collectives import bruck_allgather
+from slurmdl.train.optimizer_hooks import StepArguments
 from slurmdl.train.report.meters import PhaseTimer
 from slurmdl.train.trace import Trace
-
-#: positional arguments of an optimizer's step, itself first, and keyword arguments
-StepArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class StepHooks:
@@ -57,9 +54,7 @@ class StepHooks:
             model.register_forward_pre_hook(self._before_forward)
         model.register_forward_hook(self._after_forward)
         if hasattr(optimizer, "register_step_pre_hook"):
-            optimizer.register_step_pre_hook(self._step_pre_hook)
-            optimizer.register_step_post_hook(self._step_post_hook)
-            grad_scaler.take_over_scaling(optimizer)
+            optimizer_hooks.install(optimizer, self._before_optimizer_step, self._after_optimizer_step)
             return
         original_step = optimizer.step  # PyTorch before 2.0
 
@@ -164,19 +159,10 @@ class StepHooks:
                 self._check_finite(self._nonfinite_parameter, f"{culprit}: the gradient")
         self._check_finite(self._nonfinite_parameter, "the mean of the ranks' gradients")
 
-    def _step_pre_hook(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
-        if _is_nested_step(sys._getframe(1), optimizer):
-            return None
-        return self._before_optimizer_step(optimizer, args, kwargs)
-
-    def _step_post_hook(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if not _is_nested_step(sys._getframe(1), optimizer):
-            self._after_optimizer_step(optimizer, args, kwargs)
-
     def _before_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments:
         """Everything before the optimizer's own step; returns the arguments of that."""
         replica, strategy = self._ctx.replica, self._recovery.strategy
-        self._check_step(optimizer)
+        self._check_step(self._ctx.optimizer)
         args, kwargs = _call_closure(optimizer, args, kwargs)
         replica.mark_changed()
         self._skips_update = grad_scaler.apply_grad_scaler(optimizer, replica.tensors)
@@ -270,18 +256,3 @@ def _call_closure(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return results.pop()
 
     return (args[0], return_loss), {name: value for name, value in kwargs.items() if name != "closure"}
-
-
-def _is_nested_step(frame: FrameType, optimizer: Any) -> bool:
-    """Whether a step of the optimizer was called within another one: by super().step() of a subclass.
-
-    PyTorch calls the hooks around the `step` of each class of which an optimizer was created. `frame` is that of
-    PyTorch's function around the step, which calls the hooks (torch/optim/optimizer.py, profile_hook_step). A depth
-    counted by the hooks would be wrong after a step that raised an exception.
-    """
-    code, caller = frame.f_code, frame.f_back
-    while caller:
-        if caller.f_code is code and caller.f_locals["args"][0] is optimizer:
-            return True
-        caller = caller.f_back
-    return False

@@ -1,0 +1,83 @@
+"""Hooks around each step of an optimizer, also if it steps a base optimizer of the same parameters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+#: positional arguments of an optimizer's step, itself first, and keyword arguments
+StepArguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def install(optimizer: Any, before: Callable[[Any, tuple[Any, ...], dict[str, Any]], StepArguments | None],
+            after: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Callable[[], None]:
+    """Call `before` and `after` around each step, as PyTorch's step hooks; return a function that ends this.
+
+    A step that calls another one, of a base class or of a base optimizer, counts once: the outer one, except with a
+    closure, which computes gradients for the step of the base optimizer. A GradScaler leaves unscaling and skipping
+    to `before` meanwhile (grad_scaler.apply_grad_scaler).
+    """
+    optimizers = [optimizer, *_base_optimizers(optimizer, [optimizer])]
+
+    def step_pre_hook(stepped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
+        return before(stepped, args, kwargs) if _counts(sys._getframe(1), optimizers) else None
+
+    def step_post_hook(stepped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if _counts(sys._getframe(1), optimizers):
+            after(stepped, args, kwargs)
+
+    undo = [function for each in optimizers for function in (
+        each.register_step_pre_hook(step_pre_hook).remove, each.register_step_post_hook(step_post_hook).remove,
+        _take_over_scaling(each))]
+
+    def remove() -> None:
+        for function in undo:
+            function()
+    return remove
+
+
+def _take_over_scaling(optimizer: Any) -> Callable[[], None]:
+    """Make a GradScaler leave its work to the step; return a function that ends this."""
+    supported = getattr(optimizer, "_step_supports_amp_scaling", False)
+    optimizer._step_supports_amp_scaling = True
+
+    def undo() -> None:
+        optimizer._step_supports_amp_scaling = supported
+    return undo
+
+
+def _base_optimizers(optimizer: Any, known: list[Any]) -> list[Any]:
+    """Optimizers of the same parameters that an optimizer holds, e.g. in sharpness-aware minimization."""
+    from torch.optim import Optimizer
+
+    parameters, found = _parameter_ids(optimizer), list[Any]()
+    for value in vars(optimizer).values():
+        if isinstance(value, Optimizer) and not any(value is other for other in [*known, *found]) \
+                and parameters & _parameter_ids(value):
+            found += [value, *_base_optimizers(value, [*known, *found, value])]
+    return found
+
+
+def _parameter_ids(optimizer: Any) -> set[int]:
+    return {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+
+
+def _counts(frame: FrameType, optimizers: list[Any]) -> bool:
+    """Whether the step of a frame counts: the outermost one without a base optimizer or closure.
+
+    PyTorch calls the hooks around the `step` of each class of which an optimizer was created. `frame` is that of
+    PyTorch's function around the step, which calls the hooks (torch/optim/optimizer.py, profile_hook_step). A depth
+    counted by the hooks would be wrong after a step that raised an exception.
+    """
+    counting, current = None, frame
+    while current:
+        if current.f_code is frame.f_code:
+            stepped, *args = current.f_locals["args"]
+            closure = current.f_locals["kwargs"].get("closure") or next(iter(args), None)
+            base_counts = closure is not None and stepped is optimizers[0] and len(optimizers) > 1
+            if any(stepped is optimizer for optimizer in optimizers) and not base_counts:
+                counting = current
+        current = current.f_back
+    return counting is frame
