@@ -71,7 +71,8 @@ def _counts(frame: FrameType, optimizers: list[Any]) -> bool:
     PyTorch's function around the step, which calls the hooks (torch/optim/optimizer.py, profile_hook_step). A depth
     counted by the hooks would be wrong after a step that raised an exception.
     """
-    counting, current = None, frame
+    counting: FrameType | None = None
+    current: FrameType | None = frame
     while current:
         if current.f_code is frame.f_code:
             stepped, *args = current.f_locals["args"]

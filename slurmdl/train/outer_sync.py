@@ -23,6 +23,7 @@ from slurmdl.errors import InvalidOptionsError, InvalidRunError
 from slurmdl.plan import default_pattern
 from slurmdl.train import grad_scaler, optimizer_hooks
 from slurmdl.train.compatibility import check_compatibility
+from slurmdl.train.ddp_search import find_ddp
 from slurmdl.train.island_group import IslandGroup
 from slurmdl.train.library import consistency
 from slurmdl.train.strategies.islands import OUTER_STRATEGIES
@@ -77,7 +78,9 @@ class OuterSync:
             "outer", group, (self.is_sharded, [_local(tensor).numel() for tensor in tensors]),
             "the same model, sharded in the same way, in each island")
         self.islands, self.p2p = islands.islands, islands.p2p
-        _average_gradients_inside(model, islands)
+        self._ddp = find_ddp(tensors)
+        for ddp in self._ddp:
+            _average_gradients_inside(ddp, islands)
         self._part = _ModelPart(tensors, islands, self.is_sharded)
         self._part.copy_to_host()
         vector = self._part.vector
@@ -90,6 +93,9 @@ class OuterSync:
         self._remove_hooks = optimizer_hooks.install(optimizer, self._before_step, lambda *_: self._after_step())
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if not self._step and len(find_ddp(self._tensors)) > len(self._ddp):
+            raise InvalidRunError("outer(): a DistributedDataParallel was made of the model afterwards; expected it "
+                                  "before outer()")
         if grad_scaler.apply_grad_scaler(optimizer, self._tensors):
             self._skipped_gradients = grad_scaler.hide_gradients(self._tensors)
 
@@ -194,10 +200,7 @@ def _average_gradients_inside(model: Any, islands: IslandGroup) -> None:
     """Make a DistributedDataParallel of more ranks than an island average its gradients in the island only."""
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-    from torch.nn.parallel import DistributedDataParallel
 
-    if not isinstance(model, DistributedDataParallel):
-        return
     own, averaged = (set(dist.get_process_group_ranks(group)) for group in (islands.group, model.process_group))
     if not own <= averaged:
         raise InvalidRunError(f"outer(): the model averages gradients over the ranks {sorted(averaged)}; expected "

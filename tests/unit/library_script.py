@@ -16,7 +16,13 @@ run = init()
 torch.manual_seed(run.rank)
 model = torch.nn.Linear(4, 3 if fault == "model" and run.rank == 1 else 2)
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
+if fault == "ddp-inside":
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+if fault == "ddp":
+    model = torch.compile(torch.nn.parallel.DistributedDataParallel(model))
 model, opt = run.wrap(model, opt)
+if fault == "ddp-late":
+    model = torch.nn.parallel.DistributedDataParallel(model)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** 40, backoff_factor=2.0 ** -15, enabled=fault == "float16")
 for step, batch in enumerate(run.loader(torch.ones(40, 4) * torch.arange(40)[:, None] / 40, batch_size=2)):
     if run.worker_rank == 1 and step == 2:

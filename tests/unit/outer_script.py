@@ -2,10 +2,11 @@
 
     torchrun --nproc-per-node=4 outer_script.py CASE...
 
-Rank 0 prints a line with the results of all ranks per case: ddp, ddp-of-all-ranks, fsdp, subclass, whose optimizer
-calls super().step(), or scaler, with which the gradients of the second island overflow in two steps. With -resumed, other models continue after 7 steps from a
-checkpoint of torch.distributed; -overlapped has an exchange in flight then. After bad-groups, drift, model,
-other-group or bad-state each rank prints its error, and ends.
+Rank 0 prints a line with the results of all ranks per case: ddp, ddp-of-all-ranks, inner or compiled, for which
+outer() gets the module inside or the result of torch.compile, fsdp, subclass, whose optimizer calls super().step(),
+or scaler, with which the gradients of the second island overflow in two steps. With -resumed, other models continue
+after 7 steps from a checkpoint of torch.distributed; -overlapped has an exchange in flight then. After bad-groups,
+drift, model, other-group, late-ddp or bad-state each rank prints its error, and ends.
 """
 
 import tempfile
@@ -38,7 +39,8 @@ def build(kind, seed):
         fully_shard(model, mesh=mesh["inside"])
     else:
         model = torch.nn.parallel.DistributedDataParallel(model, process_group={
-            "ddp-of-all-ranks": None, "other-group": mesh["islands"].get_group()}.get(kind, group))
+            **dict.fromkeys(("ddp-of-all-ranks", "inner", "compiled")),
+            "other-group": mesh["islands"].get_group()}.get(kind, group))
     optimizer = (Subclass if kind == "subclass" else torch.optim.SGD)(model.parameters(), lr=0.1, momentum=0.9)
     if kind == "bad-groups":
         group = dist.group.WORLD if rank == 0 else group
@@ -47,9 +49,14 @@ def build(kind, seed):
     config = StrategyConfig("adaptive-gossip" if kind == "drift" else "local-sgd", period=3, outer_lr=0.6,
                             outer_momentum=0.4, overlap=2 if "overlapped" in kind else 0)
     try:
-        sync = outer(model, optimizer, group, config)
+        given = model.module if kind == "inner" else torch.compile(model) if kind == "compiled" else model
+        sync = outer(given, optimizer, group, config)
         if kind == "bad-state":
             sync.load_state_dict({f"rank {rank % 2}": next(iter(sync.state_dict().values()))[:-100]})
+        if kind == "late-ddp":
+            late = torch.nn.parallel.DistributedDataParallel(model.module)
+            late(torch.ones(1, 5)).sum().backward()
+            optimizer.step()
         return model, optimizer, sync
     except Exception as error:
         end_with_error(error)

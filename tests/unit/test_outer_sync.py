@@ -18,11 +18,11 @@ SCRIPT = str(Path(__file__).with_name("outer_script.py"))
 @functools.cache
 def results_of_trainings() -> dict[str, Any]:
     """Case -> results of all ranks, of one process group."""
-    return dict(map(ast.literal_eval, torchrun_lines(4, SCRIPT, "ddp", "fsdp", "ddp-of-all-ranks", "subclass",
-                                                  "scaler")))
+    return dict(map(ast.literal_eval, torchrun_lines(4, SCRIPT, "ddp", "fsdp", "ddp-of-all-ranks", "inner",
+                                                     "compiled", "subclass", "scaler")))
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "ddp-of-all-ranks", "subclass"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "ddp-of-all-ranks", "inner", "compiled", "subclass"])
 def test_islands_equal_those_of_one_process_each(kind: str) -> None:
     """Also the models at the end, since the last step is one with an exchange."""
     results = results_of_trainings()[kind]
@@ -59,6 +59,8 @@ def test_checkpoint_of_torch_distributed_resumes(kind: str) -> None:
                  marks=pytest.mark.nightly),
     pytest.param("other-group", "InvalidRunError: outer(): the model averages gradients over the ranks [0, 2]; "
                  "expected the ranks of the island [0, 1], or all ranks", marks=pytest.mark.nightly),
+    pytest.param("late-ddp", "InvalidRunError: outer(): a DistributedDataParallel was made of the model afterwards",
+                 marks=pytest.mark.nightly),
     pytest.param("model", "InvalidRunError: outer(): ranks 0 and 2 do not exchange the same; expected the same model",
                  marks=pytest.mark.nightly)])
 def test_what_does_not_fit_is_rejected(kind: str, message: str) -> None:

@@ -81,6 +81,10 @@ def test_process_group_of_the_script_may_be_for_gpus_only() -> None:
 
 
 @pytest.mark.parametrize("fault, words", [
+    ("ddp", "slurmdl: wrap(): DistributedDataParallel averages the gradients of this model, too; expected"),
+    pytest.param("ddp-inside", "slurmdl: wrap(): DistributedDataParallel averages the gradients of this model, too",
+                 marks=pytest.mark.nightly),
+    ("ddp-late", "slurmdl: wrap(): DistributedDataParallel averages the gradients of this model, too"),
     ("early", "slurmdl: train: rank 1 on n: rank 0 continues, but this one has ended after 2 steps"),
     ("nan", "slurmdl: rank 1 on n: step 1: the gradient of weight has infinite or NaN entries"),
     pytest.param("model", "slurmdl: rank 1 on n has parameter weight (3, 4)", marks=pytest.mark.nightly)])

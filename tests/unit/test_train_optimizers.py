@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from virtual_ranks import attach_or_serve, flat, library
+from virtual_ranks import flat, library
 
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import StrategyConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, TrainError, UsageError
+from slurmdl.train.ddp_search import find_ddp
 from slurmdl.train.library import shard_optimizer
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.p2p import MeteredP2P
@@ -151,8 +152,16 @@ def untrained_tensors(model: Any, trained_ids: set[int]) -> dict[str, Any]:
             if id(tensor) not in trained_ids}
 
 
+def reject_ddp(tensors: Iterable[Any]) -> None:
+    """Reject parameters whose gradients DistributedDataParallel averages, too."""
+    if find_ddp(tensors):
+        raise InvalidRunError("wrap(): DistributedDataParallel averages the gradients of this model, too; expected a "
+                              "model without it, as run.wrap() exchanges gradients or models itself")
+
+
 def trained_parameter_ids(model: Any, optimizer: Any) -> set[int]:
     """Ids of the trained parameters."""
+    reject_ddp(model.parameters())
     model_ids = {id(tensor) for tensor in model.parameters()}
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     for tensor in tensors:

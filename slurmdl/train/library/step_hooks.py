@@ -182,6 +182,8 @@ class StepHooks:
         state, mode = self._state, self._ctx.world.config.load_balance
         if state.finished:
             raise TrainError("opt.step() after the run was finished; expected run.finish() after the last step")
+        if state.step == state.first_step:
+            consistency.reject_ddp(self._ctx.replica.tensors)
         prefix, relocated = f"step {state.step + 1}: ", self._ctx.replica.relocated_parameter()
         if relocated or len(optimizer.param_groups) != self._group_count:
             change = f"parameter {relocated} was relocated" if relocated else "the optimizer got another group"
