@@ -10,13 +10,12 @@ import numpy.typing as npt
 
 from slurmdl.errors import InvalidRunError, TrainError, UnavailableError
 from slurmdl.train.comm_thread import CommThread
-from slurmdl.train.library import shutdown
-from slurmdl.train.library.startup import DEFAULT_TIMEOUT_S
+from slurmdl.train.library import startup
 from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.process_group import collective_timeout
 from slurmdl.train.strategies.strategy import DeviceCopies, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.torch_distributed import TorchTransport
-from slurmdl.train.transports.watchdog import Watchdog
 from slurmdl.train.world import message_levels, node_name, zone_path
 
 
@@ -49,9 +48,9 @@ class IslandGroup:
             raise UnavailableError(f"{caller}(): torch.distributed is not initialized; expected init_process_group() "
                                    "before")
         # a group of its own: the messages of the framework stay as they are, and gloo leaves GPUs alone
-        self._transport = TorchTransport(dist.new_group(backend="gloo"))
-        self._transport.watch(Watchdog(self._transport, DEFAULT_TIMEOUT_S),
-                              lambda error: shutdown.exit_process(shutdown.report_failure(error)))
+        limit_s = startup.wait_limit_s()
+        self._transport = TorchTransport(dist.new_group(timeout=collective_timeout(limit_s), backend="gloo"))
+        startup.watch_waits(self._transport, limit_s)
         self.group, own_ranks = group, tuple(dist.get_process_group_ranks(group))
         places = self._transport.allgather((own_ranks, contents, node_name(), "".join(zone_path()[-1:])))
         self.islands = _islands(caller, [place[0] for place in places])

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from slurmdl.errors import InvalidRunError, UnavailableError
-from slurmdl.train.transports.torch_distributed import TorchTransport
+from slurmdl.train.transports.torch_distributed import NO_LIMIT, TorchTransport
 
-#: seconds in which all ranks must have started, and a message must arrive, beyond the limit of the watchdog
+#: seconds in which all ranks must have started, and a collective must end, beyond the limit of the watchdog
 _EXTRA_TIMEOUT_S = 300.0
-#: the same without such a limit: a month
-_NO_LIMIT_S = 30 * 86_400.0
 #: ports of rank 0 under plain srun, below those of outgoing connections (ip_local_port_range in ip(7))
 _FIRST_PORT, _PORT_COUNT = 12_000, 20_000
 
@@ -63,7 +61,7 @@ def finalize_process_group() -> None:
 
 def collective_timeout(wait_limit_s: float) -> timedelta:
     """Time limit of a collective for a limit of the watchdog, which reports first; 0 for none."""
-    return timedelta(seconds=wait_limit_s + _EXTRA_TIMEOUT_S if wait_limit_s else _NO_LIMIT_S)
+    return timedelta(seconds=wait_limit_s + _EXTRA_TIMEOUT_S) if wait_limit_s else NO_LIMIT
 
 
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:

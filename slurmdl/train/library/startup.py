@@ -13,6 +13,7 @@ from slurmdl.train.library import checkpoint, checkpoint_coordinator, consistenc
 from slurmdl.train.library.checkpointer import CheckpointOptions
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.transports.real_time import RealTimeRank
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.transports.watchdog import Watchdog
 from slurmdl.train.world import World, create_world, init_transport
@@ -85,12 +86,22 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
 
 def connect(backend: str = "", timeout: int | None = None, environ: Mapping[str, str] = os.environ) -> Transport:
     """Connect to the other ranks, with a watchdog; see `init` for the arguments. Collective."""
-    timeout = _option_or_variable(timeout, environ, strategy_config.TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
-    transport = init_transport(backend, environ, timeout)
-    if timeout:
-        transport.watch(Watchdog(transport, timeout),
-                        lambda error: shutdown.exit_process(shutdown.report_failure(error)))
+    limit_s = wait_limit_s(timeout, environ)
+    transport = init_transport(backend, environ, limit_s)
+    watch_waits(transport, limit_s)
     return transport
+
+
+def wait_limit_s(timeout: int | None = None, environ: Mapping[str, str] = os.environ) -> int:
+    """The longest wait for other ranks, in s, 0 for no limit; see `init` for the arguments."""
+    return _option_or_variable(timeout, environ, strategy_config.TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
+
+
+def watch_waits(transport: RealTimeRank, limit_s: float) -> None:
+    """End this rank with a message if it waits for others longer than a limit, 0 for none."""
+    if limit_s:
+        transport.watch(Watchdog(transport, limit_s),
+                        lambda error: shutdown.exit_process(shutdown.report_failure(error)))
 
 
 def _require_common_steps(world: World) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,9 @@ _ANNOUNCEMENT_OFFSET = 100_000
 #: longest pause between two checks of a condition that may depend on more than messages
 _POLL_INTERVAL_S = 1e-3
 _MAX_THREADS, _CLOSE_TIMEOUT_S = 100_000, 5.0
+#: how long a message may take: a listener, or a rank whose peer evaluates, waits without an end, and gloo closes the
+#: connection of a wait that exceeds its limit. The watchdog limits waits, and the end of a rank ends those for it
+NO_LIMIT = timedelta(days=30)
 
 
 class LostRankError(TrainError):
@@ -123,13 +127,14 @@ class TorchTransport(RealTimeRank):
         word = self._torch.zeros(1, dtype=self._torch.uint8)
         while True:
             try:
-                source = self._distributed.recv(word, None, self._group, tag + _ANNOUNCEMENT_OFFSET)
+                work = self._distributed.irecv(word, None, self._group, tag + _ANNOUNCEMENT_OFFSET)
+                work.wait(NO_LIMIT)
             except (RuntimeError, ValueError):
                 return
             if word.item():
                 return
             with self._changed:
-                self._pending[tag][source] += 1
+                self._pending[tag][work._source_rank()] += 1
                 self._changed.notify_all()
 
     def start_thread(self, function: Callable[[], Any]) -> Future[Any]:
@@ -293,7 +298,7 @@ class _Request:
 def _wait_for_works(works: Sequence[tuple[Any, Any]], peer: int) -> None:
     try:
         for work, _ in works:
-            work.wait()
+            work.wait(NO_LIMIT)
     except RuntimeError as error:
         raise _lost_rank_error(peer, error) from error
 
