@@ -128,7 +128,8 @@ def test_lower_rank_that_calls_the_roll_later_reports() -> None:
 @pytest.mark.parametrize("case", ["library", "outer"])
 def test_run_may_last_longer_than_the_limits_of_torch_distributed(case: str) -> None:
     """Only the watchdog limits waits, not the process groups, whose limits are shorter here."""
-    proc = torchrun(2, str(Path(SCRIPT).with_name("long_run_script.py")), case, environ={"SLURMDL_TRAIN_TIMEOUT": "100"})
+    script = str(Path(SCRIPT).with_name("long_run_script.py"))
+    proc = torchrun(2, script, case, environ={"SLURMDL_TRAIN_TIMEOUT": "100"})
     assert proc.returncode == 0, proc.stderr
     models = {line for line in proc.stdout.splitlines() if line.startswith("done")}
     assert len(models) == 1 and proc.stdout.count("done") == 2
