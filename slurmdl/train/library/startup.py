@@ -13,7 +13,8 @@ from slurmdl.train.library import checkpoint, checkpoint_coordinator, consistenc
 from slurmdl.train.library.checkpointer import CheckpointOptions
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import StrategyConfig
-from slurmdl.train.transports.real_time import RealTimeRank
+from slurmdl.train.transports.mpi import MpiTransport
+from slurmdl.train.transports.torch_distributed import TorchTransport
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.transports.watchdog import Watchdog
 from slurmdl.train.world import World, create_world, init_transport
@@ -97,7 +98,7 @@ def wait_limit_s(timeout: int | None = None, environ: Mapping[str, str] = os.env
     return _option_or_variable(timeout, environ, strategy_config.TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
 
 
-def watch_waits(transport: RealTimeRank, limit_s: float) -> None:
+def watch_waits(transport: MpiTransport | TorchTransport, limit_s: float) -> None:
     """End this rank with a message if it waits for others longer than a limit, 0 for none."""
     if limit_s:
         transport.watch(Watchdog(transport, limit_s),
