@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from slurmdl.errors import UsageError, sort_by_similarity
 from slurmdl.mesh import Mesh, parse_mesh
+from slurmdl.text import pluralize
 from slurmdl.units import parse_bytes
 
 #: role names of parameter servers, which --dl-ps requests, and the prefix of a mesh in Megatron-LM's order
@@ -61,8 +62,8 @@ def parse_groups(text: str, source: str, meshes: str = "", mesh_source: str = "-
         groups[name] = Group(name, nodes[name], parse_mesh(mesh, f"{mesh_source}={name}:"))
     for group in groups.values():
         if group.mesh and group.mesh.ranks % group.nodes:
-            raise UsageError(f"{mesh_source}: {group.name}: a mesh of {group.mesh.ranks} ranks on {group.nodes} "
-                             "nodes; expected the same number on each node")
+            raise UsageError(f"{mesh_source}: {group.name}: a mesh of {pluralize(group.mesh.ranks, 'rank')} on "
+                             f"{pluralize(group.nodes, 'node')}; expected the same number on each node")
     per_node = {group.name: group.ranks_per_node for group in groups.values() if group.mesh}
     if len(set(per_node.values())) > 1:
         numbers = ", ".join(f"{name} {count}" for name, count in per_node.items())
@@ -123,5 +124,5 @@ def node_count_mismatch(groups: tuple[Group, ...], nodes: int) -> str:
         return ""
     text = ",".join(f"{group.name}={group.nodes}" for group in groups)
     last = nodes - total + groups[-1].nodes
-    expected = f"{groups[-1].name}={last}" if last > 0 else f"{total} nodes"
-    return f"--dl-groups={text}: {total} nodes; the job has {nodes}; expected {expected}"
+    expected = f"{groups[-1].name}={last}" if last > 0 else f"{pluralize(total, 'node')}"
+    return f"--dl-groups={text}: {pluralize(total, 'node')}; the job has {nodes}; expected {expected}"

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 from slurmdl.errors import UsageError, sort_by_similarity
+from slurmdl.text import pluralize
 
 #: dimension -> the parallelism that it stands for; the second name of dp and fsdp is torchtitan's
 KINDS = {"dp": "dp", "dp_replicate": "dp", "fsdp": "fsdp", "dp_shard": "fsdp", "pp": "pp", "tp": "tp", "cp": "cp",
@@ -131,11 +132,11 @@ def size_mismatch(mesh: Mesh, ranks: int) -> str:
     """Why a mesh does not fit a number of ranks, and the sizes that would; "" if it fits."""
     if mesh.ranks == ranks:
         return ""
-    line = f"--dl-mesh={mesh}: a mesh of {mesh.ranks} ranks; the job has {ranks}"
+    line = f"--dl-mesh={mesh}: a mesh of {pluralize(mesh.ranks, 'rank')}; the job has {ranks}"
     data = next((i for i, name in enumerate(mesh.names) if KINDS[name] in ("dp", "fsdp")), 0)
     others = mesh.ranks // mesh.sizes[data]
     if ranks % others == 0:
         return f"{line}; expected {mesh.names[data]}={ranks // others}"
     below = ranks // others * others
     near = f"{below} or {below + others}" if below else f"{others}"
-    return f"{line}; expected {near} ranks, or sizes whose product is {ranks}"
+    return f"{line}; expected {near} rank{'s' * (near != '1')}, or sizes whose product is {ranks}"

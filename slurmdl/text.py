@@ -19,7 +19,7 @@ def print_escaped(text: str, file: TextIO | None = None) -> None:
 
 def pluralize(count: int, noun: str) -> str:
     """`1 zone`, `10,000 nodes`."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def truncate(text: str, max_chars: int, ellipsis: str = "...") -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from slurmdl import comm_layout
 from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import UsageError
-from slurmdl.text import print_escaped
+from slurmdl.text import pluralize, print_escaped
 
 if TYPE_CHECKING:
     from slurmdl.simulate.compare import SimulatedJob
@@ -82,8 +82,8 @@ def run(argv: list[str]) -> int:
     first, workload = next(iter(predictions.values())), job.workload
     islands = f", islands of a {workload.inside}" * bool(workload.inside)
     print_escaped(f"{workload.strategy} ({workload.effective_pattern}{islands}), {workload.parameters:,} parameters, "
-                  f"{job.rank_count} rank{'s' * (job.rank_count > 1)} on {job.node_count} of "
-                  f"{len(job.topology.nodes)} nodes; {first.steps} step{'s' * (first.steps > 1)} simulated as "
+                  f"{pluralize(job.rank_count, 'rank')} on {job.node_count} of "
+                  f"{pluralize(len(job.topology.nodes), 'node')}; {pluralize(first.steps, 'step')} simulated as "
                   f"{first.granularity}; {score_report.link_assumption(job.topology, job.scores)}")
     print_escaped("\n".join(format_predictions(predictions)))
     return 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from slurmdl.health.preflight import Preflight
 from slurmdl.health.verdicts import NodeReport
+from slurmdl.text import pluralize
 from slurmdl.units import format_bit_rate, format_bytes
 
 _HEADER = ("node", "CPU", "memory", "bandwidth", "disk", "clock", "GPUs", "link", "loss")
@@ -28,7 +29,7 @@ def format_table(result: Preflight) -> str:
     for kind, faults in (("bad", result.faults), ("not confirmed", result.unconfirmed)):
         lines += dict.fromkeys(f"{kind}: {fault.node}: {fault.text}" for fault in faults)
     bad = len(result.reasons)
-    lines.append(f"{bad} of {len(reports)} nodes bad, {result.seconds:.1f} s")
+    lines.append(f"{bad} of {pluralize(len(reports), 'node')} bad, {result.seconds:.1f} s")
     return "\n".join(lines)
 
 

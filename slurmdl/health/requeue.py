@@ -140,7 +140,7 @@ def check_exclusion(job: JobRecord, excluded: Sequence[str], cluster: ClusterSna
             best_partition, best_count = partition, count
     if best_count < job.min_nodes:
         raise PlacementError(
-            f"job {job.job_id} needs {job.min_nodes} nodes; without {fold_hostlist(excluded)} partition "
+            f"job {job.job_id} needs {pluralize(job.min_nodes, 'node')}; without {fold_hostlist(excluded)} partition "
             f"{best_partition} has {best_count}{'' if may_wait else ' in service'}")
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from slurmdl.links.samples import LinkSample
 from slurmdl.slurm.hostlist import fold_hostlist
+from slurmdl.text import pluralize
 from slurmdl.units import format_bit_rate, format_bytes, format_coarse_duration, format_duration
 
 Key = TypeVar("Key")
@@ -167,7 +168,8 @@ def _gpu_faults(reports: Mapping[str, NodeReport], limits: Limits) -> Iterable[F
     rates: dict[str, dict[tuple[str, int], float]] = {}
     for node, values in _values(reports, "gpu").items():
         if values.get("gpus", 0) < values.get("allocated", 0):
-            yield Fault(node, "gpu", f"{values['gpus']} GPUs answer; Slurm allocated {values['allocated']}")
+            yield Fault(node, "gpu", f"{pluralize(values['gpus'], 'GPU')} answered; Slurm allocated "
+                                     f"{values['allocated']}")
         for error in values.get("errors", ()):
             yield Fault(node, "gpu", error)
         for number, product in enumerate(values.get("products", ())):

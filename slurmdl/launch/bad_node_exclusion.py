@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from slurmdl.health import exclusions
 from slurmdl.launch.submission import Submission
 from slurmdl.slurm.hostlist import fold_hostlist
+from slurmdl.text import pluralize
 from slurmdl.units import format_coarse_duration
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ def leave_out_nodes(job: Submission, remembered: Mapping[str, Exclusion], site_r
     restricted = _with_excluded(job, nodes)
     min_nodes = (request.nodes or (1, None))[0]
     remaining = sum(is_in_service(node) for name, node in candidates.items() if name not in nodes)
-    reason = f"it needs {min_nodes} nodes, and {remaining} others are in service" if remaining < min_nodes \
-        else rejection_reason(restricted)
+    reason = f"it needs {pluralize(min_nodes, 'node')}, and {remaining} others are in service" \
+        if remaining < min_nodes else rejection_reason(restricted)
     if reason:
         return job, [*messages, f"{fold_hostlist(nodes)} may be used, though bad: {reason}"]
     shown = "; ".join(f"{node} ({site_reasons[node]})" if node in site_reasons else _remembered_text(remembered[node])

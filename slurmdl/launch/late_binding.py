@@ -19,6 +19,7 @@ from slurmdl.errors import PlacementError
 from slurmdl.launch.submission_record import RequestedSize
 from slurmdl.slurm import hostlist, job_record, jobs
 from slurmdl.slurm.jobs import Allocation, JobNodes
+from slurmdl.text import pluralize
 
 if TYPE_CHECKING:
     from slurmdl.job_request import JobRequest
@@ -77,15 +78,15 @@ def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize,
         except PlacementError as error:
             others = (node for node in candidates.nodes if node != job.batch_host)
             kept = [job.batch_host, *others][:requested_size.nodes]
-            on_warning(f"{error}; the first {requested_size.nodes} nodes of the job are kept")
+            on_warning(f"{error}; the step runs on the first {pluralize(requested_size.nodes, 'node')} of the job")
         shortfall = _cpu_shortfall_reason(environ, requested_size, job_allocation.restricted_to(kept))
         if shortfall:
             kept = job.nodes
-            on_warning(f"the job keeps its {len(kept)} nodes, and the step has all of them: {shortfall}")
+            on_warning(f"the job keeps its {pluralize(len(kept), 'node')}, and the step has all of them: {shortfall}")
         elif not dry_run:
             problem = "other steps run" if is_busy else jobs.shrink_job_error(job_id, kept)
             if problem:
-                on_warning(f"the job keeps its {len(job.nodes)} nodes ({problem}); the step runs on "
+                on_warning(f"the job keeps its {pluralize(len(job.nodes), 'node')} ({problem}); the step runs on "
                            f"{requested_size.nodes} of them")
     return environ_with_nodes(environ, job_allocation.restricted_to(kept))
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurmdl.errors import PlacementError, SlurmdlError
+from slurmdl.text import pluralize
 
 #: `python -m MODULE` -> launcher
 _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
@@ -306,8 +307,8 @@ def check_launcher(command: LauncherCommand, tasks_per_node: Sequence[int]) -> N
                              "expected --ntasks-per-node=1")
     if counts and not counts[0] <= size <= counts[1]:
         option = command.node_count_option
-        raise PlacementError(f"{option}: the launcher expects {counts[0]} nodes and the step has {size}; "
-                             f"expected {option}={size}")
+        raise PlacementError(f"{option}: the launcher expects {pluralize(counts[0], 'node')} and the step has "
+                             f"{size}; expected {option}={size}")
 
 
 def keep_map(command: LauncherCommand, rank0_node: str, is_rank0_host: Callable[[str], bool]) -> AdaptedCommand:

@@ -25,6 +25,7 @@ from slurmdl.errors import UnavailableError, UsageError, warn
 from slurmdl.launch.task_command import pick_free_port
 from slurmdl.links.probe.channel import HANDSHAKE_S, AuthenticatedChannel, Deadline
 from slurmdl.slurm import process
+from slurmdl.text import pluralize
 
 #: variable of the step that starts the check: port, secret, and "strict" or "warn"; users set it to 0 to prevent the
 #: check
@@ -65,7 +66,8 @@ def format_result(planned: Sequence[str], reports: Sequence[RankReport]) -> tupl
     """
     sizes = sorted({size for report in reports for size in report.world_sizes} - {len(planned)})
     if sizes:
-        return "misplaced", f"the launcher started a world of {sizes[0]} ranks; the plan has {len(planned)}"
+        world = pluralize(sizes[0], "rank")
+        return "misplaced", f"the launcher started a world of {world}; the plan has {len(planned)}"
     return plans.compare_ranks(planned, {rank: report.node for report in reports for rank in report.ranks})
 
 

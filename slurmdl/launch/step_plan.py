@@ -23,6 +23,7 @@ from slurmdl.placement.result import RankMap
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, Plan
 from slurmdl.slurm.step_layout import StepLayout
+from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ def build_plan(step_layout: StepLayout, topology: Topology, link_scores: LinkSco
     Raises PlacementError if no task would be left for a worker, or for parameter servers with several ranks per task.
     """
     if dl.ps >= step_layout.ntasks:
-        raise PlacementError(
-            f"--dl-ps={dl.ps}: the step has {step_layout.ntasks} tasks, and at least one must be a worker")
+        raise PlacementError(f"--dl-ps={dl.ps}: the step has {pluralize(step_layout.ntasks, 'task')}, and at least "
+                             "one must be a worker")
     traffic = Traffic.from_options(dl, traffic_matrices)
     slots = [(node, count * ranks_per_task) for node, count in step_layout.node_tasks]
     rank_map = best_rank_map(slots, topology, link_scores, traffic, dl.rank0, node_by_node=ranks_per_task > 1)
@@ -191,7 +192,8 @@ def explanation_lines(step: StepPlan) -> list[str]:
     """The explanation of --dl-explain: order, cost, ranks by node, decisive link scores."""
     plan, rank_map, cost = step.plan, step.rank_map, step.rank_map.cost
     zone_bytes, node_bytes = units.format_bytes(cost.inter_zone_bytes), units.format_bytes(cost.inter_node_bytes)
-    lines = [f"{len(plan)} tasks on {len(set(plan.nodes))} nodes, order {rank_map.order or 'alphabetical'}, "
+    lines = [f"{pluralize(len(plan), 'task')} on {pluralize(len(set(plan.nodes)), 'node')}, "
+             f"order {rank_map.order or 'alphabetical'}, "
              f"zones from {step.topology_source}",
              f"an iteration of {plan.strategy} ({step.assumptions}): {zone_bytes} across zones, {node_bytes} across "
              f"nodes, {units.format_duration(cost.seconds)}, busiest: {cost.bottleneck_link or 'none'}"]

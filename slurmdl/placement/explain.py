@@ -18,6 +18,7 @@ from slurmdl.placement.mesh_traffic import MeshTraffic
 from slurmdl.placement.result import Cost, Placement, RankMap, format_zone_counts
 from slurmdl.placement.score_report import decisive_scores, format_assumptions, format_score_report
 from slurmdl.slurm.hostlist import fold_hostlist
+from slurmdl.text import pluralize
 from slurmdl.topology import text_tree
 from slurmdl.topology.topology import Topology
 
@@ -66,9 +67,9 @@ def _zone_lines(placement: Placement, topology: Topology, cluster: ClusterSnapsh
             name = "  " * depth + topology.zones[zone]
             chosen_count = f", {chosen[zone]} chosen" if chosen[zone] else ""
             names = f"  {fold_hostlist(nodes[zone])}" if zone in nodes else ""
-            yield f"  {name:{width}}  {idle[zone]} of {total[zone]} nodes idle{chosen_count}{names}"
+            yield f"  {name:{width}}  {idle[zone]} of {pluralize(total[zone], 'node')} idle{chosen_count}{names}"
     if len(zones) > len(listed):
-        yield f"  and {len(zones) - len(listed)} more zones"
+        yield f"  and {pluralize(len(zones) - len(listed), 'more zone')}"
 
 
 def _count_below_zones(topology: Topology, names: Iterable[str]) -> IntArray:
@@ -115,7 +116,8 @@ def _mesh_lines(dl: DlOptions, rank_map: RankMap, topology: Topology) -> Iterato
         where = "on one node" if nodes == 1 else f"on up to {nodes} nodes " + (
             "of one leaf zone" if zones == 1 else f"in {zones} leaf zones")
         size = units.format_bytes(traffic.volumes[dimension.kind].bytes)
-        yield f"  {dimension.kind:4} {len(groups)} groups of {dimension.size} ranks, {where}; {size} per iteration"
+        yield (f"  {dimension.kind:4} {pluralize(len(groups), 'group')} of {pluralize(dimension.size, 'rank')}, "
+               f"{where}; {size} per iteration")
 
 
 def _order_lines(rank_map: RankMap) -> Iterator[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from slurmdl.errors import PlacementError
 from slurmdl.job_request import JobRequest
 from slurmdl.slurm.step_layout import block_distribution
+from slurmdl.text import pluralize
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ def resolve_job_size(request: JobRequest) -> JobSize:
     if tasks is None:
         tasks = nodes * (per_node or 1)
     if not 0 < nodes <= tasks:
-        raise PlacementError(f"{tasks} tasks do not fill {nodes} nodes")
+        raise PlacementError(f"{pluralize(tasks, 'task')} do not fill {pluralize(nodes, 'node')}")
     if per_node and tasks > nodes * per_node:
-        raise PlacementError(f"{tasks} tasks do not fit on {nodes} nodes with {per_node} tasks each")
+        raise PlacementError(f"{tasks} tasks do not fit on {pluralize(nodes, 'node')} with "
+                             f"{pluralize(per_node, 'task')} each")
     return JobSize(nodes, tasks)
 
 

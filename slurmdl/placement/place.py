@@ -22,7 +22,7 @@ from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.result import Placement
 from slurmdl.placement.search import PlacementSearch
 from slurmdl.placement.traffic import Traffic
-from slurmdl.text import sample_names
+from slurmdl.text import pluralize, sample_names
 from slurmdl.topology.topology import Topology
 
 
@@ -85,10 +85,10 @@ def check_feasible(job: JobSize, cluster: ClusterSnapshot, topology: Topology) -
         raise PlacementError(f"{topology.source or 'the topology'} has none of the cluster's nodes: the cluster has "
                              f"{sample_names(cluster.names, 3)}, the topology has {sample_names(topology.nodes, 3)}")
     if job.nodes > len(cluster.names):
-        raise PlacementError(f"{job.nodes} nodes requested; the cluster has {len(cluster.names)}")
+        raise PlacementError(f"{pluralize(job.nodes, 'node')} requested; the cluster has {len(cluster.names)}")
     cpus = int(cluster.cpus.sum())
     if job.tasks > cpus:
-        raise PlacementError(f"{job.tasks} tasks requested; the cluster has {cpus} CPUs")
+        raise PlacementError(f"{pluralize(job.tasks, 'task')} requested; the cluster has {pluralize(cpus, 'CPU')}")
 
 
 def check_segment(request: JobRequest, job: JobSize, topology: Topology) -> None:
@@ -97,7 +97,8 @@ def check_segment(request: JobRequest, job: JobSize, topology: Topology) -> None
         return  # Slurm ignores larger segments
     if job.nodes % request.segment:
         valid = ", ".join(str(size) for size in range(1, job.nodes + 1) if job.nodes % size == 0)
-        raise PlacementError(f"--segment={request.segment} does not divide {job.nodes} nodes; expected {valid}")
+        raise PlacementError(f"--segment={request.segment} does not divide {pluralize(job.nodes, 'node')}; "
+                             f"expected {valid}")
     largest = int(np.bincount(topology.leaf[topology.leaf >= 0]).max())
     if request.segment > largest:
         raise PlacementError(f"--segment={request.segment}: the largest block has {largest} nodes")

@@ -10,7 +10,7 @@ from slurmdl.mesh import Mesh
 from slurmdl.placement.eligibility import is_idle
 from slurmdl.placement.result import Placement
 from slurmdl.slurm.hostlist import ranged_string
-from slurmdl.text import truncate
+from slurmdl.text import pluralize, truncate
 from slurmdl.topology.svg import MAX_NAMED_NODES, MAX_ROW_WIDTH, Box, Grid, Size, layout_boxes, svg_document, svg_text
 from slurmdl.topology.text_tree import nodes_by_leaf
 from slurmdl.topology.topology import Topology
@@ -80,7 +80,7 @@ class _Drawing:
         boxes = layout_boxes(self.child_zones, self._leaf_size, MARGIN, 64, row_width=lambda sizes: MAX_ROW_WIDTH)
         width = max([box.right + MARGIN for box in boxes] + [MIN_WIDTH])
         bottom = max([box.bottom for box in boxes] + [64.0])
-        heading = f"{len(self.placement.nodes)} nodes" if self.placement.rank_map else "no choice"
+        heading = pluralize(len(self.placement.nodes), "node") if self.placement.rank_map else "no choice"
         return svg_document(f"{heading}: {self.placement.reason}", width, bottom + 56, [
             *(element for box in boxes for element in self._draw_zone(box)), *self._draw_legend(MARGIN, bottom + 34)])
 

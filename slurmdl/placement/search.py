@@ -31,6 +31,7 @@ from slurmdl.placement.job_size import JobSize, split_tasks
 from slurmdl.placement.ranks.rank_orders import RankOrders
 from slurmdl.placement.result import Candidate, Cost, Placement, format_zone_counts, rank_tied_costs
 from slurmdl.placement.traffic import Traffic
+from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
 
 MAX_TOO_SMALL_ZONES = 4  # zones listed as too small
@@ -197,7 +198,7 @@ class PlacementSearch:
         if not evaluated:
             limit = f"--segment={self.segment}" if self.segment else f"--switches={self.request.switches}" \
                 if self.request.switches else "topology/block without --segment"
-            raise PlacementError(f"{limit}: no choice of {self.job.nodes} nodes satisfies it now")
+            raise PlacementError(f"{limit}: no choice of {pluralize(self.job.nodes, 'node')} satisfies it now")
         return evaluated
 
     @property
@@ -337,7 +338,7 @@ class PlacementSearch:
         small = np.flatnonzero(pool.node_count < self.job.nodes)
         for zone in small[np.argsort(-pool.node_count[small], kind="stable")][:MAX_TOO_SMALL_ZONES]:
             yield Candidate(self.zone_name(pool, zone),
-                            f"too small, {pool.node_count[zone]} of {self.job.nodes} nodes fit")
+                            f"too small, {pool.node_count[zone]} of {pluralize(self.job.nodes, 'node')} fit")
 
     def choice_reason(self, pool: CandidateNodes, winner: EvaluatedChoice, free_now: bool) -> str:
         zone, counts = self.zone_name(pool, winner.choice.zone), format_zone_counts(winner.nodes_per_zone)

@@ -9,6 +9,7 @@ import numpy as np
 
 from slurmdl.replay.experiment import SLOWDOWN_BOUND_S, PolicyOutcome
 from slurmdl.replay.trace import FloatArray
+from slurmdl.text import pluralize
 
 #: metric -> attribute of PolicyOutcome, and the factor to the shown unit
 DISTRIBUTIONS: Mapping[str, tuple[str, float]] = {
@@ -56,7 +57,8 @@ def format_replay(outcomes: Sequence[PolicyOutcome]) -> list[str]:
 def _format_users(outcome: PolicyOutcome) -> list[str]:
     parts = [(name, outcome.wait_s[chosen]) for name, chosen in
              (("with slurmdl", outcome.placed), ("without", ~outcome.placed)) if chosen.any()]
-    text = "; ".join(f"{name} {len(wait):,} jobs, mean wait {wait.mean() / 60:.3g} min" for name, wait in parts)
+    text = "; ".join(f"{name} {pluralize(len(wait), 'job')}, mean wait {wait.mean() / 60:.3g} min"
+                     for name, wait in parts)
     return [f"mixed: {text}"]
 
 

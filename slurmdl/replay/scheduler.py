@@ -17,6 +17,7 @@ import numpy.typing as npt
 from slurmdl.errors import InputError
 from slurmdl.replay.placing import Communication, Machine, NodeChoice
 from slurmdl.replay.trace import FloatArray, IntArray, JobTrace
+from slurmdl.text import pluralize
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ class Simulation:
             now = min(submit[arrived] if arrived < jobs else np.inf, self.ends[0][0] if self.ends else np.inf,
                       next_pass if interval and len(self.queue) else np.inf)
             if now == np.inf:
-                raise InputError(f"a job of {self.trace.nodes[self.queue[0]]} nodes can never start",
-                                 self.trace.source)
+                size = pluralize(int(self.trace.nodes[self.queue[0]]), "node")
+                raise InputError(f"a job of {size} can never start", self.trace.source)
             self._account(float(now))
             has_ended = False
             while self.ends and self.ends[0][0] <= now:

@@ -15,6 +15,7 @@ from slurmdl.errors import InputError, PlacementError
 from slurmdl.slurm import hostlist, srun_options
 from slurmdl.slurm.getopt import CommandLine
 from slurmdl.slurm.jobs import Allocation
+from slurmdl.text import pluralize
 
 _UNDERSTOOD = (srun_options.LAYOUT_OPTIONS | srun_options.LAYOUT_INPUTS | srun_options.TASK_LIMITING
                | srun_options.LAYOUT_NEUTRAL)
@@ -155,7 +156,8 @@ def _select_step_nodes(allocation: Allocation, request: StepRequest, count: int)
     if request.relative is not None:
         end = request.relative + count
         if request.nodelist or request.exclude or end > total:
-            raise PlacementError(f"--relative={request.relative} with {count} nodes: the job has {total}")
+            raise PlacementError(f"--relative={request.relative} with {pluralize(count, 'node')}: the job has "
+                                 f"{total}")
         if end < total and len(set(allocation.cpus_per_node)) > 1:
             raise PlacementError("--relative on a part of unequal nodes: Slurm chooses among them")
         return nodes[request.relative:end], end < total
@@ -173,14 +175,15 @@ def _distribute_tasks(cpus: Sequence[int], request: StepRequest, ntasks: int) ->
     per_task = request.cpus_per_task or 1
     max_tasks = [count // per_task for count in cpus]
     if min(max_tasks) == 0 or sum(max_tasks) < ntasks:
-        raise PlacementError(f"{ntasks} tasks of {per_task} CPUs do not fit the nodes' {sum(cpus)} CPUs")
+        raise PlacementError(f"{pluralize(ntasks, 'task')} of {pluralize(per_task, 'CPU')} do not fit the nodes' "
+                             f"{pluralize(sum(cpus), 'CPU')}")
     tasks = block_distribution(max_tasks, ntasks)
     if request.ntasks_per_node:
         # releases differ in whether a contradictory --ntasks-per-node still limits the nodes
         limit = request.ntasks_per_node * per_task
         if tasks != block_distribution([min(count, limit) for count in max_tasks], ntasks):
-            raise PlacementError(f"--ntasks-per-node={request.ntasks_per_node} contradicts {ntasks} tasks "
-                                 f"on {len(cpus)} nodes")
+            raise PlacementError(f"--ntasks-per-node={request.ntasks_per_node} contradicts "
+                                 f"{pluralize(ntasks, 'task')} on {pluralize(len(cpus), 'node')}")
     return tasks
 
 

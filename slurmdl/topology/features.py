@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from slurmdl.errors import InputError
+from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
 from slurmdl.topology.topology_conf import LogicalLine, logical_lines
 from slurmdl.topology.write import checked_hostlist
@@ -72,7 +73,7 @@ def _format_node_line(line: LogicalLine, nodes: Sequence[str], indices: list[int
         elif key.lower() in _PER_NODE and len(indices) < len(nodes):
             values = line.expand(value.strip('"'))
             if len(values) not in (1, len(nodes)):
-                raise line.error(f"{key} has {len(values)} values for {len(nodes)} nodes")
+                raise line.error(f"{key} has {len(values)} values for {pluralize(len(nodes), 'node')}")
             value = checked_hostlist([values[i] for i in indices]) if len(values) > 1 else value
         pairs.append(f"{key}={value}")
     return " ".join(pairs + [f"Features={','.join(features)}"] * changed)

@@ -12,6 +12,7 @@ import numpy as np
 
 from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import ranged_string
+from slurmdl.text import pluralize
 from slurmdl.topology.text_tree import children_by_zone, nodes_by_leaf
 from slurmdl.topology.topology import MAX_LEVELS, Topology
 
@@ -224,5 +225,5 @@ def _check_block_nodes(blocks: Sequence[ZoneDecl], sizes: Sequence[int]) -> None
     base = sizes[0] if sizes else next(filter(None, counts), 0)
     for block, count in zip(blocks, counts, strict=True):
         if 0 < count < base:
-            raise block.error(f"block {block.name!r} has {count} nodes; expected at least {base}, as in "
+            raise block.error(f"block {block.name!r} has {pluralize(count, 'node')}; expected at least {base}, as in "
                               f"{'BlockSizes' if sizes else 'the first block'}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from slurmdl.text import truncate
+from slurmdl.text import pluralize, truncate
 from slurmdl.topology.text_tree import children_by_zone, nodes_by_leaf, summarize_topology, walk_forest
 from slurmdl.topology.topology import Topology
 
@@ -171,14 +171,15 @@ class _Drawing:
     def _draw_zone(self, box: Box) -> Iterator[str]:
         name, nodes = self._zone_name(box.zone), self.leaf_nodes.get(box.zone, [])
         dashed = ' stroke-dasharray="4"' if box.zone >= len(self.topology.zones) else ""
-        yield f"<g><title>{escape(name)}{f', {len(nodes)} nodes' if nodes else ''}</title>"
+        size = f", {pluralize(len(nodes), 'node')}" if nodes else ""
+        yield f"<g><title>{escape(name)}{size}</title>"
         yield box.outline(self.spacing.padding / 2, dashed)
         max_chars = int((box.width - self.spacing.padding) / (0.6 * self.font_size))
         yield svg_text(box.x + self.spacing.padding, box.y + (20 if self.shows_names else 13),
                        truncate(name, max_chars, "…"), size=self.font_size, weight="bold")
         yield "</g>"
         if not self.shows_dots:
-            nodes = [f"{len(nodes)} nodes"] if nodes else []
+            nodes = [pluralize(len(nodes), "node")] if nodes else []
         for i, node in enumerate(nodes):
             x, y = self.grid.cell_position(i)
             yield from self._draw_node(node, box.x + self.spacing.padding + x, box.y + self.spacing.header + y)

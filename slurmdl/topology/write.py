@@ -10,6 +10,7 @@ import numpy as np
 
 from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import fold_hostlist, ranged_string
+from slurmdl.text import pluralize
 from slurmdl.topology.source import TopologySource, to_link_speed
 from slurmdl.topology.topology import Topology, TopologySet
 
@@ -112,11 +113,13 @@ def conversion_losses(topologies: TopologySet, name: str | None, format_name: st
     for topology in chosen:
         speed_count = int(np.isfinite(topology.uplink_bandwidth).sum())
         if format_name == "yaml" and speed_count:
-            losses.append(f"LinkSpeed of {speed_count} zones of {topology.name}: topology.yaml has no such field")
+            losses.append(f"LinkSpeed of {pluralize(speed_count, 'zone')} of {topology.name}: topology.yaml has no "
+                          "such field")
         implausible = sum(speed == speed and to_link_speed(speed) is None
                           for speed in topology.uplink_bandwidth.tolist())
         if format_name == "conf" and implausible:
-            losses.append(f"speeds of {implausible} zones of {topology.name}: not plausible as LinkSpeed")
+            losses.append(f"speeds of {pluralize(implausible, 'zone')} of {topology.name}: not plausible as "
+                          "LinkSpeed")
         if format_name == "graphml":
             losses += [f"BlockSizes of {topology.name}: GraphML has no such field"] if topology.block_sizes else []
             continue

@@ -138,4 +138,4 @@ def test_first_nodes_are_kept_if_none_can_be_chosen(tmp_path, monkeypatch):
 
     late_binding.shrink_job(ENVIRON, RequestedSize(3), choose, warnings.append, dry_run=False)
     assert log.read_text() == "update JobId=7 NodeList=n5,n1,n2\n"
-    assert warnings == ["the topology has no zones; the first 3 nodes of the job are kept"]
+    assert warnings == ["the topology has no zones; the step runs on the first 3 nodes of the job"]

@@ -48,7 +48,7 @@ def test_show_prints_the_table(site: Path, capsys: pytest.CaptureFixture[str]) -
     assert show(site) == 0
     output = capsys.readouterr()
     assert output.err == ""
-    assert "3 of 6 nodes (50.0%) have a link score younger than 15 min" in output.out
+    assert "3 of 6 nodes (50.0%) with a link score younger than 15 min" in output.out
     assert output.out.index("n5 ") < output.out.index("z2    ") < output.out.index("n1 ")
     assert "2.00%" in output.out and "1 Gbit/s" in output.out
 

@@ -22,8 +22,8 @@ OTHER = replace(two_level(["x1", "x2"], ["x3", "x4"]), source="/etc/slurm/topolo
     (JobRequest(nodes=(2, 2)), OTHER, "/etc/slurm/topology.conf .*n1, n2, n3, ..., .*x1, x2, x3, ..."),
     (JobRequest(nodes=(2, 2)), Topology.flat(["n1"]), "the topology has no zones"),
     (JobRequest(nodes=(5, 5)), TOPOLOGY, "5 nodes requested; the cluster has 4"),
-    (JobRequest(nodes=(2, 2), ntasks=999_999_999), TOPOLOGY, "999999999 tasks requested; the cluster has 16"),
-    (JobRequest(nodes=(2, 2), ntasks=999_999_999, dl=DlOptions("ps", 1)), TOPOLOGY, "999999999 tasks"),
+    (JobRequest(nodes=(2, 2), ntasks=999_999_999), TOPOLOGY, "999,999,999 tasks requested; the cluster has 16"),
+    (JobRequest(nodes=(2, 2), ntasks=999_999_999, dl=DlOptions("ps", 1)), TOPOLOGY, "999,999,999 tasks"),
 ])
 def test_infeasible_request_is_rejected(request_: JobRequest, topology: Topology, message: str) -> None:
     with pytest.raises(PlacementError, match=f"^{message}"):

@@ -58,7 +58,7 @@ def test_block_sizes_not_power_of_two_apart_are_rejected(tmp_path: Path, sizes: 
 def test_undersized_block_is_rejected_but_empty_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "topology.conf"
     path.write_text('BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=""\nBlockName=b3 Nodes=n3\nBlockSizes=2\n')
-    with pytest.raises(InputError, match="'b3' has 1 nodes; expected at least 2, as in BlockSizes") as error:
+    with pytest.raises(InputError, match="'b3' has 1 node; expected at least 2, as in BlockSizes") as error:
         topology_conf.parse_topology_conf(str(path))
     assert error.value.line == 3
     path.write_text('BlockName=b1 Nodes=""\nBlockName=b2 Nodes=n[1-2]\nBlockName=b3 Nodes=n3\n')

@@ -149,7 +149,7 @@ def test_svg_shows_node_without_zone() -> None:
 def test_svg_of_many_nodes_shows_node_counts() -> None:
     count = MAX_DOTS + 1
     Path("many.conf").write_text(f"SwitchName=s1 Nodes=n[1-{count}]\n")
-    assert f">{count} nodes<" in draw_topology(load.load_topology("many.conf"))
+    assert f">{count:,} nodes<" in draw_topology(load.load_topology("many.conf"))
 
 
 @pytest.mark.parametrize(("args", "status"), [

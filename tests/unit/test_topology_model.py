@@ -169,4 +169,4 @@ def test_implausible_speed_is_lost_in_topology_conf() -> None:
     slow = Topology.from_json({**slow.to_json(), "uplink_bandwidth": [6.25e6]})
     assert "LinkSpeed" not in write.format_topology_conf(slow)
     assert [loss.partition(":")[0] for loss in write.conversion_losses(TopologySet.single(slow), None, "conf")] == [
-        "speeds of 1 zones of default"]
+        "speeds of 1 zone of default"]

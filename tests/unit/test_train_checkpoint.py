@@ -223,7 +223,7 @@ def test_checkpoint_of_another_run_is_rejected(words: str, ranks: int, further: 
 
 def test_async_ps_rejects_other_number_of_ranks(tmp_path: Path) -> None:
     words = "--strategy ps --async"
-    reason = "written by 2 workers and 1 servers, this run has 1 workers and 1 servers: each worker has"
+    reason = "written by 2 workers and 1 server, this run has 1 worker and 1 server: each worker has"
     run_summary(words, 3, 20, checkpoint_dir=tmp_path, checkpoint_every=5, emulate_compute="0.2")
     with pytest.raises(InvalidRunError, match=f"^--checkpoint-dir {tmp_path}: {reason}"):
         run_summary(words, 2, 20, checkpoint_dir=tmp_path)

@@ -47,7 +47,7 @@ def test_equal_nodes_are_good():
     ({"disk_write_seconds": 4.0}, "disk", "a write of 1 MB to /tmp took 4 s"),
     ({"clock_offset": 3600.0}, "clock", "its clock is 1 h ahead of the others"),
     ({"clock_offset": -90.0}, "clock", "its clock is 1 min 30 s behind the others"),
-    ({"gpu_gpus": 3, "gpu_allocated": 4}, "gpu", "3 GPUs answer; Slurm allocated 4"),
+    ({"gpu_gpus": 3, "gpu_allocated": 4}, "gpu", "3 GPUs answered; Slurm allocated 4"),
     ({"gpu_errors": ["GPU 1: 2 uncorrected ECC errors"]}, "gpu", "GPU 1: 2 uncorrected ECC errors"),
     ({"throughput": 1e8}, "link", "its link carries 800 Mbit/s, 10% of the median link"),
     ({"loss": 0.02}, "link", "its link loses 2.0% of the packets"),

@@ -10,7 +10,7 @@ from slurmdl import config, units
 from slurmdl.cli.arguments import CliParser, duration_between
 from slurmdl.cli.links import load_topology_or_flat
 from slurmdl.errors import UsageError, warn
-from slurmdl.text import print_escaped
+from slurmdl.text import pluralize, print_escaped
 
 
 def run(argv: list[str]) -> int:
@@ -89,7 +89,7 @@ def _select_nodes(options: argparse.Namespace) -> tuple[str, ...]:
             else:
                 skipped[node.name] = "+".join(node.state) if node.responding else "not responding"
         if skipped:
-            warn(f"--all: {len(skipped)} of {len(idle) + len(skipped)} nodes are not idle and skipped: "
+            warn(f"--all: {len(skipped)} of {pluralize(len(idle) + len(skipped), 'node')} skipped, not idle: "
                  f"{hostlist.fold_hostlist(list(skipped))} ({', '.join(sorted(set(skipped.values())))})")
         return tuple(idle)
     if "SLURM_JOB_NODELIST" in os.environ:

@@ -11,7 +11,7 @@ from slurmdl import config
 from slurmdl.cli.arguments import CliParser
 from slurmdl.cli.links import load_topology_or_flat
 from slurmdl.errors import InputError, warn
-from slurmdl.text import print_escaped
+from slurmdl.text import pluralize, print_escaped
 
 
 def run(argv: list[str]) -> int:
@@ -42,8 +42,8 @@ def run(argv: list[str]) -> int:
     else:
         if node_count:
             max_age = link_table.format_age(settings.link_scores.max_age)
-            print_escaped(f"{scored} of {node_count} nodes ({scored / node_count:.1%}) have a link score younger "
-                          f"than {max_age}\n")
+            print_escaped(f"{scored} of {pluralize(node_count, 'node')} ({scored / node_count:.1%}) with a link "
+                          f"score younger than {max_age}\n")
         max_rows = len(rows) if options.all else max(8, shutil.get_terminal_size().lines - 4)
         print_escaped(link_table.format_link_table(rows, max_rows))
         if rows:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from slurmdl.errors import InvalidRunError, warn
+from slurmdl.text import pluralize
 from slurmdl.train.library import consistency
 from slurmdl.train.library.checkpoint import CheckpointDir, CorruptCheckpointError, Manifest
 from slurmdl.train.library.context import RunContext, RunState
@@ -224,8 +225,8 @@ def models_differ(world: World) -> bool:
 
 
 def _format_layout(layout: Mapping[str, Any]) -> str:
-    servers = f" and {layout['servers']} servers" if layout["servers"] else ""
-    return f"{layout['workers']} workers{servers}{' on other nodes' * bool(layout['nodes'])}"
+    servers = f" and {pluralize(layout['servers'], 'server')}" if layout["servers"] else ""
+    return f"{pluralize(layout['workers'], 'worker')}{servers}{' on other nodes' * bool(layout['nodes'])}"
 
 
 def average_states(values: Sequence[Any], weights: Sequence[float]) -> Any:
