@@ -116,7 +116,8 @@ class OuterSync:
 
         self.strategy.quiesce(self._step)
         buffer = io.BytesIO()
-        torch.save({"step": self._step, "strategy": self.strategy.state_dict()}, buffer)
+        torch.save({"step": self._step, "strategy": self.strategy.state_dict(),
+                    "rounding": self._part.rounding}, buffer)
         return {self._state_key: buffer.getvalue()}
 
     def load_state_dict(self, state: Mapping[str, bytes]) -> None:
@@ -132,7 +133,7 @@ class OuterSync:
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, EOFError, UnpicklingError) as error:
             raise InvalidRunError(f"outer(): the state has no exchanges of {self._state_key} with this strategy and "
                                   "model; expected a state of the same island and options") from error
-        self._step = saved["step"]
+        self._step, self._part.rounding = saved["step"], saved["rounding"]
 
     @property
     def _state_key(self) -> str:
@@ -155,6 +156,8 @@ class _ModelPart(DeviceCopies):
 
     Attributes:
         vector: shape (elements,), float32: this rank's shards, or its part of all parameters, padded with zeros.
+        rounding: shape (elements,), float32: what the vector has beyond parameters of a lower precision, which is
+            added when they are read again; None for float32.
     """
 
     def __init__(self, tensors: list[Any], islands: IslandGroup, is_sharded: bool) -> None:
@@ -163,14 +166,21 @@ class _ModelPart(DeviceCopies):
         size = total if is_sharded else -(-total // islands.size)
         self._slice = slice(islands.position * size, (islands.position + 1) * size)
         self.vector = np.zeros(size, np.float32)
+        self.rounding: Any = None
 
-    def copy_to_host(self) -> None:
+    def _own_part(self) -> Any:
+        """This rank's part of the parameters, as a float32 tensor on the host."""
         import torch
 
         with torch.no_grad():
             flat = torch.cat([_local(tensor).reshape(-1).float() for tensor in self._tensors])
-            part = flat if self._is_sharded else flat[self._slice]
-            self.vector[:part.numel()] = part.cpu().numpy()
+            return (flat if self._is_sharded else flat[self._slice]).cpu()
+
+    def copy_to_host(self) -> None:
+        part = self._own_part()
+        self.vector[:part.numel()] = part.numpy()
+        if self.rounding is not None:
+            self.vector += self.rounding.numpy()
 
     def copy_to_device(self) -> None:
         import torch
@@ -183,6 +193,10 @@ class _ModelPart(DeviceCopies):
             for tensor in map(_local, self._tensors):
                 tensor.copy_(part[begin:begin + tensor.numel()].view(tensor.shape))
                 begin += tensor.numel()
+        if any(tensor.dtype != torch.float32 for tensor in self._tensors):
+            own = self._own_part()
+            self.rounding = torch.zeros(self.vector.size)
+            self.rounding[:own.numel()] = torch.from_numpy(self.vector[:own.numel()]) - own
 
 
 def _checked_config(config: StrategyConfig) -> StrategyConfig:

@@ -4,7 +4,8 @@
 
 Rank 0 prints a line with the results of all ranks per case: ddp, ddp-of-all-ranks, inner or compiled, for which
 outer() gets the module inside or the result of torch.compile, fsdp, subclass, whose optimizer calls super().step(),
-or scaler, with which the gradients of the second island overflow in two steps. With -resumed, other models continue
+bfloat16, whose second island moves by the least change in each step, or scaler, with which its gradients overflow in
+two steps. With -resumed, other models continue
 after 7 steps from a checkpoint of torch.distributed; -overlapped has an exchange in flight then. After bad-groups,
 drift, model, other-group, late-ddp or bad-state each rank prints its error, and ends.
 """
@@ -77,8 +78,27 @@ def resume(kind, model, optimizer, sync):
     return model, optimizer, sync
 
 
+def train_bfloat16():
+    """The only parameter."""
+    network = torch.nn.Linear(1, 1, bias=False).bfloat16()
+    with torch.no_grad():
+        network.weight.fill_(1.0)
+    model = torch.nn.parallel.DistributedDataParallel(network, process_group=mesh["inside"].get_group())
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0 ** -7)
+    sync = outer(model, optimizer, mesh["inside"].get_group(), StrategyConfig(
+        "local-sgd", period=1, outer_lr=1.0, outer_momentum=0.0))
+    for _ in range(8):
+        optimizer.zero_grad()
+        (-(rank >= 2) * model(torch.ones(1, 1).bfloat16())).sum().backward()
+        optimizer.step()
+    sync.finish()
+    return float(network.weight.detach())
+
+
 def train(kind):
     """The model, bytes sent between islands, whether it is sharded, number of exchanges and of skipped steps."""
+    if kind == "bfloat16":
+        return train_bfloat16()
     # outer() starts all islands with the first one's model
     model, optimizer, sync = build(kind, 2 if kind != "ddp" else 2 + rank // 2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=kind == "scaler")

@@ -19,7 +19,7 @@ SCRIPT = str(Path(__file__).with_name("outer_script.py"))
 def results_of_trainings() -> dict[str, Any]:
     """Case -> results of all ranks, of one process group."""
     return dict(map(ast.literal_eval, torchrun_lines(4, SCRIPT, "ddp", "fsdp", "ddp-of-all-ranks", "inner",
-                                                     "compiled", "subclass", "scaler")))
+                                                     "compiled", "subclass", "bfloat16", "scaler")))
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "ddp-of-all-ranks", "inner", "compiled", "subclass"])
@@ -34,6 +34,10 @@ def test_islands_equal_those_of_one_process_each(kind: str) -> None:
     # 4 exchanges, and the model of the first island at the start: 50 parameters, or shards of them with padding
     sent = [result[1] for result in results]
     assert sum(sent) == pytest.approx(4 * 50 * (2 * 4 + 1), rel=0.05)
+
+
+def test_means_below_the_precision_of_bfloat16_add_up() -> None:
+    assert results_of_trainings()["bfloat16"] == [1 + 8 * 2.0 ** -7 / 2] * 4
 
 
 def test_step_that_a_scaler_skips_on_one_island_counts() -> None:

@@ -104,6 +104,29 @@ def test_servers_keep_a_float32_master_copy() -> None:
     assert on_server == pytest.approx(1 - tiny * steps, abs=0.004) and local == 1.0
 
 
+@pytest.mark.parametrize("strategy", ["gossip", "local-sgd"])
+def test_means_below_the_precision_of_bfloat16_add_up(strategy: str) -> None:
+    """One of two workers moves by the least change of a bfloat16 number at 1 in each step: the mean moves by half."""
+    unit, steps = 2.0 ** -7, 8
+
+    def program(run: Run) -> Any:
+        model = nn.Linear(1, 1, bias=False).bfloat16()
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+        opt = torch.optim.SGD(model.parameters(), lr=unit)
+        run.wrap(model, opt)
+        for _ in range(steps):
+            opt.zero_grad()
+            (-(run.rank == 0) * model(torch.ones(1, 1).bfloat16())).sum().backward()
+            opt.step()
+        run.finish()
+        return float(model.weight.detach())
+
+    config = StrategyConfig("gossip", "base-2", period=1) if strategy == "gossip" else \
+        StrategyConfig("local-sgd", period=1, outer_lr=1.0, outer_momentum=0.0)
+    assert library(2, config, program) == [1 + unit * steps / 2] * 2
+
+
 @pytest.mark.parametrize("case", ["allreduce", "gossip", "ps", "local-sgd"])
 def test_resumed_run_gives_the_same_model(case: str, tmp_path: Path) -> None:
     def run_once(folder: str, steps: int) -> list[Any]:

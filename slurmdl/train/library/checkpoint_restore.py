@@ -138,7 +138,8 @@ class CheckpointRestorer:
         workers = [] if world.is_server else self._read_files(manifest, "worker", needed)
         if len(workers) > 1:  # of workers with equal models, the first has saved them
             workers = [file if file["model"] is not None else {
-                **file, **{key: workers[layout["nodes"][index]][key] for key in ("model", "optimizer")}}
+                **file, **{key: workers[layout["nodes"][index]].get(key)
+                           for key in ("model", "rounding", "optimizer")}}
                        for index, file in enumerate(workers)]
         servers = self._read_files(manifest, "server", range(layout["servers"])) \
             if world.is_server and is_resized else []
@@ -164,6 +165,7 @@ class CheckpointRestorer:
             # of workers with equal models, only the first has saved them
             content = loaded.own_or_first if loaded.own_or_first["model"] is not None else loaded.workers[0]
         model.load_state_dict(content["model"])
+        replica.rounding = content.get("rounding")
         replica.mark_changed()
         replica.copy_to_host()
         optimizer.load_state_dict(content["optimizer"])

@@ -159,6 +159,7 @@ class Checkpointer:
         saves_model = model_holder(self._world) == self._world.worker_rank
         return {**content, "step": self._state.step,
                 "model": ctx.model.state_dict() if saves_model else None,
+                "rounding": ctx.replica.rounding if saves_model else None,
                 "optimizer": ctx.optimizer.state_dict() if saves_model else None,
                 "untrained": consistency.untrained_tensors(ctx.model, ctx.replica.trained_ids),
                 "loaders": [loader.state_dict() for loader in self._state.loaders],

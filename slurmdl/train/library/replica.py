@@ -25,7 +25,8 @@ class Replica(DeviceCopies):
 
     If a strategy sends gradients, they are views of another one. Strategies send and change the buffers in place,
     without packing. Parameters on another device, or in bfloat16, have flat buffers of their own; strategies then see
-    a float32 copy in pinned host memory, updated on request (strategy.DeviceCopies).
+    a float32 copy in pinned host memory, updated on request (strategy.DeviceCopies). What bfloat16 parameters lose of
+    it by rounding is added when they are read again: exchanges change models by less than their precision.
 
     Args:
         trained_ids: ids of the trained parameters; None for all.
@@ -35,6 +36,7 @@ class Replica(DeviceCopies):
 
     Attributes:
         parameters: shape (D,), float32, on the host; write to them only between backward passes.
+        rounding: shape (D,), float32, on the host: what the copy has beyond the bfloat16 parameters; None if nothing.
         names, tensors, sizes, starts: of each trained parameter, in buffer order; `starts` are buffer indices.
     """
 
@@ -63,6 +65,7 @@ class Replica(DeviceCopies):
         self._gradient_sums = flat.new_zeros(len(self.tensors))
         self._grad_accumulators: list[Any] = []
         self.staged = flat.device.type != "cpu" or flat.dtype != torch.float32 if staged is None else staged
+        self.rounding: Any = None
         self._copy_stream = SideStream(flat.device)
         self._host_flat = _pinned_float32_copy(flat) if self.staged else flat
         self._host_grad = None if self.staged else self._flat_grad
@@ -139,11 +142,16 @@ class Replica(DeviceCopies):
         if self.staged and not self._host_is_current:
             self._copy(self._host_flat, self._flat)
             self.wait_for_device()
+            if self.rounding is not None:
+                self._host_flat += self.rounding
             self._host_is_current = True
 
     def copy_to_device(self) -> None:
         if self.staged:
             self._copy(self._flat, self._host_flat)
+            if self._flat.dtype != self._host_flat.dtype:
+                rounding = self._host_flat - self._host_flat.to(self._flat.dtype)
+                self.rounding = rounding if bool(rounding.any()) else None
 
     def wait_for_device(self) -> None:
         """Wait until a GPU has done the work that this thread has queued so far."""
