@@ -80,6 +80,12 @@ def test_process_group_of_the_script_may_be_for_gpus_only() -> None:
     assert len(models) == 1 and proc.stdout.count("worker ") == 2, proc.stdout
 
 
+def test_process_group_of_spawned_processes_is_used() -> None:
+    """Without a launcher's variables, each would be a world of one rank over MPI."""
+    proc = python(str(Path(__file__).parent / "spawn_script.py"), str(free_port()))
+    assert sorted(proc.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"], proc.stderr
+
+
 @pytest.mark.parametrize("fault, words", [
     ("ddp", "slurmdl: wrap(): DistributedDataParallel averages the gradients of this model, too; expected"),
     pytest.param("ddp-inside", "slurmdl: wrap(): DistributedDataParallel averages the gradients of this model, too",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -100,6 +101,37 @@ def only_by_closure(model: Any, opt: Any, x: Any, y: Any) -> None:
 def plainly(model: Any, opt: Any, x: Any, y: Any) -> None:
     backward(model, x, y)
     opt.step()
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "local-sgd"])
+def test_all_ranks_start_with_the_optimizer_state_of_rank_0(strategy: str) -> None:
+    def train(model: Any, opt: Any, x: Any, y: Any) -> Any:
+        for _ in range(STEPS):
+            opt.zero_grad()
+            plainly(model, opt, x, y)
+        return flat(model)
+
+    def adam(model: Any) -> Any:
+        return torch.optim.Adam(model.parameters(), lr=0.1)
+
+    earlier = make_model()
+    saved = adam(earlier)
+    train(earlier, saved, X, Y)
+
+    def program(ranks: int) -> Callable[[Run], Any]:
+        def rank_program(run: Run) -> Any:
+            model = make_model()
+            opt = adam(model)
+            if run.rank < ranks:
+                opt.load_state_dict(deepcopy(saved.state_dict()))
+            run.wrap(model, opt)
+            return train(model, opt, X[run.rank::2], Y[run.rank::2])
+        return rank_program
+
+    loaded, loaded_by_all, loaded_by_none = (
+        library(2, StrategyConfig(strategy), program(ranks)) for ranks in (1, 2, 0))
+    assert all(torch.equal(*models) for models in zip(loaded, loaded_by_all, strict=True))
+    assert not torch.equal(loaded[1], loaded_by_none[1])
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip", "local-sgd"])

@@ -120,8 +120,18 @@ def broadcast_optimizer_state(p2p: MeteredP2P, source: int, ranks: Sequence[int]
     packed = np.frombuffer(file.getvalue() or bytes(int(size[0])), np.uint8).copy()
     pipelined_broadcast(p2p, order, packed)
     if p2p.rank != source:
-        state = torch.load(io.BytesIO(packed.tobytes()), weights_only=True)
+        state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
         optimizer.load_state_dict({**own, "state": state})
+
+
+def broadcast_loaded_optimizer_state(world: World, p2p: MeteredP2P, optimizer: Any) -> None:
+    """Replace the state of all ranks' optimizers by rank 0's if one has loaded another. Collective."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict()["state"], file)
+    if len(set(world.transport.allgather(zlib.crc32(file.getbuffer())))) > 1:
+        broadcast_optimizer_state(p2p, 0, range(len(world.nodes)), optimizer)
 
 
 def broadcast_untrained(world: World, p2p: MeteredP2P, model: Any, trained_ids: set[int]) -> None:

@@ -114,9 +114,9 @@ class Run:
     def attach(self, model: Any, optimizer: Any) -> None:
         """As `wrap`, but the caller calls `serve`. Collective.
 
-        The trained parameters become views of one flat buffer (Replica). All parameters and buffers start as those of
-        rank 0; untrained parameters and buffers, e.g. BatchNorm statistics, remain local from then on. Raises
-        TrainError if the model or optimizer is unsupported, or differs between ranks.
+        The trained parameters become views of one flat buffer (Replica). All parameters, buffers and
+        optimizer states start as those of rank 0; untrained parameters and buffers, e.g. BatchNorm statistics, remain
+        local from then on. Raises TrainError if the model or optimizer is unsupported, or differs between ranks.
         """
         if self._ctx:
             raise TrainError("wrap() was called before; one model and one optimizer belong to a run "
@@ -131,6 +131,7 @@ class Run:
         consistency.broadcast_if_different(world, p2p, replica.parameters)
         replica.copy_to_device()
         consistency.broadcast_untrained(world, p2p, model, replica.trained_ids)
+        consistency.broadcast_loaded_optimizer_state(world, p2p, optimizer)
         # a single rank has no messages
         threaded = world.transport.supports_comm_thread and len(world.nodes) > 1
         comm_thread = CommThread(threaded, world.transport.now, p2p.peer_wait_seconds, self._trace)
