@@ -29,7 +29,7 @@ from slurmdl.errors import (
 from slurmdl.launch import binding, submission, submission_record
 from slurmdl.launch.binding import Decision
 from slurmdl.launch.submission import ParsedArgv, Submission, SubmitCommand, build_submit_command
-from slurmdl.slurm import process
+from slurmdl.slurm import process, sbatch_options
 from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run_sbatch(argv: Sequence[str]) -> int:
     with --dl-strict SlurmdlError if no nodes can be chosen; then nothing is submitted.
     """
     program = find_sbatch(os.environ)
-    parsed_argv = ParsedArgv.from_argv(argv)
+    parsed_argv = ParsedArgv.from_argv(argv, partial(sbatch_options.plugin_options, program))
     if parsed_argv.requests_help:
         if parsed_argv.command_line.has_option("help"):
             print(f"usage: slurmdl sbatch [--dl-*] [sbatch options] script [args]\n\n{dl_options.help_text()}")
@@ -98,7 +98,8 @@ class SubmissionAttempt:
         Raises UsageError if an option of the user is wrong, SlurmdlError if no nodes can be chosen.
         """
         job = submission.parse_submission(self.parsed_argv.argv, os.environ, stdin=self.stdin,
-                                          has_plugin=partial(_sbatch_has_plugin, self.program))
+                                          has_plugin=partial(_sbatch_has_plugin, self.program),
+                                          plugin_options=partial(sbatch_options.plugin_options, self.program))
         self._update_job(job)
         site_config = config.load_config()
         if site_config.options:

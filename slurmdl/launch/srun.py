@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 from slurmdl import config, dl_options
@@ -21,7 +22,7 @@ from slurmdl.errors import GaveUpError, PlacementError, SlurmdlError, Unavailabl
 from slurmdl.launch import late_binding, rankmap_formats, step_command, submission_record, supervisor
 from slurmdl.launch.srun_args import SrunArgs, parse_srun_argv
 from slurmdl.launch.step_command import InlineFile, StepCommand
-from slurmdl.slurm import jobs, pmi, process
+from slurmdl.slurm import jobs, pmi, process, sbatch_options
 from slurmdl.slurm.slurm_conf import SlurmConfig, start_config_query
 from slurmdl.text import print_escaped
 
@@ -37,7 +38,7 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     mapped, GaveUpError if --dl-preflight finds bad nodes that nothing replaces, UnavailableError if
     srun (or mpirun with --launcher=mpirun) is missing.
     """
-    args = parse_srun_argv(argv)
+    args = parse_srun_argv(argv, partial(sbatch_options.plugin_options, "srun"))
     if not environ.get("SLURM_JOB_ID"):
         jobs.read_allocation(environ)
     if args.calls_plain_srun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 
@@ -71,9 +71,13 @@ class SrunArgs:
         return ["--kill-on-bad-exit=1"] if is_trainer(self.line.operands) and not is_chosen else []
 
 
-def parse_srun_argv(argv: Sequence[str]) -> SrunArgs:
-    """Parse the command line. UsageError for an unknown --dl-* option, launcher, format or value."""
-    line = getopt.parse_command_line(argv, srun_options.SHORT_OPTIONS, _LONG_OPTIONS)
+def parse_srun_argv(argv: Sequence[str],
+                    plugin_options: Callable[[], Mapping[str, getopt.HasArg]] = dict) -> SrunArgs:
+    """Parse the command line; `plugin_options` as for getopt.parse_command_line.
+
+    UsageError for an unknown --dl-* option, launcher, format or value.
+    """
+    line = getopt.parse_command_line(argv, srun_options.SHORT_OPTIONS, _LONG_OPTIONS, plugin_options)
     settings = dl_options.collect_settings(line.options)
     launcher = line.last_value("launcher") or "srun"
     if launcher not in LAUNCHERS:

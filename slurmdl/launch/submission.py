@@ -22,6 +22,8 @@ _LONG_OPTIONS = {**sbatch_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS}
 #: options of a #SBATCH line if Slurm has the plugin
 _SCRIPT_OPTIONS = {**sbatch_options.LONG_OPTIONS, **dl_options.SPANK_OPTIONS}
 
+PluginOptions = Callable[[], Mapping[str, getopt.HasArg]]
+
 #: pairs of options for the same setting: the later one counts, and unsetting one unsets both
 _COUNTERPART = {"nodelist": "nodefile", "nodefile": "nodelist", "requeue": "no-requeue", "no-requeue": "requeue",
                 "exclusive": "oversubscribe", "oversubscribe": "exclusive"}
@@ -128,9 +130,10 @@ class ParsedArgv:
     is_heterogeneous: bool
 
     @classmethod
-    def from_argv(cls, argv: Sequence[str]) -> ParsedArgv:
+    def from_argv(cls, argv: Sequence[str], plugin_options: PluginOptions = dict) -> ParsedArgv:
         indexes = [i for i, arg in enumerate(argv) if arg != ":"]
-        line = getopt.parse_command_line([argv[i] for i in indexes], sbatch_options.SHORT_OPTIONS, _LONG_OPTIONS)
+        line = getopt.parse_command_line([argv[i] for i in indexes], sbatch_options.SHORT_OPTIONS, _LONG_OPTIONS,
+                                         plugin_options)
         options = tuple(replace(option, index=indexes[option.index]) for option in line.options)
         return cls(tuple(argv), getopt.CommandLine(options, line.operands), len(indexes) < len(argv))
 
@@ -165,7 +168,8 @@ class SubmitCommand:
 
 
 def parse_submission(argv: Sequence[str], environ: Mapping[str, str], *,
-                     stdin: bytes | None = b"", has_plugin: Callable[[], bool] = lambda: True) -> Submission:
+                     stdin: bytes | None = b"", has_plugin: Callable[[], bool] = lambda: True,
+                     plugin_options: PluginOptions = dict) -> Submission:
     """Parse a call of sbatch; precedence: script < environment < command line.
 
     Raises UsageError for an unknown --dl-* option, an invalid value, or a `#DL` line with an open quote.
@@ -173,12 +177,13 @@ def parse_submission(argv: Sequence[str], environ: Mapping[str, str], *,
     Args:
         stdin: content of a script without a name, or None if it cannot be read.
         has_plugin: whether sbatch has --dl-* in #SBATCH lines; called only if there are such lines.
+        plugin_options: see `getopt.parse_command_line`.
     """
-    parsed_argv = ParsedArgv.from_argv(argv)
+    parsed_argv = ParsedArgv.from_argv(argv, plugin_options)
     line = parsed_argv.command_line
     cli_dl = dl_options.collect_settings(line.options)
     script = _read_script(line, stdin)
-    directives = _parse_directives(script, has_plugin) if script else _Directives()
+    directives = _parse_directives(script, has_plugin, plugin_options) if script else _Directives()
     cli_settings = _collect_sbatch_settings(line.options)
     env_settings = sbatch_options.sbatch_settings_from_environ(environ)
     settings = _overlay_sbatch_settings(_overlay_sbatch_settings(directives.sbatch, env_settings), cli_settings)
@@ -232,7 +237,7 @@ class _Directives(NamedTuple):
     unknown_reason: str = ""
 
 
-def _parse_directives(script: Script, has_plugin: Callable[[], bool]) -> _Directives:
+def _parse_directives(script: Script, has_plugin: Callable[[], bool], plugin_options: PluginOptions) -> _Directives:
     """Parse the directives of a script. UsageError as `parse_submission`."""
     if script.is_long and not sbatch_options.script_header(script.head)[1]:
         return _Directives(unknown_reason=f"the directives of {script.name} are not read: they go on beyond "
@@ -251,7 +256,7 @@ def _parse_directives(script: Script, has_plugin: Callable[[], bool]) -> _Direct
                 first_dl_location = first_dl_location or location
             components += directive.args[:1] in (("hetjob",), ("packjob",))
             args += directive.args
-    line = getopt.parse_command_line(args, sbatch_options.SHORT_OPTIONS, _SCRIPT_OPTIONS)
+    line = getopt.parse_command_line(args, sbatch_options.SHORT_OPTIONS, _SCRIPT_OPTIONS, plugin_options)
     dl_opts = [option for option in line.options if option.name.startswith("dl-")]
     unknown = next((option for option in dl_opts if option.name not in dl_options.SPANK_OPTIONS), None)
     if unknown or (dl_opts and not has_plugin()):

@@ -5,7 +5,7 @@ Unknown arguments stay in place, for sbatch and srun to judge.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,8 +54,8 @@ class CommandLine:
         return tuple(arg for option in self.options if option.name not in excluded for arg in option.args)
 
 
-def parse_command_line(argv: Sequence[str], short_options: Mapping[str, str],
-                       long_options: Mapping[str, HasArg]) -> CommandLine:
+def parse_command_line(argv: Sequence[str], short_options: Mapping[str, str], long_options: Mapping[str, HasArg],
+                       plugin_options: Callable[[], Mapping[str, HasArg]] = dict) -> CommandLine:
     """Split `argv` (without the program's name) into options and operands.
 
     Follows getopt_long with a leading `+`, as sbatch and srun call it: clusters (`-lun4`), `-n4`, `-n 4`,
@@ -65,7 +65,16 @@ def parse_command_line(argv: Sequence[str], short_options: Mapping[str, str],
     Args:
         short_options: letter -> long name.
         long_options: long name -> whether it takes a value.
+        plugin_options: as `long_options`, of the plugins of Slurm; called only if an option is in no table.
     """
+    line = _parse(argv, short_options, long_options)
+    if all(option.is_known for option in line.options):
+        return line
+    more_options = plugin_options()
+    return _parse(argv, short_options, {**more_options, **long_options}) if more_options else line
+
+
+def _parse(argv: Sequence[str], short_options: Mapping[str, str], long_options: Mapping[str, HasArg]) -> CommandLine:
     options: list[Option] = []
     index = 0
     while index < len(argv):

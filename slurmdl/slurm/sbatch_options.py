@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
-from slurmdl.errors import UsageError
+from slurmdl.errors import UnavailableError, UsageError
+from slurmdl.slurm import process
 from slurmdl.slurm.getopt import HasArg
 
 _REQUIRED_ARG = """account acctg-freq array autocomplete batch bb bbf begin chdir cluster cluster-constraint clusters
@@ -60,6 +62,19 @@ ENV_VARIABLES = {
     "SBATCH_SPREAD_JOB": "spread-job", "SBATCH_THREAD_SPEC": "thread-spec",
     "SBATCH_THREADS_PER_CORE": "threads-per-core", "SBATCH_TRES_PER_TASK": "tres-per-task",
 }
+
+
+@cache
+def plugin_options(program: str) -> Mapping[str, HasArg]:
+    """Options of Slurm's plugins besides slurmdl's own, from the help of sbatch or srun; none if it does not answer."""
+    try:
+        text = process.check_output([program, "--help"])
+    except UnavailableError:
+        return {}
+    described = text.partition("Options provided by plugins:")[2]
+    # spank(8) has no form for an optional value; plugins write it in brackets
+    return {name: "no" if not argument else "optional" if re.fullmatch(r"=\[[^][]*\]", argument) else "required"
+            for name, argument in re.findall(r"^ +--([\w-]+)(=\S*)?", described, re.M) if not name.startswith("dl-")}
 
 
 def is_flag_set(value: str) -> bool:

@@ -35,30 +35,34 @@ WRAPPER_OPTIONS = frozenset({"launcher", "print-rank-map"})
 
 #: decide the layout; the host file replaces them
 LAYOUT_OPTIONS = frozenset({"ntasks", "nodes", "ntasks-per-node", "tasks-per-node", "relative", "nodelist",
-                            "exclude"})
+                            "exclude", "distribution"})
+
+#: values of --distribution by which a step has the layout that it has without the option
+DEFAULT_DISTRIBUTIONS = frozenset({"block", "block:*", "block:cyclic", "block,nopack", "block:cyclic,nopack"})
 
 #: read for the layout and passed to srun
 LAYOUT_INPUTS = frozenset({"cpus-per-task", "exact", "exclusive", "overlap", "multi-prog", "mpi", "job-name",
                            "chdir"})
 
 #: may limit the tasks of a node by something other than CPUs; passed to srun
-TASK_LIMITING = frozenset({"gpus-per-task", "gpus-per-node", "gres", "hint", "threads-per-core"})
+TASK_LIMITING = frozenset({"gpus", "gpus-per-task", "gpus-per-node", "gpus-per-socket", "cpus-per-gpu", "gres", "hint",
+                           "mem-per-cpu", "mem-per-gpu", "ntasks-per-core", "ntasks-per-socket", "threads-per-core"})
 
-#: change neither the nodes of a step nor the tasks per node
-_LAYOUT_NEUTRAL = """accel-bind account acctg-freq comment compress cpu-bind cpu_bind cpu-freq debugger-test
-    disable-status epilog error export extra gpu-bind gpu-freq gres-flags ignore-signals immediate input
-    kill-on-bad-exit label mem mem-bind mem-update msg-timeout network nice no-kill oom-kill-step open-mode output
-    priority profile prolog propagate pty qos quiet quit-on-interrupt resv-ports send-libs signal slurmd-debug
-    task-epilog task-prolog threads time time-min tres-bind treewidth unbuffered verbose wait wait-for-children
-    wckey whole"""
+#: change neither the nodes of a step nor the tasks per node; srun ignores those of jobs
+_LAYOUT_NEUTRAL = """accel-bind account acctg-freq bb begin comment compress contiguous cpu-bind cpu_bind cpu-freq
+    deadline debugger-test delay-boot dependency disable-status epilog error export extra gpu-bind gpu-freq gres-flags
+    hold ignore-signals immediate input kill-on-bad-exit label licenses mail-type mail-user mcs-label mem mem-bind
+    mem-update mincpus msg-timeout network nice no-kill oom-kill-step open-mode output oversubscribe partition power
+    prefer priority profile prolog propagate pty qos quiet quit-on-interrupt reboot reservation resv-ports send-libs
+    signal slurmd-debug switches task-epilog task-prolog threads time time-min tmp tres-bind treewidth unbuffered
+    verbose wait wait-for-children wckey whole"""
 LAYOUT_NEUTRAL = frozenset(_LAYOUT_NEUTRAL.split())
 
 #: environment variables of options that cannot be mapped
-UNSUPPORTED_ENV = ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SLURM_OVERCOMMIT", "SLURM_NTASKS_PER_CORE",
-                   "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES", "SLURM_SPREAD_JOB",
-                   "SLURM_USE_MIN_NODES", "SLURM_CONSTRAINT", "SLURM_BCAST")
+UNSUPPORTED_ENV = ("SLURM_HOSTFILE", "SLURM_OVERCOMMIT", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES",
+                   "SLURM_SPREAD_JOB", "SLURM_USE_MIN_NODES", "SLURM_CONSTRAINT", "SLURM_BCAST")
 
 #: environment variables of TASK_LIMITING
 TASK_LIMITING_ENV = ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET",
                      "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_STEP_GRES", "SLURM_HINT",
-                     "SLURM_THREADS_PER_CORE")
+                     "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET", "SLURM_THREADS_PER_CORE")

@@ -68,13 +68,16 @@ def parse_step_request(line: CommandLine, environ: Mapping[str, str], cpus_per_t
     the value that srun reads from the environment if -c is not given (SlurmConfig.srun_cpus_per_task).
     """
     for option in line.options:
-        if option.name.startswith("dl-") or option.name in srun_options.WRAPPER_OPTIONS:
-            continue
-        if not option.is_known or not option.is_complete or option.name not in _UNDERSTOOD:
+        # the options of other plugins do not change the layout
+        is_understood = option.name in _UNDERSTOOD or option.name not in srun_options.LONG_OPTIONS
+        if not option.is_known or not option.is_complete or not is_understood:
             raise PlacementError(f"{option.args[0].partition('=')[0]}: steps with it are not mapped")
     for variable in srun_options.UNSUPPORTED_ENV:
         if variable in environ:
             raise PlacementError(f"{variable} is set: steps with it are not mapped")
+    distribution = line.last_value("distribution") or environ.get("SLURM_DISTRIBUTION", "block")
+    if distribution.lower() not in srun_options.DEFAULT_DISTRIBUTIONS:
+        raise PlacementError(f"--distribution={distribution}: only block, Slurm's default, is mapped")
     if environ.get("SLURM_HET_SIZE", "1") != "1" or ":" in line.operands:
         raise PlacementError("heterogeneous jobs and steps are not mapped")
     limiting = [f"--{o.name}" for o in line.options if o.name in srun_options.TASK_LIMITING]
@@ -194,7 +197,7 @@ def _check_task_limit(allocation: Allocation, request: StepRequest, step_nodes: 
     if [job_tasks.get(node) for node in step_nodes] == list(tasks):
         return
     is_even = len(set(tasks)) == 1 and len(set(cpus)) == 1
-    if not is_even or ("GPUS" in request.task_limiting_option.upper() and len(set(allocation.tasks_per_node)) > 1):
+    if not is_even or ("GPU" in request.task_limiting_option.upper() and len(set(allocation.tasks_per_node)) > 1):
         raise PlacementError(f"{request.task_limiting_option}: its limit on the tasks of a node is not known")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from jobs import rank_nodes
 
 from slurmdl.dl_options import OPTIONS, WRAPPER_ONLY
 
@@ -43,6 +44,15 @@ def plugged(new_cluster, plugin) -> Callable[..., object]:
     def make(**options):
         return new_cluster(nodes=4, plugstack=f"optional {plugin}\n", **options)
     return make
+
+
+@pytest.fixture
+def other_plugin(new_cluster, plugin):
+    """A cluster of four nodes with a plugin that is not slurmdl's."""
+    path = PLUGIN.parents[1] / f"spank-other-{os.getpid()}.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", path, "-xc", "-"], input=OTHER_PLUGIN, text=True, check=True)
+    yield new_cluster(nodes=4, plugstack=f"optional {path}\n")
+    path.unlink()
 
 
 def tasks(text: str) -> list[dict[str, str]]:
@@ -404,6 +414,32 @@ def test_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
     finally:
         path.unlink(missing_ok=True)
         directory.rmdir()
+
+
+#: a plugin with an option like that of container plugins
+OTHER_PLUGIN = """
+#include <stddef.h>
+#include <slurm/spank.h>
+SPANK_PLUGIN(other, 1);
+static int accept(int val, const char *optarg, int remote) { return 0; }
+static struct spank_option options[] = {
+    {"container-image", "[USER@]IMAGE", "run the tasks in this image", 1, 0, accept},
+    {"container-readonly", NULL, "mount it read-only", 0, 0, accept}};
+int slurm_spank_init(spank_t spank, int ac, char **av) {
+    return spank_option_register(spank, &options[0]) | spank_option_register(spank, &options[1]); }
+"""
+
+
+@pytest.mark.parametrize("option", ["--container-image ubuntu", "--container-image=ubuntu --container-readonly"])
+def test_options_of_other_plugins_are_no_obstacle(other_plugin, option):
+    """Nodes are chosen, ranks are mapped, and a value of its own is not taken for the script or the program."""
+    cluster = other_plugin
+    script = cluster.script(f"#SBATCH {option}\nslurmdl srun {option} sh -c 'echo rank $RANK $SLURMD_NODENAME'\n")
+    dry_run = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", *option.split(), "-N2", str(script)])
+    assert "not understood" not in dry_run.stdout + dry_run.stderr, dry_run
+    job = cluster.submit(["slurmdl", "sbatch", *option.split(), "-N4", str(script)])
+    text = cluster.output(job)
+    assert rank_nodes(text) == ["n1", "n3", "n2", "n4"] and slurmdl_lines(text) == []
 
 
 def test_hostile_job_name_and_huge_environment(plugged):

@@ -17,11 +17,13 @@ TASK = 'echo "$SLURM_PROCID $(hostname) $(nproc) ${SLURM_CPUS_PER_TASK:-none}"'
 STEPS: dict[str, tuple[list[str], list[str]]] = {
     "-N 8 --exclusive": (
         ["", "-n 9", "-N 8 -n 13", "--ntasks-per-node=2", "-c 2", "-n 11 -c 1", "-n 12 --exact", "-r 2 -N 4 -n 6",
-         "-w n[2-6] -N 5 -n 9", "-x n2,n5 -N 6 -n 12", "-n16 -lu"],
+         "-w n[2-6] -N 5 -n 9", "-x n2,n5 -N 6 -n 12", "-n16 -lu", "-n 9 -m block -p main --reservation=no",
+         "-n 8 --mem-per-cpu=10", "-n 8 --ntasks-per-core=1", "-n 8 --ntasks-per-socket=2"],
         ["-N 3", "-m cyclic", "-w n1 -N 2", "-n 8 : -n 8"]),
     "-N 4 -n 6": (["", "-n 5", "-n 4", "-c 1", "--ntasks-per-node=1 -n 4"], ["-n 2", "-r 1 -N 2 -n 2"]),
     "-n 4 -c 2": (["", "-n 8", "-c 2", "-c 1"], ["-n 3"]),
     "-N 4 --ntasks-per-node=2": (["", "-n 8", "-c 1"], ["-N 2"]),
+    "-N 4 --ntasks-per-node=2 --ntasks-per-core=1 -m block --mem-per-cpu=50": (["", "-n 8"], []),
 }
 
 
@@ -105,7 +107,8 @@ def test_layout_equals_plain_srun(cluster, job, steps):
 
 def test_layout_with_gpus_equals_plain_srun(new_cluster):
     cluster = new_cluster(nodes=4, gres="gpu:2")
-    options = ["--gpus-per-task=1 -n 8", "--gpus-per-task=1", "--gres=gpu:1 -n 4"]
+    options = ["--gpus-per-task=1 -n 8", "--gpus-per-task=1", "--gres=gpu:1 -n 4", "-G 8 -n 8", "-G 4 -n 4",
+               "-G 8 --cpus-per-gpu=1 -n 8", "--gpus-per-node=2 --mem-per-gpu=100 -n 8"]
     script = cluster.script(comparison_script(options))
     job = cluster.submit(["sbatch", "-N", "4", "--gres=gpu:2", "--ntasks-per-node=2", str(script)])
     results = parse_results(cluster.output(job))
