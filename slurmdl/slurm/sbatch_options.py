@@ -66,7 +66,7 @@ ENV_VARIABLES = {
 
 @cache
 def plugin_options(program: str) -> Mapping[str, HasArg]:
-    """Options of Slurm's plugins besides slurmdl's own, from the help of sbatch or srun; none if it does not answer."""
+    """Options of Slurm's plugins but slurmdl's own, from the help of sbatch or srun; none if it does not answer."""
     try:
         text = process.check_output([program, "--help"])
     except UnavailableError:

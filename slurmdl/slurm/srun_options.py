@@ -45,8 +45,9 @@ LAYOUT_INPUTS = frozenset({"cpus-per-task", "exact", "exclusive", "overlap", "mu
                            "chdir"})
 
 #: may limit the tasks of a node by something other than CPUs; passed to srun
-TASK_LIMITING = frozenset({"gpus", "gpus-per-task", "gpus-per-node", "gpus-per-socket", "cpus-per-gpu", "gres", "hint",
-                           "mem-per-cpu", "mem-per-gpu", "ntasks-per-core", "ntasks-per-socket", "threads-per-core"})
+TASK_LIMITING = frozenset({"gpus", "gpus-per-task", "gpus-per-node", "gpus-per-socket", "cpus-per-gpu", "gres",
+                           "hint", "mem-per-cpu", "mem-per-gpu", "ntasks-per-core", "ntasks-per-socket",
+                           "threads-per-core"})
 
 #: change neither the nodes of a step nor the tasks per node; srun ignores those of jobs
 _LAYOUT_NEUTRAL = """accel-bind account acctg-freq bb begin comment compress contiguous cpu-bind cpu_bind cpu-freq

@@ -46,15 +46,6 @@ def plugged(new_cluster, plugin) -> Callable[..., object]:
     return make
 
 
-@pytest.fixture
-def other_plugin(new_cluster, plugin):
-    """A cluster of four nodes with a plugin that is not slurmdl's."""
-    path = PLUGIN.parents[1] / f"spank-other-{os.getpid()}.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", path, "-xc", "-"], input=OTHER_PLUGIN, text=True, check=True)
-    yield new_cluster(nodes=4, plugstack=f"optional {path}\n")
-    path.unlink()
-
-
 def tasks(text: str) -> list[dict[str, str]]:
     """Return the variables of the tasks in a job's output, by rank."""
     rows = [line.split(maxsplit=len(NAMES) - 1) for line in text.splitlines() if line[:1].isdigit()]
@@ -416,32 +407,6 @@ def test_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
         directory.rmdir()
 
 
-#: a plugin with an option like that of container plugins
-OTHER_PLUGIN = """
-#include <stddef.h>
-#include <slurm/spank.h>
-SPANK_PLUGIN(other, 1);
-static int accept(int val, const char *optarg, int remote) { return 0; }
-static struct spank_option options[] = {
-    {"container-image", "[USER@]IMAGE", "run the tasks in this image", 1, 0, accept},
-    {"container-readonly", NULL, "mount it read-only", 0, 0, accept}};
-int slurm_spank_init(spank_t spank, int ac, char **av) {
-    return spank_option_register(spank, &options[0]) | spank_option_register(spank, &options[1]); }
-"""
-
-
-@pytest.mark.parametrize("option", ["--container-image ubuntu", "--container-image=ubuntu --container-readonly"])
-def test_options_of_other_plugins_are_no_obstacle(other_plugin, option):
-    """Nodes are chosen, ranks are mapped, and a value of its own is not taken for the script or the program."""
-    cluster = other_plugin
-    script = cluster.script(f"#SBATCH {option}\nslurmdl srun {option} sh -c 'echo rank $RANK $SLURMD_NODENAME'\n")
-    dry_run = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", *option.split(), "-N2", str(script)])
-    assert "not understood" not in dry_run.stdout + dry_run.stderr, dry_run
-    job = cluster.submit(["slurmdl", "sbatch", *option.split(), "-N4", str(script)])
-    text = cluster.output(job)
-    assert rank_nodes(text) == ["n1", "n3", "n2", "n4"] and slurmdl_lines(text) == []
-
-
 def test_hostile_job_name_and_huge_environment(plugged):
     cluster = plugged()
     name = "a'b\"c;$(touch /tmp/executed)`touch /tmp/executed`\nd"
@@ -495,3 +460,14 @@ def test_options_of_another_plugin_keep_their_values(new_cluster, other_plugin):
         argument, record = cluster.output(job).splitlines()
         assert (argument, '"ps":1' in record) == ("--dl-ps", True), options
         assert cluster.job(job)["ExcNodeList"] == ("n[1-2]" if "n2" in options else "n1"), options
+
+
+@pytest.mark.parametrize("option", ["--container-image ubuntu", "--container-image=ubuntu --container-writable"])
+def test_options_of_another_plugin_are_no_obstacle(new_cluster, other_plugin, option):
+    """Nodes are chosen, ranks are mapped, and a separate value is not taken for the script or the program."""
+    cluster = new_cluster(nodes=4, plugstack=f"optional {other_plugin}\n")
+    script = cluster.script(f"#SBATCH {option}\nslurmdl srun {option} sh -c 'echo rank $RANK $SLURMD_NODENAME'\n")
+    dry_run = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", *option.split(), "-N2", str(script)])
+    assert "not understood" not in dry_run.stdout + dry_run.stderr, dry_run
+    text = cluster.output(cluster.submit(["slurmdl", "sbatch", *option.split(), "-N4", str(script)]))
+    assert rank_nodes(text) == ["n1", "n3", "n2", "n4"] and slurmdl_lines(text) == []
