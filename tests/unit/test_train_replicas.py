@@ -286,7 +286,7 @@ def test_different_rounding_warns_once(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err.count("are not bitwise equal, and are not compared any more") == 1
 
 
-def test_change_after_last_step_is_permitted() -> None:
+def test_change_after_last_step_is_permitted_and_measured(capsys: pytest.CaptureFixture[str]) -> None:
     def program(run: Run) -> Any:
         model = Blocks()
         opt = sgd(model)
@@ -295,8 +295,9 @@ def test_change_after_last_step_is_permitted() -> None:
         if run.is_main:
             model.load_state_dict(Blocks().state_dict())  # e.g. the best one
         run.finish()
-        return run.step
-    assert run_workers(2, StrategyConfig("allreduce"), program) == [3, 3]
+        return run.step, run.consensus_distance > 1e-3
+    assert run_workers(2, StrategyConfig("allreduce"), program) == [(3, True)] * 2
+    assert capsys.readouterr().err.count("slurmdl: train: the workers' models differ at the end") == 1
 
 
 def test_second_optimizer_warns(capsys: pytest.CaptureFixture[str]) -> None:

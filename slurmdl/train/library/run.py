@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slurmdl.errors import TrainError, print_stderr
+from slurmdl.errors import TrainError, print_stderr, warn
 from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library import consistency, shard_optimizer, shutdown
@@ -318,7 +318,9 @@ class Run:
         self.strategy.close()
         self._slow_rank_monitor.finish()
         self._replica_check.finish()
-        if not self.strategy.identical_at_end:
+        if self.strategy.identical_at_end:
+            call(lambda: self._measure_distance(ctx))
+        else:
             weights = call(lambda: transport.allgather(0.0 if self.is_server else self.strategy.model_weight))
             if not self.is_server:
                 if evaluate:
@@ -327,6 +329,17 @@ class Run:
                 weight = weights[self.rank] / sum(filter(None, weights))
                 self.consensus_distance = call(lambda: consistency.average_models(
                     self.p2p, self.world.alive_with_role("worker"), ctx.replica.parameters, weight))
+
+    def _measure_distance(self, ctx: RunContext) -> None:
+        """Measure the distance of models that should be equal, unless they are. Collective."""
+        workers, parameters = self.world.alive_with_role("worker"), ctx.replica.parameters
+        checksums = self.world.transport.allgather(0 if self.is_server else zlib.crc32(parameters))
+        if self.is_server or len({checksums[rank] for rank in workers}) == 1:
+            return
+        self.consensus_distance = consistency.average_models(self.p2p, workers, parameters.copy(), 1 / len(workers))
+        if self.is_main:
+            warn("train: the workers' models differ at the end, and were not averaged; expected changes of "
+                 "parameters by opt.step() only, or equal on all ranks")
 
     def summary(self, score: tuple[float, float] | None = None) -> dict[str, Any] | None:
         """Summary of the run on the first alive rank, None on the others. Collective, after `finish`.
