@@ -45,7 +45,8 @@ _OPTIONS = {"accelerate": ("num-machines", "num-processes", "machine-rank", "mai
 #: options that name the host of the rendezvous
 _HOST_OPTIONS = ("rdzv-endpoint", "master-addr", "main-process-ip")
 #: a word of a shell command; substitutions stay unread
-_WORD = re.compile(r"""(?:[^\s'"\\;|&<>()$`]|\\.|'[^']*'|"(?:[^"\\]|\\.)*"|\$\w+|\$\{\w+\}|\$\([^()]*\)|`[^`]*`)+""")
+_WORD = re.compile(r"""(?:[^\s'"\\;|&<>()$`]|\\.|'[^']*'|"(?:[^"\\]|\\.)*"|\$\w+|\$\{[^{}]*\}"""
+                   r"""|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`)+""")
 _OPERATOR = re.compile(r"[;|&\n]+")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _SRUN = re.compile(r"\b(?:slurmdl\s+srun|dlsrun)\b")
@@ -132,7 +133,7 @@ class LauncherCommand:
             total, machines = self.option("num-processes"), self.option("num-machines") or "1"
             return int(total) // int(machines) if total.isdigit() and machines.isdigit() and int(machines) else 0
         text = self.option("nproc-per-node", "num-gpus")
-        if not text and self.name == "torchrun" and self.is_readable:
+        if "nproc-per-node" not in self.options and self.name == "torchrun" and self.is_readable:
             return 1
         if text in ("gpu", "auto"):
             text = gpus_per_node

@@ -42,6 +42,8 @@ def keep_map(command: str, rank0: str = "n1", environ: dict[str, str] | None = N
     ("bash -lc 'cd /x && A=1 torchrun --nnodes=${SLURM_NNODES} --nproc_per_node \"2\" train.py; echo done'",
      "torchrun", (6, 6), 2),
     ("bash -c 'torchrun --nnodes=$UNKNOWN train.py'", "torchrun", None, 1),
+    ("bash -c 'torchrun --nproc-per-node=$((2*4)) --nnodes=6 train.py'", "torchrun", (6, 6), 0),
+    ("bash -c 'torchrun --nproc-per-node=${G:-8} --nnodes=6 train.py'", "torchrun", (6, 6), 0),
     ("accelerate launch --num_processes 12 --num-machines=6 train.py --num_machines 3", "accelerate", (6, 6), 2),
     ("accelerate launch --config_file c.yaml train.py", "accelerate", None, 0),
     ("deepspeed --no_ssh --num_nodes 6 --num_gpus 4 train.py", "deepspeed", (6, 6), 4),
