@@ -33,14 +33,12 @@ DEFAULT_PLAN_DIR = ".slurmdl"
 def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Replace this process by srun (or mpirun), so that signals and the exit status are those of the program.
 
-    Returns only after a dry run and after --print-rank-map, which start nothing. Raises UsageError outside a job and
-    for an unknown --dl-* option, launcher, format or value, PlacementError with --dl-strict if the step cannot be
+    Returns only after a dry run and after --print-rank-map, which start nothing. Raises UsageError for
+    an unknown --dl-* option, launcher, format or value, PlacementError with --dl-strict if the step cannot be
     mapped, GaveUpError if --dl-preflight finds bad nodes that nothing replaces, UnavailableError if
     srun (or mpirun with --launcher=mpirun) is missing.
     """
     args = parse_srun_argv(argv, partial(sbatch_options.plugin_options, "srun"))
-    if not environ.get("SLURM_JOB_ID"):
-        jobs.read_allocation(environ)
     if args.calls_plain_srun:
         _exec_step(StepCommand(("srun", *args.srun_argv), environ_unset=step_command.inherited_variables(environ)),
                    environ)
@@ -59,6 +57,7 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return _unmapped_step(args, error, get_slurm_config, environ, on_warning)
 
     try:
+        jobs.read_allocation(environ)
         record = submission_record.read_record(environ)
         dl = args.merge_options(environ, record)
         site_config = config.load_config()

@@ -78,7 +78,7 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation:
     """
     job_id, nodelist = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NODELIST")
     if not job_id:
-        raise UsageError("srun: not inside a job (SLURM_JOB_ID is not set); call it from a job script or from salloc")
+        raise UsageError("not inside a job (SLURM_JOB_ID is not set), where ranks are mapped")
     cpus = environ.get("SLURM_JOB_CPUS_PER_NODE")
     if not nodelist or not cpus or not job_id.isdigit():
         raise PlacementError("SLURM_JOB_NODELIST, SLURM_JOB_CPUS_PER_NODE: missing; expected the nodes of the job")

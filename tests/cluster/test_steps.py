@@ -287,8 +287,17 @@ slurmdl srun --print-rank-map=slurm-hostfile --dl-rank0=any | head -n 1
     assert "--node_rank=0" in torchrun and "--master_addr=n2" in torchrun
 
 
-def test_srun_outside_a_job_is_a_usage_error(cluster):
-    done = cluster.run(["slurmdl", "srun", "hostname"])
+def test_srun_outside_a_job_is_plain_srun(cluster):
+    """srun allocates nodes, or runs in the job of --jobid; --dl-strict makes that an error."""
+    done = cluster.run(["slurmdl", "srun", "-N", "2", "hostname"])
+    assert (done.returncode, len(set(done.stdout.split()))) == (0, 2), done.stderr
+    message, = slurmdl_messages(done.stderr)
+    assert "not inside a job" in message and "the step runs in srun's own order" in message
+    job = cluster.submit(["sbatch", "-w", "n5", "--wrap", "sleep 60"])
+    cluster.wait_for(job, {"RUNNING"})
+    done = cluster.run(["slurmdl", "srun", f"--jobid={job}", "--overlap", "hostname"])
+    assert (done.returncode, done.stdout) == (0, "n5\n"), done.stderr
+    done = cluster.run(["slurmdl", "srun", "--dl-strict", "hostname"])
     assert (done.returncode, done.stdout) == (64, "") and done.stderr.count("\n") == 1 and "job" in done.stderr
 
 
