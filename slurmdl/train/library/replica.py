@@ -130,9 +130,19 @@ class Replica(DeviceCopies):
         self._data_pointers = tuple(tensor.data_ptr() for tensor in self.tensors)
 
     def _parameter_views(self, flat: Any) -> list[Any]:
-        """Views of a buffer with the parameters' shapes and memory formats."""
-        return [flat[self.slice_of(index)].as_strided(tensor.shape, strides)
-                for index, (tensor, strides) in enumerate(zip(self.tensors, self._strides, strict=True))]
+        """Views of a buffer with the parameters' shapes and memory formats.
+
+        Each has a storage of its own in the memory of the buffer: torch.save writes whole storages.
+        """
+        import torch
+
+        storage = (flat.untyped_storage if hasattr(flat, "untyped_storage") else flat.storage().untyped)()
+        first, item = flat.storage_offset(), flat.element_size()
+        empty = torch.empty(0, dtype=flat.dtype, device=flat.device)
+        return [empty.new_empty(0).set_(storage[(first + start) * item:(first + start + size) * item], 0,
+                                        tensor.shape, strides)
+                for tensor, start, size, strides in zip(
+                    self.tensors, self.starts, self.sizes, self._strides, strict=True)]
 
     def mark_changed(self) -> None:
         """Note that the parameters may have changed on the device."""

@@ -90,6 +90,9 @@ def install_excepthook() -> None:
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if hasattr(sys, "ps1"):  # an interactive interpreter goes on
+            previous(kind, error, trace)
+            return
         if isinstance(error, SlurmdlError):
             exit_process(report_failure(error))
         previous(kind, error, trace)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from types import MethodType
 from typing import Any
@@ -49,10 +49,10 @@ class StepHooks:
         """Install the hooks of model and optimizer."""
         model, optimizer = self._ctx.model, self._ctx.optimizer
         try:
-            model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+            model.register_forward_pre_hook(_ModuleHook(self._before_forward), with_kwargs=True)
         except TypeError:  # PyTorch before 2.0
-            model.register_forward_pre_hook(self._before_forward)
-        model.register_forward_hook(self._after_forward)
+            model.register_forward_pre_hook(_ModuleHook(self._before_forward))
+        model.register_forward_hook(_ModuleHook(self._after_forward))
         if hasattr(optimizer, "register_step_pre_hook"):
             optimizer_hooks.install(optimizer, self._before_optimizer_step, self._after_optimizer_step)
             return
@@ -234,6 +234,19 @@ class StepHooks:
         overlapped_comm = comm_thread.busy_seconds - comm_thread.blocked_seconds
         meter.overlapped_comm += overlapped_comm - self._overlapped_comm
         self._overlapped_comm = overlapped_comm
+
+
+class _ModuleHook:
+    """Hook of a module; in a copy of the module, pickled or not, it does nothing."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> None:
+        self._function(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # takes any arguments, and exists where slurmdl is not installed
 
 
 def _call_closure(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments:
