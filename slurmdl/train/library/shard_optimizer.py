@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -105,12 +106,35 @@ def make_shard_optimizer(optimizer: Any, replica: Replica, part: slice) -> Torch
                "params": parameters[index] or [torch.nn.Parameter(torch.zeros(0))]}
               for index, group in enumerate(optimizer.param_groups)]
     accepted = inspect.signature(kind).parameters
+    make = partial(kind, **{key: _HOST_OVERRIDES.get(key, value)
+                            for key, value in optimizer.defaults.items() if key in accepted})
     try:
-        shard_optimizer = kind(groups, **{key: _HOST_OVERRIDES.get(key, value)
-                                          for key, value in optimizer.defaults.items() if key in accepted})
+        shard_optimizer = make(groups)
     except (TypeError, ValueError) as error:
         raise TrainError(f"--strategy ps: {kind.__name__} cannot be built for a shard: {error}") from error
+    _check_elementwise(kind.__name__, lambda parameters: make([{**groups[0], "params": parameters}]))
     return TorchShardOptimizer(shard_optimizer, [piece for group in slices for piece in group or [slice(0, 0)]])
+
+
+def _check_elementwise(name: str, make: Callable[[list[Any]], Any]) -> None:
+    """Reject an optimizer that updates the rows of a matrix otherwise than a vector each, as shards are vectors."""
+    import torch
+
+    values = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.25, -1.0]])
+    results = []
+    for tensors in ([values.clone()], [row.clone() for row in values]):
+        parameters = [torch.nn.Parameter(tensor) for tensor in tensors]
+        probe = make(parameters)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            for _ in range(2):
+                for parameter in parameters:
+                    parameter.grad = 0.1 * parameter.detach()
+                probe.step()
+        results.append(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))
+    if not torch.allclose(*results, rtol=1e-5, atol=1e-7):
+        raise TrainError(f"--strategy ps: {name} updates matrices otherwise than vectors, and "
+                         "shards are vectors; expected optimizers that are element-wise, e.g. SGD, Adam, RMSprop")
 
 
 def _numeric_values(value: Any) -> list[float]:
