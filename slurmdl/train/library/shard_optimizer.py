@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import io
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -106,13 +105,12 @@ def make_shard_optimizer(optimizer: Any, replica: Replica, part: slice) -> Torch
                "params": parameters[index] or [torch.nn.Parameter(torch.zeros(0))]}
               for index, group in enumerate(optimizer.param_groups)]
     accepted = inspect.signature(kind).parameters
-    make = partial(kind, **{key: _HOST_OVERRIDES.get(key, value)
-                            for key, value in optimizer.defaults.items() if key in accepted})
+    options = {key: _HOST_OVERRIDES.get(key, value) for key, value in optimizer.defaults.items() if key in accepted}
     try:
-        shard_optimizer = make(groups)
+        shard_optimizer = kind(groups, **options)
     except (TypeError, ValueError) as error:
         raise TrainError(f"--strategy ps: {kind.__name__} cannot be built for a shard: {error}") from error
-    _check_elementwise(kind.__name__, lambda parameters: make([{**groups[0], "params": parameters}]))
+    _check_elementwise(kind.__name__, lambda parameters: kind([{**groups[0], "params": parameters}], **options))
     return TorchShardOptimizer(shard_optimizer, [piece for group in slices for piece in group or [slice(0, 0)]])
 
 
