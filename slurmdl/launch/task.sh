@@ -70,8 +70,8 @@ unset -f _dl_position _dl_find _dl_default
 unset _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_name _dl_lists _dl_next
 unset SLURMDL_TASK_SCRIPT
 if [ -n "$SLURMDL_VERIFY_SCRIPT" ]; then
-    # detached; $$ is the process ID of the program, too
-    ("$SLURMDL_VERIFY_PYTHON" -I "$SLURMDL_VERIFY_SCRIPT" $$ </dev/null >/dev/null &)
+    # detached; $$ is the process ID of the program, too; a container may lack this Python
+    [ -x "$SLURMDL_VERIFY_PYTHON" ] && ("$SLURMDL_VERIFY_PYTHON" -I "$SLURMDL_VERIFY_SCRIPT" $$ </dev/null >/dev/null &)
     unset SLURMDL_VERIFY_PYTHON SLURMDL_VERIFY_SCRIPT
 fi
 # if the program is missing, the exit status is that of srun: the errno of execve
