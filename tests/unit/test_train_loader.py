@@ -72,6 +72,20 @@ def test_loader_rejects_unsupported_data(data: Any, batch: int, words: str) -> N
         library(2, StrategyConfig("allreduce"), lambda run: run.loader(data, batch))
 
 
+def test_loader_passes_options_of_a_tensor_dataset_to_a_data_loader() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(10))
+    assert library(1, StrategyConfig("allreduce"), lambda run: [len(x) for x, in run.loader(
+        data, 4, num_workers=0, pin_memory=False, drop_last=False)]) == [[4, 4, 2]]
+
+
+@pytest.mark.parametrize("data, options, words", [
+    (torch.utils.data.DataLoader(Squares()), {}, "expected its data set"),
+    (Squares(), {"drop_last": True}, "expected drop_last=False")])
+def test_loader_rejects_data_loaders_and_drop_last(data: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TrainError, match=words):
+        library(2, StrategyConfig("allreduce"), lambda run: run.loader(data, 2, **options))
+
+
 def test_loader_rejects_different_data() -> None:
     with pytest.raises(TrainError, match="the data differs from that of rank 0"):
         library(3, StrategyConfig("allreduce"), lambda run: run.loader(np.zeros(4 + (run.rank == 2)), 2))

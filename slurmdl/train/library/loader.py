@@ -132,12 +132,19 @@ def make_data_source(data: Any, options: dict[str, Any]) -> DataSource:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
+    if isinstance(data, DataLoader):
+        raise TrainError("run.loader(DataLoader): expected its data set: "
+                         "run.loader(loader.dataset, batch_size, num_workers=...)")
+    if options.get("drop_last"):
+        raise TrainError("run.loader(drop_last=True): the last batches of an epoch are small, and weighted by their "
+                         "size; expected drop_last=False, or a Dataset whose length is a multiple of all batches")
     if not hasattr(data, "__len__"):
         raise TrainError(f"{type(data).__name__} has no length or no samples by index; expected a Dataset with "
                          "__len__ and __getitem__, an IterableDataset, arrays, tensors")
     single = _is_array(data)
     arrays = data.tensors if isinstance(data, TensorDataset) else (data,) if single else data
-    if isinstance(arrays, Sequence) and arrays and all(map(_is_array, arrays)):
+    if isinstance(arrays, Sequence) and arrays and all(map(_is_array, arrays)) and not (
+            options and isinstance(data, TensorDataset)):
         if options:
             raise TrainError(f"{', '.join(options)}: valid for a Dataset only, not for arrays")
         if len({len(array) for array in arrays}) > 1:
