@@ -372,6 +372,24 @@ def test_same_samples_on_all_ranks_warn(method: StrategyConfig, capsys: pytest.C
     assert SAME not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_same_samples_of_a_model_that_is_not_called_itself_warn(own: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a LightningModule, whose training_step() calls its parts."""
+    def program(run: Run) -> None:
+        model = nn.ModuleDict({"features": nn.Linear(6, 6), "position": nn.Embedding(6, 6), "head": nn.Linear(6, 3)})
+        opt = sgd(model)
+        run.wrap(model, opt)
+        for step in range(4):
+            positions = model["position"](torch.arange(6))
+            hidden = model["features"](X[6 * step:6 * step + 6] + run.rank * own) + positions
+            nn.functional.cross_entropy(model["head"](hidden), Y[:6]).backward()
+            opt.step()
+            opt.zero_grad()
+        assert not any(part._forward_pre_hooks for part in model.values())
+    library(2, StrategyConfig("allreduce"), program)
+    assert capsys.readouterr().err.count(SAME) == (not own)
+
+
 class Convolutions(nn.Sequential):
     def __init__(self, last: bool) -> None:
         torch.manual_seed(3)

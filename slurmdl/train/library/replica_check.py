@@ -35,6 +35,7 @@ class ReplicaCheck:
         self._expects_equal = any(len(group) > 1 for group in self._groups)
         self._batch_crc32 = 0
         self._batch_checksums: list[int] = []
+        self._part_hooks: list[Any] = []
         self._step, self._version = 0, 0
         self._warned_of_batches = self._warned_of_optimizer = False
         self._thread, self._optimizer_hook = threading.current_thread(), self._hook_other_optimizers()
@@ -45,7 +46,7 @@ class ReplicaCheck:
         return self._recovery.strategy.replica_groups
 
     def record_batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Record the arguments of a training call of the model."""
+        """Record the arguments of a training call of the model, or of one of its parts if it is not called itself."""
         if self._every and len(self._batch_checksums) < _COMPARED_BATCHES:
             for tensor in _iter_tensors([args, kwargs]):
                 self._batch_crc32 = zlib.crc32(consistency.tensor_bytes(tensor.detach()).numpy(), self._batch_crc32)
@@ -55,12 +56,35 @@ class ReplicaCheck:
         if not self._every:
             return
         if len(self._batch_checksums) < _COMPARED_BATCHES:
-            self._batch_checksums.append(self._batch_crc32)
-            self._batch_crc32 = 0
+            self._end_batch()
         if self._expects_equal:
             self._step, self._version = step, self._ctx.replica.version
             if step % self._every == 0 or (step < self._every and step & (step - 1) == 0):
                 self._compare()
+
+    def _end_batch(self) -> None:
+        """Keep the checksum of a step's batch; if there is none, record the calls of the model's parts from now on.
+
+        A LightningModule is not called: its training_step() calls its parts.
+        """
+        if self._batch_crc32 or self._part_hooks or self._state.loaders:
+            self._batch_checksums.append(self._batch_crc32)
+            self._batch_crc32 = 0
+        else:
+            self._part_hooks = [part.register_forward_pre_hook(self._before_part)
+                                for part in self._ctx.model.children()]
+        if len(self._batch_checksums) == _COMPARED_BATCHES:
+            self._remove_part_hooks()
+
+    def _before_part(self, part: Any, args: Any) -> None:
+        import torch
+
+        if torch.is_grad_enabled():
+            self.record_batch(args, {})
+
+    def _remove_part_hooks(self) -> None:
+        for hook in self._part_hooks:
+            hook.remove()
 
     def finish(self) -> None:
         """Compare after the last step. Collective."""
@@ -68,6 +92,7 @@ class ReplicaCheck:
             self._compare()
 
     def close(self) -> None:
+        self._remove_part_hooks()
         if self._optimizer_hook:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
