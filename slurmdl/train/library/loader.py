@@ -128,7 +128,7 @@ def is_iterable_dataset(data: Any) -> bool:
 
 
 def make_data_source(data: Any, options: dict[str, Any]) -> DataSource:
-    """Make a source from the data and options of `Run.loader`; batches of a sequence are tuples of tensors."""
+    """Make a source from the data and options of `Run.loader`; batches of a tuple are tuples of tensors."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -145,6 +145,9 @@ def make_data_source(data: Any, options: dict[str, Any]) -> DataSource:
     arrays = data.tensors if isinstance(data, TensorDataset) else (data,) if single else data
     if isinstance(arrays, Sequence) and arrays and all(map(_is_array, arrays)) and not (
             options and isinstance(data, TensorDataset)):
+        if isinstance(arrays, list):
+            raise TrainError(f"a list of {len(arrays)} arrays, which may be samples or columns; expected "
+                             "torch.stack(samples), or a tuple of columns, e.g. (images, labels)")
         if options:
             raise TrainError(f"{', '.join(options)}: valid for a Dataset only, not for arrays")
         if len({len(array) for array in arrays}) > 1:

@@ -183,7 +183,7 @@ class Run:
         Raises TrainError if the data are unsupported, or differ between the workers.
 
         Args:
-            data: a torch Dataset with a length, an array or tensor, or a sequence of them of equal length; or an
+            data: a torch Dataset with a length, an array or tensor, or a tuple of them of equal length; or an
                 IterableDataset, which gives all ranks the same samples in its own order (stream_loader).
             batch_size: samples per worker and step, as the mean over the workers; see sampling.GlobalBatches.
             options: of torch.utils.data.DataLoader, for a Dataset, e.g. num_workers.
