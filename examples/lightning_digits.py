@@ -5,7 +5,8 @@
     slurmdl srun python examples/lightning_digits.py      (inside a job)
 
 Lightning sees a single process; the callback lets slurmdl exchange gradients or models. Lightning's own distributed
-strategies, and its checkpoints of a resumed run, are not used: SLURMDL_TRAIN_CHECKPOINT_DIR=DIR resumes the training.
+strategies and checkpoints are not used: SLURMDL_TRAIN_CHECKPOINT_DIR=DIR resumes the training, its epochs and its
+schedules.
 """
 
 import lightning
@@ -23,6 +24,9 @@ class Slurmdl(lightning.Callback):
 
     def on_fit_start(self, trainer, module):
         run.wrap(module, trainer.optimizers[0])  # parameter servers serve in here and do not return
+        run.register_for_checkpointing("fit_loop", trainer.fit_loop)
+        for index, config in enumerate(trainer.lr_scheduler_configs):
+            run.register_for_checkpointing(f"lr_scheduler_{index}", config.scheduler)
 
     def on_train_end(self, trainer, module):
         run.finish()  # all workers now hold the same model

@@ -62,6 +62,8 @@ class EpochPosition:
     def _start_epoch(self) -> tuple[int, int, bool]:
         """Return an epoch's number, the cursor to start from, and whether this is a restored position."""
         started = self.epoch, self._cursor, self._restored
+        # the previous iteration need not have passed its last batch: Lightning counts batches
+        self._position = started[:2]
         self.epoch, self._cursor, self._restored = self.epoch + 1, 0, False
         return started
 

@@ -161,6 +161,8 @@ class Run:
         hooks.install()
         self._ctx, self.recovery, self._replica_check, self._checkpointer = ctx, recovery, replica_check, checkpointer
         self._slow_rank_monitor, self._hooks = monitor, hooks
+        for index in range(len(self.state.loaders)):
+            self._restore_loader(index)
 
     def _strategy_context(self, ctx: RunContext) -> StrategyContext:
         world, replica, optimizer = ctx.world, ctx.replica, ctx.optimizer
@@ -226,8 +228,11 @@ class Run:
     def _add_loader(self, loader: Loader | StreamLoader) -> None:
         self.state.batch_size = loader.batch_size
         self.state.loaders.append(loader)
+        self._restore_loader(len(self.state.loaders) - 1)
+
+    def _restore_loader(self, index: int) -> None:
         if self._checkpointer and not self.is_server:
-            self._checkpointer.restore_loader(len(self.state.loaders) - 1)
+            self._checkpointer.restore_loader(index)
 
     def register_for_checkpointing(self, name: str, obj: Any) -> None:
         """Save an object, e.g. an LR scheduler, in checkpoints, and restore it if the run resumes.
