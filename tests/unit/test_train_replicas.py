@@ -373,7 +373,7 @@ def test_same_samples_on_all_ranks_warn(method: StrategyConfig, capsys: pytest.C
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_same_samples_warn_if_only_parts_of_the_model_are_called(own: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_same_samples_warn_if_only_parts_are_called(own: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """As a LightningModule, whose training_step() calls its parts."""
     def program(run: Run) -> None:
         model = nn.ModuleDict({"features": nn.Linear(6, 6), "position": nn.Embedding(6, 6), "head": nn.Linear(6, 3)})
