@@ -11,7 +11,6 @@ allocated counts and, for repeated kinds, no totals.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from itertools import compress
 
@@ -21,11 +20,8 @@ from slurmdl.cluster import scontrol_parser
 from slurmdl.cluster.snapshot import NODE_ARRAYS, ClusterSnapshot, NodeProfile
 from slurmdl.errors import UnavailableError
 from slurmdl.slurm import process
+from slurmdl.slurm.run_module import module_argv
 from slurmdl.slurm.slurm_conf import parse_key_values
-
-#: uses the import path of this process, without the current directory
-_WORKER_CODE = ("import sys; sys.path[:] = sys.argv[1:]; "
-                "from slurmdl.cluster import pyslurm_worker; pyslurm_worker.main()")
 
 
 def fetch_with_pyslurm(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
@@ -33,7 +29,7 @@ def fetch_with_pyslurm(with_topology: bool = False) -> tuple[ClusterSnapshot, st
 
     Raises UnavailableError if PySlurm or scontrol is missing, hangs or fails, or PySlurm is of another release.
     """
-    worker = process.run_command([sys.executable, "-c", _WORKER_CODE, *sys.path], name="PySlurm")
+    worker = process.run_command(module_argv("slurmdl.cluster.pyslurm_worker"), name="PySlurm")
     if worker.returncode:
         messages = worker.stderr.strip().splitlines() or [f"exit status {worker.returncode}"]
         raise UnavailableError(f"PySlurm: {messages[-1]}")

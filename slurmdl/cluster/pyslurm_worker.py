@@ -95,3 +95,7 @@ def _format_value(value: Any) -> str:
         return "YES" if value else "NO"
     # PySlurm returns None for 0
     return "" if value is None else ",".join(value) if isinstance(value, list) else str(value)
+
+
+if __name__ == "__main__":
+    main()

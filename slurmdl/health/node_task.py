@@ -14,12 +14,13 @@ import sys
 from slurmdl.errors import SlurmdlError
 from slurmdl.health.node_checks import CHECKS
 from slurmdl.slurm import process
+from slurmdl.slurm.run_module import module_argv
 
 
 def run_check(name: str) -> dict[str, object]:
     """The result of one check: `values`, or `error` if it fails or does not end in time."""
     try:
-        text = process.run_command([sys.executable, "-m", "slurmdl.health.node_checks", name],
+        text = process.run_command(module_argv("slurmdl.health.node_checks", name),
                                    timeout=CHECKS[name][1], name=f"check {name}").checked_stdout()
         return {"values": json.loads(text)}
     except (SlurmdlError, ValueError) as error:

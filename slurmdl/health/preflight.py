@@ -7,7 +7,6 @@ load is no bad node.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,6 +22,7 @@ from slurmdl.links.probe.probe_step import ProbeStep, run_probe_step
 from slurmdl.links.samples import LinkSample, merge_into_sample_file
 from slurmdl.links.score_sources import user_probe_file
 from slurmdl.slurm import node_step, process
+from slurmdl.slurm.run_module import module_argv
 from slurmdl.topology.topology import Topology
 
 DEFAULT_BUDGET_S = 30.0
@@ -106,7 +106,7 @@ def run_node_checks(nodes: Sequence[str], checks: Sequence[str], environ: Mappin
     """Run checks on nodes by a step with one task per node; a node that does not answer in time has no values."""
     reports = {node: NodeReport() for node in nodes}
     argv = [*node_step.node_step_argv(nodes, environ, "slurmdl-preflight", ("--mpi=none", "--cpu-bind=none")),
-            sys.executable, "-m", "slurmdl.health.node_task", *checks]
+            *module_argv("slurmdl.health.node_task", *checks)]
     step_error, expected = "", len(nodes) * len(checks)
     lines = process.stream_lines(argv, env=node_step.node_step_environ(environ), stdin="", timeout=limit_s)
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
@@ -67,11 +66,12 @@ def requeue_without_nodes(reasons: Mapping[str, str], dry_run: bool = False, thi
     Raises UnavailableError with the reason if it is not possible, GaveUpError if --dl-max-requeues forbids it.
     """
     from slurmdl.slurm import job_record, process  # imported only when needed
+    from slurmdl.slurm.run_module import module_argv
 
     # with the ID of the job, it returns
-    argv = [sys.executable, "-m", "slurmdl", "requeue", "--exclude", ",".join(reasons), "--reason",
-            "; ".join(reasons.values()), *["--dry-run"] * dry_run, *["--this-job-only"] * this_job_only,
-            job_record.own_job_id(os.environ)]
+    argv = module_argv("slurmdl", "requeue", "--exclude", ",".join(reasons), "--reason",
+                       "; ".join(reasons.values()), *["--dry-run"] * dry_run, *["--this-job-only"] * this_job_only,
+                       job_record.own_job_id(os.environ))
     result = process.run_command(argv, timeout=_REQUEUE_TIMEOUT_S, name="slurmdl requeue")
     # Slurm terminates the processes of a requeued job, this one among them
     if result.returncode not in (0, -signal.SIGTERM):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +42,7 @@ PARTITION = "PartitionName=main Default=YES OverSubscribe=NO PriorityTier=0 Stat
 @pytest.fixture
 def write_pyslurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Write a fake pyslurm module, and an scontrol in PATH that shows one partition."""
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\ncat > {tmp_path}/queries\necho {PARTITION}\n")
     (tmp_path / "scontrol").chmod(0o755)

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError, print_stderr
 from slurmdl.plan import STRATEGIES
 from slurmdl.slurm import jobs, pmi, process
+from slurmdl.slurm.run_module import module_argv
 from slurmdl.units import format_coarse_duration
 
 POLL_S = 1.0
@@ -210,15 +210,14 @@ def submit_command(cell: Cell) -> list[str]:
         return ["sbatch"]
     strategy = cell.strategy if cell.strategy in STRATEGIES else "allreduce"
     place = "pack" if cell.placement == "slurmdl" else cell.placement
-    return [sys.executable, "-m", "slurmdl", "sbatch", f"--dl-strategy={strategy}", f"--dl-place={place}"]
+    return module_argv("slurmdl", "sbatch", f"--dl-strategy={strategy}", f"--dl-place={place}")
 
 
 def script(spec: Spec, cell: Cell, base: str) -> str:
     """Return the job script of a cell; `base` is the path of its files without suffix."""
-    python = shlex.quote(sys.executable)
     mpi = f"--mpi={pmi.detect_pmi(os.environ) or 'pmix'}"
     plain, option = ("mpirun", "--launcher=mpirun") if spec.launcher == "mpirun" else (f"srun -K {mpi}", f"-K {mpi}")
-    launch = plain if cell.placement == "slurm" else f"{python} -m slurmdl srun {option}"
+    launch = plain if cell.placement == "slurm" else f"{shlex.join(module_argv('slurmdl', 'srun'))} {option}"
     exports = [f"export SLURMDL_TRAIN_STRATEGY={cell.strategy}"] if cell.framework == "slurmdl" else []
     if cell.strategy == "ps":
         exports.append(f"export SLURMDL_TRAIN_PS={spec.ps}")
@@ -226,8 +225,7 @@ def script(spec: Spec, cell: Cell, base: str) -> str:
         "#!/bin/sh",
         f"#SBATCH -J slurmdl-bench -N {cell.nodes} --ntasks-per-node={spec.tasks_per_node}",
         f"#SBATCH -t {spec.time_limit_minutes} --no-requeue", *exports,
-        f"exec {launch} {python} -m slurmdl.bench.matrix.worker {shlex.quote(base)}.work "
-        f"{shlex.quote(base)}", ""])
+        f"exec {launch} {shlex.join(module_argv('slurmdl.bench.matrix.worker', f'{base}.work', base))}", ""])
 
 
 def _filename_pattern(path: str) -> str:

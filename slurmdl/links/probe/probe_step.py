@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
 from slurmdl.links.probe.pairs import PAIRS_PER_ZONE_PAIR, ROUNDS_IN_ZONE, estimate_links, round_robin_schedule
 from slurmdl.links.samples import LinkSample
 from slurmdl.slurm import node_step, process
+from slurmdl.slurm.run_module import module_argv
 from slurmdl.topology.topology import Topology
 
 #: transport of the probes -> module of the tasks
@@ -72,8 +72,8 @@ class ProbeStep:
     def srun_argv(self, environ: Mapping[str, str]) -> list[str]:
         """srun's command line."""
         options = (*(("--mpi=none",) if self.transport == "tcp" else ()), *self.srun_args)
-        return [*node_step.node_step_argv(self.nodes, environ, "slurmdl-probe", options), sys.executable, "-m",
-                TRANSPORTS[self.transport]]
+        return [*node_step.node_step_argv(self.nodes, environ, "slurmdl-probe", options),
+                *module_argv(TRANSPORTS[self.transport])]
 
 
 @dataclass(frozen=True)
