@@ -155,7 +155,8 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
     if not decision.binding_options:
         return decision
     own_choice = _choice_of_slurm(job, state, traffic_matrices, predict_start)
-    if own_choice:
+    # Slurm 22.05 predicts by the power states at the last start of a job
+    if own_choice and own_choice.boots <= placement.boots:
         own_text = f"Slurm itself would choose {fold_hostlist(own_choice.nodes)}"
         drawback = _drawback(own_choice, placement)
         if not drawback:

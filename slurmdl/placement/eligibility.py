@@ -14,8 +14,9 @@ from slurmdl.errors import PlacementError
 from slurmdl.job_request import JobRequest
 from slurmdl.placement.arrays import BoolArray, IntArray
 
-# states and flags in which a node can start a job now, or (POWERED_DOWN, POWERING_UP) boots for it
-_START_STATES = frozenset(["IDLE", "MIXED", "ALLOCATED", "CLOUD", "POWERED_DOWN", "POWERING_UP", "DYNAMIC_NORM"])
+# states and flags in which a node can start a job now, and those in which it boots for the job
+_UP_STATES = frozenset(["IDLE", "MIXED", "ALLOCATED", "CLOUD", "DYNAMIC_NORM"])
+_START_STATES = _UP_STATES | {"POWERED_DOWN", "POWERING_UP"}
 # flags that end by themselves: the node can serve the job later
 _TRANSIENT_STATES = frozenset(["COMPLETING", "PLANNED", "POWERING_DOWN", "POWER_DOWN", "POWER_UP"])
 _RESERVATION_STATES = frozenset(["RESERVED", "MAINTENANCE"])  # flags of a reservation, for jobs outside it
@@ -32,10 +33,11 @@ _OPERATOR_AND_TERM = re.compile(rf"([&|]?)({_TERM})")
 class EligibleTasks:
     """Tasks that the nodes of one partition can take, and numbers of rejected nodes by reason.
 
-    `tasks_now` counts the free resources, `tasks_when_idle` the whole node; shape (nodes of the snapshot,).
-    `exclusive`: the job or its partition takes whole nodes.
+    `tasks_now` counts the free resources, `tasks_up` those of nodes that need not boot first, `tasks_when_idle` the
+    whole node; shape (nodes of the snapshot,). `exclusive`: the job or its partition takes whole nodes.
     """
 
+    tasks_up: IntArray
     tasks_now: IntArray
     tasks_when_idle: IntArray
     exclusive: bool
@@ -43,7 +45,7 @@ class EligibleTasks:
 
 
 def is_idle(node: Node) -> bool:
-    """Whether the whole node could start a job now."""
+    """Whether the whole node could start a job now, or once it has booted."""
     return node.responding and "IDLE" in node.state and _START_STATES.issuperset(node.state)
 
 
@@ -72,7 +74,7 @@ def candidate_partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple
 
 
 def eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: str | None) -> EligibleTasks:
-    """Tasks of the job that each node can take; of alternative constraints the one with most tasks now counts.
+    """Tasks of the job that each node can take; of alternative constraints those with most tasks count.
 
     Raises PlacementError for an unsupported constraint, or a reservation that is unknown or has no nodes now.
     """
@@ -80,7 +82,9 @@ def eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: str
         return _eligible_tasks(request, cluster, partition, "")
     alternatives = [_eligible_tasks(request, cluster, partition, expression)
                     for expression in constraint_alternatives(request.constraint)]
-    return max(alternatives, key=lambda tasks: (int(tasks.tasks_now.sum()), int(tasks.tasks_when_idle.sum())))
+    most = max(alternatives, key=lambda tasks: (int(tasks.tasks_now.sum()), int(tasks.tasks_when_idle.sum())))
+    return replace(most, tasks_up=max((tasks.tasks_up for tasks in alternatives), key=np.sum),
+                   tasks_when_idle=max((tasks.tasks_when_idle for tasks in alternatives), key=np.sum))
 
 
 def _eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: str | None,
@@ -120,14 +124,18 @@ def _eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: st
     when_idle = np.where(accepted, on_whole_node, 0)
     reject("too small", when_idle == 0)
     ignored = _RESERVATION_STATES if reserved else frozenset()
-    can_start = np.array([_START_STATES.issuperset(set(profile.state) - ignored) for profile in cluster.profiles],
-                         bool)[cluster.profile_index]
+
+    def in_states(states: frozenset[str]) -> BoolArray:
+        return np.array([states.issuperset(set(profile.state) - ignored) for profile in cluster.profiles],
+                        bool)[cluster.profile_index]
+
+    can_start = in_states(_START_STATES)
     if exclusive:
         can_start &= cluster.cpus_unallocated == cluster.cpus
     free = _tasks_that_fit(request, cluster, cluster.cpus_unallocated, cluster.memory_unallocated, subtract_used=True)
     now = np.where(accepted & can_start, np.minimum(free, when_idle), 0)
     reject("busy", now == 0)
-    return EligibleTasks(now, when_idle, exclusive, +rejection_counts)
+    return EligibleTasks(np.where(in_states(_UP_STATES), now, 0), now, when_idle, exclusive, +rejection_counts)
 
 
 def _node_mask(cluster: ClusterSnapshot, names: Iterable[str]) -> BoolArray:

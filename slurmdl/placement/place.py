@@ -31,10 +31,10 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     """Choose the nodes of a job and its rank map on them.
 
     Each choice that may win is evaluated with its own rank map. The least cost wins, then the fewest zones, the least
-    Slurm weight, and the fewest unused nodes. If too few nodes are free now, the choice is among the nodes that fit
-    when idle, and `free_now` is false. `matrices` is the user's own traffic, see traffic.Traffic. With
-    --dl-ranks-per-node, or a mesh with more ranks than one task per node, the job still needs nodes for its tasks,
-    but the traffic is that of its ranks.
+    Slurm weight, and the fewest unused nodes. Powered-down nodes are used if the job does not fit on those that are
+    up. If too few nodes are free now, the choice is among the nodes that fit when idle, and `free_now` is false.
+    `matrices` is the user's own traffic, see traffic.Traffic. With --dl-ranks-per-node, or a mesh with more ranks
+    than one task per node, the job still needs nodes for its tasks, but the traffic is that of its ranks.
 
     Raises PlacementError with the reason if no choice is possible or determined by the request, and UsageError for an
     unknown zone in --dl-zone, or for a mesh or groups that do not have the job's number of ranks or nodes.
@@ -60,20 +60,26 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
                             tuple(group.nodes for group in traffic.groups.groups) if traffic.groups else ())
     search = PlacementSearch(request, cluster, topology, scores, problem, traffic)
     reason = ""
-    for free_now in (True, False):
+    for boots, free_now in ((False, True), (True, True), (True, False)):
         for partition in candidate_partitions(request, cluster) or (None,):
             eligible = eligible_tasks(request, cluster, partition)
-            max_tasks = eligible.tasks_now if free_now else eligible.tasks_when_idle
+            max_tasks = eligible.tasks_when_idle if not free_now else \
+                eligible.tasks_now if boots else eligible.tasks_up
             if ranks_per_node:
                 max_tasks = np.where(max_tasks >= tasks_per_node, ranks_per_node, 0)
             if request.exclusive_blocks and free_now:
                 max_tasks = np.where(in_idle_leaf(cluster, topology), max_tasks, 0)
             try:
                 resolved = replace(search, request=replace(request, exclusive=eligible.exclusive))
-                return resolved.best_placement(max_tasks, free_now)
+                placement = resolved.best_placement(max_tasks, free_now)
             except PlacementError as error:
                 rejected = ", ".join(f"{count} {why}" for why, count in eligible.rejection_counts.items())
                 reason = f"{error}; rejected: {rejected}" if rejected else str(error)
+            else:
+                if not (boots and free_now):
+                    return placement
+                reason = f"{placement.reason}; too few nodes are up, so powered-down ones boot for the job"
+                return replace(placement, boots=True, reason=reason)
     raise PlacementError(reason)
 
 

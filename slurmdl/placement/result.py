@@ -117,11 +117,12 @@ class Placement:
         rank_map: rank map on exactly these nodes; None without nodes.
         zone_paths: zone path of each chosen node, root first.
         nodes_per_zone: number of chosen nodes in each leaf zone.
-        free_now: every chosen node can start its tasks now.
+        free_now: every chosen node can start its tasks now, or once it has booted.
         candidates: considered choices, the chosen one first.
         reason: sentence with the reason for the choice, or for none.
         lower_bound: lower bound in seconds for all placements of the job on the eligible nodes; None if unknown.
         lower_bound_reason: constraint that gives the bound, or "".
+        boots: too few nodes are up, so some of the chosen ones boot first.
     """
 
     nodes: tuple[str, ...] = ()
@@ -133,6 +134,7 @@ class Placement:
     reason: str = ""
     lower_bound: float | None = None
     lower_bound_reason: str = ""
+    boots: bool = False
 
     @property
     def optimality_gap(self) -> float | None:

@@ -273,3 +273,17 @@ def test_requeued_job_avoids_the_dead_node(new_cluster, binding):
     restarted = log.read_text().split("run 1\n")[1]
     assert dead_node not in rank_nodes(restarted)
     assert len(rank_nodes(restarted)) == 3
+
+
+def test_powered_down_nodes_are_not_chosen_while_others_are_up(new_cluster):
+    """Zone A has the faster links, but is powered down: zone B starts the job at once, by Slurm's own choice."""
+    cluster = new_cluster(slurm_conf_lines=(*AT_ONCE, "SuspendProgram=/bin/true", "ResumeProgram=/bin/true",
+                                            "SuspendTime=100000", "SuspendTimeout=1"))
+    cluster.run(["scontrol", "update", "NodeName=n[1,3,5,7]", "State=POWER_DOWN"], as_root=True).check_returncode()
+    deadline = time.monotonic() + 30
+    while cluster.run(["sinfo", "-h", "-N", "-o", "%T"]).stdout.split().count("idle~") < 4:
+        assert time.monotonic() < deadline, cluster.run(["sinfo", "-N"]).stdout
+        time.sleep(0.1)
+    # --test-only knows which nodes are up since the last job
+    cluster.wait(cluster.submit(["sbatch", "-o", "/dev/null", "--wrap", "true"]))
+    assert "zoneA" not in dry_run_command(cluster, "-N3", slow_links(cluster, "n2", "n4"))

@@ -155,14 +155,33 @@ def test_partition_with_enough_nodes_is_used() -> None:
         place_job(JobRequest(nodes=(1, 1), partitions=("none",)), snapshot, EIGHT, SCORES)
 
 
-@pytest.mark.parametrize(("state", "now", "when_idle"), [
-    ("IDLE", 4, 4), ("MIXED", 4, 4), ("IDLE+CLOUD+POWERED_DOWN", 4, 4), ("IDLE+PLANNED", 0, 4),
-    ("IDLE+COMPLETING", 0, 4), ("DOWN", 0, 0), ("IDLE+DRAIN", 0, 0), ("IDLE+MAINTENANCE", 0, 0),
-    ("IDLE+RESERVED", 0, 0), ("UNKNOWN", 0, 0), ("FUTURE", 0, 0), ("IDLE+FAIL", 0, 0), ("IDLE+INVALID_REG", 0, 0),
+@pytest.mark.parametrize(("state", "tasks"), [
+    ("IDLE", (4, 4, 4)), ("MIXED", (4, 4, 4)), ("IDLE+CLOUD", (4, 4, 4)), ("IDLE+CLOUD+POWERED_DOWN", (0, 4, 4)),
+    ("MIXED+POWERING_UP", (0, 4, 4)), ("IDLE+PLANNED", (0, 0, 4)), ("IDLE+COMPLETING", (0, 0, 4)),
+    ("DOWN", (0, 0, 0)), ("IDLE+DRAIN", (0, 0, 0)), ("IDLE+MAINTENANCE", (0, 0, 0)), ("IDLE+RESERVED", (0, 0, 0)),
+    ("UNKNOWN", (0, 0, 0)), ("FUTURE", (0, 0, 0)), ("IDLE+FAIL", (0, 0, 0)), ("IDLE+INVALID_REG", (0, 0, 0)),
 ])
-def test_node_state_limits_the_tasks(state: str, now: int, when_idle: int) -> None:
+def test_node_state_limits_the_tasks(state: str, tasks: tuple[int, int, int]) -> None:
     eligible = eligible_tasks(JobRequest(), cluster(node("n1", state)), "main")
-    assert (eligible.tasks_now.tolist(), eligible.tasks_when_idle.tolist()) == ([now], [when_idle])
+    assert (*eligible.tasks_up, *eligible.tasks_now, *eligible.tasks_when_idle) == tasks
+
+
+@pytest.mark.parametrize(("count", "zones", "boots"), [(2, {"z1": 2}, False), (3, {"z0": 3}, True)])
+def test_powered_down_nodes_are_used_only_if_too_few_are_up(count: int, zones: dict[str, int], boots: bool) -> None:
+    """Zone z0 is powered down; of zone z1 two nodes are up."""
+    states = ["IDLE+POWERED_DOWN"] * 3 + ["IDLE", "IDLE", "DOWN"]
+    nodes = cluster(*(node(f"n{i}", state) for i, state in enumerate(states)))
+    topology = two_level(["n0", "n1", "n2"], ["n3", "n4", "n5"])
+    placement = place_job(JobRequest(nodes=(count, count)), nodes, topology, SCORES)
+    assert (placement.nodes_per_zone, placement.free_now) == (zones, True)
+    assert ("powered-down" in placement.reason) == boots
+
+
+def test_alternative_constraint_whose_nodes_are_up_counts() -> None:
+    nodes = cluster(*(node(f"a{i}", "IDLE+POWERED_DOWN", features=("a",)) for i in range(3)),
+                    node("b1", features=("b",)))
+    eligible = eligible_tasks(JobRequest(constraint="[a|b]"), nodes, "main")
+    assert (eligible.tasks_up.tolist(), eligible.tasks_now.tolist()) == ([0, 0, 0, 4], [4, 4, 4, 0])
 
 
 @pytest.mark.parametrize(("request_", "expected"), [
