@@ -71,13 +71,18 @@ def format_result(planned: Sequence[str], reports: Sequence[RankReport]) -> tupl
     return plans.compare_ranks(planned, {rank: report.node for report in reports for rank in report.ranks})
 
 
-def read_rank(pid: int) -> tuple[int, int] | None:
-    """RANK and WORLD_SIZE in the environment of a process; None without them, or if it has ended."""
+def read_rank(pid: int, of_torchrun: bool = False) -> tuple[int, int, int] | None:
+    """RANK, WORLD_SIZE and LOCAL_WORLD_SIZE (else 1) in the environment of a process.
+
+    None without them, or if it has ended; with `of_torchrun` also if the task shell, not torchrun, has set them.
+    """
     values: dict[bytes, bytes] = {}
     with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
         values = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
-    rank, size = values.get(b"RANK", b""), values.get(b"WORLD_SIZE", b"")
-    return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else None
+    rank, size, local = (values.get(name, b"") for name in (b"RANK", b"WORLD_SIZE", b"LOCAL_WORLD_SIZE"))
+    if not (rank.isdigit() and size.isdigit()) or (of_torchrun and b"GROUP_RANK" not in values):
+        return None
+    return int(rank), int(size), int(local) if local.isdigit() else 1
 
 
 def has_ended(pid: int) -> bool:
@@ -105,13 +110,19 @@ def processes_below(pid: int) -> set[int]:
 
 
 def collect_ranks(node: str, task_pid: int, count: int, timeout_s: float = START_TIMEOUT_S) -> RankReport:
-    """Wait until `count` ranks run below a task, until the task has ended, or for `timeout_s`."""
+    """Wait until `count` ranks run below a task, until the task has ended, or for `timeout_s`.
+
+    With `count` 0, which is unknown, wait for the ranks that a torchrun starts, if the program runs one.
+    """
     found: dict[int, int] = {}
-    end = time.monotonic() + timeout_s
-    while len(found) < count and time.monotonic() < end:
-        found.update(filter(None, map(read_rank, processes_below(task_pid))))
-        if len(found) < count:
-            time.sleep(_POLL_S)
+    start, missing = time.monotonic(), count or 1
+    while missing > 0 and time.monotonic() < start + timeout_s:
+        for process_id in processes_below(task_pid):
+            if values := read_rank(process_id, of_torchrun=not count):
+                found[values[0]] = values[1]
+                missing = (count or values[2]) - len(found)
+        if missing > 0:
+            time.sleep(max(_POLL_S, (time.monotonic() - start) / 10))
             if has_ended(task_pid):
                 break
     return RankReport(node, tuple(sorted(found)), tuple(sorted(set(found.values()))))
@@ -163,16 +174,25 @@ def check_node(task_pid: int, environ: Mapping[str, str]) -> None:
     def is_over() -> bool:
         return time.monotonic() > end or has_ended(task_pid)
 
-    report = collect_ranks(environ["SLURMD_NODENAME"], task_pid, int(environ["SLURMDL_RANKS_PER_TASK"]))
+    # not set if no launcher was recognized in the command
+    count = int(environ.get("SLURMDL_RANKS_PER_TASK") or 0)
+    report = collect_ranks(environ["SLURMD_NODENAME"], task_pid, count)
+    planned = plan.nodes
+    if not count:
+        if not report.ranks or report.world_sizes == (len(report.ranks),):
+            return  # no torchrun, or one on each node by itself
+        planned = tuple(node for node in planned for _ in report.ranks)
     if environ["SLURM_PROCID"] != "0":
         send_report(report, (environ["SLURMDL_MASTER_ADDR"], int(port)), secret.encode(), is_over)
         return
     with socket.create_server(("", int(port)), backlog=1024) as server:
-        others = receive_reports(server, secret.encode(), set(range(len(plan))) - set(report.ranks), is_over)
+        others = receive_reports(server, secret.encode(), set(range(len(planned))) - set(report.ranks), is_over)
     reports = [report, *others]
     if not any(node_report.ranks for node_report in reports):
         return  # the program has ended at once, or its ranks have no RANK
-    verdict, line = format_result(plan.nodes, reports)
+    verdict, line = format_result(planned, reports)
+    if verdict == "misplaced" and not count:
+        line += "; the launcher was not recognized in the command, expected --dl-launcher=torchrun"
     warn(line + plans.segments_text(plan, environ))
     if mode == "strict" and verdict == "misplaced":
         warn("--dl-strict: the step is canceled")

@@ -112,8 +112,15 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
     if launcher is None or not launcher.is_multi_node:
         ranks_per_node = dl.ranks_per_node or \
             launched_ranks_per_node(dl.mesh, dl.groups, sum(counts), len(counts))
-        is_node_map = max(counts) == 1 and ranks_per_node > 1 and context.args.launcher == "srun"
-        return replace(context, ranks_per_task=ranks_per_node) if is_node_map else context
+        is_per_node = max(counts) == 1 and context.args.launcher == "srun"
+        if is_per_node and ranks_per_node > 1:
+            context = replace(context, ranks_per_task=ranks_per_node)
+        if is_per_node and len(counts) > 1 and launcher is None and dl.launcher != "none" \
+                and context.rank_check_variables:
+            # the program may be a script that runs a launcher
+            context = replace(context, rank_check_variables={**context.rank_check_variables,
+                                                             **rank_check.check_variables()})
+        return context
     if context.args.launcher != "srun":
         raise PlacementError(f"--launcher={context.args.launcher} starts {launcher.name} once per node only if Slurm "
                              "does; expected --launcher=srun or --dl-launcher=none")
