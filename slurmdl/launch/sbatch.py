@@ -210,7 +210,9 @@ class SubmissionAttempt:
             try:
                 if is_bound and self.decision.revert_field:
                     return process.run_passthrough(command.argv, command.env, command.stdin, self._on_output_line)
-                process.exec_program(command.argv, command.env, command.stdin)
+                # SIGPIPE stays ignored: munged closes a connection that is silent for 2 s, as under heavy load, and
+                # sbatch then tries again; by the default action it would end without a message. Jobs get the default.
+                process.exec_program(command.argv, command.env, command.stdin, restore_signals=False)
             except UnavailableError as error:
                 if not commands or self.dl.strict:
                     raise

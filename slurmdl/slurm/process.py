@@ -197,7 +197,8 @@ def run_detached_after(argv: Sequence[str], delay_s: float) -> None:
                      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def exec_program(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None) -> NoReturn:
+def exec_program(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None, *,
+                 restore_signals: bool = True) -> NoReturn:
     """Replace this process by a program, which then owns the signals, the terminal and the exit status.
 
     Raises UnavailableError if the program cannot be run.
@@ -205,16 +206,18 @@ def exec_program(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | Non
     Args:
         argv: the path of the program first; the program gets its name only, as from a shell.
         stdin: content of standard input; None leaves standard input unchanged.
+        restore_signals: False lets the program ignore SIGPIPE and SIGXFSZ, as Python does.
     """
+    restored = _IGNORED_BY_PYTHON if restore_signals else ()
     if stdin is not None:
         os.dup2(_memfd_containing(stdin), 0)
     flush_output()
-    for number in _IGNORED_BY_PYTHON:
+    for number in restored:
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execve(argv[0], [os.path.basename(argv[0]), *argv[1:]], dict(env))
     except OSError as error:
-        for number in _IGNORED_BY_PYTHON:
+        for number in restored:
             signal.signal(number, signal.SIG_IGN)
         raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
 
@@ -223,6 +226,7 @@ def run_passthrough(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | 
                     on_line: Callable[[bytes], bool]) -> int:
     """Run a program to its end, copy its stdout unchanged, and return its exit status.
 
+    The program ignores SIGPIPE and SIGXFSZ, as this process does.
     If a signal ended the program, this process ends by the same signal.
     Signals that end programs are forwarded. `on_line` gets each copied line while the program runs, long lines
     truncated, until it returns True. Raises UnavailableError if the program cannot be run.
@@ -231,7 +235,8 @@ def run_passthrough(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | 
 
     try:
         child = subprocess.Popen([os.path.basename(argv[0]), *argv[1:]], executable=argv[0], env=dict(env),
-                                 stdin=None if stdin is None else _memfd_containing(stdin), stdout=subprocess.PIPE)
+                                 stdin=None if stdin is None else _memfd_containing(stdin), stdout=subprocess.PIPE,
+                                 restore_signals=False)
     except OSError as error:
         raise UnavailableError(f"{argv[0]}: {error.strerror}") from error
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +57,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
 
-    def start(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None, *_: object) -> None:
+    def start(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None, *_: object,
+              **__: object) -> None:
         raise SubmitCalled(argv, env, stdin)
 
     monkeypatch.setattr(process, "exec_program", start)
@@ -235,6 +237,16 @@ def test_closed_or_full_streams_do_not_prevent_submission(shell, words, site):
     assert (proc.returncode, proc.stdout) == (0, "")
     assert "<--wrap=true>" in (site / "args").read_text()
     assert ("--prefer=z" in (site / "args").read_text()) == ("-N2" in words)
+
+
+@pytest.mark.parametrize("words", [["-N9"], ["--dl-place=pack", "-N2"]], ids=["exec", "child"])
+def test_sbatch_ignores_sigpipe(words, site):
+    """So it survives that munged closes a connection, which it does under load."""
+    proc = run(site, *words, "--wrap=true", shell='exec env --default-signal=PIPE "$@"',
+               output="'; grep SigIgn /proc/self/status; printf '")
+    assert proc.returncode == 0
+    assert int(proc.stdout.split()[1], 16) & 1 << signal.SIGPIPE - 1
+    assert ("--prefer" in (site / "args").read_text()) == ("-N2" in words)
 
 
 def test_unreadable_script_is_left_to_sbatch(site):
