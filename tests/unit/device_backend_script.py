@@ -6,12 +6,21 @@ Each rank writes a line to stderr for each slice that it averages.
 import os
 import runpy
 import sys
+from typing import Any
 
 from slurmdl import comm_layout
 from slurmdl.train.strategies.device_allreduce import DeviceMean
-from slurmdl.train.transports.real_time import RealTimeRank
+from slurmdl.train.transports.torch_distributed import TorchTransport
 
-RealTimeRank.device_backends = {"cpu": "gloo"}
+connect = TorchTransport.__init__
+
+
+def connect_as_on_gpus(transport: TorchTransport, group: Any = None) -> None:
+    connect(transport, group)
+    transport.device_backends = {"cpu": "gloo"}  # also if this PyTorch has NCCL
+
+
+TorchTransport.__init__ = connect_as_on_gpus  # type: ignore[method-assign]
 comm_layout.MAX_BUCKET_ELEMENTS = 301  # several buckets in a small model
 start = DeviceMean.start
 
