@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from mpi import mpirun, needs_mpi, python
+from mpi import mpirun, needs_mpi, python, torchrun
 from strategy_harness import global_batches
 
 from slurmdl.train.library.sampling import GlobalBatches
@@ -66,6 +68,13 @@ def test_overlapped_reduction_equals_one_process() -> None:
     for line in workers:
         assert json.loads(line.partition("steps, ")[2]) == pytest.approx(model.weight.detach().flatten().tolist(),
                                                                          abs=1e-6)
+
+
+@pytest.mark.parametrize("start", [mpirun, torchrun])
+def test_worker_may_make_a_backward_pass_alone_after_the_run(start: Callable[..., Any]) -> None:
+    proc = start(2, SCRIPT, "alone", timeout=60)
+    assert proc.returncode == 0, proc.stderr
+    assert proc.stdout.count("worker ") == 2
 
 
 def test_run_is_closed_at_exit() -> None:

@@ -107,8 +107,8 @@ class BatchBoundary:
         """The batch of a slice is ready."""
         self.start_forward()
         self._work_assignment.begin_step(batch_slice)
-        if self._hooks:
-            self._hooks.set_gradient_weight(batch_slice.gradient_weight)
+        if self._active_hooks:
+            self._active_hooks.set_gradient_weight(batch_slice.gradient_weight)
 
     def start_forward(self) -> None:
         self.on_resume()

@@ -33,7 +33,12 @@ class GradientTracker:
         #: whether passes accumulate gradients only (Run.no_sync)
         self.accumulates_only = False
         self.next_step()
-        replica.register_gradient_hook(self._on_gradient)
+        self._hooks = replica.register_gradient_hook(self._on_gradient)
+
+    def remove(self) -> None:
+        """Leave all further backward passes to PyTorch."""
+        for handle in [*self._hooks, *self._weight_hooks]:
+            handle.remove()
 
     def next_step(self) -> None:
         """Start tracking the next step."""

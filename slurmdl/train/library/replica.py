@@ -185,15 +185,20 @@ class Replica(DeviceCopies):
         """Copy between device and host; asynchronous, in stream order, on CUDA."""
         target.copy_(source, non_blocking=self.on_gpu)
 
-    def register_gradient_hook(self, on_gradient: Callable[[int], None]) -> None:
-        """Call `on_gradient(index)` whenever a backward pass has completed the gradient of parameter `index`."""
+    def register_gradient_hook(self, on_gradient: Callable[[int], None]) -> list[Any]:
+        """Call `on_gradient(index)` whenever a backward pass has completed the gradient of parameter `index`.
+
+        Until the returned handles are removed.
+        """
+        handles = []
         for index, tensor in enumerate(self.tensors):
             completed = partial(self._on_gradient, index, on_gradient)
             if hasattr(tensor, "register_post_accumulate_grad_hook"):
-                tensor.register_post_accumulate_grad_hook(completed)
+                handles.append(tensor.register_post_accumulate_grad_hook(completed))
             else:  # PyTorch before 2.1: hook the AccumulateGrad node, which must be kept alive
                 self._grad_accumulators.append(tensor.expand_as(tensor).grad_fn.next_functions[0][0])
-                self._grad_accumulators[-1].register_hook(completed)
+                handles.append(self._grad_accumulators[-1].register_hook(completed))
+        return handles
 
     def _on_gradient(self, index: int, on_gradient: Callable[[int], None], *_: Any) -> None:
         self.collect_gradient(index)

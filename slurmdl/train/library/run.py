@@ -302,6 +302,8 @@ class Run:
             return
         self._boundary.checkpoint_if_due(last=True)
         self.state.finished = True
+        if self._hooks:
+            self._hooks.leave_model()
         self._replica_check.close()
         if self._checkpointer:
             self._checkpointer.coordinator.finish()

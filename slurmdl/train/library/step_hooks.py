@@ -44,15 +44,16 @@ class StepHooks:
         self._is_behind = False
         #: name of a parameter with a non-finite mean gradient, or ""
         self._nonfinite_parameter = ""
+        self._model_hooks: list[Any] = []
 
     def install(self) -> None:
         """Install the hooks of model and optimizer."""
         model, optimizer = self._ctx.model, self._ctx.optimizer
         try:
-            model.register_forward_pre_hook(_ModuleHook(self._before_forward), with_kwargs=True)
+            self._model_hooks = [model.register_forward_pre_hook(_ModuleHook(self._before_forward), with_kwargs=True)]
         except TypeError:  # PyTorch before 2.0
-            model.register_forward_pre_hook(_ModuleHook(self._before_forward))
-        model.register_forward_hook(_ModuleHook(self._after_forward))
+            self._model_hooks = [model.register_forward_pre_hook(_ModuleHook(self._before_forward))]
+        self._model_hooks.append(model.register_forward_hook(_ModuleHook(self._after_forward)))
         if hasattr(optimizer, "register_step_pre_hook"):
             optimizer_hooks.install(optimizer, self._before_optimizer_step, self._after_optimizer_step)
             return
@@ -66,6 +67,12 @@ class StepHooks:
             return result
 
         optimizer.step = MethodType(step, optimizer)  # must be a bound method: LR schedulers wrap optimizer.step
+
+    def leave_model(self) -> None:
+        """Remove the hooks of the model: a backward pass on one rank alone is possible from now on."""
+        for handle in self._model_hooks:
+            handle.remove()
+        self._gradient_tracker.remove()
 
     def set_gradient_weight(self, weight: float) -> None:
         """Weight the gradients of the next passes of this step if they are sent to others unchanged."""
