@@ -63,6 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--as-root", action="store_true", help="run as root, e.g. for scontrol update")
     execute.add_argument("argv", nargs=argparse.REMAINDER, metavar="CMD ...")
     command("down", "end the cluster and remove all its remains")
+    listing = "print the sandboxes of this machine, one a line"
+    commands.add_parser("list", help=listing, description=listing)
     return parser
 
 
@@ -73,10 +75,12 @@ def run(argv: list[str]) -> int:
 
     if options.command == "up":
         sandbox = lifecycle.sandbox_up(_build_spec(options))
-        spec = sandbox.spec
-        print_escaped(f"sandbox {spec.name}: {pluralize(len(spec.topology.nodes), 'node')} in "
-                      f"{pluralize(len(spec.leaf_indices()), 'zone')}, all idle; user {sandbox.user.name}, "
-                      f"shared directory {sandbox.shared}")
+        print_escaped(f"sandbox {sandbox.spec.name}: {_describe(sandbox, ', all idle')}")
+        return 0
+    if options.command == "list":
+        for name, found in lifecycle.list_sandboxes():
+            print_escaped(f"{name}: " + (_describe(found) if found else
+                                         f"incomplete; remove it: slurmdl sandbox down --name {name}"))
         return 0
     if options.command == "down":
         ended = lifecycle.sandbox_down(options.name)
@@ -103,6 +107,12 @@ def run(argv: list[str]) -> int:
     command_line = sandbox.command(args, options.host, as_root=options.as_root)
     sys.stdout.flush()
     os.execvp(command_line[0], command_line)
+
+
+def _describe(sandbox: Sandbox, states: str = "") -> str:
+    spec = sandbox.spec
+    return (f"{pluralize(len(spec.topology.nodes), 'node')} in {pluralize(len(spec.leaf_indices()), 'zone')}{states}"
+            f"; user {sandbox.user.name}, shared directory {sandbox.shared}")
 
 
 def _build_spec(options: argparse.Namespace) -> SandboxSpec:

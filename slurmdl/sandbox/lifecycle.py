@@ -8,7 +8,7 @@ import os
 import pwd
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,6 +155,17 @@ def find_sandbox(name: str) -> Sandbox:
                            + f"; start it: slurmdl sandbox up --name {name}")
     state = json.loads((root / "state.json").read_text())
     return Sandbox(SandboxSpec.from_json(state["spec"]), pids, slurm_daemons.JobUser(**state["user"]))
+
+
+def list_sandboxes() -> Iterator[tuple[str, Sandbox | None]]:
+    """Yield the name of each sandbox of this machine, and the sandbox; None if it is incomplete."""
+    _check_root()
+    directories = {path.name for path in _STATE_ROOT.iterdir()} if _STATE_ROOT.is_dir() else set()
+    for name in sorted(namespaces.running_sandboxes() | directories):
+        try:
+            yield name, find_sandbox(name)
+        except (SandboxError, UsageError):
+            yield name, None
 
 
 def sandbox_down(name: str) -> bool:

@@ -261,6 +261,10 @@ def test_cpu_limit_of_a_node():
         done = slurmdl("sandbox", "cpu-limit", "--name", name, "n1", "25%")
         assert (done.returncode, done.stdout) == (0, "n1: 25% of a core\n"), done.stderr
         assert "CPU of n1: 25% of a core" in slurmdl("sandbox", "status", "--name", name).stdout
+        assert f"{name}: 2 nodes in 1 zone; user {sandbox.user.name}, " in slurmdl("sandbox", "list").stdout
+        (sandbox.root / "ready").rename(sandbox.root / "not ready")  # as while it starts, or after a crash
+        assert f"{name}: incomplete; remove it: slurmdl sandbox down" in slurmdl("sandbox", "list").stdout
+        (sandbox.root / "not ready").rename(sandbox.root / "ready")
         assert f"slurmdl-sandbox.{name}.n1" in run_job("n1")
         assert throttled() > 0
         assert f"slurmdl-sandbox.{name}" not in run_job("n2")
