@@ -1,8 +1,8 @@
 """Allreduce of the library over torch.distributed, beside DistributedDataParallel over gloo, on shaped links.
 
 Two zones of four nodes on a sandbox; the computation sleeps, the messages are real, and the methods alternate in one
-run (strategies/allreduce_vs_ddp_worker.py). The control is the same library with ranks that alternate between the
-zones, so that each message of its ring crosses them.
+run (benchmarks/strategies/allreduce_vs_ddp_worker.py). The control is the same library with ranks that alternate
+between the zones, so that each message of its ring crosses them.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def _no_nodelist_reason(job: Submission, is_fixed_size: bool, inside_job: bool) 
     if not is_fixed_size:
         return "the number of nodes is not given (-N)"
     if job.request.requeue:
-        return "the job may be requeued (--no-requeue)"
+        return "the job may be requeued; add --no-requeue to allow a node list"
     return "the submission runs in a job" if inside_job else "-Q hides the job ID"
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +16,7 @@ from slurmdl import config
 from slurmdl.cli.links.counters import state_dir
 from slurmdl.cli.links.ingest import DEFAULT_DATABASE
 from slurmdl.cli.main import COMMANDS, main
-from slurmdl.dl_options import OPTIONS
+from slurmdl.dl_options import OPTIONS, DlOptions
 from slurmdl.errors import EXIT_STATUS_MEANINGS
 from slurmdl.links.score_sources import user_probe_file
 from slurmdl.train.strategy_config import ENV_PREFIX, StrategyConfig
@@ -45,11 +48,19 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_reference_has_every_placement_option():
+def test_reference_has_every_placement_option_and_its_default():
     for option in OPTIONS:
         values = option.values.replace("|", ", ")
-        row = f"| `--dl-{option.name}{'=' + values if values else ''}` | {option.help} |"
-        assert row in REFERENCE, row
+        cells = f"| `--dl-{option.name}{'=' + values if values else ''}` | ", f" | {option.help} |"
+        row = next((line for line in REFERENCE.splitlines()
+                    if line.startswith(cells[0]) and line.endswith(cells[1])), "")
+        assert row, "".join(cells)
+        default = row.removeprefix(cells[0]).removesuffix(cells[1])
+        value = getattr(DlOptions, option.field)
+        if value in ("", (), False) and option.kind != "count":
+            assert not default[0].isdigit() and (option.kind != "flag" or default == "off"), row
+        else:
+            assert option.parse(re.split("[:;]", default)[0], row) == value, row
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -132,6 +143,29 @@ def test_contributing_has_every_package_and_existing_paths():
     assert modules and [name for name in modules if not (ROOT / "slurmdl" / name).exists()] == []
     paths = re.findall(r"`((?:slurmdl|benchmarks|docs|tests|tools)/[\w./-]*)`", text)
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_modules_named_in_comments_and_docstrings_exist():
+    """`health.verdicts` and `launch/sbatch.py`; a package is not checked if its name is also one of variables."""
+    modules = {path.relative_to(ROOT / "slurmdl").with_suffix("").as_posix().removesuffix("/__init__")
+               for path in ROOT.glob("slurmdl/**/*.py")}
+    packages = {module.partition("/")[0] for module in modules if "/" in module} - {"links", "topology", "sandbox"}
+    dotted = re.compile(rf"(?<![\w./])(?:slurmdl\.)?({'|'.join(sorted(packages))})\.([a-z0-9_]+)(?![\w(/])")
+    missing = []
+    for path in ROOT.glob("slurmdl/**/*.py"):
+        source = path.read_text()
+        comments = [token.string for token in tokenize.generate_tokens(io.StringIO(source).readline)
+                    if token.type == tokenize.COMMENT]
+        texts = [text for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Module | ast.ClassDef
+                 | ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node))]
+        text = "\n".join(comments + texts)
+        named = {f"{package}/{name}" for package, name in dotted.findall(text)
+                 if name not in ("conf", "yaml", "h", "json", "md", "py")}
+        paths = re.findall(r"(?<![\w/.])[a-z_]+/[a-z_/]+\.py\b", text)
+        named |= {name[:-3].removeprefix("slurmdl/") for name in paths
+                  if name.partition("/")[0] in {*packages, "links", "topology", "sandbox", "slurmdl"}}
+        missing += [f"{path.relative_to(ROOT)}: {name}" for name in named - modules]
+    assert missing == []
 
 
 def test_make_targets_of_the_pages_exist():

@@ -58,7 +58,8 @@ def parse(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
     ([], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), [], "would fit, but not now"),
     (["--hold"], cluster(), [], "--hold decides when the job starts"),
     (["--tmp=1G"], cluster(), [], "--tmp is not modelled"),
-    ([], cluster(features=False), [], "no node list is bound because the job may be requeued (--no-requeue)"),
+    ([], cluster(features=False), [], "no node list is bound because the job may be requeued; "
+     "add --no-requeue to allow a node list"),
     (["--no-requeue"], cluster(features=False), ["--nodelist=n[1,4]"], ""),
     (["--no-requeue", "-Q"], cluster(features=False), [], "-Q hides the job ID"),
     (["--dl-node-binding=nodelist"], cluster(), ["--nodelist=n[1,4]"], ""),
