@@ -27,7 +27,7 @@ local IGNORED_OPTIONS = words [[
 	verbose version wait wckey wrap
 ]]
 -- options that a choice may set, and job fields that are reverted if the job does not start with them
-local BINDING = words "prefer nodelist constraint switches exclude"
+local BINDING = words "prefer nodelist constraint switches segment exclude"
 local REVERT_FIELDS = words "Prefer ReqNodeList"
 
 local revert_field -- of this submission
@@ -147,7 +147,7 @@ local function parse_answer(answer)
 	local list = answer:find("^%s*{.*}%s*$") and answer:match('"binding"%s*:%s*(%b[])')
 	if not list then return nil, "no answer from slurmdl" end
 	local binding = {}
-	local remainder = list:sub(2, -2):gsub('"%-%-(%l+)=([%w%.,_|&:=+%[%]-]+)"', function(name, value)
+	local remainder = list:sub(2, -2):gsub('"%-%-(%l+)=([%w%.,_|&:=+*()%[%]-]+)"', function(name, value)
 		binding[#binding + 1] = BINDING[name] and {name, value}
 		return BINDING[name] and "" or "?"
 	end)

@@ -81,7 +81,7 @@ local function choose(job)
 	local answer = pipe and pipe:read(1000000) or ""
 	if pipe then pipe:close() end
 	local list = answer:find("^%s*{.*}%s*$") and answer:match('"binding"%s*:%s*(%b[])') or ""
-	for name, value in list:gmatch('"%-%-(%l+)=([%w%.,_|&:=+%[%]-]+)"') do
+	for name, value in list:gmatch('"%-%-(%l+)=([%w%.,_|&:=+*()%[%]-]+)"') do
 		if name == "exclude" then
 			job.exc_nodes = value
 		elseif name == "prefer" then

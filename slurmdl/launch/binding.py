@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING
@@ -12,7 +12,8 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
 from slurmdl.launch.job_start import REJECTED, PredictedStart
 from slurmdl.launch.submission import Submission
-from slurmdl.launch.submission_record import RequestedSize
+from slurmdl.launch.submission_record import Promise, RequestedSize
+from slurmdl.launch.zone_preference import exact_zone_features, leaf_zones, placement_zones_text, prefer_zones
 
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
@@ -40,6 +41,7 @@ class Decision:
         explanation: the text of --dl-explain.
         revert_field: job field to clear if the job does not start at once (see job_start), or "".
         requested_size: what the user requested, if the options request more nodes.
+        promise: the predicted outcome, with which the job compares its nodes; None if nothing is promised.
     """
 
     binding_options: tuple[str, ...] = ()
@@ -49,6 +51,7 @@ class Decision:
     explanation: str = ""
     revert_field: str = ""
     requested_size: RequestedSize | None = None
+    promise: Promise | None = None
 
     def summary(self, dl: DlOptions) -> str:
         """One line for users."""
@@ -150,43 +153,57 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
     if request.start_unknown_reason:
         return Decision((), placement, f"{request.start_unknown_reason}, so no nodes are bound")
     if not placement.free_now:
-        return Decision((), placement, f"{_placement_zones_text(placement)} would fit, but not now")
-    decision = _automatic_decision(job, state, placement, inside_job)
-    if not decision.binding_options:
-        return decision
-    own_choice = _choice_of_slurm(job, state, traffic_matrices, predict_start)
-    # Slurm 22.05 predicts by the power states at the last start of a job
-    if own_choice and own_choice.boots <= placement.boots:
-        own_text = f"Slurm itself would choose {fold_hostlist(own_choice.nodes)}"
-        drawback = _drawback(own_choice, placement)
-        if not drawback:
-            reason = f"no binding is needed: {own_text}, and no other nodes are more than {MIN_GAIN:.0%} better"
-            return Decision((), replace(own_choice, reason=reason))
-        placement = replace(placement, reason=f"{placement.reason}; {own_text}, which {drawback}")
-        decision = replace(decision, placement=placement)
-    unknown = unpredictable_start_reason(request, state.cluster, placement.nodes)
-    if not unknown:
-        return decision
-    on_these_nodes = Decision((_nodelist_option(placement),), placement)
-    failure = predict_start(on_these_nodes).not_starting_reason(placement.nodes)
-    return Decision((), placement, f"{unknown}, and {failure}") if failure else decision
+        return Decision((), placement, f"{placement_zones_text(placement)} would fit, but not now")
+    allowed_zones = leaf_zones(state.topology, request.dl.zone)
+    if len(allowed_zones) == 1 and allowed_zones != leaf_zones(state.topology):
+        return Decision((), placement)  # the excluded nodes leave Slurm only this zone
 
+    def place_on(nodes: Collection[str]) -> Placement | None:
+        """The job on exactly these nodes; None if it does not fit there."""
+        others = set(state.cluster.names).difference(nodes)
+        try:
+            placed = place_job(replace(request, exclude=(*request.exclude, *others)), state.cluster, state.topology,
+                               state.scores, traffic_matrices)
+        except PlacementError:
+            return None  # a node that placement would not use
+        return placed if set(placed.nodes) == set(nodes) else None
 
-def _choice_of_slurm(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...],
-                     predict_start: PredictStart) -> Placement | None:
-    """The job on the nodes on which Slurm would start it now without a binding; None if that is unknown, or later."""
-    from slurmdl.placement.place import place_job
-
+    bindings, problem = _automatic_bindings(job, state, placement, inside_job, place_on)
+    if not bindings:
+        return Decision((), placement, problem)
     start = predict_start(Decision())
-    if not start.is_now:
+    own_choice = place_on(start.nodes) if start.is_now else None
+    # Slurm 22.05 predicts by the power states at the last start of a job
+    if own_choice and own_choice.boots > placement.boots:
+        own_choice = None
+    own_text = f"Slurm itself would choose {fold_hostlist(own_choice.nodes)}" if own_choice else ""
+    if own_choice and not _drawback(own_choice, placement):
+        reason = f"no binding is needed: {own_text}, and no other nodes are more than {MIN_GAIN:.0%} better"
+        return Decision((), replace(own_choice, reason=reason))
+    for decision, worst in bindings:
+        drawback = _drawback(own_choice, worst) if own_choice else ""
+        if own_choice and not drawback:
+            continue
+        reason = f"{placement.reason}; {own_text}, which {drawback}" if own_choice else placement.reason
+        if slowdown := _drawback(worst, placement):
+            reason += f" (Slurm may choose nodes of these zones on which the job {slowdown})"
+        decision = replace(decision, placement=replace(placement, reason=reason), promise=_promise(worst))
+        unknown = unpredictable_start_reason(request, state.cluster, placement.nodes)
+        if not unknown:
+            return decision
+        on_these_nodes = Decision((_nodelist_option(placement),), placement)
+        failure = predict_start(on_these_nodes).not_starting_reason(placement.nodes)
+        return Decision((), placement, f"{unknown}, and {failure}") if failure else decision
+    return Decision((), placement, f"Slurm may choose slower nodes of {placement_zones_text(placement)}; {problem}")
+
+
+def _promise(worst: Placement) -> Promise | None:
+    from slurmdl.placement.result import format_zone_counts
+
+    if worst.rank_map is None:
         return None
-    others = set(state.cluster.names) - set(start.nodes)
-    try:
-        own = place_job(replace(job.request, exclude=(*job.request.exclude, *others)), state.cluster, state.topology,
-                        state.scores, traffic_matrices)
-    except PlacementError:
-        return None  # a node that placement would not use
-    return own if set(own.nodes) == set(start.nodes) else None
+    seconds = float(f"{worst.rank_map.cost.seconds:.6g}")
+    return Promise(seconds, len(worst.rank_map.nodes), format_zone_counts(worst.nodes_per_zone))
 
 
 def _drawback(own: Placement, best: Placement) -> str:
@@ -228,29 +245,37 @@ def _late_decision(job: Submission, placement: Placement) -> Decision:
     return Decision(options, placement, requested_size=requested_size)
 
 
-def _automatic_decision(job: Submission, state: ClusterState, placement: Placement, inside_job: bool) -> Decision:
-    """The least strict binding of a job to nodes that are free now."""
-    request, zones = job.request, job.request.dl.zone
-    if zones and set(placement.nodes_per_zone) == _leaf_zones(state.topology, zones) != _leaf_zones(state.topology):
-        # the excluded nodes leave Slurm only these zones
-        return Decision((), placement)
+def _automatic_bindings(job: Submission, state: ClusterState, placement: Placement, inside_job: bool,
+                        place_on: Callable[[Collection[str]], Placement | None],
+                        ) -> tuple[list[tuple[Decision, Placement]], str]:
+    """The bindings that cannot delay the start, the least strict first, each with its worst outcome.
+
+    Also returns why there is no other one.
+    """
+    request, bindings = job.request, []
     prints_job_id = not job.quiet and "test-only" not in job.settings
-    feature = _preferred_features(job, state, placement)
-    if feature:
-        return Decision((f"--prefer={feature}",), placement, revert_field="Prefer" if prints_job_id else "")
+    problem = ""
+    try:
+        preference = prefer_zones(request, state, placement)
+        outcomes = [placement, *map(place_on, preference.outcomes)]
+        known = [(outcome.rank_map.cost.sort_key, outcome) for outcome in outcomes if outcome and outcome.rank_map]
+        if len(known) < len(outcomes):
+            raise PlacementError(f"the time on other nodes of {placement_zones_text(placement)} is unknown")
+        worst = max(known, key=lambda item: item[0])[1]
+        if preference.uncounted and _drawback(worst, placement):
+            raise PlacementError(preference.uncounted)
+        bindings.append((Decision((f"--prefer={preference.value}",), placement,
+                                  revert_field="Prefer" if prints_job_id else ""), worst))
+    except PlacementError as error:
+        problem = f"{error}; "
     # inside a job: the process that reverts the binding later would end with that job
     is_fixed_size = request.nodes is not None and request.nodes[0] == request.nodes[1]
     if is_fixed_size and not request.requeue and not job.quiet and not inside_job:
-        return Decision((_nodelist_option(placement),), placement,
-                        revert_field="ReqNodeList" if prints_job_id else "")
-    return Decision((), placement, f"{_no_preference_reason(state, placement)}; no node list is bound because "
-                                   f"{_no_nodelist_reason(job, is_fixed_size, inside_job)}")
-
-
-def _no_preference_reason(state: ClusterState, placement: Placement) -> str:
-    if set(placement.nodes_per_zone) == _leaf_zones(state.topology):
-        return "every zone is needed"
-    return f"{_placement_zones_text(placement)} would fit, but no node feature identifies it"
+        bindings.append((Decision((_nodelist_option(placement),), placement,
+                                  revert_field="ReqNodeList" if prints_job_id else ""), placement))
+    else:
+        problem += f"no node list is bound because {_no_nodelist_reason(job, is_fixed_size, inside_job)}"
+    return bindings, problem
 
 
 def _no_nodelist_reason(job: Submission, is_fixed_size: bool, inside_job: bool) -> str:
@@ -259,13 +284,6 @@ def _no_nodelist_reason(job: Submission, is_fixed_size: bool, inside_job: bool) 
     if job.request.requeue:
         return "the job may be requeued; add --no-requeue to allow a node list"
     return "the submission runs in a job" if inside_job else "-Q hides the job ID"
-
-
-def _placement_zones_text(placement: Placement) -> str:
-    from slurmdl.placement.result import MAX_NAMED_ZONES
-
-    names = list(placement.nodes_per_zone)
-    return " + ".join(names) if len(names) <= MAX_NAMED_ZONES else f"{len(names)} zones"
 
 
 def _nodelist_option(placement: Placement) -> str:
@@ -280,7 +298,7 @@ def _zone_options(job: Submission, state: ClusterState, placement: Placement,
     segment = _segment_option(job, state.topology, placement)
     if segment and predict_start(Decision((segment,))).failure.startswith(REJECTED):
         segment = ""  # before Slurm 24.05, or more nodes than a base block
-    if segment and not _zone_features(state, tuple(placement.nodes_per_zone)):
+    if segment and not exact_zone_features(state, tuple(placement.nodes_per_zone)):
         return (segment,)
     return (_zone_option(job, state, placement), *filter(None, [segment]))
 
@@ -297,61 +315,13 @@ def _segment_option(job: Submission, topology: Topology, placement: Placement) -
 
 def _zone_option(job: Submission, state: ClusterState, placement: Placement) -> str:
     zones = job.request.dl.zone or tuple(placement.nodes_per_zone)
-    constraint = _join_constraint(job.request.constraint, _zone_features(state, zones))
+    constraint = _join_constraint(job.request.constraint, exact_zone_features(state, zones))
     if constraint:
         return f"--constraint={constraint}"
     if state.topology.kind != "tree":
         raise PlacementError("--dl-node-binding=zone: no node features identify the zones, and --switches "
                              "is for trees only")
     return f"--switches={len(placement.nodes_per_zone)}"
-
-
-def _preferred_features(job: Submission, state: ClusterState, placement: Placement) -> str | None:
-    """The value of --prefer for the placement's zones; None if features cannot name them or all zones are used."""
-    if set(placement.nodes_per_zone) == _leaf_zones(state.topology):
-        return None
-    return _join_constraint(job.request.constraint, _zone_features(state, tuple(placement.nodes_per_zone)))
-
-
-def _leaf_zones(topology: Topology, zones: Sequence[str] = ()) -> set[str]:
-    """Zones with nodes of their own among the named zones and their descendants; all if none is named."""
-    from slurmdl.placement.candidate_nodes import nodes_in_zones
-
-    return {topology.zones[leaf] for leaf in set(topology.leaf[nodes_in_zones(topology, zones)].tolist())}
-
-
-def _zone_features(state: ClusterState, zones: Iterable[str]) -> tuple[str, ...]:
-    """For each zone a feature of exactly its nodes, preferably the zone's name; () if a zone has none."""
-    import numpy as np
-
-    from slurmdl.placement.candidate_nodes import topology_index
-
-    cluster, topology = state.cluster, state.topology
-    index = topology_index(cluster, topology)
-    # snapshot index of each node of the topology, -1 for nodes that the snapshot lacks
-    snapshot_index = np.full(len(topology.nodes) + 1, -1, np.int64)
-    snapshot_index[index] = np.arange(len(index))
-    order = np.argsort(cluster.profile_index, kind="stable")
-    ends = np.cumsum(np.bincount(cluster.profile_index, minlength=len(cluster.profiles)))
-    nodes_of_profile = np.split(order, ends[:-1])
-    profiles_with: dict[str, list[int]] = {}
-    for number, profile in enumerate(cluster.profiles):
-        for feature in set(profile.features):
-            profiles_with.setdefault(feature, []).append(number)
-    node_count = {feature: int(sum(len(nodes_of_profile[number]) for number in numbers))
-                  for feature, numbers in profiles_with.items()}
-    features = []
-    for zone in zones:
-        nodes = snapshot_index[topology.indices_below(topology.zone_index[zone])]
-        nodes = np.sort(nodes[nodes >= 0])
-        # a feature of all nodes is a feature of the first one
-        candidates = cluster.profiles[cluster.profile_index[nodes[0]]].features if len(nodes) else ()
-        exact = [name for name in candidates if node_count[name] == len(nodes) and np.array_equal(
-            np.sort(np.concatenate([nodes_of_profile[number] for number in profiles_with[name]])), nodes)]
-        if not exact:
-            return ()
-        features.append(min(exact, key=lambda name: (name != zone, name)))
-    return tuple(features)
 
 
 def _join_constraint(constraint: str | None, features: Sequence[str]) -> str | None:

@@ -79,6 +79,8 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         step = step_plan.plan_step(context)
         for warning in step.warnings:
             on_warning(warning)
+        if record and (problem := step_plan.broken_promise(record, step, dl)):
+            on_warning(problem)
         if dl.explain:
             for line in step_plan.explanation_lines(step):
                 warn(line)

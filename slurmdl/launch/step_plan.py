@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -16,10 +17,11 @@ from slurmdl.launch import launchers, step_command
 from slurmdl.launch.launchers import AdaptedCommand
 from slurmdl.launch.rankmap_formats import RankMapInput
 from slurmdl.launch.step_command import StepCommand
+from slurmdl.launch.submission_record import SubmissionRecord
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links
 from slurmdl.placement.ranks.rank_orders import best_rank_map
-from slurmdl.placement.result import RankMap
+from slurmdl.placement.result import MIN_GAIN, RankMap, format_zone_counts
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, Plan
 from slurmdl.slurm.step_layout import StepLayout
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 #: maximum number of leaf zones in a plan with zone costs
 MAX_ZONES = 64
+#: options that decide the traffic of a step
+TRAFFIC_OPTIONS = ("strategy", "ps", "rank0", "model_bytes", "comm_pattern", "inside", "mesh", "model", "mesh_bytes",
+                   "groups", "group_bytes")
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,21 @@ def build_plan(step_layout: StepLayout, topology: Topology, link_scores: LinkSco
     pattern = dl.comm_pattern if dl.comm_pattern in COMM_PATTERNS[dl.strategy] else ""
     return Plan(dl.strategy, rank_map.nodes, rank_map.roles, zones, costs, pattern, dl.mesh,
                 dl.groups, dl.inside), rank_map
+
+
+def broken_promise(record: SubmissionRecord, step: StepPlan, dl: DlOptions) -> str:
+    """How much worse the step's nodes are than the submission has promised, or ""; "" too for other ranks or traffic.
+    """
+    promise, plan, seconds = record.promise, step.plan, step.rank_map.cost.seconds
+    if promise is None or promise.ranks != len(plan) or seconds <= promise.seconds * (1 + MIN_GAIN) or \
+            any(getattr(dl, name) != getattr(record.options, name) for name in TRAFFIC_OPTIONS):
+        return ""
+    zones = format_zone_counts(Counter(plan.zones[node][-1] if plan.zones[node] else "no zone"
+                                       for node in dict.fromkeys(plan.nodes)))
+    cause = "links have become slower since the submission" if zones == promise.zones else \
+        f"Slurm gave the job other nodes than the submission promised: {zones} instead of {promise.zones}"
+    ratio = f", {seconds / promise.seconds:.2f} times the promised time" if promise.seconds else ""
+    return f"{cause}{ratio}"
 
 
 def _median(values: np.ndarray) -> float:

@@ -333,7 +333,7 @@ def build_submit_command(program: str, job: Submission, decision: Decision,
     removed = tuple(sorted(set(environ) - set(env) - {submission_record.ENV_VARIABLE}))
     inputs = {**job.directive_environ, **environ, **job.plugin_environ}
     env[submission_record.ENV_VARIABLE] = submission_record.new_record(
-        job.request.dl, inputs, decision.requested_size).to_env_value()
+        job.request.dl, inputs, decision.requested_size, decision.promise).to_env_value()
     stdin = job.script.body if job.script and job.script.from_stdin else None
     return SubmitCommand((program, *_insert_options(job, added)), env, removed, stdin)
 

@@ -33,6 +33,21 @@ class RequestedSize:
 
 
 @dataclass(frozen=True)
+class Promise:
+    """What the submission predicted for the worst nodes that its binding admits.
+
+    Attributes:
+        seconds: predicted time of one iteration.
+        ranks: number of ranks.
+        zones: the zones with their numbers of nodes, see result.format_zone_counts.
+    """
+
+    seconds: float
+    ranks: int
+    zones: str
+
+
+@dataclass(frozen=True)
 class SubmissionRecord:
     """The record of one submission.
 
@@ -43,6 +58,7 @@ class SubmissionRecord:
         host: host of that process, without domain.
         inputs: the SLURMDL_OPT_* variables of the submission; `options` includes them.
         requested_size: the user's size, if the submission requested more nodes (--dl-node-binding=late).
+        promise: what was predicted for the nodes that the job was bound to, or None.
     """
 
     options: DlOptions
@@ -51,6 +67,7 @@ class SubmissionRecord:
     host: str
     inputs: Mapping[str, str] = field(default_factory=dict)
     requested_size: RequestedSize | None = None
+    promise: Promise | None = None
 
     def to_env_value(self) -> str:
         """The value of SLURMDL_SUBMISSION."""
@@ -58,6 +75,8 @@ class SubmissionRecord:
                 "inputs": dict(self.inputs), "options": self.options.to_json()}
         if self.requested_size:
             data["requested_size"] = asdict(self.requested_size)
+        if self.promise:
+            data["promise"] = asdict(self.promise)
         return json.dumps(data, separators=(",", ":"))
 
     def environ_without_inputs(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -69,8 +88,8 @@ class SubmissionRecord:
         return {name: value for name, value in environ.items() if self.inputs.get(name) != value}
 
 
-def new_record(dl: DlOptions, environ: Mapping[str, str],
-               requested_size: RequestedSize | None = None) -> SubmissionRecord:
+def new_record(dl: DlOptions, environ: Mapping[str, str], requested_size: RequestedSize | None = None,
+               promise: Promise | None = None) -> SubmissionRecord:
     """The record of a submission by this process."""
     inputs = {name: value for name, value in environ.items() if name.startswith(_OPTION_PREFIX)}
     dl = replace(dl, zone=())  # steps choose no zones, and a list of zones may exceed the size of a variable
@@ -78,7 +97,7 @@ def new_record(dl: DlOptions, environ: Mapping[str, str],
         # the job may start in another directory (--chdir)
         dl = replace(dl, comm_pattern=os.path.abspath(dl.comm_pattern))
     return SubmissionRecord(dl, environ.get("SLURM_JOB_ID", ""), os.getpid(),
-                            _short_hostname(os.uname().nodename), inputs, requested_size)
+                            _short_hostname(os.uname().nodename), inputs, requested_size, promise)
 
 
 def parse_record(text: str) -> SubmissionRecord:
@@ -88,8 +107,9 @@ def parse_record(text: str) -> SubmissionRecord:
         if data["version"] != FORMAT_VERSION:
             raise InputError(f"{ENV_VARIABLE}: version {data['version']!r}; expected {FORMAT_VERSION}")
         size = RequestedSize(**data["requested_size"]) if "requested_size" in data else None
+        promise = Promise(**data["promise"]) if "promise" in data else None
         return SubmissionRecord(DlOptions.from_json(data["options"]), str(data["submitter_job"]), int(data["pid"]),
-                                str(data["host"]), dict(data["inputs"]), size)
+                                str(data["host"]), dict(data["inputs"]), size, promise)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{ENV_VARIABLE} is malformed ({type(error).__name__}: {error})") from error
 

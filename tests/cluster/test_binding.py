@@ -287,3 +287,31 @@ def test_powered_down_nodes_are_not_chosen_while_others_are_up(new_cluster):
     # --test-only knows which nodes are up since the last job
     cluster.wait(cluster.submit(["sbatch", "-o", "/dev/null", "--wrap", "true"]))
     assert "zoneA" not in dry_run_command(cluster, "-N3", slow_links(cluster, "n2", "n4"))
+
+
+#: pairs of ranks with heavy traffic: two nodes of each zone are better than three and one
+PAIRS = ("-N4", "--dl-mesh=dp=2,tp=2")
+
+
+def test_preference_gives_the_promised_numbers_of_nodes_per_zone(cluster):
+    occupy(cluster, "n1", "n2")
+    script = cluster.script(MAPPED)
+    done = cluster.run(["slurmdl", "sbatch", "--parsable", "--dl-explain", *PAIRS, str(script)],
+                       directory=script.parent)
+    assert "--prefer=[zoneA*2&zoneB*2]: " in done.stderr or "--prefer=[zoneB*2&zoneA*2]: " in done.stderr
+    output = cluster.output(int(done.stdout))
+    assert sorted(zone(node) for node in rank_nodes(output)) == ["zoneA", "zoneA", "zoneB", "zoneB"]
+    assert "promised" not in output
+
+
+def test_nodes_worse_than_promised_are_reported_by_the_step(new_cluster):
+    """Another job takes nodes between the choice and the submission."""
+    cluster = new_cluster(slurm_conf_lines=DEFAULT_DELAY)
+    occupy(cluster, "n1", "n2")
+    script = cluster.script(MAPPED)
+    args = racing_submission(cluster, "n3,n5", script, *PAIRS)
+    done = cluster.run(args, directory=script.parent)
+    output = cluster.output(int(done.stdout.split()[-1]))
+    (line,) = slurmdl_messages(output)
+    assert re.fullmatch("slurmdl: Slurm gave the job other nodes than the submission promised: zoneB x3 [+] zoneA x1 "
+                        r"instead of zone. x2 [+] zone. x2, \d+\.\d\d times the promised time", line)

@@ -16,14 +16,15 @@ import pytest
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.launch import binding, sbatch, submission, submission_record
+from slurmdl.launch import binding, sbatch, submission, submission_record, zone_preference
 from slurmdl.launch.binding import Decision
 from slurmdl.launch.cluster_state import ClusterState
 from slurmdl.launch.job_start import PredictedStart
-from slurmdl.links.link_scores import LinkScores
+from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.topology import scontrol_topology
 from slurmdl.topology.source import ZoneDecl, build_topology
 
+PLAIN = b"#!/bin/sh\n"
 SCRIPT = b"#!/bin/sh\n#SBATCH -N 2 --ntasks-per-node=2\nslurmdl srun true\n"
 
 
@@ -45,16 +46,26 @@ def parse(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
     return submission.parse_submission(argv, {}, stdin=script)
 
 
-@pytest.mark.parametrize(("argv", "state", "options", "reason"), [
+@pytest.mark.parametrize("case", [
     ([], cluster(), ["--prefer=z1"], ""),
     ([], cluster(busy="n1,n4"), ["--prefer=z2"], ""),
     (["-C", "big"], cluster(), ["--prefer=big&z1"], ""),
     (["-C", "[small|big]", "--no-requeue"], cluster(), ["--nodelist=n[1,4]"], ""),
     (["--hint=nomultithread", "--no-requeue"], cluster(), [], "--hint is not modelled, and Slurm is not queried"),
-    (["-C", "(big)&z2"], cluster(), [], "no node feature identifies it"),
+    (["-C", "(big)&z2"], cluster(), [], "a preference cannot include --constraint=(big)&z2"),
+    (["-N", "5"], cluster(), ["--prefer=[z1*3&z2*2]"], "", PLAIN),
+    (["-N", "5", "-C", "big"], cluster(), ["--prefer=[(big&z1)*3&(big&z2)*2]"], "", PLAIN),
+    (["-N", "7"], cluster(), ["--prefer=[z1*3&z2*3&z3*1]"], "", PLAIN),
+    (["-N", "4", "-c3"], cluster(), ["--prefer=[z1*3&z2*1]"], "", PLAIN),
+    (["-N", "2", "--dl-place=spread"], cluster(), ["--prefer=[z1*1&z2*1]"], ""),
+    # Slurm may ignore numbers of nodes per zone: any division is as good, or there is only one
     (["-N", "5"], cluster(), ["--prefer=z1|z2"], ""),
-    (["-N", "9"], cluster(), [], "every zone is needed; no node list is bound because the job may be requeued"),
-    ([], cluster(busy="n1,n2,n3,n4,n5,n6"), ["--prefer=z1|z2"], ""),
+    (["-N", "5", "-n", "5"], cluster(), ["--prefer=z1|z2"], "", PLAIN),
+    (["-N", "4", "-n", "4", "--dl-mesh=dp=2,tp=2"], cluster(busy="n1,n2,n3,n6,n9"), ["--prefer=z1|z2"], "", PLAIN),
+    (["-N", "4", "-n", "4", "--dl-mesh=dp=2,tp=2"], cluster(), [], "with -n and no --ntasks-per-node", PLAIN),
+    (["-N", "4", "-c4", "--dl-mesh=dp=2,tp=2"], cluster(), [], "because z1 alone could not hold the job", PLAIN),
+    (["-N", "4", "--dl-mesh=dp=4,tp=2"], cluster(), [], "because z1 alone could not hold the job"),
+    (["-N", "7"], cluster(), [], "because z1 alone could not hold the job"),
     ([], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), [], "would fit, but not now"),
     (["--hold"], cluster(), [], "--hold decides when the job starts"),
     (["--tmp=1G"], cluster(), [], "--tmp is not modelled"),
@@ -69,8 +80,9 @@ def parse(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
     (["--dl-node-binding=zone", "--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--constraint=z2|z3"], ""),
     (["--dl-node-binding=zone"], cluster(features=False), ["--switches=1"], ""),
 ])
-def test_binding_options_of_each_mode(argv, state, options, reason):
-    decision = sbatch.decide_with_slurm(parse(*argv), state)
+def test_binding_options_of_each_mode(case):
+    argv, state, options, reason, *script = case
+    decision = sbatch.decide_with_slurm(parse(*argv, script=script[0] if script else SCRIPT), state)
     assert list(decision.binding_options) == options
     assert reason in decision.reason
     assert bool(decision.reason) != bool(options)
@@ -83,7 +95,7 @@ Z3 = "--exclude=n[1-2,4-5,7-8]"
     (["--dl-zone=z3"], cluster(), [Z3], ""),
     (["--dl-zone=z3", "--no-requeue"], cluster(features=False), [Z3], ""),
     (["--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--prefer=z2"], ""),
-    (["--dl-zone=z2,z3", "-C", "[big|small]"], cluster(), ["--exclude=n[1,4,7]"], "no node feature identifies it"),
+    (["--dl-zone=z2,z3", "-C", "[big|small]"], cluster(), ["--exclude=n[1,4,7]"], "a preference cannot include"),
     (["--dl-zone=z3", "-x", "n3,n1"], cluster(), ["--exclude=n[1-5,7-8]"], ""),
     (["--dl-zone=top"], cluster(), ["--prefer=z1"], ""),
     (["--dl-zone=z3", "-N", "4"], cluster(), [Z3], "no zone has 4 fitting nodes"),
@@ -168,6 +180,24 @@ def test_automatic_binding_needs_nodes_better_than_those_of_slurm(start, options
     assert ("Slurm itself would choose n[1-2], which " in summary) == (start.nodes == ("n1", "n2"))
 
 
+@pytest.mark.parametrize(("argv", "start", "options", "text"), [
+    ([], ("n1", "n4"), [], "Slurm may choose slower nodes of z1; no node list is bound because the job may be"),
+    (["--no-requeue"], ("n1", "n4"), ["--nodelist=n[4,7]"], "which takes 6.24 times"),
+    ([], ("n2", "n3"), ["--prefer=z1"], "(Slurm may choose nodes of these zones on which the job takes")])
+def test_a_preference_promises_no_more_than_its_worst_nodes(argv, start, options, text):
+    """One node of each zone has a slow link, those of z2 and z3 a slower one."""
+    slow = {name: LinkScore(throughput=throughput) for name, throughput in (("n1", 2e8), ("n2", 1e8), ("n3", 1e8))}
+    state = replace(cluster(), scores=LinkScores(nodes=slow))
+    decision = binding.decide_binding(parse(*argv), state, (), inside_job=False,
+                                      predict_start=lambda _: PredictedStart(start))
+    assert list(decision.binding_options) == options
+    assert text in decision.summary(DlOptions())
+    if options[:1] == ["--prefer=z1"]:
+        chosen = decision.placement.rank_map.cost.seconds
+        assert decision.promise.seconds > 2 * chosen
+        assert (decision.promise.ranks, decision.promise.zones) == (4, "z1 x2")
+
+
 @pytest.mark.parametrize("argv", [
     ["--dl-zone=z2,z3"],  # the choice of Slurm
     ["--dl-zone=z2,z3", "--no-requeue", "--tmp=1G"],  # and whether the job starts on the chosen nodes
@@ -193,7 +223,8 @@ def test_zone_features_looks_up_each_node_once(monkeypatch):
     state = ClusterState(ClusterSnapshot.from_nodes(nodes), scontrol_topology.parse_show_topology(text), LinkScores())
     path = type(state.topology).path_of
     monkeypatch.setattr(type(state.topology), "path_of", lambda self, node: queried.append(node) or path(self, node))
-    assert binding._zone_features(state, [f"z{i}" for i in range(60)]) == tuple(f"z{i}" for i in range(60))
+    zones = tuple(f"z{i}" for i in range(60))
+    assert zone_preference.exact_zone_features(state, zones) == zones
     assert len(queried) <= len(names)
 
 
@@ -211,7 +242,7 @@ def test_zone_features_are_features_of_exactly_the_nodes(seed):
     for zone, members in (("z0", names[:4]), ("z1", names[4:7]), ("top", names[:7])):
         exact = [f for f in ("a", "b", "c", "d", "z0") if {n.name for n in nodes if f in n.features} == set(members)]
         expected = ("z0",) if zone == "z0" else tuple(exact[:1])
-        assert binding._zone_features(state, [zone]) == expected
+        assert zone_preference.exact_zone_features(state, [zone]) == expected
 
 
 def test_only_automatic_binding_is_reverted():

@@ -1,10 +1,17 @@
-"""Zone costs, calculated by hand."""
+"""Zone costs, calculated by hand, and the comparison of a step with the promise of its submission."""
 
 from __future__ import annotations
 
-from slurmdl.launch.step_plan import MAX_ZONES, compute_zone_costs
+import pytest
+
+from slurmdl.dl_options import DlOptions
+from slurmdl.launch.step_command import StepCommand
+from slurmdl.launch.step_plan import MAX_ZONES, StepPlan, broken_promise, compute_zone_costs
+from slurmdl.launch.submission_record import Promise, SubmissionRecord
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.iteration_cost import network_links
+from slurmdl.placement.result import Cost, RankMap
+from slurmdl.plan import Plan
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 
@@ -35,3 +42,21 @@ def test_no_costs_without_zones_or_with_too_many() -> None:
     assert compute_zone_costs(network_links(many.nodes, many, LinkScores())) == {}
     costs = compute_zone_costs(network_links(many.nodes[1:], many, LinkScores()))
     assert len(costs) == MAX_ZONES * (MAX_ZONES + 1) / 2
+
+
+@pytest.mark.parametrize(("promise", "dl", "text"), [
+    (Promise(1.0, 4, "a x2 + b x2"), DlOptions(), "Slurm gave the job other nodes than the submission promised: "
+                                                  "a x3 + b x1 instead of a x2 + b x2, 3.00 times the promised time"),
+    (Promise(1.0, 4, "a x3 + b x1"), DlOptions(),
+     "links have become slower since the submission, 3.00 times the promised time"),
+    (Promise(2.95, 4, "a x2 + b x2"), DlOptions(), ""),
+    (Promise(1.0, 8, "a x2 + b x2"), DlOptions(), ""),
+    (Promise(1.0, 4, "a x2 + b x2"), DlOptions(model_bytes=1e9), ""),
+    (None, DlOptions(), ""),
+])
+def test_nodes_worse_than_promised_are_reported(promise: Promise | None, dl: DlOptions, text: str) -> None:
+    nodes = ("a1", "a2", "a3", "b1")
+    plan = Plan("allreduce", nodes, ("worker",) * 4, {node: ("r", node[0]) for node in nodes}, {})
+    step = StepPlan(StepCommand((), {}), plan, RankMap(nodes, plan.roles, Cost(3.0, 0.0, 0.0)), "")
+    record = SubmissionRecord(DlOptions(), "", 1, "login", promise=promise)
+    assert broken_promise(record, step, dl) == text
