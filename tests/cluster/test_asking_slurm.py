@@ -36,7 +36,8 @@ def dry_run_decision(cluster, *args: str) -> str:
 
 
 @pytest.mark.parametrize(("args", "fact"), [
-    (["-N2", "--hint=nomultithread"], "--prefer=zone"), (["-N2", "--mincpus=2"], "--prefer=zone"),
+    (["-N2", "--no-requeue", "--hint=nomultithread"], "--nodelist=n["),
+    (["-N2", "--no-requeue", "--mincpus=2"], "--nodelist=n["),
     (["-N2", "--mincpus=3"], "--mincpus is not modelled, and Slurm rejects it: "),
     (["-N2", "--tmp=1T"], "--tmp is not modelled, and Slurm rejects it: "),
     (["-N2", "--no-requeue", "-C", "[zoneA|zoneB]"], "--nodelist=n["),
@@ -59,7 +60,7 @@ def test_job_confirmed_by_slurm_starts_on_its_nodes(cluster):
 def test_reserved_nodes_are_used_with_the_reservation_only(cluster, reserve):
     reserve("course", "n[1,3,5]", "now")
     assert "Slurm itself would choose n[2,4,6]" in dry_run_decision(cluster, "-N3")
-    assert "--prefer=zoneB" in dry_run_decision(cluster, "-N3", slow_links(cluster, "n2"))
+    assert "--nodelist=n[4,6,8]" in dry_run_decision(cluster, "-N3", "--no-requeue", slow_links(cluster, "n2"))
     options = ("--no-requeue", "-C", "(zoneA)", "--reservation=course")
     assert "Slurm itself would choose n[1,3,5]" in dry_run_decision(cluster, "-N3", *options)
     job = cluster.submit(["slurmdl", "sbatch", "-N2", *options, "--wrap", "sleep 5"])
@@ -70,8 +71,8 @@ def test_reserved_nodes_are_used_with_the_reservation_only(cluster, reserve):
 def test_slurm_decides_on_nodes_with_a_future_reservation(cluster, reserve):
     """The time limit of a job decides whether it may start there."""
     reserve("service", "n[1-8]", "now+1hour")
-    slow = slow_links(cluster, "n1", "n2")
-    assert "--prefer=zone" in dry_run_decision(cluster, "-N2", "-t", "10", slow)
+    slow = slow_links(cluster, "n1", "n3", "n5", "n7")  # all of zoneA
+    assert "--prefer=zoneB" in dry_run_decision(cluster, "-N2", "-t", "10", slow)
     decision = dry_run_decision(cluster, "-N2", "-t", "120", slow)
     assert "the reservation service will hold some of the nodes, and Slurm " in decision
 
