@@ -26,6 +26,7 @@ from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.ddp_search import find_ddp
 from slurmdl.train.island_group import IslandGroup
 from slurmdl.train.library import consistency
+from slurmdl.train.library.checkpoint import save_state
 from slurmdl.train.strategies.islands import OUTER_STRATEGIES
 from slurmdl.train.strategies.strategy import DeviceCopies
 from slurmdl.train.strategy_config import StrategyConfig, resolve
@@ -112,12 +113,10 @@ class OuterSync:
         The key is the rank in the island: torch.distributed.checkpoint saves each island in a directory of its own,
         as models of islands differ.
         """
-        import torch
-
         self.strategy.quiesce(self._step)
         buffer = io.BytesIO()
-        torch.save({"step": self._step, "strategy": self.strategy.state_dict(),
-                    "rounding": self._part.rounding}, buffer)
+        save_state("outer()", {"step": self._step, "strategy": self.strategy.state_dict(),
+                               "rounding": self._part.rounding}, buffer)
         return {self._state_key: buffer.getvalue()}
 
     def load_state_dict(self, state: Mapping[str, bytes]) -> None:

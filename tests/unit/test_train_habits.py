@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from virtual_ranks import library
+from virtual_ranks import attach_or_serve, flat, library
 
+from slurmdl.errors import InvalidRunError
+from slurmdl.train.library.checkpoint import CheckpointDir
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import StrategyConfig
 
@@ -50,3 +55,61 @@ def test_error_in_an_interactive_interpreter_does_not_end_it() -> None:
     lines = "from slurmdl.train import init\nrun = init()\ntypo\nprint(run.step + 41)\n"
     result = subprocess.run([sys.executable, "-i"], input=lines, text=True, capture_output=True, check=False)
     assert "NameError" in result.stderr and result.stdout == "41\n"
+
+
+def train_with_checkpoints(run: Run, opt: Any, model: Any, steps: int) -> None:
+    for x in run.loader(torch.ones(60, 3), 3).batches_until(steps):
+        opt.zero_grad()
+        model(x).square().mean().backward()
+        opt.step()
+
+
+@pytest.mark.parametrize("method", [
+    StrategyConfig("allreduce"), StrategyConfig("gossip"), StrategyConfig("ps", ps=2)], ids=lambda it: it.strategy)
+def test_run_with_numpy_scalars_resumes(method: StrategyConfig, tmp_path: Path) -> None:
+    def program(steps: int) -> Any:
+        def rank(run: Run) -> Any:
+            torch.manual_seed(0)
+            model = nn.Linear(3, 2)
+            opt = torch.optim.SGD(model.parameters(), lr=np.float64(0.1), momentum=np.float32(0.5))
+            opt.state[model.bias]["counted"] = np.int64(1)
+            if attach_or_serve(run, model, opt):
+                run.register_for_checkpointing("schedule", torch.optim.lr_scheduler.StepLR(opt, 2, np.float32(0.5)))
+                train_with_checkpoints(run, opt, model, steps)
+            return run.state.first_step, flat(model)
+        return rank
+    options = {"checkpoint_dir": str(tmp_path), "checkpoint_every": 2}
+    library(4, method, program(4), **options)
+    (first_step, resumed), *_ = library(4, method, program(6), **options)
+    (_, uninterrupted), *_ = library(4, method, program(6))
+    assert first_step == 4
+    assert torch.allclose(resumed, uninterrupted, atol=1e-6)
+
+
+def test_unreadable_state_leaves_the_former_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def program(run: Run) -> None:
+        model = nn.Linear(3, 2)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.attach(model, opt)
+        train_with_checkpoints(run, opt, model, 2)
+        opt.param_groups[0]["note"] = Path("x")
+        train_with_checkpoints(run, opt, model, 4)
+        assert run.step == 4
+    library(2, StrategyConfig("allreduce"), program, checkpoint_dir=str(tmp_path), checkpoint_every=2)
+    assert re.search(r"train: no checkpoint of step 4: rank 0 on \S+: worker-0.pt: optimizer: param_groups: its "
+                     r"state holds pathlib\S+; expected numbers, .*; the newest is of step 2\n",
+                     capsys.readouterr().err)
+    directory = CheckpointDir(str(tmp_path))
+    assert list(directory.list_numbers()) == [2]
+    assert directory.read_rank_file(directory.read_manifest(2), "worker-0")["step"] == 2
+
+
+def test_unreadable_optimizer_state_is_reported_by_wrap() -> None:
+    def program(run: Run) -> None:
+        model = nn.Linear(3, 2)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        if run.rank:
+            opt.state[model.bias]["note"] = Path("x")
+        run.attach(model, opt)
+    with pytest.raises(InvalidRunError, match=r"^rank 1 on \S+: the optimizer SGD: 1: note: its state holds pathlib"):
+        library(2, StrategyConfig("gossip"), program)

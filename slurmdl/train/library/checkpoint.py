@@ -11,6 +11,7 @@ applications. OSDI 2014.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -24,6 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from slurmdl import files
 from slurmdl.errors import TrainError
@@ -89,12 +92,14 @@ class CheckpointDir:
         return os.access(self.path, os.W_OK)
 
     def write_rank_file(self, number: int, name: str, content: Any) -> Sequence[int]:
-        """Write the file of a rank, and return its size in bytes and CRC-32; an OSError leaves nothing of it."""
-        import torch
+        """Write the file of a rank, and return its size in bytes and CRC-32; an OSError leaves nothing of it.
 
+        Raises TrainError if a part of the content could not be read back.
+        """
         folder = self.path_of(number)
         os.makedirs(folder, exist_ok=True)
-        written = write_checkpoint_file(os.path.join(folder, f"{name}.pt"), lambda file: torch.save(content, file))
+        path = os.path.join(folder, f"{name}.pt")
+        written = write_checkpoint_file(path, lambda file: save_state(f"{name}.pt", content, file))
         return written.size_bytes, written.crc32
 
     def commit(self, manifest: Manifest) -> None:
@@ -169,7 +174,10 @@ class CheckpointDir:
         if len(data) != size_bytes or zlib.crc32(data) != crc32:
             raise CorruptCheckpointError(f"{path}: corrupt: {len(data)} bytes with CRC {zlib.crc32(data):08x}; the "
                                          f"manifest has {size_bytes} with CRC {crc32:08x}")
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        try:
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise CorruptCheckpointError(f"{path}: {str(error).splitlines()[0]}") from error
 
 
 def check_loadable(owner: str, state: Any) -> None:
@@ -177,14 +185,48 @@ def check_loadable(owner: str, state: Any) -> None:
     import torch
 
     file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
+    kind = ""
     try:
+        torch.save(_replace_items(state, lambda item: None if type(item) is torch.Tensor else _to_number(item)), file)
+        file.seek(0)
         torch.load(file, weights_only=True)
     except pickle.UnpicklingError as error:
-        kind = re.search(r"GLOBAL (\S+)", str(error))
-        raise TrainError(f"{owner}: its state holds {kind[1] if kind else 'an object'}; "
-                         "expected numbers, strings, tensors, and lists, tuples and dicts of them") from error
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        kind = found[1] if found else "an object"
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+        kind = f"an object that cannot be pickled ({error})"
+    if kind:
+        for name, value in state.items() if isinstance(state, dict) else ():
+            check_loadable(f"{owner}: {name}", value)
+        raise TrainError(f"{owner}: its state holds {kind}; "
+                         "expected numbers, strings, tensors, and lists, tuples and dicts of them")
+
+
+def save_state(owner: str, state: Any, file: Any) -> None:
+    """Write a state so that torch.load(weights_only=True) reads it, with NumPy scalars as numbers.
+
+    If it cannot be read back, raise TrainError, whose message begins with `owner`.
+    """
+    import torch
+
+    check_loadable(owner, state)
+    torch.save(_replace_items(state, _to_number), file)
+
+
+def _to_number(item: Any) -> Any:
+    return item.item() if isinstance(item, np.generic) else item
+
+
+def _replace_items(state: Any, replace: Callable[[Any], Any]) -> Any:
+    """A copy of nested dicts, lists and tuples, in which `replace` gives each item that is none of them."""
+    if isinstance(state, dict):
+        copied = copy.copy(state)  # keeps its attributes, e.g. those of Module.state_dict()
+        copied.clear()
+        copied.update((replace(key), _replace_items(value, replace)) for key, value in state.items())
+        return copied
+    if type(state) in (list, tuple):
+        return type(state)(_replace_items(item, replace) for item in state)
+    return replace(state)
 
 
 class _ChecksumFile:
@@ -224,6 +266,9 @@ def write_checkpoint_file(path: str, write: Callable[[Any], Any]) -> _ChecksumFi
             written.flush()
         os.replace(temporary, path)
         files.fsync_dir(os.path.dirname(path))
+    except TrainError:
+        os.unlink(temporary)
+        raise
     except OSError as error:
         with suppress(OSError):
             os.unlink(temporary)

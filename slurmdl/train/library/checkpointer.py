@@ -131,6 +131,8 @@ class Checkpointer:
                 rank_file = name, directory.write_rank_file(number, name, self._rank_state())
         except OSError as error:
             fault = f"{world.format_rank(world.rank)}: {error.filename}: {error.strerror}"
+        except TrainError as error:
+            fault = f"{world.format_rank(world.rank)}: {error}"
         results = ctx.all_gather_object((rank_file, fault, stops))
         faults = [fault for _, fault, _ in results if fault]
         if world.rank == 0 and not exists and not faults:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, TrainError, UsageError
 from slurmdl.train.ddp_search import find_ddp
 from slurmdl.train.library import shard_optimizer
+from slurmdl.train.library.checkpoint import save_state
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.tags import Tag
@@ -114,7 +115,7 @@ def broadcast_optimizer_state(p2p: MeteredP2P, source: int, ranks: Sequence[int]
     own = optimizer.state_dict()
     file = io.BytesIO()
     if p2p.rank == source:
-        torch.save(own["state"], file)
+        save_state(_optimizer_owner(optimizer), own["state"], file)
     size = np.array([file.tell()], np.int64)
     pipelined_broadcast(p2p, order, size)
     packed = np.frombuffer(file.getvalue() or bytes(int(size[0])), np.uint8).copy()
@@ -126,12 +127,14 @@ def broadcast_optimizer_state(p2p: MeteredP2P, source: int, ranks: Sequence[int]
 
 def broadcast_loaded_optimizer_state(world: World, p2p: MeteredP2P, optimizer: Any) -> None:
     """Replace the state of all ranks' optimizers by rank 0's if one has loaded another. Collective."""
-    import torch
-
     file = io.BytesIO()
-    torch.save(optimizer.state_dict()["state"], file)
+    call_on_all(world, lambda: save_state(_optimizer_owner(optimizer), optimizer.state_dict()["state"], file))
     if len(set(world.transport.allgather(zlib.crc32(file.getbuffer())))) > 1:
         broadcast_optimizer_state(p2p, 0, range(len(world.nodes)), optimizer)
+
+
+def _optimizer_owner(optimizer: Any) -> str:
+    return f"the optimizer {type(optimizer).__name__}"
 
 
 def broadcast_untrained(world: World, p2p: MeteredP2P, model: Any, trained_ids: set[int]) -> None:

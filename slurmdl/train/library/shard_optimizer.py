@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
+from slurmdl.train.library.checkpoint import save_state
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.strategies.shard_backup import assemble_shard
 from slurmdl.train.strategies.strategy import ShardState
@@ -58,10 +59,8 @@ class TorchShardOptimizer:
         self._optimizer.step()
 
     def state_bytes(self) -> Bytes:
-        import torch
-
         file = io.BytesIO()
-        torch.save(self._optimizer.state_dict(), file)
+        save_state(f"the optimizer {type(self._optimizer).__name__}", self._optimizer.state_dict(), file)
         return np.frombuffer(file.getbuffer(), np.uint8)
 
     def load_state_bytes(self, state: Bytes) -> None:
