@@ -36,6 +36,8 @@ START_TIMEOUT_S = 600.0
 _POLL_S = 0.5
 #: seconds in which all ranks must start `slurmdl verify`
 _VERIFY_TIMEOUT_S = 60.0
+#: connections without a report, in addition to one per missing rank
+_MAX_EXTRA_CONNECTIONS = 64
 
 
 @dataclass(frozen=True)
@@ -145,23 +147,58 @@ def send_report(report: RankReport, address: tuple[str, int], secret: bytes, is_
 
 def receive_reports(server: socket.socket, secret: bytes, missing: set[int],
                     is_over: Callable[[], bool]) -> list[RankReport]:
-    """Receive reports until they cover the ranks `missing`, or `is_over`."""
+    """Receive reports until they cover the ranks `missing`, or `is_over`.
+
+    Connections are handled concurrently, so that a silent peer delays no other. One that does not report in time is
+    closed; if there are too many, the oldest is closed first.
+    """
     reports: list[RankReport] = []
+    pending: dict[AuthenticatedChannel, Deadline] = {}  # oldest first
+    server.setblocking(False)
     with selectors.DefaultSelector() as selector:
         selector.register(server, selectors.EVENT_READ)
+
+        def drop(channel: AuthenticatedChannel) -> None:
+            del pending[channel]
+            selector.unregister(channel.socket)
+            channel.socket.close()
+
         while missing - {rank for report in reports for rank in report.ranks} and not is_over():
-            if not selector.select(_POLL_S):
-                continue
-            with suppress(OSError, KeyError, TypeError, ValueError):
-                connection, _ = server.accept()
-                with connection:
-                    channel = AuthenticatedChannel(connection, secret, is_client=False,
-                                                   deadline=Deadline(HANDSHAKE_S))
-                    message = channel.read_message()
-                    channel.write_message(received=True)
-                reports.append(RankReport(str(message["node"]), tuple(map(int, message["ranks"])),
-                                          tuple(map(int, message["world_sizes"]))))
+            for key, _ in selector.select(_POLL_S):
+                if key.data is None:
+                    with suppress(OSError):  # the peer has closed the connection
+                        connection, _ = server.accept()
+                        connection.setblocking(False)
+                        channel = AuthenticatedChannel(connection, secret, is_client=False)
+                        pending[channel] = Deadline(HANDSHAKE_S)
+                        selector.register(connection, selectors.EVENT_READ, channel)
+                    continue
+                try:
+                    report = _receive_report(key.data)
+                except (OSError, KeyError, TypeError, ValueError):
+                    drop(key.data)
+                    continue
+                if report:
+                    reports.append(report)
+                    drop(key.data)
+            while pending and (len(pending) > len(missing) + _MAX_EXTRA_CONNECTIONS
+                               or next(iter(pending.values())).has_passed()):
+                drop(next(iter(pending)))
+        for channel in list(pending):
+            drop(channel)
     return reports
+
+
+def _receive_report(channel: AuthenticatedChannel) -> RankReport | None:
+    """Read what has arrived, and acknowledge the report if it is complete."""
+    channel.receive_bytes()
+    message = channel.next_message()
+    if message is None:
+        return None
+    report = RankReport(str(message["node"]), tuple(map(int, message["ranks"])),
+                        tuple(map(int, message["world_sizes"])))
+    channel.write_message(received=True)
+    return report
 
 
 def check_node(task_pid: int, environ: Mapping[str, str]) -> None:

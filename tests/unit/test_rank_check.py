@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -119,6 +121,39 @@ def test_report_without_the_secret_is_ignored(start):
     others = [check(start, number, ranks, "warn", f"{port} {SECRET}") for number, ranks in ((1, (2, 3)), (2, (4, 5)))]
     assert first.communicate(timeout=60)[1] == "slurmdl: 6 of 6 ranks on their planned nodes\n"
     assert [child.wait(60) for child in others] == [0, 0]
+
+
+def test_silent_peers_delay_no_report(monkeypatch):
+    """Peers that send nothing, or a half, connect first; a single one would take all the time that there is."""
+    monkeypatch.setattr(rank_check, "HANDSHAKE_S", 20.0)
+    end = time.monotonic() + 15
+    with socket.create_server(("localhost", 0)) as server, contextlib.ExitStack() as opened:
+        address = server.getsockname()
+        for number in range(10):
+            peer = opened.enter_context(socket.create_connection(address))
+            peer.sendall(b"0" * number)
+        report = RankReport("n1", (0, 1), (2,))
+        sender = threading.Thread(target=rank_check.send_report, args=(report, address, SECRET.encode(), lambda: True))
+        sender.start()
+        assert rank_check.receive_reports(server, SECRET.encode(), {0, 1}, lambda: time.monotonic() > end) == [report]
+        sender.join()
+
+
+@pytest.mark.parametrize("limit", [{"HANDSHAKE_S": 0.0}, {"_MAX_EXTRA_CONNECTIONS": -1}])
+def test_peers_that_are_late_or_too_many_are_dropped(monkeypatch, limit):
+    for name, value in limit.items():
+        monkeypatch.setattr(rank_check, name, value)
+    with socket.create_server(("localhost", 0)) as server, \
+            socket.create_connection(server.getsockname(), timeout=60) as peer:
+        is_closed = threading.Event()
+
+        def wait_for_end() -> None:
+            while peer.recv(100):
+                pass
+            is_closed.set()
+
+        threading.Thread(target=wait_for_end, daemon=True).start()
+        assert rank_check.receive_reports(server, SECRET.encode(), {0}, is_closed.is_set) == []
 
 
 @pytest.mark.parametrize(("nodes", "status", "fact"), [

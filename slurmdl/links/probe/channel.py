@@ -38,6 +38,9 @@ class Deadline:
             raise PeerError("no answer in time")
         return seconds
 
+    def has_passed(self) -> bool:
+        return time.monotonic() >= self._end
+
 
 class AuthenticatedChannel:
     """One side of the connection; the client opened it. `deadline` bounds blocking operations, None for no limit."""
