@@ -24,6 +24,7 @@ from urllib.parse import quote, urlsplit
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.samples import LinkSample
+from slurmdl.slurm import process
 
 #: metric -> PromQL, in base units
 DEFAULT_QUERIES: Mapping[str, str] = {
@@ -32,7 +33,6 @@ DEFAULT_QUERIES: Mapping[str, str] = {
     "loss": "rate(node_netstat_Tcp_RetransSegs[5m]) / (rate(node_netstat_Tcp_OutSegs[5m]) > 100)",
 }
 MAX_ANSWER_BYTES = 32 * 2**20  # size limit of a response; 100,000 nodes take 12 MB
-_CHUNK_BYTES = 65536
 
 #: metric -> (help, value of a score made at a time, or None if it was not measured)
 _METRICS: Mapping[str, tuple[str, Callable[[LinkScore, float], float | None]]] = {
@@ -110,19 +110,21 @@ def _run_query(url: str, query: str, deadline: float) -> bytes:
     remaining_s = deadline - monotonic()
     if remaining_s <= 0:
         raise UnavailableError(f"{server}: no response in time")
-    try:
+
+    def read_response() -> bytes:
         with urllib.request.urlopen(f"{url.rstrip('/')}/api/v1/query?query={quote(query)}",
                                     timeout=remaining_s) as response:
-            body = bytearray()
-            while chunk := response.read1(_CHUNK_BYTES):
-                body += chunk
-                if len(body) > MAX_ANSWER_BYTES:
-                    raise InputError(f"{server}: response has more than {MAX_ANSWER_BYTES} bytes")
-                if monotonic() > deadline:
-                    raise UnavailableError(f"{server}: response not complete in time")
-            return bytes(body)
+            return bytes(response.read(MAX_ANSWER_BYTES + 1))
+
+    # the timeout of urlopen holds for each read, and not for the resolution of names
+    response = process.start_thread(read_response)
+    try:
+        body = response(remaining_s)
     except (OSError, HTTPException, ValueError) as error:
         raise UnavailableError(f"{server}: {_error_reason(error)}") from error
+    if len(body) > MAX_ANSWER_BYTES:
+        raise InputError(f"{server}: response has more than {MAX_ANSWER_BYTES} bytes")
+    return body
 
 
 def _error_reason(error: Exception) -> str:

@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from slurmdl.errors import UnavailableError
 
 if TYPE_CHECKING:
     import subprocess
+
+T = TypeVar("T")
 
 #: time limit of a query
 QUERY_TIMEOUT_S = 5.0
@@ -107,27 +110,40 @@ def start_scontrol_show(reports: Sequence[str], with_topology: bool = False) -> 
 
 def start_command(argv: Sequence[str], stdin: str = "") -> Callable[[], CommandResult]:
     """Start a query and return at once; the returned function waits for the result, or raises as `run_command`."""
+    return start_thread(lambda: run_command(argv, stdin=stdin))
+
+
+def start_thread(function: Callable[[], T]) -> Callable[..., T]:
+    """Run a function in a thread; the returned function waits for its result, or raises its error.
+
+    The argument of the returned function is its time limit in s, by default none; it raises TimeoutError after it.
+    """
     import threading
 
-    outcome: list[CommandResult | Exception] = []
+    outcome: list[Callable[[], T]] = []
 
     def run() -> None:
         try:
-            outcome.append(run_command(argv, stdin=stdin))
+            value = function()
+            outcome.append(lambda: value)
         except Exception as error:
-            outcome.append(error)
+            outcome.append(partial(_raise, error))
 
-    # a daemon thread: if this process fails meanwhile, it ends without waiting for the command
+    # a daemon thread: if this process fails meanwhile, it ends without waiting
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
 
-    def result() -> CommandResult:
-        thread.join()
-        if isinstance(outcome[0], Exception):
-            raise outcome[0]
-        return outcome[0]
+    def result(timeout_s: float | None = None) -> T:
+        thread.join(timeout_s)
+        if not outcome:
+            raise TimeoutError
+        return outcome[0]()
 
     return result
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def stream_lines(argv: Sequence[str], *, stdin: str, timeout: float,

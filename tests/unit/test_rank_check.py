@@ -133,7 +133,8 @@ def test_silent_peers_delay_no_report(monkeypatch):
             peer = opened.enter_context(socket.create_connection(address))
             peer.sendall(b"0" * number)
         report = RankReport("n1", (0, 1), (2,))
-        sender = threading.Thread(target=rank_check.send_report, args=(report, address, SECRET.encode(), lambda: True))
+        sender = threading.Thread(target=rank_check.send_report,
+                                  args=(report, address, SECRET.encode(), lambda: True))
         sender.start()
         assert rank_check.receive_reports(server, SECRET.encode(), {0, 1}, lambda: time.monotonic() > end) == [report]
         sender.join()

@@ -152,6 +152,14 @@ def send_slowly(handler: BaseHTTPRequestHandler, query: str) -> None:
         time.sleep(0.01)
 
 
+def send_header_slowly(handler: BaseHTTPRequestHandler, query: str) -> None:
+    handler.wfile.write(b"HTTP/1.0 200 OK\r\n")
+    for _ in range(4000):
+        handler.wfile.write(b"X")
+        handler.wfile.flush()
+        time.sleep(0.01)
+
+
 def send_too_much(handler: BaseHTTPRequestHandler, query: str) -> None:
     handler.send_response(200)
     handler.end_headers()
@@ -225,8 +233,8 @@ def test_implausible_prometheus_values_are_skipped() -> None:
     (respond(b'{"status": "success", "data": {"resultType": "matrix", "result": []}}'), "matrix"),
     (respond(b'{"status": "success", "data": {"resultType": "vector", "result": [5]}}'), "malformed"),
     (respond(vector_response()), "no result has a node name"), (respond(b"[" * 10_000_000), "not JSON"),
-    (send_too_much, "more than|not complete|no response|no answer"),
-    (send_slowly, "not complete|no response|no answer"), (hang, "no response|no answer"),
+    (send_too_much, "more than|no response|no answer"),
+    (send_slowly, "no response|no answer"), (hang, "no response|no answer"),
 ], ids=["html", "500", "404", "empty-object", "list", "nothing", "error", "matrix", "odd", "no-node", "nested",
         "sends_too_much", "sends_slowly", "hangs"])
 def test_bad_server_gives_one_warning_in_bounded_time(site: Path, reply: Reply, reason: str) -> None:

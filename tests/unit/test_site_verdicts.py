@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from http.server import BaseHTTPRequestHandler
+
 import pytest
-from test_score_sources import respond, running_server, vector_response
+from test_score_sources import respond, running_server, send_header_slowly, send_slowly, vector_response
 
 from slurmdl.config import BadNodesConfig, Config, LinkScoresConfig, load_config
 from slurmdl.errors import InputError
+from slurmdl.health import site_verdicts
 from slurmdl.health.site_verdicts import load_site_reasons, parse_bad_nodes, parse_node_records
 
 #: two nodes as Slurm 22.05 prints them, one with a comment that has blanks
@@ -66,6 +69,24 @@ def test_failed_sources_are_warnings_and_the_others_count(tmp_path):
         warnings.clear()
         assert not load_site_reasons(Config(bad_nodes=bad_nodes), warnings.append)
         assert len(warnings) == 1 and message in warnings[0]
+
+
+@pytest.mark.parametrize("reply", [send_slowly, send_header_slowly])
+def test_slow_server_is_given_up_before_it_has_answered(monkeypatch, reply):
+    """The whole response has a limit, whatever the server sends until then."""
+    monkeypatch.setattr(site_verdicts, "_QUERY_TIMEOUT_S", 0.1)
+    answered: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler, query: str) -> None:
+        reply(handler, query)
+        answered.append(query)
+
+    warnings: list[str] = []
+    with running_server(answer) as url:
+        assert not load_site_reasons(Config(bad_nodes=BadNodesConfig(prometheus_query="up"),
+                                            link_scores=LinkScoresConfig(prometheus_url=url)), warnings.append)
+    assert not answered
+    assert warnings == [f"bad_nodes: prometheus: {url}: no response in time"]
 
 
 def test_nothing_configured_asks_nobody(monkeypatch):
