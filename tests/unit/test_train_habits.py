@@ -7,6 +7,7 @@ import io
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import torch
 from torch import nn
 from virtual_ranks import attach_or_serve, flat, library
 
-from slurmdl.errors import InvalidRunError
+from slurmdl.errors import InvalidRunError, TrainError
 from slurmdl.train.library.checkpoint import CheckpointDir
+from slurmdl.train.library.context import RunState
+from slurmdl.train.library.gradient_tracker import GradientTracker
+from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import StrategyConfig
 
@@ -113,3 +117,55 @@ def test_unreadable_optimizer_state_is_reported_by_wrap() -> None:
         run.attach(model, opt)
     with pytest.raises(InvalidRunError, match=r"^rank 1 on \S+: the optimizer SGD: 1: note: its state holds pathlib"):
         library(2, StrategyConfig("gossip"), program)
+
+
+def fail_once(tensor: Any) -> None:
+    """Make the next backward pass raise an error at the gradient of a tensor."""
+    def fail(gradient: Any) -> None:
+        handle.remove()
+        raise MemoryError
+    handle = tensor.register_hook(fail)
+
+
+@pytest.mark.parametrize("no_sync", [False, True])
+@pytest.mark.parametrize("method", [
+    StrategyConfig("allreduce"), StrategyConfig("gossip"), StrategyConfig("ps", ps=1)], ids=lambda it: it.strategy)
+def test_error_in_a_backward_pass_may_be_caught(method: StrategyConfig, no_sync: bool) -> None:
+    """On one worker twice in succession."""
+    def program(failures: int) -> Any:
+        def rank(run: Run) -> Any:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            if not attach_or_serve(run, model, opt):
+                return None
+            random = torch.Generator().manual_seed(run.rank)
+            for step in range(4):
+                x = torch.randn(5, 3, generator=random)
+                for _ in range(failures if step == 1 and run.rank == 1 else 0):
+                    fail_once(model[0].weight)
+                    with pytest.raises(MemoryError), run.no_sync() if no_sync else nullcontext():
+                        model(x).square().mean().backward()
+                    opt.zero_grad()
+                model(x).square().mean().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                opt.step()
+                opt.zero_grad()
+            return run.step, flat(model)
+        return rank
+    results = [library(3, method, program(failures)) for failures in (0, 2)]
+    for (step, model), (_, expected) in zip(*(filter(None, result) for result in results), strict=True):
+        assert step == 4
+        assert torch.equal(model, expected)
+
+
+def test_error_in_a_backward_pass_that_has_sent_gradients_is_named() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    GradientTracker(Replica(model), RunState(), 1, True, on_start=lambda: None, on_ready=lambda start: True,
+                    on_complete=lambda: None)
+    fail_once(model[0].weight)
+    with pytest.raises(MemoryError):
+        model(torch.ones(2, 3)).sum().backward()
+    for _ in range(2):
+        with pytest.raises(TrainError, match=r"^step 1: a backward pass raised .*; expected `with run.no_sync"):
+            model(torch.ones(2, 3)).sum().backward()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from slurmdl.errors import TrainError
@@ -17,12 +19,12 @@ class GradientTracker:
         backward_passes: passes per step, whose gradients add up.
         forbid_repeats: whether a pass may produce each gradient only once, since it may be in flight already.
         on_start: called when a pass has produced its first gradient.
-        on_ready: called when the gradients from a buffer index on are complete.
+        on_ready: called when the gradients from a buffer index on are complete; returns whether any have been sent.
         on_complete: called after the last expected pass of the step, and after further ones.
     """
 
     def __init__(self, replica: Replica, state: RunState, backward_passes: int, forbid_repeats: bool,
-                 on_start: Callable[[], None], on_ready: Callable[[int], None],
+                 on_start: Callable[[], None], on_ready: Callable[[int], bool],
                  on_complete: Callable[[], None]) -> None:
         self._replica, self._state = replica, state
         self._backward_passes, self._forbid_repeats = backward_passes, forbid_repeats
@@ -48,7 +50,10 @@ class GradientTracker:
         #: number, from 1, of the last pass that produced each gradient
         self._last_pass = [0] * len(self._replica.tensors)
         self._complete_from = len(self._last_pass)
-        self._passes_done, self._in_pass = 0, False
+        self._passes_done = 0
+        #: held by autograd until the current pass ends or raises an error; None after its end
+        self._pass_end: weakref.ref[Any] | None = None
+        self._has_sent = False
         #: number of the first pass after which all gradients are exchanged
         self._sync_pass = self._backward_passes
 
@@ -60,6 +65,7 @@ class GradientTracker:
 
     def collect_missing(self) -> None:
         """Collect gradients that the last pass did not produce: unused parameters, and gradients set by hand."""
+        self._forget_failed_pass()
         latest = max(self._passes_done, 1)
         for index, last_pass in enumerate(self._last_pass):
             if last_pass < latest:
@@ -68,8 +74,8 @@ class GradientTracker:
 
     def _on_gradient(self, index: int) -> None:
         name, number = self._replica.names[index], self._passes_done + 1
-        if not self._in_pass:
-            self._in_pass = True
+        if not (self._pass_end and self._pass_end()):
+            self._forget_failed_pass()
             if self.accumulates_only:
                 self._sync_pass = max(self._sync_pass, number + 1)
             self._version = self._replica.version
@@ -91,19 +97,35 @@ class GradientTracker:
         while self._complete_from and self._last_pass[self._complete_from - 1] == self._sync_pass:
             self._complete_from -= 1
         if self._complete_from < before:
-            self._on_ready(self._replica.starts[self._complete_from])
+            self._has_sent = self._on_ready(self._replica.starts[self._complete_from])
+
+    def _forget_failed_pass(self) -> None:
+        """Forget a pass that has raised an error, e.g. out of memory, which the script has caught."""
+        if self._pass_end is None:
+            return
+        if self._has_sent:
+            raise TrainError(f"step {self._state.step + 1}: a backward pass raised an error after it had sent a part "
+                             "of the gradients; expected `with run.no_sync():` around passes that may fail, so that "
+                             "opt.step() sends the gradients")
+        self._pass_end = None
+        failed = self._passes_done + 1
+        self._last_pass = [0 if last_pass == failed else last_pass for last_pass in self._last_pass]
+        self._complete_from = len(self._last_pass)
+        self._sync_pass = min(self._sync_pass, max(self._backward_passes, failed))
 
     def _on_pass_end(self) -> None:
         outer_nodes = _outer_pass_nodes()
         if outer_nodes:
-            def requeue(gradients: Any) -> None:
+            pass_end = self._pass_end and self._pass_end()
+
+            def requeue(gradients: Any, pass_end: Any = pass_end) -> None:
                 handle.remove()
                 self._queue_end_callback()
 
             # a re-entrant checkpoint runs a pass inside another one, whose end counts
             handle = outer_nodes[0].register_prehook(requeue)
             return
-        self._in_pass = False
+        self._pass_end = None
         self._check_parameters_unchanged()
         self._passes_done += 1
         if self._passes_done >= self._sync_pass:
@@ -121,7 +143,9 @@ class GradientTracker:
         from torch.autograd import Variable
 
         # as torch's DistributedDataParallel does
-        Variable._execution_engine.queue_callback(self._on_pass_end)
+        pass_end = partial(self._on_pass_end)
+        Variable._execution_engine.queue_callback(pass_end)
+        self._pass_end = weakref.ref(pass_end)
 
 
 def _outer_pass_nodes() -> list[Any]:

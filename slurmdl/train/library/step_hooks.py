@@ -90,12 +90,13 @@ class StepHooks:
         finally:
             tracker.accumulates_only = before
 
-    def _on_gradients_ready(self, start: int) -> None:
+    def _on_gradients_ready(self, start: int) -> bool:
         # without a communication thread sends would block the backward pass
         strategy, recovery = self._recovery.strategy, self._recovery
         if strategy.overlaps_backward and self._ctx.world.transport.supports_comm_thread \
                 and not recovery.is_behind(self._state.step):
-            strategy.on_gradients_ready(start)
+            return strategy.on_gradients_ready(start)
+        return False
 
     def _before_forward(self, model: Any, args: Any, kwargs: Any = None) -> None:
         import torch

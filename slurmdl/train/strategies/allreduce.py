@@ -94,13 +94,14 @@ class Allreduce(Strategy):
             return NodeAllreduceOp(ctx.p2p, self._node_vectors, index, self._nodes, ctx.allreduce_groups, make_op)
         return make_op(ctx.allreduce_groups, ctx.gradients[bucket])
 
-    def on_gradients_ready(self, start: int) -> None:
+    def on_gradients_ready(self, start: int) -> bool:
         while len(self._futures) < len(self._bucket_ops):
             index = len(self._bucket_ops) - 1 - len(self._futures)
             if self._bucket_slices[index].start < start:
-                return
+                break
             wait_for_copy = self._ctx.device_copies.copy_gradients_to_host(self._bucket_slices[index])
             self._futures.append(self._ctx.comm_thread.submit(partial(self._start_allreduce, index, wait_for_copy)))
+        return bool(self._futures)
 
     def _start_allreduce(self, index: int, wait_for_copy: Callable[[], None]) -> None:
         """Start a bucket's mean when it is on the host, and advance the others until the next bucket is queued."""

@@ -46,11 +46,12 @@ class DeviceAllreduce(Strategy):
         self._num_started = 0
         self._token: Future[Any] | None = None
 
-    def on_gradients_ready(self, start: int) -> None:
+    def on_gradients_ready(self, start: int) -> bool:
         while self._num_started < len(self._buckets) and self._buckets[self._num_started].start >= start:
             self._token = self._token or self._ctx.comm_thread.submit(self._exchange_token)
             self._mean.start(self._buckets[self._num_started])
             self._num_started += 1
+        return self._num_started > 0
 
     def _exchange_token(self) -> None:
         workers, position, empty = self._ctx.workers, self._ctx.worker_rank, np.empty(0, np.uint8)

@@ -82,8 +82,8 @@ class Islands(TriggeredStrategy):
         super().__init__(ctx, replace(cost, per_exchange=cost.per_exchange / config.fragments))
         self.replica_groups = islands
 
-    def on_gradients_ready(self, start: int) -> None:
-        self._inner.on_gradients_ready(start)
+    def on_gradients_ready(self, start: int) -> bool:
+        return self._inner.on_gradients_ready(start)
 
     def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
         self._inner.before_optimizer_step(step, skip_update)

@@ -193,8 +193,12 @@ class Strategy(Stateful):
         self.replica_groups: Sequence[Sequence[int]] = \
             [ctx.workers] if self.averages_gradients and self.updates_locally else []
 
-    def on_gradients_ready(self, start: int) -> None:
-        """The gradients from index `start` on are ready; the backward pass goes from the last to the first."""
+    def on_gradients_ready(self, start: int) -> bool:
+        """The gradients from index `start` on are ready; the backward pass goes from the last to the first.
+
+        Returns whether some have been sent in this step.
+        """
+        return False
 
     def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
         """All gradients of the step are ready, and the optimizer is about to use them.

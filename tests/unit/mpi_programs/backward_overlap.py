@@ -55,8 +55,8 @@ def small_layers(run: Any) -> tuple[Any, Any]:
 def record_starts(run: Any) -> list[int]:
     """Start indices that the strategy is told in one backward pass."""
     (model, opt), ready = small_layers(run), list[int]()
-    on_ready: Callable[[int], None] = run.strategy.on_gradients_ready
-    run.strategy.on_gradients_ready = lambda start: (ready.append(start), on_ready(start))
+    on_ready: Callable[[int], bool] = run.strategy.on_gradients_ready
+    run.strategy.on_gradients_ready = lambda start: (ready.append(start), on_ready(start))[1]
     model(torch.ones(1, 4)).sum().backward()
     starts = ready[:]
     opt.step()
