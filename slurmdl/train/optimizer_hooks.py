@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache, wraps
 from types import FrameType
 from typing import Any
+from weakref import WeakSet
 
+#: optimizers with hooks
+_hooked = WeakSet[Any]()
 #: positional arguments of an optimizer's step, itself first, and keyword arguments
 StepArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -29,23 +33,40 @@ def install(optimizer: Any, before: Callable[[Any, tuple[Any, ...], dict[str, An
             after(stepped, args, kwargs)
 
     undo = [function for each in optimizers for function in (
-        each.register_step_pre_hook(step_pre_hook).remove, each.register_step_post_hook(step_post_hook).remove,
-        _take_over_scaling(each))]
+        each.register_step_pre_hook(step_pre_hook).remove, each.register_step_post_hook(step_post_hook).remove)]
+    _change_grad_scaler()
+    _hooked.update(optimizers)
 
     def remove() -> None:
         for function in undo:
             function()
+        _hooked.difference_update(optimizers)
     return remove
 
 
-def _take_over_scaling(optimizer: Any) -> Callable[[], None]:
-    """Make a GradScaler leave its work to the step; return a function that ends this."""
-    supported = getattr(optimizer, "_step_supports_amp_scaling", False)
-    optimizer._step_supports_amp_scaling = True
+@cache
+def _change_grad_scaler() -> None:
+    """Make each GradScaler leave its work to the steps of optimizers with hooks.
 
-    def undo() -> None:
-        optimizer._step_supports_amp_scaling = supported
-    return undo
+    They declare to support it only meanwhile: Lightning does not clip gradients for optimizers that always do.
+    """
+    import torch
+
+    scaler_type: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # before PyTorch 2.3
+    original_step = scaler_type.step
+
+    @wraps(original_step)
+    def step(scaler: Any, optimizer: Any, *arguments: Any, **kwargs: Any) -> Any:
+        supported = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if optimizer not in _hooked or supported:
+            return original_step(scaler, optimizer, *arguments, **kwargs)
+        optimizer._step_supports_amp_scaling = True
+        try:
+            return original_step(scaler, optimizer, *arguments, **kwargs)
+        finally:
+            optimizer._step_supports_amp_scaling = supported
+
+    scaler_type.step = step
 
 
 def _base_optimizers(optimizer: Any, known: list[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ from torch import nn
 from virtual_ranks import attach_or_serve, flat, library
 
 from slurmdl.errors import InvalidRunError, TrainError
+from slurmdl.train import init
 from slurmdl.train.library.checkpoint import CheckpointDir
 from slurmdl.train.library.context import RunState
 from slurmdl.train.library.gradient_tracker import GradientTracker
@@ -169,3 +170,21 @@ def test_error_in_a_backward_pass_that_has_sent_gradients_is_named() -> None:
     for _ in range(2):
         with pytest.raises(TrainError, match=r"^step 1: a backward pass raised .*; expected `with run.no_sync"):
             model(torch.ones(2, 3)).sum().backward()
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_lightning_clips_gradients_with_mixed_precision(precision: Any) -> None:
+    plugin = pytest.importorskip("lightning.pytorch.plugins").MixedPrecision(precision, "cpu")
+    model = nn.Linear(3, 2)
+    opt = torch.optim.SGD(model.parameters(), lr=1.0)
+    run = init(StrategyConfig("allreduce"), environ={})
+    run.attach(model, opt)
+    before = flat(model)
+    loss = 100 * model(torch.ones(1, 3)).sum()
+    (plugin.scaler.scale(loss) if plugin.scaler else loss).backward()
+    if plugin.scaler:
+        plugin.scaler.unscale_(opt)
+    plugin.clip_gradients(opt, 0.5)
+    plugin.scaler.step(opt) if plugin.scaler else opt.step()
+    assert float((flat(model) - before).norm()) == pytest.approx(0.5, rel=1e-3)
+    run.close()
