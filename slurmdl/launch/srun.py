@@ -18,8 +18,16 @@ from typing import NoReturn
 
 from slurmdl import config, dl_options
 from slurmdl import plan as plans
+from slurmdl.dl_options import DlOptions
 from slurmdl.errors import GaveUpError, PlacementError, SlurmdlError, UnavailableError, internal_error_text, warn
-from slurmdl.launch import late_binding, rankmap_formats, step_command, submission_record, supervisor
+from slurmdl.launch import (
+    late_binding,
+    rankmap_formats,
+    step_command,
+    submission_record,
+    supervisor,
+    task_command,
+)
 from slurmdl.launch.srun_args import SrunArgs, parse_srun_argv
 from slurmdl.launch.step_command import InlineFile, StepCommand
 from slurmdl.slurm import jobs, pmi, process, sbatch_options
@@ -50,11 +58,11 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         on_warning(misplaced)
     get_slurm_config = start_config_query()
 
-    def unmapped_step(error: Exception) -> StepCommand:
+    def unmapped_step(error: Exception, is_too_long: bool = False) -> StepCommand:
         """The step as the user wrote it, after a warning; raise `error` if that is not wanted."""
         if dl.strict or args.needs_map:
             raise error
-        return _unmapped_step(args, error, get_slurm_config, environ, on_warning)
+        return _unmapped_step(args, None if is_too_long else dl, error, get_slurm_config, environ, on_warning)
 
     try:
         jobs.read_allocation(environ)
@@ -105,12 +113,16 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         # with a map the arguments or the environment may exceed the kernel's limit; the plain step may not
         if not (isinstance(error.__cause__, OSError) and command.environ_set):
             raise
-        _exec_step(unmapped_step(error), environ)
+        _exec_step(unmapped_step(error, is_too_long=True), environ)
 
 
-def _unmapped_step(args: SrunArgs, error: Exception, get_slurm_config: Callable[[], SlurmConfig],
-                   environ: Mapping[str, str], on_warning: Callable[[str], None]) -> StepCommand:
-    """The step in srun's own order, after a warning with the reason; no failure here costs the step."""
+def _unmapped_step(args: SrunArgs, dl: DlOptions | None, error: Exception,
+                   get_slurm_config: Callable[[], SlurmConfig], environ: Mapping[str, str],
+                   on_warning: Callable[[str], None]) -> StepCommand:
+    """The step in srun's own order, after a warning with the reason; no failure here costs the step.
+
+    Without `dl` its tasks get no variables.
+    """
     reason = str(error)
     if not isinstance(error, SlurmdlError):
         reason = internal_error_text(error)
@@ -126,8 +138,24 @@ def _unmapped_step(args: SrunArgs, error: Exception, get_slurm_config: Callable[
         extra_options = [*mpi_option, *args.kill_on_bad_exit_option(environ)]
     with suppress(Exception):
         on_warning(f"{reason}; the step runs in srun's own order{note}")
+    with suppress(Exception):
+        # the order of Slurm 26.05 follows the topology: its first node is not known to be the first of a list
+        if dl and args.is_ordered_by_srun(environ) and _tasks_are_ranks(args, dl, environ) \
+                and get_slurm_config().version < (26, 5):
+            task = task_command.build_task_command(args.line, "srun", environ, is_mapped=False)
+            return step_command.unmapped_command(args.line, args.srun_argv, task, extra_options,
+                                                 task_command.pick_free_port(), environ)
     return StepCommand(("srun", *extra_options, *args.srun_argv),
                        environ_unset=step_command.inherited_variables(environ))
+
+
+def _tasks_are_ranks(args: SrunArgs, dl: DlOptions, environ: Mapping[str, str]) -> bool:
+    """Whether each task of an unmapped step is one rank; otherwise a launcher or the program sets the ranks."""
+    from slurmdl.launch import launchers
+
+    if dl.ranks_per_node or dl.mesh or dl.groups or dl.launcher not in ("auto", "none"):
+        return False
+    return dl.launcher == "none" or launchers.find_launcher(args.line.operands, environ) is None
 
 
 def with_plan_file(command: StepCommand, directory: str) -> StepCommand:

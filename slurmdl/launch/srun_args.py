@@ -52,6 +52,20 @@ class SrunArgs:
         groups = self.line.last_value("het-group") or self.line.last_value("pack-group") or ""
         return ":" in self.line.operands or (not groups.isdigit() and bool(groups))
 
+    def is_ordered_by_srun(self, environ: Mapping[str, str]) -> bool:
+        """Whether the tasks are ranks in the order of the step's nodes if srun orders them, rank 0 on the first node.
+
+        Not with options of other plugins: the image of a container may lack a shell.
+        """
+        distribution = self.line.last_value("distribution") or environ.get("SLURM_DISTRIBUTION", "")
+        names = {option.name if option.is_known and option.is_complete else "" for option in self.line.options
+                 if not option.name.startswith("dl-")}
+        return (environ.keys() >= {"SLURM_JOB_ID", "SLURM_JOB_NODELIST"}
+                and environ.keys().isdisjoint(srun_options.NOT_ORDERED_BY_SRUN_ENV)
+                and names <= srun_options.ORDERED_BY_SRUN | srun_options.WRAPPER_OPTIONS
+                and not distribution.lower().startswith("arbitrary") and ":" not in self.line.operands
+                and "/" not in (self.line.last_value("nodelist") or ""))
+
     def merge_options(self, environ: Mapping[str, str], record: SubmissionRecord | None = None,
                       site_options: Mapping[str, str] | None = None) -> DlOptions:
         """Merge the --dl-* options: site < submission < environment < command line.

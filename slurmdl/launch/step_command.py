@@ -17,10 +17,10 @@ from slurmdl.slurm.getopt import CommandLine
 NODE_LOST_MESSAGE = "has lost communication with a remote daemon"
 
 #: variables set by the launcher and the task shell; unset for a step that starts inside a task
-STEP_VARIABLES = ("SLURMDL_PLAN", "SLURMDL_TASK_SCRIPT", "SLURMDL_ROLE_RANKS", "SLURMDL_ZONE_RANKS",
-                  "SLURMDL_WORLD_SIZE", "SLURMDL_MASTER_ADDR", "SLURMDL_MASTER_PORT", "SLURMDL_JOB_NAME",
-                  "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "SLURMDL_LAUNCHER", "SLURMDL_RANKS_PER_TASK",
-                  "SLURMDL_VERIFY", "SLURMDL_VERIFY_PYTHON", "SLURMDL_VERIFY_SCRIPT",
+STEP_VARIABLES = ("SLURMDL_PLAN", "SLURMDL_TASK_SCRIPT", "SLURMDL_UNMAPPED_TASK_SCRIPT", "SLURMDL_ROLE_RANKS",
+                  "SLURMDL_ZONE_RANKS", "SLURMDL_WORLD_SIZE", "SLURMDL_MASTER_ADDR", "SLURMDL_MASTER_PORT",
+                  "SLURMDL_JOB_NAME", "SLURMDL_ROLE", "SLURMDL_ROLE_RANK", "SLURMDL_ZONE", "SLURMDL_LAUNCHER",
+                  "SLURMDL_RANKS_PER_TASK", "SLURMDL_VERIFY", "SLURMDL_VERIFY_PYTHON", "SLURMDL_VERIFY_SCRIPT",
                   "SLURMDL_EXPORTED")
 
 
@@ -90,10 +90,8 @@ def srun_command(line: CommandLine, plan: Plan, task: TaskCommand, extra_options
     per_node = line.last_value("tasks-per-node") or line.last_value("ntasks-per-node")
     if per_node:
         variables["SLURM_NTASKS_PER_NODE"] = per_node  # for the tasks; the host file has the layout
-    if not line.has_option("job-name"):
-        # accounting shows the name of the program instead of the shell; the tasks see the job's name
-        args.append(f"--job-name={line.operands[0].rpartition('/')[2]}")
-        variables["SLURMDL_JOB_NAME"] = environ.get("SLURM_JOB_NAME", "")
+    name_option, name_variable = _step_name(line, environ)
+    args, variables = [*args, *name_option], {**variables, **name_variable}
     # srun truncates the host file to SLURM_NTASKS unless the command line has the count
     args += [f"--ntasks={len(plan) // ranks_per_task}", "--distribution=arbitrary"]
     program: list[str | InlineFile] = [*task.shell, *task.program]
@@ -102,6 +100,31 @@ def srun_command(line: CommandLine, plan: Plan, task: TaskCommand, extra_options
     return StepCommand(("srun", *args, InlineFile("--nodelist=", "HOSTFILE", hostfile_text(plan, ranks_per_task)),
                         *program),
                        variables, inherited_variables(environ))
+
+
+def unmapped_command(line: CommandLine, srun_argv: Sequence[str], task: TaskCommand, extra_options: Sequence[str],
+                     master_port: int, environ: Mapping[str, str]) -> StepCommand:
+    """The command that starts the step as the user wrote it, with the ranks of srun's order in the tasks' variables.
+
+    Args:
+        srun_argv: the user's arguments for srun.
+        task: command of each task of an unmapped step.
+    """
+    name_option, variables = _step_name(line, environ)
+    # in the script, since the SPANK plugin removes the variables of maps
+    variables["SLURMDL_UNMAPPED_TASK_SCRIPT"] = f"SLURMDL_MASTER_PORT={master_port}\n{task.script}"
+    options = srun_argv[:len(srun_argv) - len(line.operands)]
+    return StepCommand(("srun", *extra_options, *name_option, *options, *task.shell, *task.program), variables,
+                       inherited_variables(environ))
+
+
+def _step_name(line: CommandLine, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Option by which accounting shows the program instead of the shell, variable by which tasks see the job's name.
+    """
+    if line.has_option("job-name"):
+        return [], {}
+    return [f"--job-name={line.operands[0].rpartition('/')[2]}"], {
+        "SLURMDL_JOB_NAME": environ.get("SLURM_JOB_NAME", "")}
 
 
 def mpirun_command(line: CommandLine, plan: Plan, task: TaskCommand, variables: Mapping[str, str],

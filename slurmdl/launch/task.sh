@@ -28,19 +28,24 @@ _dl_find() {
     done
 }
 
-_dl_find "$SLURMDL_ROLE_RANKS"
-SLURMDL_ROLE=$_dl_name SLURMDL_ROLE_RANK=$_dl_at
-_dl_find "$SLURMDL_ZONE_RANKS"
-SLURMDL_ZONE=$_dl_name
+# a step in srun's own order has no plan; there roles are set by the SPANK plugin
+if [ -n "$SLURMDL_PLAN" ]; then
+    _dl_find "$SLURMDL_ROLE_RANKS"
+    SLURMDL_ROLE=$_dl_name SLURMDL_ROLE_RANK=$_dl_at
+    _dl_find "$SLURMDL_ZONE_RANKS"
+    SLURMDL_ZONE=$_dl_name SLURMDL_EXPORTED=
+    export SLURMDL_ROLE SLURMDL_ROLE_RANK SLURMDL_ZONE
+fi
 
 # SLURMDL_EXPORTED names the variables set here, so that a launch inside this task does not take them for the user's
-SLURMDL_EXPORTED=
 # _dl_default NAME VALUE: export a variable that the user has not set
 _dl_default() {
     eval "[ -n \"\${$1+set}\" ]" && return
+    # a single task in srun's own order may be a script that starts steps, which must not inherit its rank
+    [ -z "$SLURMDL_PLAN" ] && [ "$SLURMDL_WORLD_SIZE" = 1 ] && return
     eval "$1=\$2"
-    export "$1"
     SLURMDL_EXPORTED="$SLURMDL_EXPORTED $1"
+    export "$1" SLURMDL_EXPORTED
 }
 if [ -z "$SLURMDL_RANKS_PER_TASK" ]; then
     _dl_default RANK "$_dl_rank"
@@ -64,11 +69,10 @@ case $SLURMDL_LAUNCHER in
             _dl_default PET_LOCAL_ADDR "~$((1000000 + SLURM_PROCID))-$SLURMD_NODENAME"
         fi
 esac
-export SLURMDL_ROLE SLURMDL_ROLE_RANK SLURMDL_ZONE SLURMDL_EXPORTED
 
 unset -f _dl_position _dl_find _dl_default
 unset _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_name _dl_lists _dl_next
-unset SLURMDL_TASK_SCRIPT
+unset SLURMDL_TASK_SCRIPT SLURMDL_UNMAPPED_TASK_SCRIPT
 if [ -n "$SLURMDL_VERIFY_SCRIPT" ]; then
     # detached; $$ is the process ID of the program, too; a container may lack this Python
     [ -x "$SLURMDL_VERIFY_PYTHON" ] && ("$SLURMDL_VERIFY_PYTHON" -I "$SLURMDL_VERIFY_SCRIPT" $$ </dev/null >/dev/null &)

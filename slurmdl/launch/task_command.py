@@ -16,8 +16,10 @@ from slurmdl.slurm.getopt import CommandLine
 
 #: put before the program of each task; the environment has the script
 TASK_SHELL = ("/bin/sh", "-c", 'eval "$SLURMDL_TASK_SCRIPT"', "slurmdl")
+#: the same in an unmapped step; by SLURMDL_TASK_SCRIPT the SPANK plugin recognizes mapped ones, and sets no roles
+UNMAPPED_TASK_SHELL = ("/bin/sh", "-c", 'eval "$SLURMDL_UNMAPPED_TASK_SCRIPT"', "slurmdl")
 #: bash as sh keeps variables with names that are no identifiers (exported functions); dash drops them
-TASK_SHELL_BASH = ("/bin/bash", "--posix", "-c", *TASK_SHELL[2:])
+_BASH = ("/bin/bash", "--posix")
 
 _MAX_PORT_DRAWS = 100
 
@@ -27,7 +29,7 @@ class TaskCommand:
     """The command of each task.
 
     Attributes:
-        script: value of SLURMDL_TASK_SCRIPT.
+        script: value of SLURMDL_TASK_SCRIPT, or SLURMDL_UNMAPPED_TASK_SCRIPT.
         shell: the arguments before the user's program.
         multi_prog: text of the configuration file of `srun --multi-prog`, with the task shell in it; "" without.
     """
@@ -38,7 +40,8 @@ class TaskCommand:
     multi_prog: str = ""
 
 
-def build_task_command(line: CommandLine, launcher: str, environ: Mapping[str, str]) -> TaskCommand:
+def build_task_command(line: CommandLine, launcher: str, environ: Mapping[str, str],
+                       is_mapped: bool = True) -> TaskCommand:
     """Build the command of each task.
 
     Raises PlacementError if the file of `srun --multi-prog` cannot be read, InputError if a file of slurmdl's
@@ -48,7 +51,7 @@ def build_task_command(line: CommandLine, launcher: str, environ: Mapping[str, s
         line: the user's command line, with a program.
         launcher: "srun" or "mpirun".
     """
-    script, shell = _task_script(f"task_{launcher}.sh"), _task_shell(environ)
+    script, shell = _task_script(f"task_{launcher}.sh"), _task_shell(environ, is_mapped)
     if launcher != "srun":
         return TaskCommand(script, shell, line.operands)
     if line.has_option("multi-prog"):
@@ -77,9 +80,10 @@ def wrap_multi_prog(path: str, shell: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _task_shell(environ: Mapping[str, str]) -> tuple[str, ...]:
+def _task_shell(environ: Mapping[str, str], is_mapped: bool) -> tuple[str, ...]:
+    shell = TASK_SHELL if is_mapped else UNMAPPED_TASK_SHELL
     needs_bash = any(not name.isidentifier() for name in environ)
-    return TASK_SHELL_BASH if needs_bash and os.path.exists(TASK_SHELL_BASH[0]) else TASK_SHELL
+    return (*_BASH, *shell[1:]) if needs_bash and os.path.exists(_BASH[0]) else shell
 
 
 def _task_script(launcher_script: str) -> str:

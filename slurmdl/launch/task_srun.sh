@@ -1,5 +1,4 @@
-# Variables of srun. A step started inside a task must not inherit --distribution=arbitrary.
-unset SLURM_DISTRIBUTION
+# Variables of srun.
 # the step's --job-name must not change the job's name
 [ -n "$SLURMDL_JOB_NAME" ] && SLURM_JOB_NAME=$SLURMDL_JOB_NAME
 unset SLURMDL_JOB_NAME
@@ -14,6 +13,20 @@ while [ -n "$_dl_list" ]; do
     [ "$_dl_at" -lt "$_dl_high" ] && break
     _dl_at=$((_dl_at - _dl_high))
 done
-# With one task per node Slurm's node rank equals the task's rank. --distribution=arbitrary, which numbers the nodes by
-# name, breaks that, and launch scripts rely on it.
-[ "$SLURM_STEP_NUM_TASKS" = "$SLURM_STEP_NUM_NODES" ] && SLURM_NODEID=$SLURM_PROCID
+if [ -n "$SLURMDL_PLAN" ]; then
+    # a step started inside a task must not inherit --distribution=arbitrary
+    unset SLURM_DISTRIBUTION
+    # With one task per node Slurm's node rank equals the task's rank. --distribution=arbitrary, which numbers the nodes
+    # by name, breaks that, and launch scripts rely on it.
+    [ "$SLURM_STEP_NUM_TASKS" = "$SLURM_STEP_NUM_NODES" ] && SLURM_NODEID=$SLURM_PROCID
+else
+    # srun's own order: rank 0 is on the first node of a list such as n[03-05,7]x[1-2],m1
+    SLURMDL_WORLD_SIZE=$SLURM_STEP_NUM_TASKS SLURMDL_MASTER_ADDR= _dl_list=$SLURM_STEP_NODELIST
+    while [ -n "$_dl_list" ]; do
+        _dl_part=${_dl_list%%[[,]*}
+        SLURMDL_MASTER_ADDR=$SLURMDL_MASTER_ADDR$_dl_part _dl_list=${_dl_list#"$_dl_part"}
+        case $_dl_list in "["*) ;; *) break ;; esac
+        _dl_list=${_dl_list#?}
+        SLURMDL_MASTER_ADDR=$SLURMDL_MASTER_ADDR${_dl_list%%[],-]*} _dl_list=${_dl_list#*"]"}
+    done
+fi

@@ -59,9 +59,22 @@ _LAYOUT_NEUTRAL = """accel-bind account acctg-freq bb begin comment compress con
     verbose wait wait-for-children wckey whole"""
 LAYOUT_NEUTRAL = frozenset(_LAYOUT_NEUTRAL.split())
 
+#: change the layout in ways that are not modeled
+LAYOUT_CHANGING = frozenset({"constraint", "overcommit", "extra-node-info", "sockets-per-node", "cores-per-socket",
+                             "ntasks-per-gpu", "ntasks-per-tres", "tres-per-task", "core-spec", "thread-spec",
+                             "spread-job", "use-min-nodes", "segment", "spread-segments", "consolidate-segments",
+                             "resources"})
+
+#: options of unmapped steps whose tasks still can be the ranks, rank 0 on the first node
+ORDERED_BY_SRUN = (LAYOUT_OPTIONS | LAYOUT_INPUTS | TASK_LIMITING | LAYOUT_NEUTRAL | LAYOUT_CHANGING) - {
+    "pty", "multi-prog"}
+
 #: environment variables of options that cannot be mapped
 UNSUPPORTED_ENV = ("SLURM_HOSTFILE", "SLURM_OVERCOMMIT", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES",
                    "SLURM_SPREAD_JOB", "SLURM_USE_MIN_NODES", "SLURM_CONSTRAINT", "SLURM_BCAST")
+
+#: environment variables of steps whose tasks are not (see ORDERED_BY_SRUN)
+NOT_ORDERED_BY_SRUN_ENV = ("SLURM_HOSTFILE", "SLURM_BCAST", "SLURM_CONTAINER", "SRUN_CONTAINER", "SLURM_HET_SIZE")
 
 #: environment variables of TASK_LIMITING
 TASK_LIMITING_ENV = ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET",

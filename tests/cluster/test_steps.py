@@ -165,6 +165,36 @@ slurmdl srun --dl-ps=2 -n 10 sh -c 'echo $SLURM_PROCID $(hostname) $SLURM_LOCALI
         counted[node] += 1
 
 
+def test_unmapped_step_has_ranks_in_the_order_of_srun(cluster):
+    """Programs with an env:// rendezvous run there, too. A single task may be a script that starts steps."""
+    options = ["-N 3 -n 5", "-m cyclic -n 9", "-O -n 17", "-w n[3,5] -N 2 -n 2"]
+    task = 'echo "$RANK $SLURM_PROCID $WORLD_SIZE $LOCAL_RANK $SLURM_LOCALID $LOCAL_WORLD_SIZE $SLURMD_NODENAME ' \
+        '$MASTER_ADDR $SLURM_JOB_NAME"'
+    steps = "".join(f"echo @; slurmdl srun {option} sh -c '{task}; python3 meet.py >/dev/null' 2> err || cat err\n"
+                    for option in options)
+    script = cluster.script(f"""
+cat > meet.py <<'END'
+{RENDEZVOUS}
+END
+{steps}
+echo @
+RANK=mine MASTER_PORT=1234 slurmdl srun -N 2 -n 2 sh -c 'echo $RANK $MASTER_PORT ${{SLURMDL_ROLE-unset}}' 2> err
+slurmdl srun -N 1 -n 1 sh -c 'srun -n 1 --overlap sh -c "echo \\${{RANK-none}} \\${{SLURMDL_EXPORTED-none}}"' 2>> err
+""")
+    directory = cluster.directory()
+    text = cluster.output(cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)], directory=directory))
+    *steps, last = text.split("@\n")[1:]
+    for option, step in zip(options, steps, strict=True):
+        tasks = sorted((line.split() for line in step.splitlines()), key=lambda row: int(row[0]))
+        counts = Counter(row[6] for row in tasks)
+        assert tasks and [row[0] for row in tasks] == [row[1] for row in tasks], (option, step)
+        for row in tasks:
+            assert row[2] == str(len(tasks)) and row[3] == row[4], (option, step)
+            assert (int(row[5]), row[7], row[8]) == (counts[row[6]], tasks[0][6], "job.sh"), (option, step)
+    assert last.splitlines() == ["mine 1234 unset"] * 2 + ["none none"]
+    assert (directory / "err").read_text().count("the step runs in srun's own order") == 2
+
+
 def test_variables_of_the_user_are_kept(cluster):
     script = cluster.script("""#!/bin/bash
 export RANK=mine MASTER_PORT=1234
@@ -193,6 +223,21 @@ done
     output, *statuses = text.splitlines()
     assert output == repr(["a  b", "it's", "$(ls) *", "", "two\nlines"])
     assert statuses[:4] == statuses[4:] == ["12", "137", "2", "13"]
+
+
+def test_program_is_broadcast_where_that_of_an_earlier_step_still_is(cluster):
+    """srun writes over it, under every name that its own steps choose."""
+    script = cluster.script("""
+cp "$(command -v hostname)" program
+for options in --bcast --bcast=/tmp/ --bcast=/tmp/program; do
+    for i in 1 2; do slurmdl srun $options ./program; done
+done
+SLURM_BCAST=/tmp/program slurmdl srun ./program
+""")
+    text = cluster.output(cluster.submit(["sbatch", "-N", "3", str(script)], directory=cluster.directory()))
+    messages = slurmdl_messages(text)
+    assert len(messages) == 7 and all("BCAST" in message.upper() for message in messages), text
+    assert len(text.splitlines()) == 7 * 4 and len(set(text.splitlines()) - set(messages)) == 3, text
 
 
 def test_multi_prog_is_mapped(cluster):

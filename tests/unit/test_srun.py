@@ -20,7 +20,7 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
 from slurmdl.launch import srun, srun_args, step_command, step_context, step_plan, task_command, traffic_file
 from slurmdl.plan import Plan
-from slurmdl.slurm import getopt, pmi, step_layout
+from slurmdl.slurm import getopt, hostlist, pmi, step_layout
 from slurmdl.slurm.slurm_conf import SlurmConfig
 
 PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n2", "n4"), ("ps", "worker", "worker", "worker", "ps", "worker"),
@@ -179,6 +179,27 @@ def test_task_shell_keeps_user_variables_and_lists_added_ones():
     assert "WORLD_SIZE" in inherited and "RANK" not in inherited and "MASTER_ADDR" not in inherited
     inner = step_command.StepCommand((), environ_unset=inherited).apply_to_environ(variables)
     assert not [name for name in inner if name.startswith("SLURMDL_")] and inner["RANK"] == "7"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_task_shell_of_an_unmapped_step_takes_the_first_node_as_that_of_rank_0(shell):
+    task = task_command.build_task_command(parse("-N2", "env"), "srun", {}, is_mapped=False)
+    command = step_command.unmapped_command(parse("-N2", "env"), ("-N2", "env"), task, [], 12345,
+                                            {"SLURM_JOB_NAME": "mine"})
+    assert command.argv == ("srun", "--job-name=env", "-N2", *task_command.UNMAPPED_TASK_SHELL, "env")
+    for nodes in ("n3", "n3,m1", "n[03-05,7]", "n[7,9]-ib,m1", "a1-[2-3]b[007]x[1-2]-y", "a-b.c,d[1-2]"):
+        environ = {"PATH": os.environ["PATH"], "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+                   "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+                   "SLURM_STEP_NODELIST": nodes, "SLURM_DISTRIBUTION": "cyclic", "SLURM_JOB_NAME": "env"}
+        proc = subprocess.run([*shell, *task_command.UNMAPPED_TASK_SHELL[1:], "env"], capture_output=True, text=True,
+                              check=True, env={**environ, **command.environ_set}, timeout=120)
+        variables = dict(line.split("=", 1) for line in proc.stdout.splitlines())
+        added = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "12345",
+                 "MASTER_ADDR": hostlist.expand_hostlist(nodes)[0]}
+        exported = {"SLURMDL_EXPORTED": "".join(f" {name}" for name in (
+            "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))}
+        assert {name: value for name, value in variables.items() if name not in ("PWD", "_", "SHLVL", "OLDPWD")} == {
+            **environ, **added, **exported, "SLURM_JOB_NAME": "mine"}
 
 
 @pytest.mark.parametrize("shell", SHELLS)
