@@ -231,10 +231,10 @@ function slurmdl_post_submit(job)
 	if not revert_field then return end
 	pcall(function()
 		local update = string.format("timeout 5 scontrol update JobId=%d %s=", job, revert_field)
-		local record = run_command("1", string.format("scontrol -o show job %d", job))
-		if record == "" or record:find("JobState=PENDING Reason=None", 1, true) then
+		local record = run_command("1", string.format("squeue -h -a -t all -j %d -o '%%T %%r'", job))
+		if record == "" or record:find("PENDING None", 1, true) then
 			os.execute("setsid sh -c 'sleep 4; " .. update .. "' </dev/null >/dev/null 2>&1 &")
-		elseif record:find("JobState=PENDING", 1, true) then
+		elseif record:find("PENDING", 1, true) then
 			run_command("1", update)
 		end
 	end)

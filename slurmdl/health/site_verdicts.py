@@ -17,8 +17,9 @@ from slurmdl.slurm import hostlist, process
 _MAX_FILE_BYTES = 4 * 2**20
 #: time limit of the query to Prometheus in seconds
 _QUERY_TIMEOUT_S = 1.0
-#: values of these fields may contain blanks; a next field follows, or the end of the line
-_COMMENTS = re.compile(r" (?:Comment|Extra)=(.*?)(?= \w+=|$)")
+#: values of these fields may look like other fields, but have a line of their own; scontrol indents the further lines
+#: of a reason more
+_FIELD_LINE = re.compile(r" {3}(ActiveFeatures|Comment|Extra)=(.*)")
 
 Verdict = tuple[str, str]
 
@@ -30,7 +31,7 @@ def load_site_reasons(config: Config, on_warning: Callable[[str], None]) -> dict
     if settings.file:
         sources.append(lambda: _read_file(settings.file, on_warning))
     if settings.features or settings.comment:
-        sources.append(lambda: parse_node_records(process.check_output(["scontrol", "-o", "show", "nodes"]),
+        sources.append(lambda: parse_node_records(process.check_output(["scontrol", "show", "nodes"]),
                                                   settings.features, settings.comment))
     if settings.prometheus_query:
         sources.append(lambda: _query_prometheus(config))
@@ -75,22 +76,22 @@ def parse_bad_nodes(text: str, path: str, on_error: Callable[[InputError], None]
 
 
 def parse_node_records(text: str, features: Sequence[str], comment: str) -> Iterator[Verdict]:
-    """The nodes in the output of `scontrol -o show nodes` with one of the features, or a matching Comment or Extra.
+    """The nodes in the output of `scontrol show nodes` with one of the features, or a matching Comment or Extra.
 
     `comment` is a regular expression, "" for none.
     """
     pattern = re.compile(comment or "(?!)")
+    node = ""
     for line in text.splitlines():
-        name = re.match(r"NodeName=(\S+)", line)
-        if not name:
-            continue
-        active = re.search(r" ActiveFeatures=(\S+)", line)
-        found = set(active[1].split(",") if active else ()).intersection(features)
-        if found:
-            yield name[1], f"has the node feature {min(found)}"
-        for value in _COMMENTS.findall(line):
-            if pattern.search(value):
-                yield name[1], f"its comment in Slurm is {value!r}"
+        if name := re.match(r"NodeName=(\S+)", line):
+            node = name[1]
+        elif field := _FIELD_LINE.fullmatch(line):
+            key, value = field[1], field[2].strip()
+            if key == "ActiveFeatures":
+                if found := set(value.split(",")).intersection(features):
+                    yield node, f"has the node feature {min(found)}"
+            elif pattern.search(value):
+                yield node, f"its comment in Slurm is {value!r}"
 
 
 def _query_prometheus(config: Config) -> Iterator[Verdict]:

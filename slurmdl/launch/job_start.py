@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmdl.errors import InputError, UnavailableError, warn
-from slurmdl.slurm import hostlist, process
+from slurmdl.slurm import hostlist, job_record, process
 
 if TYPE_CHECKING:
     from slurmdl.launch.submission import SubmitCommand
@@ -100,10 +100,10 @@ def revert_unless_started(job_id: str, field: str) -> None:
     """
     update = ["scontrol", "update", f"JobId={job_id}", f"{field}="]
     try:
-        record = process.run_command(["scontrol", "-o", "show", "job", job_id], timeout=_TIMEOUT_S).stdout
-        if re.search(r"\bJobState=PENDING Reason=None\b", record):
+        states = job_record.query_states(job_id, timeout=_TIMEOUT_S)
+        if ("PENDING", "None") in states:
             process.run_detached_after(update, _SCHEDULER_PASS_S)
-        elif not re.search(r"\bJobState=(?!PENDING)", record):
+        elif all(state == "PENDING" for state, _ in states):
             process.run_command(update, timeout=_TIMEOUT_S)
     except UnavailableError as error:
         process.run_detached_after(update, _SCHEDULER_PASS_S)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
-from slurmdl.slurm import hostlist, process
+from slurmdl.slurm import hostlist, job_record, process
 
 #: sbatch's message; with several clusters it names the cluster
 _SUBMITTED_PATTERN = rb"Submitted batch job ([0-9]{1,10})(?: on cluster \S+)?"
@@ -105,17 +105,11 @@ class JobNodes:
 
     @classmethod
     def query(cls, job_id: str) -> JobNodes:
-        """Query the controller. Raises UnavailableError, or InputError as `from_scontrol`."""
-        return cls.from_scontrol(process.check_output(["scontrol", "-o", "show", "job", job_id]))
-
-    @classmethod
-    def from_scontrol(cls, job_record: str) -> JobNodes:
-        """Parse the output of `scontrol -o show job`; InputError if it names no nodes."""
-        fields = dict(re.findall(r"(?:^|\s)(NodeList|BatchHost)=(\S+)", job_record))
-        nodes = tuple(hostlist.expand_hostlist(fields.get("NodeList", "").replace("(null)", "")))
-        if not nodes:
-            raise InputError("scontrol show job: no NodeList in the output")
-        return cls(nodes, fields.get("BatchHost", nodes[0]))
+        """Query the controller. Raises as `query_job`, and InputError if the job has no nodes."""
+        record = job_record.query_job(job_id)[0]
+        if not record.nodes:
+            raise InputError(f"squeue --jobs={job_id}: the job has no nodes")
+        return cls(record.nodes, record.batch_host or record.nodes[0])
 
 
 def other_steps_run(job_id: str) -> bool:

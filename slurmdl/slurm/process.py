@@ -30,10 +30,9 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 #: maximum length of a line that `run_passthrough` hands to its callback
 _MAX_LINE_BYTES = 4096
 
-#: variables that change the output of Slurm's commands, unset for queries
-_FORMAT_VARIABLES = ("SINFO_FORMAT", "SQUEUE_FORMAT", "SLURM_TOPO_LEN", "SLURM_TIME_FORMAT",
-                     "SLURM_JSON", "SLURM_YAML", "SLURM_BITSTR_LEN", "SLURM_CLUSTERS",
-                     "SCONTROL_FUTURE", "SCONTROL_ALL")
+#: variables that change the output of Slurm's commands, unset for queries; so are all of squeue, which filter jobs
+_FORMAT_VARIABLES = ("SINFO_FORMAT", "SLURM_TOPO_LEN", "SLURM_TIME_FORMAT", "SLURM_JSON", "SLURM_YAML",
+                     "SLURM_BITSTR_LEN", "SLURM_CLUSTERS", "SCONTROL_FUTURE", "SCONTROL_ALL")
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,8 @@ def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_
     import subprocess
 
     name = name or os.path.basename(argv[0])
-    clean_env = {k: v for k, v in (os.environ if env is None else env).items() if k not in _FORMAT_VARIABLES}
+    clean_env = {k: v for k, v in (os.environ if env is None else env).items()
+                 if k not in _FORMAT_VARIABLES and not k.startswith("SQUEUE_")}
     try:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  env=clean_env, start_new_session=True, cwd=cwd)
@@ -108,9 +108,10 @@ def start_scontrol_show(reports: Sequence[str], with_topology: bool = False) -> 
     return start_command(["scontrol", "-o", "-d"], "".join(f"show {report}\n" for report in reports))
 
 
-def start_command(argv: Sequence[str], stdin: str = "") -> Callable[[], CommandResult]:
+def start_command(argv: Sequence[str], stdin: str = "",
+                  timeout: float = QUERY_TIMEOUT_S) -> Callable[[], CommandResult]:
     """Start a query and return at once; the returned function waits for the result, or raises as `run_command`."""
-    return start_thread(lambda: run_command(argv, stdin=stdin))
+    return start_thread(lambda: run_command(argv, stdin=stdin, timeout=timeout))
 
 
 def start_thread(function: Callable[[], T]) -> Callable[..., T]:

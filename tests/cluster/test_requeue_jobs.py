@@ -114,6 +114,23 @@ def test_refused_requeue_leaves_the_job_alone(health, options, argv, status, mes
     assert health.history() == "no node was excluded\n"
 
 
+def test_fields_in_the_name_of_a_job_are_not_its_fields(health):
+    """The name, comment and command of a job are its owner's text, with line breaks."""
+    victim = health.submit(WAITS)
+    health.cluster.wait_for(victim, {"RUNNING"})
+    name = f"x UserId=root(0) JobState=PENDING NumNodes=9\nJobId={victim} JobName=y\n   Requeue=1 ExcNodeList=n[1-8]"
+    job = health.submit(WAITS, "--no-requeue")
+    health.cluster.wait_for(job, {"RUNNING"})
+    health.cluster.run(["scontrol", "update", f"JobId={job}", f"JobName={name}",
+                        f"Comment={name}"]).check_returncode()
+    result = health.cluster.run(["slurmdl", "requeue", str(job)],
+                                env={**health.env, "SQUEUE_USERS": "root", "SQUEUE_STATES": "PD"})
+    assert slurmdl_messages(result.stderr) == [
+        f"slurmdl: job {job} may not be requeued; expected a submission with --requeue"]
+    assert health.cluster.run(["squeue", "-h", "-j", str(victim), "-O", "State,RestartCnt"]).stdout.split() == [
+        "RUNNING", "0"]
+
+
 def test_jobs_that_cannot_be_requeued(health):
     for job, message in (("99999", "unknown to Slurm"), ("x", "unknown to Slurm")):
         result = health.run("requeue", job)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from placing import SCORES, two_level
 
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import InputError, PlacementError
+from slurmdl.errors import PlacementError
 from slurmdl.job_request import JobRequest
 from slurmdl.launch import late_binding
 from slurmdl.launch.submission_record import RequestedSize
@@ -27,7 +27,9 @@ EIGHT = two_level(["n1", "n3", "n5", "n7"], ["n2", "n4", "n6", "n8"])
 ENVIRON = {"HOME": "/", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3,5]", "SLURM_NODELIST": "n[1-3,5]",
            "SLURM_NNODES": "4", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_CPUS_PER_NODE": "2(x3),4", "SLURM_NTASKS": "8",
            "SLURM_NPROCS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x4)"}
-RECORD = "JobId=7 JobName=x JobState=RUNNING NodeList=n[1-3,5] BatchHost=n1 NumNodes=4 ReqNodeList=(null)\n"
+#: the job of ENVIRON, in the two formats of job_record
+RECORD = "7|7|7|N/A|RUNNING|main|||4|n[1-3,5]|n1|None"
+LONG_RECORD = "7|N/A|1|1|0"
 
 
 def build_request(nodes: int, tasks: int | None = None, **dl: object) -> JobRequest:
@@ -65,12 +67,6 @@ def test_kept_nodes_are_the_best_with_the_batch_host(names, host_number, speeds)
     assert seconds(kept) <= best * (1 + 1e-9)
 
 
-def test_job_nodes_from_scontrol():
-    assert JobNodes.from_scontrol(RECORD) == JobNodes(("n1", "n2", "n3", "n5"), "n1")
-    with pytest.raises(InputError, match="NodeList"):
-        JobNodes.from_scontrol("slurm_load_jobs error: Invalid job id specified")
-
-
 @pytest.mark.parametrize(("requested", "tasks", "per_node"), [
     (RequestedSize(3), None, None), (RequestedSize(3, 5), "5", None), (RequestedSize(3, None, 2), None, "2"),
     (RequestedSize(3, 6, 2), "6", "2")])
@@ -89,13 +85,14 @@ def test_counts_fold_and_expand(counts):
 
 
 def scontrol(tmp_path: Path, monkeypatch, batch: str = "n1") -> Path:
-    """Put an scontrol on PATH that shows the job; return the file in which it logs all other calls."""
-    log, program = tmp_path / "log", tmp_path / "scontrol"
-    record = RECORD.strip().replace("BatchHost=n1", f"BatchHost={batch}")
-    program.write_text(f"#!/bin/sh\ncase $* in *show*) echo '{record}';; *) echo $* >> {log};; esac\n")
-    program.chmod(0o755)
-    (tmp_path / "squeue").write_text("#!/bin/sh\n")
-    (tmp_path / "squeue").chmod(0o755)
+    """Put a squeue that shows the job and an scontrol on PATH; return the file in which scontrol logs its calls."""
+    log = tmp_path / "log"
+    record = RECORD.replace("|n1|", f"|{batch}|")
+    for name, text in (("scontrol", f"echo $* >> {log}"),
+                       ("squeue", f"case $* in *--steps*) ;; *--Format*) echo '{LONG_RECORD}';; *) echo '{record}';; "
+                                  "esac")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
     log.touch()
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return log

@@ -12,12 +12,25 @@ from slurmdl.errors import InputError
 from slurmdl.health import site_verdicts
 from slurmdl.health.site_verdicts import load_site_reasons, parse_bad_nodes, parse_node_records
 
-#: two nodes as Slurm 22.05 prints them, one with a comment that has blanks
+#: two nodes as Slurm 22.05 prints them; values may have blanks, and a reason lines
 RECORDS = """\
-NodeName=n1 Arch=x86_64 CoresPerSocket=1 AvailableFeatures=ib,bad-ib ActiveFeatures=ib,bad-ib Gres=(null) State=IDLE \
-Comment=checked at 10:00 by nhc Extra=ok
-NodeName=n2 Arch=x86_64 AvailableFeatures=bad-ib ActiveFeatures=ib State=IDLE Reason=x [root@2026] \
-Comment=nhc: FAIL gpu 3 Extra=
+NodeName=n1 Arch=x86_64 CoresPerSocket=1
+   AvailableFeatures=ib,bad-ib
+   ActiveFeatures=ib,bad-ib
+   State=IDLE ThreadsPerCore=1
+   Reason=not nhc: FAIL Comment=nhc: WARN [root@2026-11-29T00:02:57]
+             Comment=nhc: WARN
+   Comment=checked at=10:00 by nhc
+   Extra=ok
+
+NodeName=n2 Arch=x86_64
+   AvailableFeatures=bad-ib
+   ActiveFeatures=ib
+   State=IDLE
+   Reason=x ActiveFeatures=bad-ib
+   Comment=nhc: FAIL gpu=3
+   Extra=
+
 """
 
 
@@ -42,7 +55,7 @@ def test_invalid_lines_are_reported_once_and_lose_no_other():
 def test_features_and_comments_of_nodes():
     assert dict(parse_node_records(RECORDS, ("bad-ib",), "")) == {"n1": "has the node feature bad-ib"}
     assert dict(parse_node_records(RECORDS, (), r"nhc: (FAIL|WARN)")) == {
-        "n2": "its comment in Slurm is 'nhc: FAIL gpu 3'"}
+        "n2": "its comment in Slurm is 'nhc: FAIL gpu=3'"}
     assert dict(parse_node_records(RECORDS, (), "^ok$")) == {"n1": "its comment in Slurm is 'ok'"}
     assert not dict(parse_node_records(RECORDS, ("gpu",), ""))
 

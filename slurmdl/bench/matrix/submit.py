@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from slurmdl import files
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError, print_stderr
 from slurmdl.plan import STRATEGIES
-from slurmdl.slurm import jobs, pmi, process
+from slurmdl.slurm import job_record, jobs, pmi, process
 from slurmdl.slurm.run_module import module_argv
 from slurmdl.units import format_coarse_duration
 
@@ -236,18 +235,14 @@ def _filename_pattern(path: str) -> str:
 def _wait_for_end(number: str, watch: Watch) -> tuple[str, str]:
     """Wait for the end of a job; return its last state, and why it can never start or ""."""
     while True:
-        queue = process.run_command(["squeue", "-h", "-j", number, "-o", "%T %r"], timeout=COMMAND_TIMEOUT_S).stdout
-        state, _, reason = queue.strip().partition(" ")
+        state, reason = next(iter(job_record.query_states(number, timeout=COMMAND_TIMEOUT_S)), ("", ""))
         if state == "PENDING" and reason.partition(",")[0] in _NEVER:
             process.run_command(["scancel", number], timeout=COMMAND_TIMEOUT_S)
             return "REFUSED", f"it can never start ({reason})"
         if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "REQUEUED"):
-            break
+            return state or "unknown", ""
         watch(number, state, reason)
         time.sleep(POLL_S)
-    job = process.run_command(["scontrol", "show", "job", "-o", number], timeout=COMMAND_TIMEOUT_S).stdout
-    match = re.search(r"\bJobState=(\S+)", job)
-    return (match[1] if match else state or "unknown"), ""
 
 
 def _last_log_line(log: Path) -> str:
