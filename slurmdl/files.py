@@ -1,18 +1,21 @@
-"""Files: atomic writes, checks of writability, and reads of bounded size."""
+"""Files: atomic writes, locks, checks of writability, and reads of bounded size."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from slurmdl.errors import InputError
 
 #: a topology of 100,000 nodes on separate lines has 3 MB; reading must take less than a second
 MAX_TEXT_BYTES = 4 * 2**20
+#: longest wait for a lock; its holder is stopped or hangs then
+_LOCK_TIMEOUT_S = 5.0
 
 
 def check_writable(path: str) -> None:
@@ -52,6 +55,30 @@ def write_atomic(path: str, text: str, *, durable: bool = False) -> None:
         raise
     if durable:
         fsync_dir(directory)
+
+
+@contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Exclude other processes that change the same file, by a lock file next to it; OSError if that is not possible.
+
+    A lock on the file itself would not outlive its replacement. Without locks in the file system, and after a wait of
+    _LOCK_TIMEOUT_S, the caller goes on: then processes may lose each other's changes.
+    """
+    import fcntl
+
+    directory, name = os.path.split(os.path.abspath(path))
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(os.path.join(directory, f".{name}.lock"), flags, 0o600), "rb+") as file:
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:  # e.g. NFS without a lock daemon
+                break
+        yield
 
 
 def fsync_dir(directory: str) -> None:

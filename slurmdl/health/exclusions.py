@@ -11,7 +11,8 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import BinaryIO
 
 from slurmdl import config, files
 from slurmdl.errors import InputError, UnavailableError
@@ -19,9 +20,9 @@ from slurmdl.errors import InputError, UnavailableError
 DEFAULT_LIFETIME_S = 86_400.0
 #: share of a partition's nodes that exclusions may take at most; one node is always allowed
 MAX_PARTITION_SHARE = 0.1
-#: size at which expired entries are dropped from the file
+#: size at which entries that no longer count are dropped from the file, size of what is kept, and of what is read
 _COMPACT_BYTES = 256 * 1024
-_MAX_FILE_BYTES = 4 * _COMPACT_BYTES
+_MAX_KEPT_BYTES, _MAX_READ_BYTES = 4 * 2**20, 8 * 2**20
 #: longest reason, so that an entry is written at once
 _MAX_REASON_CHARS = 300
 
@@ -63,14 +64,19 @@ def exclusions_file(environ: Mapping[str, str]) -> str:
 def load_exclusions(path: str) -> tuple[list[Exclusion], str]:
     """All entries of the file in the order of time, and a warning about lines that are not valid, or "".
 
-    A missing file has no entries. A file that cannot be read has none, and the warning says why.
+    A missing file has no entries. A file that cannot be read has none, and the warning says why. If a file is too
+    large, its end is read, with the newest entries.
     """
     if not os.path.exists(path):
         return [], ""
     try:
-        lines = files.read_regular_file(path, _MAX_FILE_BYTES).decode(errors="replace").splitlines()
+        return _read_entries(path)
     except InputError as error:
         return [], f"{error}; no remembered node is excluded"
+
+
+def _read_entries(path: str) -> tuple[list[Exclusion], str]:
+    lines = files.read_regular_file(path, _MAX_READ_BYTES, _seek_to_end).decode(errors="replace").splitlines()
     entries, invalid_lines = [], []
     for number, line in enumerate(lines, 1):
         try:
@@ -82,6 +88,14 @@ def load_exclusions(path: str) -> tuple[list[Exclusion], str]:
         warning = f"{path}:{invalid_lines[0]}: not an exclusion; expected a JSON object with node, reason, time, " \
                   f"expires and cluster ({len(invalid_lines)} of {len(lines)} lines ignored)"
     return sorted(entries, key=lambda entry: entry.time), warning
+
+
+def _seek_to_end(file: BinaryIO) -> None:
+    """Skip the oldest lines of a file that is too large; it may grow while it is read."""
+    excess = os.fstat(file.fileno()).st_size - (_MAX_READ_BYTES - _COMPACT_BYTES)
+    if excess > 0:
+        file.seek(excess)
+        file.readline()
 
 
 def _parse_entry(line: str) -> Exclusion:
@@ -112,21 +126,45 @@ def remember_nodes(reasons: Mapping[str, str], environ: Mapping[str, str], job_i
 def add_exclusions(path: str, entries: Iterable[Exclusion], now: float) -> None:
     """Append entries to the file. Raises UnavailableError if it cannot be written.
 
-    The entries are one write to the end of the file: jobs on several nodes may add entries at the same time.
+    The entries are one write to the end of the file, under a lock: jobs on several nodes may add entries at the same
+    time, also where there are no locks.
     """
-    lines = [json.dumps(asdict(entry) | {"reason": " ".join(entry.reason.split())[:_MAX_REASON_CHARS]})
+    lines = [_format_entry(replace(entry, reason=" ".join(entry.reason.split())[:_MAX_REASON_CHARS]))
              for entry in entries]
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        if os.path.exists(path) and os.path.getsize(path) > _COMPACT_BYTES:
-            kept = [entry for entry in load_exclusions(path)[0] if entry.expires > now]
-            files.write_atomic(path, "".join(f"{json.dumps(asdict(entry))}\n" for entry in kept))
-        # a line that a full disk cut off must not swallow the next entry
-        separator = "\n" if _ends_within_line(path) else ""
-        with open(path, "ab", buffering=0) as file:
-            file.write("".join([separator, *(f"{line}\n" for line in lines)]).encode())
+        with files.locked(path):
+            if os.path.exists(path) and os.path.getsize(path) > _COMPACT_BYTES:
+                _compact(path, now)
+            # a line that a full disk cut off must not swallow the next entry
+            separator = "\n" if _ends_within_line(path) else ""
+            with open(path, "ab", buffering=0) as file:
+                file.write("".join([separator, *lines]).encode())
     except OSError as error:
         raise UnavailableError(f"{path}: the exclusions cannot be written ({error.strerror})") from error
+
+
+def _format_entry(entry: Exclusion) -> str:
+    return f"{json.dumps(asdict(entry))}\n"
+
+
+def _compact(path: str, now: float) -> None:
+    """Keep the newest entry of each node that has not expired; leave a file that cannot be read as it is."""
+    try:
+        entries, _ = _read_entries(path)
+    except InputError:
+        return
+    newest = {(entry.cluster, entry.node): entry for entry in entries}
+    kept: list[str] = []
+    room = _MAX_KEPT_BYTES
+    for entry in sorted(newest.values(), key=lambda entry: -entry.time):
+        line = _format_entry(entry)
+        room -= len(line)
+        if room < 0:
+            break
+        if entry.expires > now:
+            kept.append(line)
+    files.write_atomic(path, "".join(reversed(kept)))
 
 
 def _ends_within_line(path: str) -> bool:

@@ -154,16 +154,17 @@ def parse_sample_lines(lines: Iterable[str]) -> Iterator[LinkSample | InputError
 
 
 def merge_into_sample_file(path: str, samples: Sequence[LinkSample]) -> None:
-    """Atomically write the samples and those in the file that are younger than SAMPLE_RETENTION_S.
+    """Atomically write the samples and those in the file that are younger than SAMPLE_RETENTION_S, under a lock.
 
     Raises OSError if the file cannot be read or written.
     """
     kept: list[LinkSample] = []
-    with suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
-        kept = [sample for sample in parse_sample_lines(file)
-                if not isinstance(sample, Exception) and sample.time > time.time() - SAMPLE_RETENTION_S]
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    files.write_atomic(path, format_sample_lines([*kept, *samples]))
+    with files.locked(path):
+        with suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
+            kept = [sample for sample in parse_sample_lines(file)
+                    if not isinstance(sample, Exception) and sample.time > time.time() - SAMPLE_RETENTION_S]
+        files.write_atomic(path, format_sample_lines([*kept, *samples]))
 
 
 def spool_samples(spool_dir: str, samples: Sequence[LinkSample]) -> None:

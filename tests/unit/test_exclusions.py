@@ -2,11 +2,12 @@
 
 import json
 import os
-import threading
+import subprocess
+import sys
 
 import pytest
 
-from slurmdl.errors import UnavailableError
+from slurmdl.errors import InputError, UnavailableError
 from slurmdl.health.exclusions import (
     DEFAULT_LIFETIME_S,
     Exclusion,
@@ -77,18 +78,44 @@ def test_long_file_is_compacted_and_keeps_what_counts(file):
     assert [item.node for item in load_exclusions(file)[0]] == ["n1"]
 
 
-def test_concurrent_writers_lose_nothing(file):
-    def write(writer: int) -> None:
-        for i in range(50):
-            add_exclusions(file, [entry(f"n{writer}-{i}")], NOW)
+@pytest.mark.parametrize("count", [4000, 30_000], ids=["more than 1 MiB", "more than is kept"])
+def test_many_exclusions_stay_and_the_newest_of_a_node_counts(file, count):
+    add_exclusions(file, [entry(f"n{i}", NOW + i, 99_999, reason="x" * 250) for i in range(count)], NOW)
+    add_exclusions(file, [entry(f"n{count - 1}", NOW + count, lifetime=0)], NOW)
+    add_exclusions(file, [entry("m", NOW + count)], NOW)
+    active = active_exclusions(load_exclusions(file)[0], NOW + count, "c")
+    kept = min(count, 10_000)
+    assert len(active) >= kept and list(active)[:2] == ["m", f"n{count - 2}"] and f"n{count - 1}" not in active
+    assert os.path.getsize(file) < 5 * 2**20
 
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+def test_file_that_cannot_be_read_is_not_replaced(file, monkeypatch):
+    add_exclusions(file, [entry(f"n{i}", NOW - 9999, reason="x" * 250) for i in range(1000)], NOW)
+
+    def fail(*_: object) -> bytes:
+        raise InputError("cannot be read (Input/output error)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("slurmdl.files.read_regular_file", fail)
+        add_exclusions(file, [entry("m")], NOW)
+    assert len(load_exclusions(file)[0]) == 1001
+
+
+#: adds entries of one writer to a file that is long enough to be compacted at each addition
+WRITER = """
+import sys
+from slurmdl.health.exclusions import Exclusion, add_exclusions
+for i in range(20):
+    add_exclusions(sys.argv[1], [Exclusion(f"{sys.argv[2]}-{i}", "x", 1.0, 9e9, "c")], 2.0)
+"""
+
+
+def test_concurrent_writers_lose_nothing(file):
+    add_exclusions(file, [entry(f"n{i}", reason="x" * 250) for i in range(1000)], NOW)
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, file, str(number)]) for number in range(4)]
+    assert [writer.wait() for writer in writers] == [0] * 4
     entries, warning = load_exclusions(file)
-    assert (len(entries), warning) == (200, "")
+    assert (len(entries), warning) == (1080, "")
 
 
 def test_remembered_node_expires_after_a_day(tmp_path):

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -277,6 +279,21 @@ def test_sources_are_merged_per_link(site: Path) -> None:
     assert loaded.nodes["n1"].age < 50 and loaded.nodes["n2"].throughput == 2e8
     assert (loaded.default_node_bandwidth, loaded.tolerance, loaded.half_life) == (3e9, 0.25, 300.0)
     assert load_from_sources(settings, "off", os.environ).scores.link_count == 0
+
+
+MERGE = """
+import sys, time
+from slurmdl.links.samples import LinkSample, merge_into_sample_file
+for i in range(20):
+    merge_into_sample_file(sys.argv[1], [LinkSample("node", f"n{sys.argv[2]}-{i}", time.time(), "probe", rtt=1e-3)])
+"""
+
+
+def test_concurrent_probes_lose_no_sample(tmp_path: Path) -> None:
+    file = tmp_path / "probe.jsonl"
+    probes = [subprocess.Popen([sys.executable, "-c", MERGE, str(file), str(number)]) for number in range(4)]
+    assert [probe.wait() for probe in probes] == [0] * 4
+    assert len(file.read_text().splitlines()) == 80
 
 
 def test_stale_scores_are_ignored_with_a_warning(site: Path) -> None:
