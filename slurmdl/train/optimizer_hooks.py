@@ -23,6 +23,7 @@ def install(optimizer: Any, before: Callable[[Any, tuple[Any, ...], dict[str, An
     closure, which computes gradients for the step of the base optimizer. A GradScaler leaves unscaling and skipping
     to `before` meanwhile (grad_scaler.apply_grad_scaler).
     """
+    complete(optimizer)
     optimizers = [optimizer, *_base_optimizers(optimizer, [optimizer])]
 
     def step_pre_hook(stepped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments | None:
@@ -42,6 +43,20 @@ def install(optimizer: Any, before: Callable[[Any, tuple[Any, ...], dict[str, An
             function()
         _hooked.difference_update(optimizers)
     return remove
+
+
+def complete(optimizer: Any) -> None:
+    """Add the attributes for hooks to an optimizer that does not call `super().__init__()`, e.g. Lookahead."""
+    from torch.optim import Optimizer
+
+    if hasattr(optimizer, "register_step_pre_hook") and "_optimizer_step_pre_hooks" not in vars(optimizer):
+        owners = [optimizer, *(value for value in vars(optimizer).values() if isinstance(value, Optimizer))]
+        defaults: Any = next((owner.defaults for owner in owners if hasattr(owner, "defaults")), {})
+        Optimizer.__setstate__(optimizer, {"defaults": dict(defaults)})  # as after unpickling
+        # its class calls hooks now, and may have other instances
+        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            if not hasattr(type(optimizer), name):
+                setattr(type(optimizer), name, {})
 
 
 @cache

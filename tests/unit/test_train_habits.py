@@ -188,3 +188,98 @@ def test_lightning_clips_gradients_with_mixed_precision(precision: Any) -> None:
     plugin.scaler.step(opt) if plugin.scaler else opt.step()
     assert float((flat(model) - before).norm()) == pytest.approx(0.5, rel=1e-3)
     run.close()
+
+
+def sharded() -> Any:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return nn.Parameter(distribute_tensor(torch.ones(3), init_device_mesh("cpu", (1,))))
+    finally:
+        dist.destroy_process_group()
+
+
+UNSUPPORTED: dict[str, tuple[Any, str]] = {
+    "FSDP2": (sharded, "is a DTensor, .*; expected a model on each rank, or slurmdl.train.outer"),
+    "COO": (lambda: torch.eye(3).to_sparse(), r"is sparse \(sparse_coo\); expected a dense one"),
+    "CSR": (lambda: torch.eye(3).to_sparse_csr(), r"is sparse \(sparse_csr\); expected a dense one"),
+    "expanded": (lambda: torch.ones(1).expand(3), r"is expanded, .*; expected a copy \(clone\(\)\)"),
+    "lazy": (nn.parameter.UninitializedBuffer, "has no shape yet; expected a first forward pass")}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_unsupported_tensors_are_named(case: str) -> None:
+    make, reason = UNSUPPORTED[case]
+
+    def program(run: Run) -> None:
+        model = nn.Linear(3, 2)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        tensor = make()
+        if isinstance(tensor, nn.Parameter):
+            model.extra = tensor
+        else:
+            model.register_buffer("extra", tensor)
+        run.attach(model, opt)
+    with pytest.raises(InvalidRunError, match=rf"^(buffer|parameter) extra {reason}[^\n]*$"):
+        library(1, StrategyConfig("allreduce"), program)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """As most implementations: without super().__init__(), with the groups and the state of its base."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base, self.param_groups, self.state = base, base.param_groups, base.state
+        self.steps = 0
+        self.slow = [tensor.detach().clone() for tensor in base.param_groups[0]["params"]]
+
+    def step(self, closure: Any = None) -> Any:
+        loss = self.base.step(closure)
+        self.steps += 1
+        if self.steps % 2 == 0:
+            with torch.no_grad():
+                for slow, fast in zip(self.slow, self.param_groups[0]["params"], strict=True):
+                    fast.copy_(slow.lerp_(fast, 0.5))
+        return loss
+
+
+def train_with_lookahead(run: Run | None) -> tuple[int, Any]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    opt = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5))
+    if run:
+        run.attach(model, opt)
+    for _ in range(5):
+        opt.base.zero_grad()
+        model(torch.ones(2, 3)).square().mean().backward()
+        opt.step()
+    return run.step if run else 5, flat(model)
+
+
+@pytest.mark.parametrize("method", ["allreduce", "gossip"])
+def test_optimizer_wrapper_without_super_init(method: str) -> None:
+    results = library(2, StrategyConfig(method), train_with_lookahead)
+    expected_steps, expected = train_with_lookahead(None)
+    for steps, result in results:
+        assert steps == expected_steps
+        assert torch.allclose(result, expected, atol=1e-6)
+
+
+def test_optimizer_wrapper_with_parameter_servers_is_rejected() -> None:
+    with pytest.raises(InvalidRunError, match=r"--strategy ps: Lookahead cannot be built for a shard: [^\n]*$"):
+        library(2, StrategyConfig("ps", ps=1), train_with_lookahead)
+
+
+def test_object_that_is_no_optimizer_is_rejected() -> None:
+    class Scheduled:
+        def __init__(self, base: Any) -> None:
+            self.base = base
+
+    def program(run: Run) -> None:
+        model = nn.Linear(3, 2)
+        run.attach(model, Scheduled(torch.optim.SGD(model.parameters(), lr=0.1)))
+    with pytest.raises(InvalidRunError, match=r"^wrap\(Linear, Scheduled\): .*Optimizer, as its attribute base"):
+        library(1, StrategyConfig("allreduce"), program)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, TrainError, UsageError
+from slurmdl.train import optimizer_hooks
 from slurmdl.train.ddp_search import find_ddp
 from slurmdl.train.library import shard_optimizer
 from slurmdl.train.library.checkpoint import save_state
@@ -184,13 +185,41 @@ def trained_parameter_ids(model: Any, optimizer: Any) -> set[int]:
     return {id(tensor) for tensor in tensors if tensor.requires_grad}
 
 
+def _reject_unsupported(model: Any, optimized_ids: set[int]) -> None:
+    """Reject parameters and buffers that are not dense tensors with memory of their own."""
+    import torch
+
+    tensors = [*((f"parameter {name}", tensor) for name, tensor in model.named_parameters()),
+               *((f"buffer {name}", tensor) for name, tensor in model.named_buffers())]
+    for name, tensor in tensors:
+        if hasattr(tensor, "materialize"):
+            raise TrainError(f"{name} has no shape yet; expected a first forward pass of the model before wrap()")
+        if hasattr(tensor, "placements"):
+            raise TrainError(f"{name} is a DTensor, which fully_shard or tensor parallelism distributes over ranks; "
+                             "expected a model on each rank, or slurmdl.train.outer(model, optimizer, group), which "
+                             "exchanges models between groups of ranks")
+        if tensor.layout != torch.strided:
+            raise TrainError(f"{name} is sparse ({str(tensor.layout).removeprefix('torch.')}); expected a dense one "
+                             "(to_dense()), or an attribute of the module that is not registered")
+        if id(tensor) not in optimized_ids and any(
+                size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise TrainError(f"{name} is expanded, so that elements share their memory; expected a copy (clone())")
+
+
 def model_signature(model: Any, optimizer: Any) -> list[tuple[str, str]]:
     """Properties of model and optimizer that must match on all ranks, by name; devices may differ."""
     import torch
 
+    call = f"wrap({type(model).__name__}, {type(optimizer).__name__})"
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-        raise TrainError(f"wrap({type(model).__name__}, {type(optimizer).__name__}): expected a "
-                         "torch.nn.Module and a torch.optim.Optimizer")
+        inner = next((f", as its attribute {name}" for name, value in getattr(optimizer, "__dict__", {}).items()
+                      if isinstance(value, torch.optim.Optimizer)), "")
+        raise TrainError(f"{call}: expected a torch.nn.Module and a torch.optim.Optimizer{inner}")
+    if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
+        raise TrainError(f"{call}: {type(optimizer).__name__} has no param_groups or no state; expected "
+                         "super().__init__(), or those of the optimizer that it wraps")
+    optimizer_hooks.complete(optimizer)
+    _reject_unsupported(model, {id(tensor) for group in optimizer.param_groups for tensor in group["params"]})
     tensors = [*((f"parameter {name}", tensor) for name, tensor in model.named_parameters()),
                *((f"buffer {name}", tensor) for name, tensor in model.named_buffers())]
     return [*((name, f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -36,7 +36,7 @@ def hyperparameters(optimizer: Any) -> Numbers:
 def hyperparameter_entries(optimizer: Any) -> list[tuple[int, str, Any]]:
     """Group index, name and value of each hyperparameter, without entries that LR schedulers add."""
     return [(index, key, group[key]) for index, group in enumerate(optimizer.param_groups)
-            for key in sorted(optimizer.defaults) if _numeric_values(group[key])]
+            for key in sorted(optimizer.defaults) if key in group and _numeric_values(group[key])]
 
 
 def lr_indices(optimizer: Any) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ def make_shard_optimizer(optimizer: Any, replica: Replica, part: slice) -> Torch
     options = {key: _HOST_OVERRIDES.get(key, value) for key, value in optimizer.defaults.items() if key in accepted}
     try:
         shard_optimizer = kind(groups, **options)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise TrainError(f"--strategy ps: {kind.__name__} cannot be built for a shard: {error}") from error
     _check_elementwise(kind.__name__, lambda parameters: kind([{**groups[0], "params": parameters}], **options))
     return TorchShardOptimizer(shard_optimizer, [piece for group in slices for piece in group or [slice(0, 0)]])
