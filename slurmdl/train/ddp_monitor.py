@@ -20,6 +20,7 @@ from typing import Any
 from slurmdl.errors import UnavailableError, warn
 from slurmdl.train.report.slow_ranks import WINDOW_STEPS
 from slurmdl.train.slow_rank_actions import SlowRankReporter, start_requeue, warn_of_refusal
+from slurmdl.train.transports.torch_distributed import all_gather_objects
 from slurmdl.train.world import is_rank_zero, node_name
 
 #: time limit of an exchange, as PyTorch's own of a collective: the first rank may evaluate for long meanwhile
@@ -104,8 +105,7 @@ class DdpMonitor:
         # a group of its own: the others' collectives and their order stay as they are, and gloo leaves GPUs alone
         self._group = dist.new_group(self._ranks, timedelta(seconds=_TIMEOUT_S), backend="gloo",
                                      use_local_synchronization=len(self._ranks) < dist.get_world_size())
-        nodes: list[Any] = [None] * len(self._ranks)
-        dist.all_gather_object(nodes, node_name(), group=self._group)
+        nodes = all_gather_objects(node_name(), self._group)
         self._reporter = SlowRankReporter(dict(zip(self._ranks, nodes, strict=True)))
         self._handles.append(self._model.module.register_forward_pre_hook(_ForwardHook(self)))
         for index, tensor in enumerate(self._parameters):

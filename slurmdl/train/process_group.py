@@ -45,6 +45,10 @@ def init_torch(environ: Mapping[str, str] = os.environ, wait_limit_s: float = 0.
                 distributed.init_process_group("gloo", init_method=f"tcp://{address}:{port}", rank=rank,
                                                world_size=size, timeout=timeout)
         except (RuntimeError, ValueError) as error:
+            if "EADDRINUSE" in str(error):
+                raise InvalidRunError(
+                    f"rank {rank}: another program, perhaps of another user, listens on port {port} of {address}; "
+                    "expected a free MASTER_PORT, or `slurmdl srun`") from error
             raise InvalidRunError(f"rank {rank} does not find the other {size - 1} ranks by {address}:{port} "
                                   f"({str(error).splitlines()[0][:150]})") from error
     transport = TorchTransport(group)

@@ -289,7 +289,8 @@ def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[
     from the tasks' environment. `config` takes precedence over the plan. Raises InvalidOptionsError if the options
     or `must_match`, further values by name, differ between ranks, or if a combination is invalid (see compatibility).
     """
-    tasks = transport.allgather((node_name(environ), zone_path(environ), {**vars(config), **(must_match or {})}))
+    options_text = {name: str(value) for name, value in {**vars(config), **(must_match or {})}.items()}
+    tasks = transport.allgather((node_name(environ), zone_path(environ), options_text))
     first = tasks[0][2]
     for rank, (_, _, options) in enumerate(tasks):
         for name, value in options.items():

@@ -30,18 +30,18 @@ def call_on_all(world: World, function: Callable[[], T]) -> T:
     Raises InvalidRunError on all ranks if it raises on some; InvalidOptionsError if the first rejects options.
     """
     results: list[T] = []
-    message, error_type = "", InvalidRunError
+    message, is_of_options = "", False
     try:
         results.append(function())
     except (UsageError, InvalidOptionsError) as error:
-        message, error_type = str(error), InvalidOptionsError
+        message, is_of_options = str(error), True
     except SlurmdlError as error:
         message = str(error)
-    outcomes = world.transport.allgather((message, error_type))
-    for rank, (message, error_type) in enumerate(outcomes):
+    outcomes = world.transport.allgather((message, is_of_options))
+    for rank, (message, is_of_options) in enumerate(outcomes):
         if message:
             prefix = "" if len(set(outcomes)) == 1 else f"{world.format_rank(rank)}: "
-            raise error_type(f"{prefix}{message}")
+            raise (InvalidOptionsError if is_of_options else InvalidRunError)(f"{prefix}{message}")
     return results[0]
 
 

@@ -246,7 +246,11 @@ class Run:
             self._checkpointer.register(name, obj)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
-        """Gather an object from all ranks, in rank order, between two steps. Collective."""
+        """Gather an object from all ranks, in rank order, between two steps. Collective.
+
+        It consists of numbers, strings, bytes, None, arrays, tensors, and lists, tuples, sets and dicts of them.
+        Tensors arrive in host memory. Raises TrainError for other objects, since pickles run code of their sender.
+        """
         if self._ctx:
             return self._ctx.all_gather_object(obj)
         self.world.transport.barrier()

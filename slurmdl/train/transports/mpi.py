@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from slurmdl.errors import TrainError
+from slurmdl.train.transports.object_codec import decode_object, encode_object
 from slurmdl.train.transports.real_time import RealTimeRank
 from slurmdl.train.transports.transport import MPI_INTER_ZONE_CHUNK_BYTES
 from slurmdl.train.transports.window import ConditionRequest, MpiSharedMemory, SharedMemory
@@ -121,19 +121,19 @@ class MpiTransport(RealTimeRank):
     # the collective calls of mpi4py for objects would spin while they wait, and call no hook
 
     def allgather(self, obj: Any) -> list[Any]:
-        data, sizes = _pickled(obj), np.empty(len(self.alive_ranks), np.int64)
+        data, sizes = _encoded(obj), np.empty(len(self.alive_ranks), np.int64)
         self._complete(self._comm.Iallgather(np.array([data.size]), sizes))
         everything = np.empty(sizes.sum(), np.uint8)
         self._complete(self._comm.Iallgatherv(data, [everything, sizes.tolist(), self._mpi.BYTE]))
-        return self._by_rank(_unpickled(everything, sizes))
+        return self._by_rank(_decoded(everything, sizes))
 
     def gather(self, obj: Any) -> list[Any] | None:
         is_root = self._comm.Get_rank() == 0
-        data, sizes = _pickled(obj), np.empty(len(self.alive_ranks) if is_root else 0, np.int64)
+        data, sizes = _encoded(obj), np.empty(len(self.alive_ranks) if is_root else 0, np.int64)
         self._complete(self._comm.Igather(np.array([data.size]), sizes if is_root else None))
         everything = np.empty(sizes.sum(), np.uint8)
         self._complete(self._comm.Igatherv(data, [everything, sizes.tolist(), self._mpi.BYTE] if is_root else None))
-        return self._by_rank(_unpickled(everything, sizes)) if is_root else None
+        return self._by_rank(_decoded(everything, sizes)) if is_root else None
 
     def _complete(self, request: Any) -> None:
         self._poll_until(lambda: bool(request.Test()))
@@ -145,12 +145,12 @@ class MpiTransport(RealTimeRank):
 
     def broadcast(self, obj: Any) -> Any:
         is_root = self._comm.Get_rank() == 0
-        data = _pickled(obj) if is_root else np.empty(0, np.uint8)
+        data = _encoded(obj) if is_root else np.empty(0, np.uint8)
         size = np.array([data.size])
         self._complete(self._comm.Ibcast(size))
         data = data if is_root else np.empty(size[0], np.uint8)
         self._complete(self._comm.Ibcast(data))
-        return pickle.loads(data)
+        return decode_object(data)
 
 
 def _free_shared_bytes() -> int:
@@ -166,9 +166,9 @@ def _as_mpi_buffer(array: Any) -> Any:
     return array.view(np.uint16) if array.dtype == np.float16 else array
 
 
-def _pickled(obj: Any) -> Any:
-    return np.frombuffer(pickle.dumps(obj), np.uint8)
+def _encoded(obj: Any) -> Any:
+    return np.frombuffer(encode_object(obj), np.uint8)
 
 
-def _unpickled(data: Any, sizes: Any) -> list[Any]:
-    return [pickle.loads(part) for part in np.split(data, np.cumsum(sizes)[:-1])] if len(sizes) else []
+def _decoded(data: Any, sizes: Any) -> list[Any]:
+    return [decode_object(part) for part in np.split(data, np.cumsum(sizes)[:-1])] if len(sizes) else []

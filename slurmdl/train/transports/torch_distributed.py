@@ -15,16 +15,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from slurmdl.errors import TrainError
 from slurmdl.train.tags import Tag
+from slurmdl.train.transports.object_codec import decode_object, encode_object
 from slurmdl.train.transports.real_time import RealTimeRank
 from slurmdl.train.transports.transport import CHUNK_BYTES, CommCoroutine
 from slurmdl.train.transports.watchdog import CHECK_INTERVAL_S, StalledError, Watchdog
 from slurmdl.train.transports.window import SharedMemory
+
+T = TypeVar("T")
 
 #: tags for which receivers probe
 _PROBED_TAGS = (Tag.STEP, Tag.PUSH, Tag.CHECKPOINT, Tag.ASYNC_PS, Tag.WORK_REQUEST, Tag.STEP_TIME, Tag.ROLL_CALL,
@@ -246,23 +249,45 @@ class TorchTransport(RealTimeRank):
         raise TrainError("the backend torch has no shared memory; expected --backend mpi")
 
     def allgather(self, obj: Any) -> list[Any]:
-        objects: list[Any] = [None] * self.size
-        self._collective(lambda: self._distributed.all_gather_object(objects, obj, self._group))
-        return objects
+        return self._collective(lambda: all_gather_objects(obj, self._group))
 
     def gather(self, obj: Any) -> list[Any] | None:
-        objects: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        self._collective(lambda: self._distributed.gather_object(obj, objects, 0, self._group))
-        return objects
+        objects = self.allgather(obj)
+        return objects if self.rank == 0 else None
 
     def broadcast(self, obj: Any) -> Any:
-        objects = [obj]
-        self._collective(lambda: self._distributed.broadcast_object_list(objects, 0, self._group))
-        return objects[0]
+        data = _to_tensor(encode_object(obj) if self.rank == 0 else b"")
+        size = self._torch.tensor([data.numel()])
+        self._collective(lambda: self._distributed.broadcast(size, 0, self._group))
+        if self.rank:
+            data = self._torch.zeros(int(size), dtype=self._torch.uint8)
+        self._collective(lambda: self._distributed.broadcast(data, 0, self._group))
+        return obj if self.rank == 0 else decode_object(data.numpy())
 
-    def _collective(self, operation: Callable[[], Any]) -> None:
+    def _collective(self, operation: Callable[[], T]) -> T:
         with naming_lost_rank(), self._timing_wait():
-            operation()
+            return operation()
+
+
+def all_gather_objects(obj: Any, group: Any) -> list[Any]:
+    """Like torch.distributed.all_gather_object, which would run code that is in a message."""
+    import torch
+    from torch import distributed
+
+    data = _to_tensor(encode_object(obj))
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(sizes, torch.tensor([data.numel()]), group)
+    padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+    padded[:data.numel()] = data
+    received = [torch.empty_like(padded) for _ in sizes]
+    distributed.all_gather(received, padded, group)
+    return [decode_object(part[:int(size)].numpy()) for part, size in zip(received, sizes, strict=True)]
+
+
+def _to_tensor(data: bytes) -> Any:
+    import torch
+
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
 
 class _Request:

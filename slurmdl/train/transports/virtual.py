@@ -7,7 +7,6 @@ when it waits, computes, or polls without success. So asynchronous strategies ar
 from __future__ import annotations
 
 import math
-import pickle
 import queue
 import threading
 from collections import defaultdict, deque
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
+from slurmdl.train.transports.object_codec import decode_object, encode_object
 from slurmdl.train.transports.transport import MPI_INTER_ZONE_CHUNK_BYTES
 from slurmdl.train.transports.watchdog import Watchdog
 
@@ -216,11 +216,11 @@ class VirtualTransport:
     def allgather(self, obj: Any) -> list[Any]:
         pending = self._scheduler.pending_allgathers[self._allgather_count]
         self._allgather_count += 1
-        pending.arrivals[self.rank] = self.clock, pickle.dumps(obj)
+        pending.arrivals[self.rank] = self.clock, encode_object(obj)
         if len(pending.arrivals) == self.size:
             pending.all_arrived.done_at = max(clock for clock, _ in pending.arrivals.values())
         self.waitall([pending.all_arrived])
-        return [pickle.loads(pending.arrivals[rank][1]) for rank in range(self.size)]
+        return [decode_object(pending.arrivals[rank][1]) for rank in range(self.size)]
 
     def gather(self, obj: Any) -> list[Any] | None:
         objects = self.allgather(obj)
@@ -277,7 +277,7 @@ class _Segments:
 
 @dataclass
 class _PendingAllgather:
-    """Time and pickled object of each rank so far, and a request that completes when all have arrived."""
+    """Time and encoded object of each rank so far, and a request that completes when all have arrived."""
 
     arrivals: dict[int, tuple[float, bytes]] = field(default_factory=dict)
     all_arrived: Request = field(default_factory=lambda: Request("an allgather of all ranks"))
