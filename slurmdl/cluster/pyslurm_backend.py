@@ -66,4 +66,4 @@ def _merge_snapshots(pyslurm_snapshot: ClusterSnapshot, scontrol_snapshot: Clust
         **{name: getattr(pyslurm_snapshot, name)[visible] for name in NODE_ARRAYS},
         partitions=tuple(replace(partition, topology=topologies[partition.name])
                          for partition in pyslurm_snapshot.partitions if partition.name in topologies),
-        reservations=pyslurm_snapshot.reservations)
+        reservations=pyslurm_snapshot.reservations, name=pyslurm_snapshot.name)

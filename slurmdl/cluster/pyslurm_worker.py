@@ -24,7 +24,7 @@ _PARTITION_ATTRIBUTES = {"Default": "is_default", "OverSubscribe": "oversubscrib
                          "State": "state", "DefMemPerCPU": "default_memory_per_cpu",
                          "DefMemPerNode": "default_memory_per_node"}
 _CONFIG_ATTRIBUTES = {"DefMemPerCPU": "default_memory_per_cpu", "DefMemPerNode": "default_memory_per_node",
-                      "GresTypes": "gres_types"}
+                      "GresTypes": "gres_types", "ClusterName": "cluster_name"}
 
 
 def main() -> None:

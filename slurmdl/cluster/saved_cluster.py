@@ -33,7 +33,7 @@ def parse_saved_cluster(text: str, file: str, on_warning: Callable[[str], None])
     for key in _LAST_FIELDS:
         _drop_incomplete_records(output, key, problems)
     config = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in output.config)
-              if key.startswith("DefMemPer")}
+              if key.startswith(scontrol_parser.CONFIG_KEYS)}
     partitions: list[Partition] = [scontrol_parser.parse_partition(line, config)
                                    for line in output.records["PartitionName"]]
     reservations: list[Reservation] = []
@@ -43,7 +43,7 @@ def parse_saved_cluster(text: str, file: str, on_warning: Callable[[str], None])
         except InputError as error:
             problems.add(output.line_number(index), line, str(error))
     snapshot = scontrol_parser.build_snapshot(_with_gres_used(output.records["NodeName"], file, on_warning),
-                                              partitions, reservations)
+                                              partitions, reservations, config.get("ClusterName", ""))
     if output.tables:
         snapshot = read_sinfo_tables(output.tables, problems, on_warning).merge_over(snapshot)
     if snapshot.names:

@@ -14,6 +14,8 @@ from slurmdl.slurm import hostlist
 #: KEY=VALUE at the beginning of the line or after a blank. Values with blanks (OS, Reason, Comment, Extra) are not
 #: used, and free text comes after all used keys.
 _KEY_VALUE = re.compile(r"(?:^| )(\w+)=([^ ]*)")
+#: beginnings of the used keys of `show config`
+CONFIG_KEYS = ("ClusterName", "DefMemPer")
 _STATE_SUFFIXES = "*~#!%$@+^-"
 _NULL_VALUES = frozenset(("(null)", "N/A", "n/a"))
 _CONTINUATION = "\n   "  # between the parts of a record; a blank with -o
@@ -32,7 +34,7 @@ def parse_snapshot(text: str) -> ClusterSnapshot:
     """Parse the output of `scontrol -d show nodes`, `show partitions`, `show reservations` and `show config`.
 
     Records have one line each (-o) or several. The first of duplicate node records counts. `show config` provides the
-    default memory of jobs. Other lines are ignored. Raises InputError if a record has no State (truncated or other
+    cluster's name and the default memory of jobs. Other lines are ignored. Raises InputError if a record has no State (truncated or other
     text), or a hostlist is malformed.
     """
     config: dict[str, str] = {}
@@ -44,15 +46,15 @@ def parse_snapshot(text: str) -> ClusterSnapshot:
                 raise InputError(f"{line.partition(' ')[0]}: no State; expected the unchanged output of "
                                  "`scontrol -d show nodes`, `show partitions` and `show reservations`, also with -o")
             records[key].append(line)
-        elif key.startswith("DefMemPer"):
+        elif key.startswith(CONFIG_KEYS):
             config[key.strip()] = value.strip()
     reservations = [parse_reservation(line) for line in records["ReservationName"]]
     return build_snapshot(records["NodeName"], [parse_partition(line, config) for line in records["PartitionName"]],
-                          reservations)
+                          reservations, config.get("ClusterName", ""))
 
 
 def build_snapshot(lines: Sequence[str], partitions: Sequence[Partition],
-                   reservations: Sequence[Reservation]) -> ClusterSnapshot:
+                   reservations: Sequence[Reservation], name: str = "") -> ClusterSnapshot:
     """Return the snapshot of node records of one line each; the first of duplicate nodes counts.
 
     The arrays are built column by column; each distinct text is parsed once.
@@ -77,7 +79,7 @@ def build_snapshot(lines: Sequence[str], partitions: Sequence[Partition],
         tuple(line_of_name), np.array(profile_index, np.int32),
         tuple(_parse_profile(*texts) for texts in profiles), cpus,
         np.maximum(0, cpus - numbers("CPUAlloc")), memory, np.maximum(0, memory - numbers("AllocMem")),
-        numbers("Weight"), tuple(partitions), tuple(reservations))
+        numbers("Weight"), tuple(partitions), tuple(reservations), name)
 
 
 def record_column(lines: Sequence[str], key: str) -> list[str]:

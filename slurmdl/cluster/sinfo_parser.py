@@ -59,12 +59,12 @@ class SinfoNodes:
         """
         if not snapshot.names:
             return ClusterSnapshot.from_nodes(self.nodes.values(), snapshot.partitions or [*self.partitions.values()],
-                                              snapshot.reservations)
+                                              snapshot.reservations, snapshot.name)
         merged = {node.name: node for node in snapshot.nodes}
         for name, node in self.nodes.items():
             merged[name] = _with_state(merged[name], node) if name in merged else node
         return ClusterSnapshot.from_nodes(merged.values(), snapshot.partitions or [*self.partitions.values()],
-                                          snapshot.reservations)
+                                          snapshot.reservations, snapshot.name)
 
 
 def parse_sinfo_state(text: str) -> tuple[tuple[str, ...], bool] | None:

@@ -98,6 +98,7 @@ class ClusterSnapshot:
         names: unique node names, in Slurm's order.
         profile_index: shape (nodes,), index of each node in `profiles`.
         cpus, cpus_unallocated, memory, memory_unallocated, weight: shape (nodes,), as in Node.
+        name: ClusterName, or "" if unknown.
     """
 
     names: tuple[str, ...]
@@ -110,10 +111,11 @@ class ClusterSnapshot:
     weight: IntArray
     partitions: tuple[Partition, ...] = ()
     reservations: tuple[Reservation, ...] = ()
+    name: str = ""
 
     @classmethod
     def from_nodes(cls, nodes: Iterable[Node], partitions: Sequence[Partition] = (),
-                   reservations: Sequence[Reservation] = ()) -> ClusterSnapshot:
+                   reservations: Sequence[Reservation] = (), name: str = "") -> ClusterSnapshot:
         nodes = tuple(nodes)
         profiles: dict[NodeProfile, int] = {}
         profile_index = [profiles.setdefault(
@@ -121,7 +123,7 @@ class ClusterSnapshot:
                         tuple(node.gres_used.items())), len(profiles)) for node in nodes]
         arrays = {name: np.array([getattr(node, name) for node in nodes], np.int64) for name in NODE_ARRAYS}
         return cls(tuple(node.name for node in nodes), np.array(profile_index, np.int32), tuple(profiles), **arrays,
-                   partitions=tuple(partitions), reservations=tuple(reservations))
+                   partitions=tuple(partitions), reservations=tuple(reservations), name=name)
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -147,7 +149,8 @@ class ClusterSnapshot:
         return next((p.topology for p in self.partitions if p.name == wanted), "")
 
     def to_json(self) -> dict[str, Any]:
-        return {"nodes": [asdict(n) for n in self.nodes], "partitions": [asdict(p) for p in self.partitions],
+        return {"name": self.name, "nodes": [asdict(n) for n in self.nodes],
+                "partitions": [asdict(p) for p in self.partitions],
                 "reservations": [asdict(r) for r in self.reservations]}
 
     @classmethod
@@ -159,8 +162,11 @@ class ClusterSnapshot:
         duplicate = next((name for name, count in Counter(node.name for node in nodes).items() if count > 1), None)
         if duplicate is not None:
             raise InputError(f"cluster JSON: duplicate node {duplicate}")
+        name = data.get("name", "")
+        if not _is_text(name):
+            raise InputError(f"cluster JSON: name={name!r}: expected a string of one line")
         return cls.from_nodes(nodes, parse_records(Partition, data, "partitions"),
-                              parse_records(Reservation, data, "reservations"))
+                              parse_records(Reservation, data, "reservations"), name)
 
 
 def parse_records(record_type: type[Record], data: dict[str, Any], key: str) -> list[Record]:

@@ -41,6 +41,8 @@ CHECKS = (
     Check("topology", slurm_checks.check_topology, ("controller", "cluster_backend"),
           "correct the file; slurmdl topology check reports all errors"),
     Check("controller topology", slurm_checks.check_controller_topology, ("topology",), "see the log of slurmctld"),
+    Check("zone features", slurm_checks.check_zone_features, ("controller topology",),
+          "correct the file; slurmdl topology check reports all errors"),
     Check("cli_filter", slurm_checks.check_cli_filter, ("controller",)),
     Check("plugin", slurm_checks.check_plugin, ("controller", "cli_filter"),
           "make plugstack.conf and its includes readable for all"),

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from slurmdl import dl_options, file_trust
+from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.commit import describe_version
 from slurmdl.doctor import Finding, failure, ok, warning
 from slurmdl.doctor.site import Site, TimedResult
 from slurmdl.errors import InputError
 from slurmdl.files import read_text_limited
+from slurmdl.launch.zone_preference import find_zone_features, leaf_zones
 from slurmdl.links.aggregate import MAX_CLOCK_SKEW_S
 from slurmdl.slurm import process
 from slurmdl.slurm.hostlist import fold_hostlist
@@ -131,6 +133,24 @@ def check_controller_topology(site: Site) -> Finding:
                        f"scontrol reconfigure if {file} is right, else copy the controller's file to this host; "
                        "slurmdl topology diff shows all")
     return ok(f"{file} and the controller agree")
+
+
+def check_zone_features(site: Site) -> Finding:
+    """Without a feature of its zone, a node can be bound only for jobs that cannot be requeued."""
+    topology = site.topologies.get(site.cluster.topology_of())
+    zones, placed = sorted(leaf_zones(topology)), set(topology.nodes)
+    if len(zones) < 2:
+        return ok("not needed without several zones")
+    # check_topology reports nodes in no zone
+    cluster = ClusterSnapshot.from_nodes(node for node in site.cluster.nodes if node.name in placed)
+    missing = [zone for zone, feature in zip(zones, find_zone_features(cluster, topology, zones), strict=True)
+               if not feature]
+    if not missing:
+        return ok(f"each of {len(zones)} zones has a feature")
+    return warning(f"{fold_hostlist(missing)}: no feature of exactly the nodes of the zone, so slurmdl sbatch chooses "
+                   "no nodes for jobs that may be requeued (Slurm's default)",
+                   "write the NodeName lines that slurmdl topology features prints into slurm.conf, then scontrol "
+                   "reconfigure")
 
 
 def check_node_zones(site: Site) -> Finding:

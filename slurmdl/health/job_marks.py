@@ -1,4 +1,4 @@
-"""Marks of job starts: empty files in the user's state directory, for what happens once per start, or is counted."""
+"""Marks: empty files in the user's state directory, for what happens once per job start or cluster, or is counted."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def mark_path(kind: str, environ: Mapping[str, str]) -> str:
                         f"{_job_prefix(environ)}{environ.get('SLURM_RESTART_COUNT', '0')}")
 
 
+def cluster_mark_path(kind: str, cluster: str, environ: Mapping[str, str]) -> str:
+    """The mark of this kind ("zone-features") for a cluster."""
+    return os.path.join(config.user_dir(environ, "state"), kind, cluster.replace("/", "_") or "unnamed")
+
+
 def _job_prefix(environ: Mapping[str, str]) -> str:
     names = (environ.get("SLURM_CLUSTER_NAME", ""), environ.get("SLURM_JOB_ID", ""))
     return "".join(f"{name}-" for name in names).replace("/", "_")
@@ -36,7 +41,7 @@ def count_marks(kind: str, environ: Mapping[str, str]) -> int | None:
 
 
 def write_mark(path: str) -> None:
-    """Write a mark, and remove those of old jobs. Raises OSError if it cannot be written."""
+    """Write a mark, and remove old ones of its kind. Raises OSError if it cannot be written."""
     directory = os.path.dirname(path)
     os.makedirs(directory, exist_ok=True)
     with open(path, "w", encoding="utf-8"):

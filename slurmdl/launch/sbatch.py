@@ -11,6 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from slurmdl.errors import (
 from slurmdl.launch import binding, submission, submission_record
 from slurmdl.launch.binding import Decision
 from slurmdl.launch.submission import ParsedArgv, Submission, SubmitCommand, build_submit_command
+from slurmdl.launch.zone_preference import exact_zone_features, leaf_zones
 from slurmdl.slurm import process, sbatch_options
 from slurmdl.text import print_escaped
 
@@ -131,6 +133,8 @@ class SubmissionAttempt:
             decision = replace(decision, explanation=text)
         self.bound_command = build_submit_command(self.program, job, decision, os.environ)
         self.decision = decision
+        if not (self.quiet or self.dl.dry_run):
+            _warn_of_missing_features(job, decision, state)
 
     def _leave_out_bad_nodes(self, job: Submission, site_config: config.Config,
                              on_warning: Callable[[str], None]) -> Submission:
@@ -250,6 +254,25 @@ def decide_with_slurm(job: Submission, state: ClusterState, program: str = "") -
     return binding.decide_binding(job, state, traffic_file.load_traffic_matrices(job.request.dl),
                                   inside_job="SLURM_JOB_ID" in os.environ,
                                   predict_start=predict_start)
+
+
+def _warn_of_missing_features(job: Submission, decision: Decision, state: ClusterState) -> None:
+    """Say once per user and cluster that jobs which may be requeued get no nodes, because no feature names a zone."""
+    placement = decision.placement
+    if job.request.dl.node_binding != "auto" or not job.request.requeue or not (placement and placement.nodes):
+        return
+    if len(leaf_zones(state.topology)) < 2 or exact_zone_features(state, placement.nodes_per_zone):
+        return
+    from slurmdl.health import job_marks
+
+    mark = job_marks.cluster_mark_path("zone-features", state.cluster.name, os.environ)
+    if os.path.exists(mark):
+        return
+    warn("no node feature identifies a zone of this cluster: nodes can be chosen only with --no-requeue (by default "
+         "jobs may be requeued), or when the administrator adds the features that `slurmdl topology features` prints; "
+         "this is said once")
+    with suppress(OSError):  # then the next submission says it again
+        job_marks.write_mark(mark)
 
 
 def _read_stdin() -> bytes | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from slurmdl.errors import PlacementError
 
 if TYPE_CHECKING:
+    from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.job_request import JobRequest
     from slurmdl.launch.cluster_state import ClusterState
     from slurmdl.placement.result import Placement
@@ -175,11 +176,16 @@ def _worse_outcomes(placement: Placement, free: Mapping[str, _FreeNodes],
 
 def exact_zone_features(state: ClusterState, zones: Iterable[str]) -> tuple[str, ...]:
     """For each zone a feature of exactly its nodes, preferably the zone's name; () if a zone has none."""
+    features = find_zone_features(state.cluster, state.topology, zones)
+    return features if all(features) else ()
+
+
+def find_zone_features(cluster: ClusterSnapshot, topology: Topology, zones: Iterable[str]) -> tuple[str, ...]:
+    """For each zone a feature of exactly its nodes, preferably the zone's name; "" for a zone without one."""
     import numpy as np
 
     from slurmdl.placement.candidate_nodes import topology_index
 
-    cluster, topology = state.cluster, state.topology
     index = topology_index(cluster, topology)
     # snapshot index of each node of the topology, -1 for nodes that the snapshot lacks
     snapshot_index = np.full(len(topology.nodes) + 1, -1, np.int64)
@@ -201,7 +207,5 @@ def exact_zone_features(state: ClusterState, zones: Iterable[str]) -> tuple[str,
         candidates = cluster.profiles[cluster.profile_index[nodes[0]]].features if len(nodes) else ()
         exact = [name for name in candidates if node_count[name] == len(nodes) and np.array_equal(
             np.sort(np.concatenate([nodes_of_profile[number] for number in profiles_with[name]])), nodes)]
-        if not exact:
-            return ()
-        features.append(min(exact, key=lambda name: (name != zone, name)))
+        features.append(zone if zone in exact else min(exact, default=""))
     return tuple(features)

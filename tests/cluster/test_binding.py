@@ -62,6 +62,22 @@ def test_nodelist_is_bound_without_features_and_requeue(new_cluster):
     assert {zone(node) for node in rank_nodes(cluster.output(pinned))} == {"zoneA"}
 
 
+def test_missing_zone_features_are_said_once(new_cluster):
+    cluster = new_cluster(zone_features=False, slurm_conf_lines=AT_ONCE)
+    script, state = cluster.script("true\n"), cluster.directory("state")
+    submit = f"slurmdl sbatch -N3 -o /dev/null {script} >&2"
+
+    def times_said(command: str, directory: str = str(state)) -> int:
+        done = cluster.run(["sh", "-c", command], env={"XDG_STATE_HOME": directory})
+        assert done.returncode == 0 and "Submitted batch job" in done.stderr, done.stderr
+        return done.stderr.count("slurmdl topology features")
+
+    assert times_said(submit.replace("-N3", "-N3 --no-requeue")) == 0
+    assert 1 <= times_said(f"for i in 1 2 3; do {submit} & done; wait") <= 3
+    assert times_said(submit) == 0
+    assert times_said(submit, "/dev/null/state") == 1
+
+
 def test_bound_job_keeps_its_nodes_until_the_scheduling_pass(new_cluster):
     """With the default delay of the scheduler, the job is still pending when sbatch returns, and keeps its nodes."""
     cluster = new_cluster(zone_features=False, slurm_conf_lines=DEFAULT_DELAY)

@@ -251,6 +251,15 @@ def _no_zone(site: Site) -> Iterator[None]:
 
 
 @contextmanager
+def _no_zone_features(site: Site) -> Iterator[None]:
+    file, reconfigure = site.slurm / "slurm.conf", ["scontrol", "reconfigure"]
+    with site.with_text(file, re.sub(r" Features=\S*", "", file.read_text())):
+        site.cluster.run(reconfigure, as_root=True).check_returncode()
+        yield
+    site.cluster.run(reconfigure, as_root=True).check_returncode()
+
+
+@contextmanager
 def _other_tree(site: Site) -> Iterator[None]:
     """Give a node an outdated topology.conf."""
     other = site.directory / "other-slurm"
@@ -334,6 +343,8 @@ CASES = {
     "topology not the controller's": Case(
         lambda site: _edited_topology(site, "zoneA", "zoneX"), "controller topology", "fail", "zoneX",
         "scontrol reconfigure"),
+    "no zone features": Case(_no_zone_features, "zone features", "warn", "zoneA,zoneB: no feature", "topology features",
+                             ""),
     "node in no zone": Case(_no_zone, "topology", "warn", "n3", "topology check", "n[1-2,4]"),
     "MPI without its PMI": Case(_without_pmix, "MPI", "fail", "mpi_pmix.so", "srun --mpi=list"),
     "scores of another user": Case(lambda site: site.with_mode(site.scores, 0o644, OTHER_UID), "link_scores", "fail",

@@ -34,7 +34,7 @@ Partitions = collection(*(Thing(name=name, is_default=name == "main", oversubscr
     state="UP", default_memory_per_cpu=None, default_memory_per_node="UNLIMITED") for name in ("main", "hidden")))
 Reservations = collection(Thing(name="r", nodes="n[1-2]", is_active=False))
 slurmctld = Thing(Config=Thing(load=lambda: Thing(version="25.11.4", default_memory_per_cpu=100,
-    default_memory_per_node=None, gres_types=[])))
+    default_memory_per_node=None, gres_types=[], cluster_name="c")))
 """
 PARTITION = "PartitionName=main Default=YES OverSubscribe=NO PriorityTier=0 State=UP Topology=leaves"
 
@@ -54,7 +54,8 @@ def test_snapshot_merges_pyslurm_and_scontrol(write_pyslurm: Callable[[str], Non
     snapshot, zones = load.query_cluster("pyslurm")
     expected = scontrol_parser.parse_snapshot(
         "NodeName=n1 CPUAlloc=1 CPUEfctv=4 CPUTot=4 ActiveFeatures=a,b RealMemory=1000 State=MIXED+DRAIN Weight=0 "
-        f"Partitions=main\n{PARTITION}\nReservationName=r Nodes=n[1-2] State=INACTIVE\nDefMemPerCPU = 100\n")
+        f"Partitions=main\n{PARTITION}\nReservationName=r Nodes=n[1-2] State=INACTIVE\nDefMemPerCPU = 100\n"
+        "ClusterName = c\n")
     assert snapshot.to_json() == expected.to_json()
     assert (zones, (tmp_path / "queries").read_text()) == ("", "show partitions\n")
 
