@@ -34,8 +34,8 @@ def parse_snapshot(text: str) -> ClusterSnapshot:
     """Parse the output of `scontrol -d show nodes`, `show partitions`, `show reservations` and `show config`.
 
     Records have one line each (-o) or several. The first of duplicate node records counts. `show config` provides the
-    cluster's name and the default memory of jobs. Other lines are ignored. Raises InputError if a record has no State (truncated or other
-    text), or a hostlist is malformed.
+    cluster's name and the default memory of jobs. Other lines are ignored. Raises InputError if a record has no State
+    (truncated or other text), or a hostlist is malformed.
     """
     config: dict[str, str] = {}
     records: dict[str, list[str]] = {"NodeName": [], "PartitionName": [], "ReservationName": []}

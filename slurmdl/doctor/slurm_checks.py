@@ -147,8 +147,8 @@ def check_zone_features(site: Site) -> Finding:
                if not feature]
     if not missing:
         return ok(f"each of {len(zones)} zones has a feature")
-    return warning(f"{fold_hostlist(missing)}: no feature of exactly the nodes of the zone, so slurmdl sbatch chooses "
-                   "no nodes for jobs that may be requeued (Slurm's default)",
+    return warning(f"{fold_hostlist(missing)}: no feature of exactly the nodes of the zone, so slurmdl sbatch "
+                   "chooses no nodes for jobs that may be requeued (Slurm's default)",
                    "write the NodeName lines that slurmdl topology features prints into slurm.conf, then scontrol "
                    "reconfigure")
 

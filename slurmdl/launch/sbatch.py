@@ -269,8 +269,8 @@ def _warn_of_missing_features(job: Submission, decision: Decision, state: Cluste
     if os.path.exists(mark):
         return
     warn("no node feature identifies a zone of this cluster: nodes can be chosen only with --no-requeue (by default "
-         "jobs may be requeued), or when the administrator adds the features that `slurmdl topology features` prints; "
-         "this is said once")
+         "jobs may be requeued), or when the administrator adds the features that `slurmdl topology features` "
+         "prints; this is said once")
     with suppress(OSError):  # then the next submission says it again
         job_marks.write_mark(mark)
 

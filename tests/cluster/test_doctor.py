@@ -343,8 +343,8 @@ CASES = {
     "topology not the controller's": Case(
         lambda site: _edited_topology(site, "zoneA", "zoneX"), "controller topology", "fail", "zoneX",
         "scontrol reconfigure"),
-    "no zone features": Case(_no_zone_features, "zone features", "warn", "zoneA,zoneB: no feature", "topology features",
-                             ""),
+    "no zone features": Case(_no_zone_features, "zone features", "warn", "zoneA,zoneB: no feature",
+                             "topology features", ""),
     "node in no zone": Case(_no_zone, "topology", "warn", "n3", "topology check", "n[1-2,4]"),
     "MPI without its PMI": Case(_without_pmix, "MPI", "fail", "mpi_pmix.so", "srun --mpi=list"),
     "scores of another user": Case(lambda site: site.with_mode(site.scores, 0o644, OTHER_UID), "link_scores", "fail",
