@@ -75,7 +75,7 @@ class Story:
             self._run(job)
         finally:
             cluster.sandbox.shape_link(bad, rate=cluster.sandbox.spec.node_rate)
-            cluster.call(["sh", "-c", "rm -f $HOME/.local/state/slurmdl/probe.jsonl"])
+            cluster.call(["sh", "-c", "rm -f $HOME/.local/state/slurmdl/probe-*.jsonl"])
 
     def act_servers(self) -> None:
         self.cluster.occupy(TWO_ZONES)

@@ -121,7 +121,7 @@ def _load_state(config: Config, own_options: dict[str, str], request: JobRequest
     snapshot = cluster.load_cluster_file(own_options["cluster"]) if "cluster" in own_options else \
         cluster.query_cluster(config.cluster_backend)[0]
     zones = topology.load_topology(own_options.get("topology"), snapshot.topology_of(request.partitions))
-    scores = cluster_state.load_link_scores(config, source, strict=strict)
+    scores = cluster_state.load_link_scores(config, source, strict=strict, get_cluster=lambda: snapshot.name)
     return cluster_state.ClusterState(snapshot, zones, scores)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from slurmdl import comm_layout
@@ -94,6 +96,7 @@ def _build_job(options: argparse.Namespace) -> SimulatedJob:
     from slurmdl.launch import cluster_state
     from slurmdl.simulate.compare import SimulatedJob
     from slurmdl.slurm import hostlist
+    from slurmdl.slurm.slurm_conf import cluster_name
     from slurmdl.topology import load
 
     fixed_nodes = tuple(dict.fromkeys(hostlist.expand_hostlist(options.nodes))) if options.nodes else ()
@@ -116,7 +119,9 @@ def _build_job(options: argparse.Namespace) -> SimulatedJob:
         raise UsageError(f"--seed {options.seed}: expected 0 to {_MAX_SEED}")
     workload = _build_workload(options)
     workload.check_supported(ranks)
-    scores = cluster_state.load_link_scores(config.load_config(), options.scores, strict=options.scores != "auto")
+    get_cluster = str if options.topology else partial(cluster_name, os.environ)
+    scores = cluster_state.load_link_scores(config.load_config(), options.scores, strict=options.scores != "auto",
+                                            get_cluster=get_cluster)
     return SimulatedJob(workload, load.load_topology(options.topology), scores, nodes, ranks, fixed_nodes,
                         options.busy_share, options.seed)
 

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from slurmdl import config, files
 from slurmdl.errors import InputError, UnavailableError
+from slurmdl.slurm.slurm_conf import cluster_name
 
 DEFAULT_LIFETIME_S = 86_400.0
 #: share of a partition's nodes that exclusions may take at most; one node is always allowed
@@ -45,15 +46,6 @@ class Exclusion:
     expires: float
     cluster: str
     job: str = ""
-
-
-def cluster_name(environ: Mapping[str, str]) -> str:
-    """ClusterName of the cluster that Slurm's commands address. Raises UnavailableError if Slurm does not answer."""
-    if name := environ.get("SLURM_CLUSTER_NAME"):
-        return name
-    from slurmdl.slurm.slurm_conf import SlurmConfig
-
-    return SlurmConfig.query().cluster_name
 
 
 def exclusions_file(environ: Mapping[str, str]) -> str:

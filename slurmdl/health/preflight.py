@@ -23,6 +23,7 @@ from slurmdl.links.samples import LinkSample, merge_into_sample_file
 from slurmdl.links.score_sources import user_probe_file
 from slurmdl.slurm import node_step, process
 from slurmdl.slurm.run_module import module_argv
+from slurmdl.slurm.slurm_conf import cluster_name
 from slurmdl.topology.topology import Topology
 
 DEFAULT_BUDGET_S = 30.0
@@ -89,10 +90,13 @@ def run_preflight(nodes: Sequence[str], topology: Topology, environ: Mapping[str
 
 def keep_link_samples(result: Preflight, environ: Mapping[str, str], on_warning: Callable[[str], None]) -> None:
     """Add the measured links to the user's own probes, whose scores order the ranks of this job and of later ones."""
-    path = user_probe_file(environ)
+    if not result.link_samples:
+        return
     try:
-        if result.link_samples:
-            merge_into_sample_file(path, result.link_samples)
+        path = user_probe_file(environ, cluster_name(environ))
+        merge_into_sample_file(path, result.link_samples)
+    except SlurmdlError as error:
+        on_warning(f"preflight: the links are not kept: {error}")
     except OSError as error:
         on_warning(f"preflight: {path}: the links are not kept ({error.strerror})")
 

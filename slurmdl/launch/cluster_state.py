@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,14 +41,15 @@ def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = 
     from slurmdl.slurm.slurm_conf import topology_file_path
 
     # while the query runs, import modules and read files
-    wait_for_cluster = start_cluster_query(config.cluster_backend, with_topology=topology_file_path() is None)
+    wait_for_cluster = functools.cache(
+        start_cluster_query(config.cluster_backend, with_topology=topology_file_path() is None))
 
     import slurmdl.cluster.scontrol_parser
     import slurmdl.placement.place  # noqa: F401
     from slurmdl.topology import load, scontrol_topology
 
     topologies = load.load_slurm_topology_file()
-    scores = load_link_scores(config, source, on_warning, strict)
+    scores = load_link_scores(config, source, on_warning, strict, lambda: wait_for_cluster()[0].name)
     cluster, topology_text = wait_for_cluster()
     if topologies is None:
         if not topology_text.strip():
@@ -58,7 +60,7 @@ def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = 
 
 
 def load_link_scores(config: Config, source: str, on_warning: Callable[[str], None] = warn,
-                     strict: bool = False) -> LinkScores:
+                     strict: bool = False, get_cluster: Callable[[], str] = str) -> LinkScores:
     """Load link scores in at most one second.
 
     Unusable scores are no error: without them the topology decides, and a warning says why. Raises InputError if
@@ -68,10 +70,11 @@ def load_link_scores(config: Config, source: str, on_warning: Callable[[str], No
         source: value of --dl-link-scores.
         on_warning: receives that warning.
         strict: unusable scores are an error.
+        get_cluster: see `load_from_sources`.
     """
     from slurmdl.links.score_sources import load_from_sources
 
-    loaded = load_from_sources(config, source, os.environ)
+    loaded = load_from_sources(config, source, os.environ, get_cluster)
     if loaded.warnings and strict:
         raise InputError(loaded.warnings[0])
     if loaded.warnings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from slurmdl import config
@@ -166,7 +167,8 @@ def load_job_topology(slurm_config: SlurmConfig, nodes: Sequence[str], partition
 def _load_link_scores(dl: DlOptions, site_config: config.Config, nodes: Sequence[str], topology: Topology,
                       environ: Mapping[str, str], on_warning: Callable[[str], None]) -> LinkScores:
     """Load the link scores; with --dl-probe measure the links of the job's nodes."""
-    scores = cluster_state.load_link_scores(site_config, dl.link_scores, on_warning, dl.strict)
+    scores = cluster_state.load_link_scores(site_config, dl.link_scores, on_warning, dl.strict,
+                                            partial(slurm_conf.cluster_name, environ))
     if dl.probe == "0":
         return scores
     from slurmdl.links.probe import probe_step

@@ -66,22 +66,29 @@ class _SourceReader:
             self.error = InputError(f"{self.name}: {type(error).__name__}: {error}")
 
 
-def user_probe_file(environ: Mapping[str, str]) -> str:
-    """File of the user's own probe samples, JSON lines."""
-    return os.path.join(user_dir(environ, "state"), "probe.jsonl")
+def user_probe_file(environ: Mapping[str, str], cluster: str) -> str:
+    """File of the user's own probe samples of a cluster, JSON lines: clusters may share home directories."""
+    return os.path.join(user_dir(environ, "state"), f"probe-{cluster.replace('/', '_')}.jsonl")
 
 
-def load_from_sources(config: Config, source: str, environ: Mapping[str, str]) -> LoadedScores:
+def load_from_sources(config: Config, source: str, environ: Mapping[str, str],
+                      get_cluster: Callable[[], str] = str) -> LoadedScores:
     """Read the link scores of the value of --dl-link-scores, in at most a second.
 
-    It is "off", "auto", a file (JSON, CSV, or JSON lines of samples) or the URL of a Prometheus server.
+    Args:
+        source: "off", "auto", a file (JSON, CSV, or JSON lines of samples) or the URL of a Prometheus server.
+        get_cluster: returns the cluster's name, and may wait for it; "auto" reads the user's own probes of this
+            cluster, none if the name is "" or Slurm does not answer.
     """
     defaults = _defaults(config)
     if source == "off":
         return LoadedScores(defaults)
     deadline, max_age = monotonic() + SOURCES_TIMEOUT_S, config.link_scores.max_age
     readers = [_SourceReader(name, read_scores)
-               for name, read_scores in _list_sources(config, source, environ, time(), deadline)]
+               for name, read_scores in _list_sources(config, source, time(), deadline)]
+    if source == "auto" and (cluster := _name_or_empty(get_cluster)):
+        own_file, deadline = user_probe_file(environ, cluster), monotonic() + SOURCES_TIMEOUT_S
+        readers.append(_SourceReader(own_file, partial(_load_file, config, time(), own_file, required=False)))
     loaded, warnings = [], []
     for reader in readers:
         reader.thread.join(max(0.0, deadline - monotonic()))
@@ -103,6 +110,13 @@ def load_from_sources(config: Config, source: str, environ: Mapping[str, str]) -
     return LoadedScores(_merge_sources(defaults, loaded), tuple(warnings))
 
 
+def _name_or_empty(get_cluster: Callable[[], str]) -> str:
+    try:
+        return get_cluster()
+    except SlurmdlError:
+        return ""
+
+
 def _defaults(config: Config) -> LinkScores:
     """Configured defaults of links without a score, and the cost model."""
     settings = config.link_scores
@@ -114,10 +128,21 @@ def _defaults(config: Config) -> LinkScores:
                       weights=MetricWeights(**settings.weights) if settings.cost_model == "weighted" else None)
 
 
-def _list_sources(config: Config, source: str, environ: Mapping[str, str], now: float,
-                  deadline: float) -> list[tuple[str, ScoreReader]]:
+def _load_file(config: Config, now: float, path: str, on_reject: Callable[[str], None], *,
+               required: bool = True) -> LinkScores:
+    if not required and not os.path.exists(path):
+        return LinkScores()
+    return load_scores(path, now, config.link_scores.trusted_owner, _aggregation_rules(config), on_reject)
+
+
+def _aggregation_rules(config: Config) -> AggregationRules:
     settings = config.link_scores
-    rules = AggregationRules(settings.max_age, settings.half_life, settings.tolerance)
+    return AggregationRules(settings.max_age, settings.half_life, settings.tolerance)
+
+
+def _list_sources(config: Config, source: str, now: float, deadline: float) -> list[tuple[str, ScoreReader]]:
+    """The sources except for the user's own probes."""
+    settings = config.link_scores
 
     def query_prometheus(url: str, _: Callable[[str], None]) -> LinkScores:
         from slurmdl.links import prometheus  # its imports take longer than reading files
@@ -126,20 +151,15 @@ def _list_sources(config: Config, source: str, environ: Mapping[str, str], now: 
         samples = prometheus.query_samples(url, settings.prometheus_queries, label, deadline)
         if not samples:
             raise UnavailableError(f"prometheus: no result has a node name in the label {label!r}")
-        return aggregate_scores(samples, now, rules=rules)
+        return aggregate_scores(samples, now, rules=_aggregation_rules(config))
 
-    def load_file(path: str, on_reject: Callable[[str], None], required: bool = True) -> LinkScores:
-        if not required and not os.path.exists(path):
-            return LinkScores()
-        return load_scores(path, now, settings.trusted_owner, rules, on_reject)
-
+    load_file = partial(_load_file, config, now)
     if source not in KEYWORDS:
         is_url = source.startswith(("http://", "https://"))
         return [(source, partial(query_prometheus if is_url else load_file, source))]
-    is_configured, own_file = settings.file != type(settings).file, user_probe_file(environ)
+    is_configured = settings.file != type(settings).file
     sources: list[tuple[str, ScoreReader]] = [
-        (settings.file, partial(load_file, settings.file, required=is_configured)),
-        (own_file, partial(load_file, own_file, required=False))]
+        (settings.file, partial(load_file, settings.file, required=is_configured))]
     if settings.prometheus_url:
         sources.append((settings.prometheus_url, partial(query_prometheus, settings.prometheus_url)))
     return sources

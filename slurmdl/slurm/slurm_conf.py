@@ -89,6 +89,11 @@ class SlurmConfig:
         return int(value) if value.isdigit() and int(value) else None
 
 
+def cluster_name(environ: Mapping[str, str]) -> str:
+    """ClusterName of the cluster that Slurm's commands address. Raises UnavailableError if Slurm does not answer."""
+    return environ.get("SLURM_CLUSTER_NAME") or SlurmConfig.query().cluster_name
+
+
 def start_config_query() -> Callable[[], SlurmConfig]:
     """Start to query the configuration; the returned function waits for it, and returns or raises the same each time.
 

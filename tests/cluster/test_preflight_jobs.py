@@ -42,7 +42,8 @@ def test_preflight_of_good_nodes(health):
         assert not report["bad"] and not report["errors"], report
         assert report["checks"].keys() == {"clock", "disk", "memory", "gpu", "cpu"}
         assert report["link"]["throughput"] > 0
-    samples = [json.loads(line) for line in (health.state / "slurmdl/probe.jsonl").read_text().splitlines()]
+    file, = (health.state / "slurmdl").glob("probe-?*.jsonl")
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
     assert {sample["name"] for sample in samples if sample["kind"] == "node"} == reports.keys()
 
 

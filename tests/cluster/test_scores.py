@@ -51,6 +51,29 @@ def test_explanation_lists_the_decisive_scores(cluster):
     assert (explanation["scores"][0]["name"], explanation["scores"][0]["verdict"]) == ("n1", "left out")
 
 
+def test_own_probes_count_only_for_their_cluster(cluster):
+    file = cluster.directory("offline") / "cluster.txt"
+    environ = {"XDG_STATE_HOME": str(file.parent)}
+
+    def run(*args: str, **variables: str) -> str:
+        done = cluster.run(["slurmdl", *args], env={**environ, **variables})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("links", "probe", "--nodes=n[1-2]", "--budget=2s")
+    name, = (path.name[len("probe-"):-len(".jsonl")] for path in (file.parent / "slurmdl").glob("probe-*.jsonl"))
+    saved = cluster.run(["scontrol", "-o", "-d"], stdin="show nodes\nshow partitions\nshow config\n").stdout
+    assert f"ClusterName             = {name}\n" in saved
+    scores = {}
+    for text, label in ((saved, "same"), (saved.replace(f"= {name}\n", "= another\n"), "other")):
+        cluster.run(["sh", "-c", f"cat > {file}"], stdin=text).check_returncode()
+        scores[label] = "scores" in json.loads(run("place", "-N2", "--json", "--cluster", str(file)))
+    assert scores == {"same": True, "other": False}
+    assert "scores" in json.loads(run("place", "-N2", "--json"))
+    assert json.loads(run("links", "show", "--json"))["nodes_with_score"] == 2
+    assert json.loads(run("links", "show", "--json", SLURM_CLUSTER_NAME="another"))["nodes_with_score"] == 0
+
+
 def test_unusable_scores_give_one_warning_and_topology_placement(cluster):
     script = cluster.script(MAPPED)
     stale = scores_file(cluster, "n1", age=10_000)

@@ -106,7 +106,7 @@ def test_reference_has_every_file(monkeypatch):
     monkeypatch.setenv("HOME", "/home/user")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     state = state_dir().replace("/home/user", "~")
-    for path in (*config.config_paths(home), user_probe_file(home),
+    for path in (*config.config_paths(home), user_probe_file(home, "CLUSTER"),
                  config.DEFAULT_SCORES_FILE, DEFAULT_DATABASE, state):
         assert f"`{path}`" in REFERENCE, path
     paths = re.findall(r"/(?:etc|var/lib|usr/share)/slurmdl[\w./-]*\w", "\n".join(code()))

@@ -20,7 +20,7 @@ import pytest
 
 from slurmdl import config
 from slurmdl.config import Config, LinkScoresConfig
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, UnavailableError
 from slurmdl.launch import cluster_state
 from slurmdl.links import aggregate, prometheus
 from slurmdl.links.link_scores import LinkScore, LinkScores
@@ -271,14 +271,26 @@ def test_sources_are_merged_per_link(site: Path) -> None:
     now = time.time()
     snapshot = LinkScores(nodes={"n1": LinkScore(1e8, age=100.0, source="probe"), "n2": LinkScore(2e8, age=1.0)},
                           default_node_bandwidth=3e9, time=now, tolerance=0.25)
-    write(Path(user_probe_file(os.environ)), format_sample_lines(
+    write(Path(user_probe_file(os.environ, "here")), format_sample_lines(
         [LinkSample("node", "n1", now, "probe", rtt=1e-3)]))
     settings = Config(link_scores=LinkScoresConfig(file=write(site / "scores.json", snapshot.to_text())))
-    loaded = load_from_sources(settings, "auto", os.environ).scores
+    loaded = load_from_sources(settings, "auto", os.environ, lambda: "here").scores
     assert (loaded.nodes["n1"].rtt, loaded.nodes["n1"].throughput) == (1e-3, 1e8)
     assert loaded.nodes["n1"].age < 50 and loaded.nodes["n2"].throughput == 2e8
     assert (loaded.default_node_bandwidth, loaded.tolerance, loaded.half_life) == (3e9, 0.25, 300.0)
     assert load_from_sources(settings, "off", os.environ).scores.link_count == 0
+
+
+def test_own_probes_of_other_clusters_are_not_read(site: Path) -> None:
+    def no_answer() -> str:
+        raise UnavailableError("scontrol: no answer within 5 s")
+
+    for cluster in ("here", ""):
+        write(Path(user_probe_file(os.environ, cluster)), format_sample_lines(
+            [LinkSample("node", f"n{cluster}", time.time(), "probe", rtt=1e-3)]))
+    found = {get_cluster: [*load_from_sources(Config(), "auto", os.environ, get_cluster).scores.nodes]
+             for get_cluster in (lambda: "here", lambda: "there", str, no_answer)}
+    assert [*found.values()] == [["nhere"], [], [], []]
 
 
 MERGE = """

@@ -50,6 +50,7 @@ def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
     from slurmdl.links.probe.measurement import ProbeConfig
     from slurmdl.links.samples import format_sample_lines, merge_into_sample_file
     from slurmdl.links.score_sources import user_probe_file
+    from slurmdl.slurm.slurm_conf import cluster_name
 
     nodes = _select_nodes(options)
     if len(nodes) < 2:
@@ -65,7 +66,7 @@ def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
         return 0
     rows = link_table.link_rows(aggregate.aggregate_scores(samples, time.time()), topology)
     print_escaped(link_table.format_link_table(rows, len(rows)))
-    path = options.output or user_probe_file(os.environ)
+    path = options.output or user_probe_file(os.environ, cluster_name(os.environ))
     try:
         merge_into_sample_file(path, samples)
     except OSError as error:

@@ -10,7 +10,7 @@ from time import time
 from slurmdl import config
 from slurmdl.cli.arguments import CliParser
 from slurmdl.cli.links import load_topology_or_flat
-from slurmdl.errors import InputError, warn
+from slurmdl.errors import InputError, SlurmdlError, warn
 from slurmdl.text import pluralize, print_escaped
 
 
@@ -26,9 +26,17 @@ def run(argv: list[str]) -> int:
     from slurmdl.links import link_table
     from slurmdl.links.score_sources import load_from_sources
     from slurmdl.placement import score_report
+    from slurmdl.slurm.slurm_conf import cluster_name
+
+    def own_cluster_name() -> str:
+        try:
+            return cluster_name(os.environ)
+        except SlurmdlError as error:
+            warn(f"link scores: your own probes are not shown, because the cluster's name is unknown: {error}")
+            return ""
 
     settings = config.load_config()
-    loaded = load_from_sources(settings, options.link_scores, os.environ)
+    loaded = load_from_sources(settings, options.link_scores, os.environ, own_cluster_name)
     for warning in loaded.warnings:
         warn(f"link scores: {warning}")
     if not loaded.scores.link_count and options.link_scores != "auto":
