@@ -14,6 +14,7 @@ from slurmdl.audit.best_nodes import BestNodes
 from slurmdl.audit.comm_costs import STRATEGIES, CommCosts, NodeCounts
 from slurmdl.audit.free_nodes import iter_free_counts
 from slurmdl.audit.job_nodes import LeafZones, NodeLists
+from slurmdl.errors import InputError
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement import score_report
 from slurmdl.text import pluralize, sample_names, truncate
@@ -137,7 +138,7 @@ def audit_jobs(table: JobTable, topology: Topology, scores: LinkScores,
     """Audit the jobs of a period; all records together say which nodes were free.
 
     `scores` give the defaults of links; its measured links are not used. Raises InputError if the topology has no
-    zones, and UsageError for an unknown strategy.
+    zones, or if no job can be audited, and UsageError for an unknown strategy.
     """
     scores = replace(scores, nodes={}, zones={}, inter_leaf={})
     leaves = LeafZones.from_topology(topology)
@@ -148,6 +149,9 @@ def audit_jobs(table: JobTable, topology: Topology, scores: LinkScores,
     selected = _in_period(table, end_s, options)
     complete = np.append(lists.is_complete, False)[table.hostlist]
     node_count = np.append(lists.counts, 0)[table.hostlist]
+    if not (selected & complete).any():
+        why = _why_none(table, lists, leaves, selected, end_s, options)
+        raise InputError(f"no job to audit: {why}", table.source)
     rows = np.flatnonzero(selected & complete & (node_count > 1))
     used_zones = np.append(_zones_per_list(lists, leaves), 0)[table.hostlist[rows]]
     jobs = AuditedJobs(rows, node_count[rows], used_zones, np.minimum(used_zones, 1), np.zeros(len(rows), np.int64),
@@ -157,7 +161,7 @@ def audit_jobs(table: JobTable, topology: Topology, scores: LinkScores,
     if topology.kind == "block":
         jobs = replace(jobs, broken_segments=_broken_segments(table, lists, leaves, jobs))
     one_node_jobs = int((selected & (node_count == 1) & complete).sum())
-    notes = (*_assumptions(topology, scores, options), *_notes(table, topology, end_s, rows, options))
+    notes = (*_assumptions(topology, scores, options), *_notes(table, lists, topology, end_s, rows, options))
     return Audit(table, leaves, options, jobs, end_s, lists, _all_problems(table, lists, leaves, selected, end_s),
                  notes, one_node_jobs, best)
 
@@ -250,6 +254,25 @@ def _all_problems(table: JobTable, lists: NodeLists, leaves: LeafZones, selected
     return tuple(problems)
 
 
+def _why_none(table: JobTable, lists: NodeLists, leaves: LeafZones, selected: BoolArray, end_s: IntArray,
+              options: AuditOptions) -> str:
+    """Why no record can be audited; at least one of the reasons holds."""
+    ran = table.has_run & (end_s > table.start_s)
+    if not ran.any():
+        return f"{pluralize(len(table), 'record')}, none with a run time and nodes"
+    if not selected.any():
+        limits = [option for option, value in (("--since", options.since_s), ("--until", options.until_s),
+                                               ("--user", options.users), ("--partition", options.partitions))
+                  if value not in (None, ())]
+        return f"{pluralize(int(ran.sum()), 'job')} in the records, none selected by {', '.join(limits)}"
+    if lists.unknown:
+        known = [leaves.topology.nodes[index] for index in leaves.order[:4].tolist()]
+        return (f"nodes of the records are in no zone of {leaves.topology.source or 'the topology'}: "
+                f"{sample_names(lists.unknown, 3)}; expected {', '.join(known)}"
+                f"{', ...' if len(leaves.order) > len(known) else ''}")
+    return f"{pluralize(len(lists.unreadable), 'unreadable node list')}, e.g. {truncate(lists.unreadable[0], 60)!r}"
+
+
 def _assumptions(topology: Topology, scores: LinkScores, options: AuditOptions) -> list[str]:
     notes = ["a node was free if no record held it and some job of the partition used it at any time; nodes that "
              "were down or reserved at that moment count as free",
@@ -263,9 +286,13 @@ def _assumptions(topology: Topology, scores: LinkScores, options: AuditOptions) 
     return notes
 
 
-def _notes(table: JobTable, topology: Topology, end_s: IntArray, rows: IntArray,
+def _notes(table: JobTable, lists: NodeLists, topology: Topology, end_s: IntArray, rows: IntArray,
            options: AuditOptions) -> tuple[str, ...]:
     notes = [*topology.notes, *table.notes]
+    if lists.same_host:
+        example = next(iter(lists.same_host.items()))
+        notes.append(f"{pluralize(len(lists.same_host), 'node name')} with or without a domain, unlike in the "
+                     f"topology: {example[0]} is taken as {example[1]}")
     if running := int(((table.end_s < 0) & table.has_run).sum()):
         notes.append(f"{pluralize(running, 'job')} without end: taken as running until the last time in the records")
     ended = end_s[table.has_run]

@@ -74,7 +74,7 @@ class LeafZones:
 
 @dataclass(frozen=True, eq=False)
 class NodeLists:
-    """Distinct node lists as node numbers.
+    """Distinct node lists as node numbers; a name with a domain is also the node without it, and vice versa.
 
     Attributes:
         numbers: node numbers of all lists, one list after the other, without repeats.
@@ -82,6 +82,7 @@ class NodeLists:
         is_complete: shape (lists,), whether the list could be read, and the topology has all its nodes.
         unreadable: lists that are no hostlists.
         unknown: nodes that the topology has in no zone, in order of appearance.
+        same_host: name in the lists -> name in the topology, where only one of the two has a domain.
     """
 
     numbers: Int32Array
@@ -89,11 +90,13 @@ class NodeLists:
     is_complete: np.typing.NDArray[np.bool_]
     unreadable: tuple[str, ...]
     unknown: tuple[str, ...]
+    same_host: dict[str, str]
 
     @classmethod
     def expand(cls, hostlists: Sequence[str], leaves: LeafZones) -> NodeLists:
         numbers, begin, is_complete = array("i"), array("q", [0]), np.ones(len(hostlists), bool)
-        known, unreadable, unknown = leaves.node_numbers, [], dict[str, None]()
+        known, unreadable, unknown = dict(leaves.node_numbers), list[str](), dict[str, None]()
+        other_names = _OtherNames(leaves)
         for i, text in enumerate(hostlists):
             try:
                 names = expand_hostlist(text)
@@ -102,14 +105,20 @@ class NodeLists:
                 names, is_complete[i] = [], False
             found = [number for number in map(known.get, names) if number is not None]
             if len(found) < len(names):
-                is_complete[i] = False
-                unknown.update(dict.fromkeys(name for name in names if name not in known))
+                for name in names:
+                    if name not in known and name not in unknown:
+                        if (number := other_names.find(name)) is None:
+                            unknown[name] = None
+                        else:
+                            known[name] = number
+                found = [known[name] for name in names if name in known]
+                is_complete[i] &= len(found) == len(names)
             if len(set(found)) < len(found):
                 found = list(dict.fromkeys(found))
             numbers.extend(found)
             begin.append(len(numbers))
         return cls(np.frombuffer(numbers, np.int32) if numbers else np.zeros(0, np.int32), np.array(begin, np.int64),
-                   is_complete, tuple(unreadable), tuple(unknown))
+                   is_complete, tuple(unreadable), tuple(unknown), other_names.found)
 
     @cached_property
     def counts(self) -> IntArray:
@@ -118,3 +127,35 @@ class NodeLists:
 
     def of(self, index: int) -> Int32Array:
         return self.numbers[self.begin[index]:self.begin[index + 1]]
+
+
+class _OtherNames:
+    """Nodes by their names with or without domain. Two hosts of the same short name are two hosts: neither is taken.
+
+    Attributes:
+        found: name -> name in the topology, of the nodes that were found.
+    """
+
+    def __init__(self, leaves: LeafZones) -> None:
+        self.found: dict[str, str] = {}
+        self._leaves = leaves
+        self._full_name: dict[int, str] = {}
+
+    @cached_property
+    def _by_short_name(self) -> dict[str, int | None]:
+        """Number of the only node with this name and any domain; None if there are several."""
+        numbers: dict[str, int | None] = {}
+        for name, number in self._leaves.node_numbers.items():
+            short, _, domain = name.partition(".")
+            if domain:
+                numbers[short] = None if short in numbers else number
+        return numbers
+
+    def find(self, name: str) -> int | None:
+        """Number of the node; None if there is none, or if it was found by another domain."""
+        short, _, domain = name.partition(".")
+        number = self._leaves.node_numbers.get(short) if domain else self._by_short_name.get(short)
+        if number is None or self._full_name.setdefault(number, name) != name:
+            return None
+        self.found[name] = self._leaves.topology.nodes[self._leaves.order[number]]
+        return number

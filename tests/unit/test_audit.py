@@ -179,11 +179,49 @@ def test_unknown_nodes_and_unreadable_lists_are_named():
     assert "2 jobs not audited" in text and "1 job with a run time of 0 s" in text
 
 
+def test_names_with_and_without_domain_are_the_same_nodes():
+    full = two_level(["a1.hpc.example", "a2.hpc.example"], ["b1.hpc.example", "b2.hpc.example"])
+    short = two_level(["a1", "a2"], ["b1", "b2"])
+    for topology, first, rest in ((short, "a1.hpc.example", ("b1.hpc.example", "a[1-2].hpc.example,b[1-2]")),
+                                  (full, "a1", ("b1", "a[1-2],b[1-2].hpc.example")),
+                                  (full, "a1.hpc.example", ("b1", "a[1-2],b[1-2]"))):
+        result = audit(("1", 0, 100, f"{first},{rest[0]}"), ("2", 200, 300, rest[1]), topology=topology)
+        assert zones(result) == {"1": (2, 1), "2": (2, 2)}
+        assert result.problems == ()
+    result = audit(("1", 0, 100, "a1.hpc.example,b1"), topology=short)
+    assert ("1 node name with or without a domain, unlike in the topology: a1.hpc.example is taken as a1"
+            in result.notes)
+
+
+def test_two_domains_are_two_hosts():
+    two_clusters = two_level(["n1.one", "n1.two"], ["n2.one", "n3"])
+    result = audit(("1", 0, 100, "n1,n3"), ("2", 0, 100, "n2,n3"), ("3", 0, 100, "n2.two,n3"), topology=two_clusters)
+    assert (list(zones(result)), result.lists.unknown) == (["2"], ("n1", "n2.two"))
+    # two hosts of the records cannot both be n3
+    result = audit(("1", 0, 100, "n3.one,n1.one"), ("2", 0, 100, "n3.two,n1.one"), topology=two_clusters)
+    assert (list(zones(result)), result.lists.unknown) == (["1"], ("n3.two",))
+
+
+@pytest.mark.parametrize(("jobs", "options", "message"), [
+    ([("1", 0, 10, "m1,m2"), ("2", 0, 10, "m[1-2]")], {},
+     "no job to audit: nodes of the records are in no zone of test: m1, m2; expected a1, a2, a3, a4, ..."),
+    ([("1", 0, 10, "a[1-"), ("2", 0, 10, "a[")], {}, "no job to audit: 2 unreadable node lists, e.g. 'a[1-'"),
+    ([("1", 0, 10, "a1,b1"), ALL], {"users": ("bob",), "since_s": 5},
+     "no job to audit: 2 jobs in the records, none selected by --since, --user"),
+    ([("1", 0, 10, "a1,b1")], {"partitions": ("gpu",), "until_s": DAY},
+     "no job to audit: 1 job in the records, none selected by --until, --partition"),
+    ([("1", 5, 5, "a1,b1"), ("2", 5, 5, "a1")], {}, "no job to audit: 2 records, none with a run time and nodes"),
+])
+def test_no_job_to_audit_is_an_error_that_says_why(jobs, options, message):
+    with pytest.raises(InputError) as raised:
+        audit(*jobs, **options)
+    assert str(raised.value) == f"jobs.txt: {message}"
+
+
 def test_period_users_and_partitions():
     jobs = (("1@ada", 0, 100, "a1,b1"), ("2@bob", 50, 150, "a2,b2"), ("3@ada", 200, 250, "a1,b1"), ALL)
     assert list(zones(audit(*jobs, since_s=DAY + 50, until_s=DAY + 200))) == ["2"]
     assert list(zones(audit(*jobs, users=("ada",)))) == ["1", "3", "99"]
-    assert list(zones(audit(*jobs, partitions=("gpu",)))) == []
     # jobs that are not audited hold their nodes
     assert zones(audit(*jobs, users=("bob",))) == zones(audit(*jobs, since_s=DAY + 50, until_s=DAY + 51))
     assert "started before the first recorded end" in " ".join(audit(*jobs).notes)
