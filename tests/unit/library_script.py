@@ -38,10 +38,16 @@ for step, batch in enumerate(run.loader(torch.ones(40, 4) * torch.arange(40)[:, 
     scaler.scale(loss).backward()
     scaler.step(opt)
     scaler.update()
+    if fault == "gather":
+        assert run.all_gather_object(step) == [step] * run.worker_count
+    if fault == "metrics":
+        torch.distributed.all_reduce(torch.ones(1))
 if fault == "float16":
     print(f"scale {scaler.get_scale()}", flush=True)
 if fault != "open":
     run.finish()
     if fault == "alone" and run.worker_rank == 0:
         model(torch.ones(3, 4)).sum().backward()
+    if fault == "gather":
+        assert run.all_gather_object(run.worker_rank) == list(range(run.worker_count))
     print(f"worker {run.worker_rank}: {run.step} steps, {model.weight.detach().flatten().tolist()}", flush=True)

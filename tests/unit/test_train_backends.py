@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mpi import free_port, mpirun, needs_mpi, python, torchrun
@@ -101,6 +103,22 @@ def test_fault_of_one_worker_ends_all_ranks(fault: str, words: str) -> None:
     assert len(messages) == 1, proc.stderr
     assert messages[0].startswith(words)
     assert "worker" not in proc.stdout
+
+
+def test_collective_of_the_script_that_waits_for_a_parameter_server_ends_all_ranks() -> None:
+    environ = {"SLURMD_NODENAME": "n", "SLURMDL_TRAIN_STRATEGY": "ps", "SLURMDL_TRAIN_PS": "1"}
+    proc = torchrun(2, SCRIPT, "metrics", environ=environ)
+    assert proc.returncode != 0
+    [message] = slurmdl_lines(proc.stderr)
+    assert message.startswith("slurmdl: train: rank 1 on n: torch.distributed.all_reduce() waits for rank 0 on n, a "
+                              "parameter server, which does not run the script; expected run.all_gather_object()")
+
+
+@pytest.mark.parametrize("launcher", [torchrun, pytest.param(mpirun, marks=needs_mpi)])
+def test_workers_gather_objects_while_servers_serve(launcher: Callable[..., Any]) -> None:
+    proc = launcher(3, SCRIPT, "gather", environ={"SLURMDL_TRAIN_STRATEGY": "ps", "SLURMDL_TRAIN_PS": "1"})
+    assert proc.returncode == 0, proc.stderr
+    assert proc.stdout.count("10 steps") == 2, proc.stdout
 
 
 def test_tasks_of_srun_find_each_other_without_mpi() -> None:

@@ -283,3 +283,35 @@ def test_object_that_is_no_optimizer_is_rejected() -> None:
         run.attach(model, Scheduled(torch.optim.SGD(model.parameters(), lr=0.1)))
     with pytest.raises(InvalidRunError, match=r"^wrap\(Linear, Scheduled\): .*Optimizer, as its attribute base"):
         library(1, StrategyConfig("allreduce"), program)
+
+
+@pytest.mark.parametrize("method", [
+    StrategyConfig("allreduce"), StrategyConfig("gossip"), StrategyConfig("ps", ps=2),
+    StrategyConfig("ps", ps=1, asynchronous=True)], ids=lambda it: f"{it.strategy}{it.asynchronous * '-async'}")
+def test_workers_gather_metrics_while_servers_serve(method: StrategyConfig) -> None:
+    """Before wrap(), between two steps, after the last one, and after finish()."""
+    def program(run: Run) -> Any:
+        run.world.transport.emulate_compute(0.001 * run.rank)
+        gathered = [run.all_gather_object(run.rank)]
+        model = nn.Linear(3, 2)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        if not attach_or_serve(run, model, opt):
+            with pytest.raises(TrainError, match=r"^all_gather_object\(\) on a parameter server: valid only before"):
+                run.all_gather_object(0)
+            return gathered
+        for x in run.loader(torch.ones(24, 3), 2):
+            opt.zero_grad()
+            model(x).square().mean().backward()
+            opt.step()
+            gathered.append(run.all_gather_object({"worker": run.worker_rank, "seen": torch.ones(run.step)}))
+        run.finish()
+        return [*gathered, run.all_gather_object("x" * run.worker_rank * 100_000)]
+    results = library(4, method, program)
+    workers = 4 - (method.ps or 0)
+    first, *steps, last = results[-1]
+    assert first == list(range(4))[-workers:] and all(result[0] == first for result in results)
+    assert len(steps) == 12 // workers
+    for number, objects in enumerate(steps, 1):
+        assert [entry["worker"] for entry in objects] == list(range(workers))
+        assert method.asynchronous or all(len(entry["seen"]) == number for entry in objects)
+    assert [len(text) for text in last] == [100_000 * worker for worker in range(workers)]

@@ -19,6 +19,7 @@ from slurmdl.train.library.checkpoint import save_state
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.tags import Tag
+from slurmdl.train.transports.object_codec import decode_object, encode_object
 from slurmdl.train.world import World
 
 T = TypeVar("T")
@@ -86,6 +87,25 @@ def pipelined_broadcast(p2p: MeteredP2P, ranks: Sequence[int], vector: npt.NDArr
     for _, chunk in p2p.iter_chunks([], [(ranks[index - 1], vector)]):
         send_requests += [p2p.isend(peer, vector[chunk]) for peer in following]
     p2p.transport.waitall(send_requests)
+
+
+def gather_messages(p2p: MeteredP2P, ranks: Sequence[int], obj: Any) -> list[Any]:
+    """Gather an object from these ranks, in their order, by messages. Collective over them.
+
+    The first one collects the objects and passes them on.
+    """
+    own, first, others = np.frombuffer(encode_object(obj), np.uint8), ranks[0], range(1, len(ranks))
+    sizes = np.full(len(ranks), own.size, np.int64)
+    p2p.exchange(*([], [(ranks[index], sizes[index:index + 1]) for index in others]) if p2p.rank == first else
+                 ([(first, sizes[:1])], []))
+    pipelined_broadcast(p2p, ranks, sizes)
+    ends = np.cumsum(sizes)
+    packed = np.empty(int(ends[-1]), np.uint8)
+    packed[:own.size] = own
+    p2p.exchange_chunked(*([], [(ranks[index], packed[ends[index - 1]:ends[index]]) for index in others])
+                         if p2p.rank == first else ([(first, own)], []))
+    pipelined_broadcast(p2p, ranks, packed)
+    return [decode_object(part) for part in np.split(packed, ends[:-1])]
 
 
 def broadcast_if_different(world: World, p2p: MeteredP2P, vector: npt.NDArray[Any]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from slurmdl.errors import TrainError, print_stderr, warn
 from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.train.comm_thread import CommThread
-from slurmdl.train.library import consistency, shard_optimizer, shutdown
+from slurmdl.train.library import consistency, server_waits, shard_optimizer, shutdown
 from slurmdl.train.library.batch_boundary import BatchBoundary
 from slurmdl.train.library.checkpointer import Checkpointer, CheckpointOptions
 from slurmdl.train.library.context import RunContext, RunState
@@ -161,6 +161,8 @@ class Run:
         hooks.install()
         self._ctx, self.recovery, self._replica_check, self._checkpointer = ctx, recovery, replica_check, checkpointer
         self._slow_rank_monitor, self._hooks = monitor, hooks
+        if self._owns_process and "ps" in ctx.world.roles and not self.is_server:
+            server_waits.watch(ctx.world, lambda error: shutdown.exit_process(shutdown.report_failure(error)))
         for index in range(len(self.state.loaders)):
             self._restore_loader(index)
 
@@ -246,15 +248,23 @@ class Run:
             self._checkpointer.register(name, obj)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
-        """Gather an object from all ranks, in rank order, between two steps. Collective.
+        """Gather an object from all workers, in their order, between two steps. Collective over them.
 
-        It consists of numbers, strings, bytes, None, arrays, tensors, and lists, tuples, sets and dicts of them.
-        Tensors arrive in host memory. Raises TrainError for other objects, since pickles run code of their sender.
+        Parameter servers take part before `wrap` only, as they do not run the code below it. The object consists of
+        numbers, strings, bytes, None, arrays, tensors, and lists, tuples, sets and dicts of them. Tensors arrive in
+        host memory. Raises TrainError for other objects, since pickles run code of their sender.
         """
+        workers = self.world.alive_with_role("worker")
+        if self._ctx and self.is_server:
+            raise TrainError("all_gather_object() on a parameter server: valid only before run.wrap()")
+        if self._ctx and "ps" in self.world.roles:
+            return list(self._ctx.comm_thread.call(lambda: consistency.gather_messages(self.p2p, workers, obj)))
         if self._ctx:
-            return self._ctx.all_gather_object(obj)
-        self.world.transport.barrier()
-        return self.world.transport.allgather(obj)
+            objects = self._ctx.all_gather_object(obj)
+        else:
+            self.world.transport.barrier()
+            objects = self.world.transport.allgather(obj)
+        return [objects[worker] for worker in workers]
 
     def print(self, *values: Any) -> None:
         """Print on the main rank only."""
