@@ -315,3 +315,56 @@ def test_workers_gather_metrics_while_servers_serve(method: StrategyConfig) -> N
         assert [entry["worker"] for entry in objects] == list(range(workers))
         assert method.asynchronous or all(len(entry["seen"]) == number for entry in objects)
     assert [len(text) for text in last] == [100_000 * worker for worker in range(workers)]
+
+
+class Normalized(nn.Module):
+    """BatchNorm, with further buffers: constant, counted by one rank, not saved, and of a size that differs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        self.register_buffer("mask", torch.full((3,), -torch.inf))
+        self.register_buffer("flags", torch.zeros(2, dtype=torch.bool))
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+        self.register_buffer("history", torch.zeros(1))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("method", [
+    StrategyConfig("allreduce"), StrategyConfig("gossip"), StrategyConfig("ps", ps=1)], ids=lambda it: it.strategy)
+def test_buffers_are_equal_after_finish(method: StrategyConfig) -> None:
+    def program(run: Run) -> Any:
+        torch.manual_seed(0)
+        model = Normalized()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        if not attach_or_serve(run, model, opt):
+            return None
+        assert run.worker_rank is not None
+        for step in range(3):
+            x = torch.randn(5, 3, generator=torch.Generator().manual_seed(10 * step + run.worker_rank))
+            opt.zero_grad()
+            model(x + run.worker_rank).square().mean().backward()
+            opt.step()
+        model.flags[0] = not run.worker_rank
+        model.layers[1].num_batches_tracked += run.worker_rank
+        model.cache += run.worker_rank
+        model.history = torch.zeros(1 + run.worker_rank)
+        before = copy.deepcopy(model.state_dict())
+        run.finish()
+        return before, model.state_dict(), model.cache.tolist()
+    results = [result for result in library(3, method, program) if result]
+    norm = "layers.1."
+    for before, after, _ in results:
+        for name in (f"{norm}running_mean", f"{norm}running_var"):
+            mean = sum(each[name] for each, _, _ in results) / len(results)
+            assert not torch.allclose(before[name], mean, rtol=1e-3)
+            assert torch.allclose(after[name], mean, rtol=1e-6)
+        assert after[f"{norm}num_batches_tracked"] == 3
+        assert after["flags"].tolist() == [True, False]
+        assert after["mask"].tolist() == [-torch.inf] * 3
+        assert after["history"].shape == before["history"].shape
+        for name, value in results[0][1].items():
+            assert name == "history" or torch.equal(value, after[name])
+    assert [cache[0] for _, _, cache in results] == list(range(len(results)))

@@ -26,7 +26,7 @@ def export_model(directory: str, step: int | None, output: str) -> tuple[int, in
     fault = "no checkpoint"
     for number in numbers if step is None else (step,):
         try:
-            models, weights = _read_models(folder, folder.read_manifest(number))
+            models, weights, changes = _read_models(folder, folder.read_manifest(number))
             break
         except CorruptCheckpointError as error:
             fault = str(error)
@@ -34,6 +34,8 @@ def export_model(directory: str, step: int | None, output: str) -> tuple[int, in
     else:
         raise InputError(fault, directory)
     state = average_states(models, [weight / sum(weights) for weight in weights]) if len(models) > 1 else models[0]
+    for name, change in changes.items():
+        state[name] = (state[name].double() + change / sum(weights)).to(state[name].dtype)
     try:
         write_checkpoint_file(os.path.abspath(output), lambda file: torch.save(state, file))
     except OSError as error:
@@ -41,10 +43,15 @@ def export_model(directory: str, step: int | None, output: str) -> tuple[int, in
     return number, len(models)
 
 
-def _read_models(folder: CheckpointDir, manifest: Manifest) -> tuple[list[dict[str, Any]], list[float]]:
-    """State dicts and weights of the workers' models: of equal ones one, with the sum of their weights."""
+def _read_models(folder: CheckpointDir,
+                 manifest: Manifest) -> tuple[list[dict[str, Any]], list[float], dict[str, Any]]:
+    """State dicts and weights of the workers' models: of equal ones one, with the sum of their weights.
+
+    Buffers differ between workers with equal models, too: the third value has the weighted sum of their differences.
+    """
     models: list[dict[str, Any]] = []
     weights: list[float] = []
+    changes: dict[str, Any] = {}
     groups, holders = manifest.rank_layout["nodes"], dict[int, int]()
     for index in range(manifest.rank_layout["workers"]):
         content = folder.read_rank_file(manifest, f"worker-{index}")
@@ -53,8 +60,11 @@ def _read_models(folder: CheckpointDir, manifest: Manifest) -> tuple[list[dict[s
             holders[index] = len(models)
             models.append(content["model"])
             weights.append(weight)
-        elif groups:
-            weights[holders[groups[index]]] += weight
-        else:
-            break
-    return models, weights
+            continue
+        position = holders[groups[index]] if groups else 0
+        weights[position] += weight
+        for name, value in content["untrained"].items():
+            held = models[position].get(name)
+            if held is not None and held.is_floating_point() and held.shape == value.shape and not held.equal(value):
+                changes[name] = changes.get(name, 0) + weight * (value.double() - held.double())
+    return models, weights, changes

@@ -173,6 +173,39 @@ def broadcast_untrained(world: World, p2p: MeteredP2P, model: Any, trained_ids: 
             tensor.copy_(data.clone().view(tensor.dtype).view(tensor.shape))
 
 
+def unify_buffers(world: World, p2p: MeteredP2P, model: Any, weight: float) -> None:
+    """Replace buffers that differ between the workers, e.g. BatchNorm statistics, by their weighted mean. Collective.
+
+    Buffers without floating point, e.g. counters, become those of the first worker. Buffers that are not in a state
+    dict, or of different shapes, remain local. `weight` is this model's share of the mean.
+    """
+    import torch
+
+    workers, saved = world.alive_with_role("worker"), model.state_dict(keep_vars=True)
+    buffers = {} if world.is_server else {
+        name: buffer for name, buffer in model.named_buffers() if saved.get(name) is buffer}
+    described = world.transport.allgather({
+        name: (str(buffer.dtype), tuple(buffer.shape), zlib.crc32(tensor_bytes(buffer.detach()).numpy()))
+        for name, buffer in buffers.items()})
+    differing = []
+    for name, buffer in buffers.items():
+        entries = [described[worker].get(name, ()) for worker in workers]
+        if len(set(entries)) > 1 == len({entry[:2] for entry in entries}):
+            differing.append(buffer)
+    with torch.no_grad():
+        floating = [buffer for buffer in differing if buffer.is_floating_point()]
+        if floating:
+            mean = torch.cat([buffer.reshape(-1).float().cpu() for buffer in floating]) * weight
+            AllreduceOp(p2p, [workers], mean.numpy()).run()
+            for buffer, part in zip(floating, mean.split([buffer.numel() for buffer in floating]), strict=True):
+                buffer.copy_(part.view(buffer.shape))
+        for buffer in differing:
+            if not buffer.is_floating_point():
+                data = tensor_bytes(buffer).clone()
+                pipelined_broadcast(p2p, workers, data.numpy())
+                buffer.copy_(data.view(buffer.dtype).view(buffer.shape))
+
+
 def tensor_bytes(tensor: Any) -> Any:
     """Bytes of a tensor that needs no gradient, as a torch tensor on the host."""
     import torch

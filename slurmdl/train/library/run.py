@@ -115,8 +115,9 @@ class Run:
         """As `wrap`, but the caller calls `serve`. Collective.
 
         The trained parameters become views of one flat buffer (Replica). All parameters, buffers and
-        optimizer states start as those of rank 0; untrained parameters and buffers, e.g. BatchNorm statistics, remain
-        local from then on. Raises TrainError if the model or optimizer is unsupported, or differs between ranks.
+        optimizer states start as those of rank 0; untrained parameters remain local from then on, and buffers, e.g.
+        BatchNorm statistics, until `finish`. Raises TrainError if the model or optimizer is unsupported, or differs
+        between ranks.
         """
         if self._ctx:
             raise TrainError("wrap() was called before; one model and one optimizer belong to a run "
@@ -307,7 +308,7 @@ class Run:
                 self._served_strategy = strategy
 
     def finish(self, evaluate: EvaluateFn | None = None) -> None:
-        """After the last step: replace all workers' models by their mean unless they are equal. Collective.
+        """After the last step: replace all workers' models and buffers by their mean unless equal. Collective.
 
         `evaluate` evaluates the model before averaging. Raises TrainError if another worker makes more steps.
         """
@@ -339,6 +340,7 @@ class Run:
         self.strategy.close()
         self._slow_rank_monitor.finish()
         self._replica_check.finish()
+        weight = 1 / len(self.world.alive_with_role("worker"))
         if self.strategy.identical_at_end:
             call(lambda: self._measure_distance(ctx))
         else:
@@ -350,6 +352,7 @@ class Run:
                 weight = weights[self.rank] / sum(filter(None, weights))
                 self.consensus_distance = call(lambda: consistency.average_models(
                     self.p2p, self.world.alive_with_role("worker"), ctx.replica.parameters, weight))
+        call(lambda: consistency.unify_buffers(self.world, self.p2p, ctx.model, weight))
 
     def _measure_distance(self, ctx: RunContext) -> None:
         """Measure the distance of models that should be equal, unless they are. Collective."""
