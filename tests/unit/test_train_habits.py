@@ -368,3 +368,24 @@ def test_buffers_are_equal_after_finish(method: StrategyConfig) -> None:
         for name, value in results[0][1].items():
             assert name == "history" or torch.equal(value, after[name])
     assert [cache[0] for _, _, cache in results] == list(range(len(results)))
+
+
+@pytest.mark.parametrize("method", [
+    StrategyConfig("allreduce"), StrategyConfig("gossip"), StrategyConfig("ps", ps=1)], ids=lambda it: it.strategy)
+@pytest.mark.parametrize("steps", ["of the wrapped optimizer", "of another one", "none, without gradients"])
+def test_run_without_steps_is_reported(method: StrategyConfig, steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def program(run: Run) -> None:
+        model = nn.Linear(3, 2)
+        opt, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+        if not attach_or_serve(run, model, opt):
+            return
+        if steps == "none, without gradients":
+            model(torch.ones(2, 3))
+        else:
+            model(torch.ones(2, 3)).sum().backward()
+            (opt if steps == "of the wrapped optimizer" else other).step()
+        run.finish()
+    library(3, method, program)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("slurmdl: ")]
+    assert lines == ["slurmdl: train: the model has gradients, but no step was made; expected SGD.step() of the "
+                     "optimizer that run.wrap() got"] * (steps == "of another one")

@@ -21,6 +21,9 @@ class GradientTracker:
         on_start: called when a pass has produced its first gradient.
         on_ready: called when the gradients from a buffer index on are complete; returns whether any have been sent.
         on_complete: called after the last expected pass of the step, and after further ones.
+
+    Attributes:
+        passes_done: backward passes of the current step so far.
     """
 
     def __init__(self, replica: Replica, state: RunState, backward_passes: int, forbid_repeats: bool,
@@ -50,7 +53,7 @@ class GradientTracker:
         #: number, from 1, of the last pass that produced each gradient
         self._last_pass = [0] * len(self._replica.tensors)
         self._complete_from = len(self._last_pass)
-        self._passes_done = 0
+        self.passes_done = 0
         #: held by autograd until the current pass ends or raises an error; None after its end
         self._pass_end: weakref.ref[Any] | None = None
         self._has_sent = False
@@ -66,14 +69,14 @@ class GradientTracker:
     def collect_missing(self) -> None:
         """Collect gradients that the last pass did not produce: unused parameters, and gradients set by hand."""
         self._forget_failed_pass()
-        latest = max(self._passes_done, 1)
+        latest = max(self.passes_done, 1)
         for index, last_pass in enumerate(self._last_pass):
             if last_pass < latest:
                 self._replica.collect_gradient(index)
         self.done = True
 
     def _on_gradient(self, index: int) -> None:
-        name, number = self._replica.names[index], self._passes_done + 1
+        name, number = self._replica.names[index], self.passes_done + 1
         if not (self._pass_end and self._pass_end()):
             self._forget_failed_pass()
             if self.accumulates_only:
@@ -108,7 +111,7 @@ class GradientTracker:
                              "of the gradients; expected `with run.no_sync():` around passes that may fail, so that "
                              "opt.step() sends the gradients")
         self._pass_end = None
-        failed = self._passes_done + 1
+        failed = self.passes_done + 1
         self._last_pass = [0 if last_pass == failed else last_pass for last_pass in self._last_pass]
         self._complete_from = len(self._last_pass)
         self._sync_pass = min(self._sync_pass, max(self._backward_passes, failed))
@@ -127,8 +130,8 @@ class GradientTracker:
             return
         self._pass_end = None
         self._check_parameters_unchanged()
-        self._passes_done += 1
-        if self._passes_done >= self._sync_pass:
+        self.passes_done += 1
+        if self.passes_done >= self._sync_pass:
             self._on_complete()
 
     def _check_parameters_unchanged(self) -> None:

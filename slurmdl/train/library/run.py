@@ -318,6 +318,9 @@ class Run:
         self._boundary.checkpoint_if_due(last=True)
         self.state.finished = True
         if self._hooks:
+            if self.is_main and self.step == self.state.first_step and self._hooks.has_gradients:
+                warn(f"train: the model has gradients, but no step was made; expected {type(ctx.optimizer).__name__}"
+                     ".step() of the optimizer that run.wrap() got")
             self._hooks.leave_model()
         self._replica_check.close()
         if self._checkpointer:

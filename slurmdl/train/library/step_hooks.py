@@ -68,6 +68,11 @@ class StepHooks:
 
         optimizer.step = MethodType(step, optimizer)  # must be a bound method: LR schedulers wrap optimizer.step
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward pass was made since the last step."""
+        return self._gradient_tracker.passes_done > 0
+
     def leave_model(self) -> None:
         """Remove the hooks of the model: a backward pass on one rank alone is possible from now on."""
         for handle in self._model_hooks:
