@@ -45,6 +45,14 @@ def install(optimizer: Any, before: Callable[[Any, tuple[Any, ...], dict[str, An
     return remove
 
 
+def sparse_parameter_ids(optimizer: Any) -> set[int]:
+    """Ids of the parameters of which an optimizer, or its base optimizers, accept sparse gradients only."""
+    from torch.optim import SparseAdam
+
+    optimizers = [optimizer, *_base_optimizers(optimizer, [optimizer])]
+    return {parameter for each in optimizers if isinstance(each, SparseAdam) for parameter in _parameter_ids(each)}
+
+
 def complete(optimizer: Any) -> None:
     """Add the attributes for hooks to an optimizer that does not call `super().__init__()`, e.g. Lookahead."""
     from torch.optim import Optimizer

@@ -373,7 +373,8 @@ def test_buffers_are_equal_after_finish(method: StrategyConfig) -> None:
 @pytest.mark.parametrize("method", [
     StrategyConfig("allreduce"), StrategyConfig("gossip"), StrategyConfig("ps", ps=1)], ids=lambda it: it.strategy)
 @pytest.mark.parametrize("steps", ["of the wrapped optimizer", "of another one", "none, without gradients"])
-def test_run_without_steps_is_reported(method: StrategyConfig, steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_steps_is_reported(method: StrategyConfig, steps: str,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
     def program(run: Run) -> None:
         model = nn.Linear(3, 2)
         opt, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
@@ -389,3 +390,72 @@ def test_run_without_steps_is_reported(method: StrategyConfig, steps: str, capsy
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("slurmdl: ")]
     assert lines == ["slurmdl: train: the model has gradients, but no step was made; expected SGD.step() of the "
                      "optimizer that run.wrap() got"] * (steps == "of another one")
+
+
+class BothOptimizers(torch.optim.Optimizer):
+    """SparseAdam for embeddings, and Adam for the rest."""
+
+    def __init__(self, model: nn.Module) -> None:
+        sparse = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+        dense = [tensor for tensor in model.parameters() if all(tensor is not other for other in sparse)]
+        self.first, self.second = torch.optim.SparseAdam(sparse, lr=0.1), torch.optim.Adam(dense, lr=0.1)
+        super().__init__([*self.first.param_groups, *self.second.param_groups], {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        self.first.step()
+        self.second.step()
+
+
+SPARSE_OPTIMIZERS = {
+    "SparseAdam": lambda model: torch.optim.SparseAdam(list(model[0].parameters()), lr=0.1),
+    "both": BothOptimizers, "Adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1),
+    "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)}
+
+
+def train_embedding(run: Run | None, optimizer: str, workers: int) -> Any:
+    """Rows differ between workers, and the first one uses none of the embedding in the third step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(12, 4, sparse=True), nn.Linear(4, 2))
+    opt = SPARSE_OPTIMIZERS[optimizer](model)
+    if run and not attach_or_serve(run, model, opt):
+        return None
+    rank = run.worker_rank if run else 0
+    assert rank is not None
+    for step in range(6):
+        opt.zero_grad(set_to_none=step % 2 == 0)
+        parts = []
+        for worker in range(rank, rank + 1) if run else range(workers):
+            rows = torch.randint(3 * worker, 12, (5,), generator=torch.Generator().manual_seed(10 * step + worker))
+            parts.append((model[1](torch.ones(5, 4)) if step == 2 and not worker else model(rows)).square().mean())
+        (sum(parts) / len(parts)).backward()
+        opt.step()
+    return flat(model)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("ps", ps=1)],
+                         ids=lambda it: it.strategy)
+@pytest.mark.parametrize("optimizer", SPARSE_OPTIMIZERS)
+def test_sparse_gradients_equal_one_process(method: StrategyConfig, optimizer: str) -> None:
+    workers = 3
+
+    def program(run: Run) -> Any:
+        return train_embedding(run, optimizer, workers)
+    if method.ps and optimizer in ("SparseAdam", "both"):
+        with pytest.raises(InvalidRunError, match=r"^[^\n]*--strategy ps: (SparseAdam|BothOptimizers) [^\n]*$"):
+            library(workers + 1, method, program)
+        return
+    expected = train_embedding(None, optimizer, workers)
+    for result in library(workers + (method.ps or 0), method, program):
+        assert result is None or torch.allclose(result, expected, atol=1e-5)
+    for result in library(1, StrategyConfig("allreduce"), lambda run: train_embedding(run, optimizer, 1)):
+        assert torch.allclose(result, train_embedding(None, optimizer, 1), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("optimizer", SPARSE_OPTIMIZERS)
+def test_sparse_gradients_with_gossip(optimizer: str) -> None:
+    """Two workers exchange their models in each step."""
+    first, second = library(2, StrategyConfig("gossip"), lambda run: train_embedding(run, optimizer, 2))
+    assert torch.equal(first, second) and torch.isfinite(first).all()
+    assert not torch.allclose(first, train_embedding(None, optimizer, 1))

@@ -263,6 +263,18 @@ class Replica(DeviceCopies):
         grad_scaler.show_gradients(self.tensors, self._hidden_gradients)
         self._hidden_gradients = []
 
+    def make_gradients_sparse(self, parameter_ids: Collection[int]) -> None:
+        """Make the gradients of these parameters sparse for a step: the rows that are not 0 on all ranks."""
+        for tensor, view in zip(self.tensors, self._grad_views, strict=False):
+            if id(tensor) in parameter_ids and tensor.grad is view:
+                tensor.grad = view.to_sparse(1)
+
+    def make_gradients_dense(self, parameter_ids: Collection[int]) -> None:
+        """Undo `make_gradients_sparse`."""
+        for tensor, view in zip(self.tensors, self._grad_views, strict=False):
+            if id(tensor) in parameter_ids and tensor.grad is not None:
+                tensor.grad = view
+
     def relocated_parameter(self) -> str:
         """Name of a parameter that is no longer a view of the flat buffer, or ""."""
         return next((str(name) for name, tensor, pointer in zip(

@@ -38,6 +38,7 @@ class StepHooks:
             ctx.replica, state, backward_passes, recovery.strategy.overlaps_backward,
             lambda: self.timer.enter("backward"), self._on_gradients_ready, self._on_backward_complete)
         self._group_count = len(ctx.optimizer.param_groups)
+        self._sparse_ids = optimizer_hooks.sparse_parameter_ids(ctx.optimizer)
         #: whether the current step leaves the model unchanged, because gradients have overflowed
         self._skips_update = False
         #: whether it does so to let the others catch up after a rank failure
@@ -188,6 +189,8 @@ class StepHooks:
             replica.copy_to_device()
         if self._skips_update or self._is_behind or not strategy.updates_locally:
             replica.hide_gradients()
+        else:
+            replica.make_gradients_sparse(self._sparse_ids)
         return args, kwargs
 
     def _check_step(self, optimizer: Any) -> None:
@@ -228,6 +231,8 @@ class StepHooks:
         ctx, state, recovery = self._ctx, self._state, self._recovery
         if self._skips_update or self._is_behind or not recovery.strategy.updates_locally:
             ctx.replica.show_gradients()
+        else:
+            ctx.replica.make_gradients_dense(self._sparse_ids)
         self._skips_update, self._is_behind, self._nonfinite_parameter = False, False, ""
         ctx.replica.mark_changed()
         self.timer.enter("communication")
