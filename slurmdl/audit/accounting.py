@@ -1,25 +1,35 @@
-"""Job records of `sacct -P`, as arrays: one row per job, array task or run of a requeued job.
+"""Job records of sacct, as arrays: one row per job, array task or run of a requeued job.
 
 Facts of the format: sacct(1), and src/sacct/print.c and src/common/parse_time.c of Slurm.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
+import itertools
 import re
 import time
+import zlib
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NoReturn
+from math import comb
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.audit.sacct_json import job_fields
 from slurmdl.audit.timestamps import TimestampParser, parse_time_limit
 from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.text import pluralize, truncate
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 IntArray = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
@@ -32,10 +42,26 @@ SACCT_COMMAND = f"sacct -a -X -P -D -S now-7days -o {','.join(SACCT_COLUMNS)}"
 _NEEDED = ("jobid", "start", "end", "nodelist")
 #: other names of columns
 _SAME_COLUMN = {"jobidraw": "jobid", "allocnodes": "nnodes", "alloccpus": "ncpus"}
-_JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+|\+[0-9]+|_\[[^\[\]]*\])?")
+#: a job, an array task or several tasks that wait, and a component of a heterogeneous job
+_JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+|_\[[^\[\]]*\])?(?:\+[0-9]+)?")
+#: the first two names of a header and the delimiter between them, which `sacct --delimiter` sets
+_HEADER_START = re.compile(r"[A-Za-z][A-Za-z0-9]*([^A-Za-z0-9]+)[A-Za-z]")
+#: columns that may contain the delimiter, because users write them
+_FREE_TEXT = frozenset({"jobname", "comment", "admincomment", "systemcomment", "workdir", "submitline", "container",
+                        "extra", "stdin", "stdout", "stderr", "wckey"})
+#: columns that Slurm separates by commas
+_COMMA_LISTS = frozenset({"nodelist", "partition", "alloctres", "reqtres", "flags", "licenses", "constraints",
+                          "reservation", "qosreq"})
+_MAX_REPAIRS = 5_000  # ways to assign the fields of a record to its columns
+_STATE = re.compile(r"[A-Z_]*(?: by .+|\+)?")
+_USER = re.compile(r"[\w.@\\-]*\$?")
+_COUNT = re.compile(r"[0-9]+(?:\.[0-9]+)?[KMG]?")
 _NO_NODES = frozenset({"", "None assigned", "None", "(null)", "Unknown"})
 _MAX_LINE_CHARS = 2**20
 _MAX_HEADER_LINES = 50  # lines before the header, such as warnings
+#: bounds of the memory: 0.6 GB per million records, and the text of distinct node lists
+_MAX_RECORDS = 20_000_000
+_MAX_UNPACKED_BYTES = 2**32
 
 
 @dataclass(frozen=True)
@@ -119,23 +145,84 @@ class JobTable:
 
 
 def read_accounting_file(path: str) -> JobTable:
-    """Read the saved output of sacct; InputError if it cannot be read, or as `read_job_records`."""
+    """Read the saved output of sacct; InputError if it cannot be read, or as `read_accounting_stream`."""
     try:
-        # bytes that are no UTF-8 can occur in names only
-        with open(path, encoding="utf-8-sig", errors="replace", newline="\n") as file:
-            return read_job_records(iter(partial(file.readline, _MAX_LINE_CHARS), ""), path)
+        with open(path, "rb") as file:
+            return read_accounting_stream(file, path)
     except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", file=path) from error
+        raise InputError(f"cannot be read ({error.strerror or error})", file=path) from error
     except ValueError as error:
         raise InputError("cannot be read (its name holds a NUL byte)", file=path.replace("\0", "?")) from error
+
+
+def read_accounting_stream(file: io.BufferedReader, source: str) -> JobTable:
+    """Read the output of `sacct -P` or `sacct --json`, which may be compressed by gzip.
+
+    Raises InputError if it is damaged or unpacks to more than _MAX_UNPACKED_BYTES, and as `read_job_records`.
+    """
+    content = file
+    if file.peek(2)[:2] == b"\x1f\x8b":
+        content = io.BufferedReader(_BoundedGzip(file, source), 2**17)
+    try:
+        is_json = content.peek(1).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+        # bytes that are no UTF-8 can occur in names only
+        text = io.TextIOWrapper(content, encoding="utf-8-sig", errors="replace", newline="\n")
+        reader = _RecordReader(source)
+        if not is_json:
+            return reader.read(enumerate(iter(partial(text.readline, _MAX_LINE_CHARS), ""), 1))
+        header = _Header("\x1f", SACCT_COLUMNS)
+        return reader.read(((line, "\x1f".join(fields)) for line, fields in
+                            job_fields(text, source, SACCT_COLUMNS)), header)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"is damaged ({error})", file=source) from error
+
+
+class _BoundedGzip(io.RawIOBase):
+    """The unpacked bytes of a gzip file, at most _MAX_UNPACKED_BYTES."""
+
+    def __init__(self, file: io.BufferedReader, source: str) -> None:
+        self._file, self._source, self._left = gzip.GzipFile(fileobj=file), source, _MAX_UNPACKED_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        count = self._file.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise InputError(f"unpacks to more than {_MAX_UNPACKED_BYTES / 2**30:g} GiB; expected a shorter period "
+                             "(sacct -S, -E), or the unpacked file", file=self._source)
+        return count
 
 
 def read_job_records(lines: Iterable[str], source: str) -> JobTable:
     """Read lines of `sacct -P` with a header; the columns may have any order, and steps are skipped.
 
-    Raises InputError if the header is missing or lacks JobID, Start, End or NodeList, or if no record is usable.
+    The delimiter is that of the header. Raises InputError if the header is missing or lacks JobID, Start, End or
+    NodeList, if there are more than _MAX_RECORDS records, or if none is usable.
     """
-    return _RecordReader(source).read(lines)
+    return _RecordReader(source).read(enumerate(lines, 1))
+
+
+class _Header:
+    """Names of the columns of the records that follow.
+
+    Attributes:
+        index: index of each column by its name in lower case; of columns with the same meaning the first one.
+        positions: index of each of SACCT_COLUMNS; the number of columns for a column that does not exist.
+        absent: necessary columns that do not exist.
+        free: indices of the columns that may contain the delimiter.
+    """
+
+    def __init__(self, delimiter: str, names: Sequence[str]) -> None:
+        self.delimiter, self.names = delimiter, tuple(names)
+        self.index: dict[str, int] = {}
+        for i, name in enumerate(names):
+            self.index.setdefault(_SAME_COLUMN.get(name.lower(), name.lower()), i)
+        self.positions = [self.index.get(name.lower(), len(names)) for name in SACCT_COLUMNS]
+        self.absent = [name for name in SACCT_COLUMNS if name.lower() in _NEEDED and name.lower() not in self.index]
+        may_contain = _FREE_TEXT | _COMMA_LISTS if delimiter == "," else _FREE_TEXT
+        self.free = [i for i, name in enumerate(names) if name.lower() in may_contain]
 
 
 @dataclass
@@ -162,14 +249,16 @@ class _RecordReader:
         self.int64_columns = [array("q") for _ in range(4)]
         self.limits: dict[str, int] = {}
         self.het_components = 0
+        #: columns that contain the delimiter -> (records, line of the first)
+        self.repaired: dict[str, tuple[int, int]] = {}
 
-    def read(self, lines: Iterable[str]) -> JobTable:
-        numbered = enumerate(lines, 1)
-        columns, width = self._read_header(numbered)
-        missing = [name for name in SACCT_COLUMNS if name.lower() not in columns]
-        self._read_records(numbered, columns, width)
+    def read(self, numbered: Iterator[tuple[int, str]], header: _Header | None = None) -> JobTable:
+        """Read (line number, line) of all records, after their header if that is not given."""
+        header = header or self._read_header(numbered)
+        self._read_records(numbered, header)
         if not self.job_ids:
             self._raise_nothing_usable()
+        missing = [name for name in SACCT_COLUMNS if name.lower() not in header.index]
         table = self._without_repeats(self._build_table(missing))
         return replace(table, problems=self._all_problems())
 
@@ -182,6 +271,9 @@ class _RecordReader:
         if self.het_components:
             notes.append(f"{pluralize(self.het_components, 'component')} of heterogeneous jobs: each is taken as a "
                          "job")
+        for columns, (count, number) in self.repaired.items():
+            notes.append(f"{pluralize(count, 'record')} with the delimiter in {columns}: read as one field; the "
+                         f"first is line {number:,}")
         user, partition, state, nodes, cpus, hostlist = (
             np.frombuffer(column, np.int32) for column in self.int32_columns)
         submit, start, end, limit = (np.frombuffer(column, np.int64) for column in self.int64_columns)
@@ -191,37 +283,46 @@ class _RecordReader:
                         tuple(self.partitions.index), tuple(self.states.index), hostlists, self.source,
                         notes=tuple(notes))
 
-    def _read_header(self, numbered: Iterator[tuple[int, str]]) -> tuple[dict[str, int], int]:
-        """Index of each column by its name in lower case, and the number of fields; InputError if one is missing."""
+    def _read_header(self, numbered: Iterator[tuple[int, str]]) -> _Header:
+        """InputError if there is no header, or if a necessary column is missing."""
         first = ""
         for number, line in numbered:
-            fields = line.rstrip("\r\n").split("|")
-            if len(fields) > 1:
-                columns = _column_indices(fields)
-                absent = [name for name in SACCT_COLUMNS if name.lower() in _NEEDED and name.lower() not in columns]
-                if absent:
-                    raise InputError(f"the header has no column {', '.join(absent)}; expected the output of "
+            text = line.rstrip("\r\n")
+            start = _HEADER_START.match(text)
+            header = _Header(start[1], text.split(start[1])) if start else _Header("|", text.split("|"))
+            if len(header.absent) == len(_NEEDED) and "|" in text:
+                header = _Header("|", text.split("|"))
+            if len(header.absent) < len(_NEEDED) or "|" in text:
+                if not header.delimiter.strip(" "):
+                    raise InputError(f"columns that are separated by blanks; expected the output of "
+                                     f"`{SACCT_COMMAND}`", self.source, number, line)
+                if header.absent:
+                    raise InputError(f"the header has no column {', '.join(header.absent)}; expected the output of "
                                      f"`{SACCT_COMMAND}`, without -n", self.source, number, line)
-                return columns, len(fields)
+                return header
             first = first or line
             if number >= _MAX_HEADER_LINES:
                 break
-        raise InputError(f"no header with fields separated by '|'; expected the output of `{SACCT_COMMAND}`",
-                         self.source, None if not first else 1, first or None)
+        if not first:
+            raise InputError(f"is empty; expected the output of `{SACCT_COMMAND}`", self.source)
+        raise InputError(f"no header of sacct; expected the output of `{SACCT_COMMAND}` or `sacct --json`",
+                         self.source, 1, first)
 
-    def _read_records(self, numbered: Iterator[tuple[int, str]], columns: dict[str, int], width: int) -> None:
+    def _read_records(self, numbered: Iterator[tuple[int, str]], header: _Header) -> None:
         """Read the records after the header. This loop runs a million times: it avoids calls."""
-        get = [columns.get(name.lower(), width) for name in SACCT_COLUMNS]
+        get, width, delimiter = header.positions, len(header.names), header.delimiter
         parse = self.times.parse
         for number, line in numbered:
-            fields = line.rstrip("\r\n").split("|")
+            fields = line.rstrip("\r\n").split(delimiter)
             if "NodeList" in fields:  # the header of another output that was appended
-                columns, width = _column_indices(fields), len(fields)
-                if not all(name in columns for name in _NEEDED):
+                header = _Header(delimiter, fields)
+                if header.absent:
                     raise InputError("a second header without JobID, Start, End or NodeList", self.source, number,
                                      line)
-                get = [columns.get(name.lower(), width) for name in SACCT_COLUMNS]
+                get, width = header.positions, len(fields)
                 continue
+            if len(fields) > width:
+                fields = self._repaired(fields, header, number)
             if len(fields) != width:
                 if line.strip():
                     kind = "fewer" if len(fields) < width else "more"
@@ -266,6 +367,9 @@ class _RecordReader:
             else:
                 hostlist = self.hostlists.add(nodelist)
             self.het_components += "+" in job_id
+            if len(self.job_ids) == _MAX_RECORDS:
+                raise InputError(f"more than {_MAX_RECORDS:,} records; expected a shorter period (sacct -S, -E)",
+                                 self.source, number)
             self.job_ids.append(job_id)
             self.line_numbers.append(number)
             values = (self.users.add(user), self.partitions.add(partition),
@@ -276,6 +380,30 @@ class _RecordReader:
                 column.append(value)
             for column, value in zip(self.int64_columns, (submit, start, end, limit), strict=True):
                 column.append(value)
+
+    def _repaired(self, fields: list[str], header: _Header, number: int) -> list[str]:
+        """The fields of a record whose text contains the delimiter; unchanged if they have several or no meanings."""
+        extra, free = len(fields) - len(header.names), header.free
+        if not free or comb(extra + len(free) - 1, extra) > _MAX_REPAIRS:
+            return fields
+        found = []
+        for columns in itertools.combinations_with_replacement(free, extra):
+            joined, position = [], 0
+            more = Counter(columns)
+            for i in range(len(header.names)):
+                end = position + more[i] + 1
+                joined.append(header.delimiter.join(fields[position:end]))
+                position = end
+            if len(free) == 1 or _is_plausible(joined, header):
+                found.append((joined, sorted(more)))
+        if len(found) != 1:
+            return fields
+        joined, indices = found[0]
+        names = ", ".join(header.names[i] for i in indices if header.names[i].lower() not in _COMMA_LISTS)
+        if names and "." not in joined[header.index["jobid"]]:
+            count, first = self.repaired.get(names, (0, number))
+            self.repaired[names] = count + 1, first
+        return joined
 
     def _parse_limit(self, text: str, number: int) -> int:
         try:
@@ -320,12 +448,25 @@ class _RecordReader:
         raise InputError(f"no usable record: {reasons}", self.source)
 
 
-def _column_indices(fields: Sequence[str]) -> dict[str, int]:
-    """Index of each column by its name in lower case; of columns with the same meaning the first one."""
-    columns: dict[str, int] = {}
-    for i, name in enumerate(fields):
-        columns.setdefault(_SAME_COLUMN.get(name.lower(), name.lower()), i)
-    return columns
+def _is_plausible(fields: Sequence[str], header: _Header) -> bool:
+    """Whether all fields of known columns have the form of their column."""
+    job_id, user, partition, state, submit, start, end, limit, nodes, cpus, nodelist = (
+        [*fields, ""][i] for i in header.positions)
+    if not (_STATE.fullmatch(state) and _USER.fullmatch(user)
+            and all(not text or _COUNT.fullmatch(text) for text in (nodes, cpus))
+            and ("." in job_id or _JOB_ID.fullmatch(job_id))
+            # only a job that waits has several partitions
+            and ("," not in partition or nodelist in _NO_NODES)):
+        return False
+    times = TimestampParser()
+    try:
+        for text in (submit, start, end):
+            times.parse(text)
+        parse_time_limit(limit)
+        names = [] if nodelist in _NO_NODES else expand_hostlist(nodelist)
+    except (ValueError, InputError):
+        return False
+    return not names or not nodes.isdecimal() or len(names) == int(nodes)
 
 
 def _filled_node_counts(nodes: Int32Array, hostlist: Int32Array, hostlists: Sequence[str]) -> Int32Array:

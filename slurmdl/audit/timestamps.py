@@ -1,4 +1,4 @@
-"""Times as sacct prints them: ISO 8601 with or without zone, or epoch seconds."""
+"""Times as sacct prints them: ISO 8601 with T or a blank, with or without zone, or epoch seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 
 #: texts of a time that is not known
 _UNKNOWN = frozenset({"", "Unknown", "None", "N/A", "NONE", "unknown"})
-_ISO = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:(Z)|([+-]\d\d):?(\d\d))?")
+_ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d) ?(?:(Z)|([+-]\d\d)(?::?(\d\d))?)?")
 _EPOCH = re.compile(r"[0-9]{1,11}")
 #: seconds of the last digit of the minute and the seconds, e.g. `7:59`
 _SECONDS = {f"{minute}:{second:02}": 60 * minute + second for minute in range(10) for second in range(60)}
@@ -53,7 +53,7 @@ class TimestampParser:
         if not match:
             raise ValueError(f"{text!r} is no time")
         day, time, is_utc, hours, minutes = match.groups()
-        zone = "+00:00" if is_utc else f"{hours}:{minutes}" if hours else ""
+        zone = "+00:00" if is_utc else f"{hours}:{minutes or '00'}" if hours else ""
         moment = datetime.fromisoformat(f"{day}T{time[:4]}0:00{zone}")
         try:
             base = int(moment.timestamp())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 import time
@@ -22,7 +23,8 @@ def build_parser() -> argparse.ArgumentParser:
                        description="Compare the leaf zones of past jobs with the fewest possible ones, and predict "
                                    "the communication time that better nodes would have saved (docs/audit.md).")
     parser.add_argument("records", nargs="?", metavar="FILE",
-                        help="output of `sacct -P` (columns: docs/audit.md), - for stdin (default: run sacct)")
+                        help="output of `sacct -P` or `sacct --json`, which may be compressed by gzip (columns: "
+                             "docs/audit.md), - for stdin (default: run sacct)")
     parser.add_argument("--topology", metavar="FILE", help="topology file (default: the cluster's topology)")
     parser.add_argument("-S", "--since", metavar="TIME",
                         help="audit jobs that started at or after TIME, e.g. 2024-05-01 or now-7days (default: of a "
@@ -98,5 +100,6 @@ def _read_records(path: str | None, options: AuditOptions) -> JobTable:
         assert options.since_s is not None, "_audit_options sets the default period"
         return sacct.query_accounting(options.since_s, options.until_s or int(time.time()) + 1)
     if path == "-":
-        return accounting.read_job_records(sys.stdin, "standard input")
+        assert isinstance(sys.stdin.buffer, io.BufferedReader), "no binary standard input"
+        return accounting.read_accounting_stream(sys.stdin.buffer, "standard input")
     return accounting.read_accounting_file(path)

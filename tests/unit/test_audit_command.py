@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import re
 import shutil
@@ -71,7 +72,10 @@ def test_json_and_csv_agree(files, capsys):
                                    "line": 6, "example": "5|truncated"}]
 
 
-def test_records_from_stdin(files, monkeypatch, capsys):
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_records_from_stdin(files, monkeypatch, capsys, is_compressed):
+    if is_compressed:
+        (files / "jobs.txt").write_bytes(gzip.compress((files / "jobs.txt").read_bytes()))
     with open("jobs.txt") as file:
         monkeypatch.setattr("sys.stdin", file)
         assert main(["audit", "-", "--topology", "topology.conf", "--user", "bob", "--json"]) == 0
@@ -100,7 +104,7 @@ def test_sacct_is_run_with_epoch_seconds_and_english_words(files, monkeypatch, c
 
 @pytest.mark.parametrize(("options", "status", "message"), [
     (["missing.txt"], 65, "slurmdl: missing.txt: cannot be read (No such file or directory)"),
-    (["topology.conf"], 65, "no header with fields separated by '|'"),
+    (["topology.conf"], 65, "no header of sacct; expected the output of `sacct -a -X -P"),
     (["jobs.txt", "--since", "soon"], 64, "--since soon: expected a time such as"),
     (["jobs.txt", "--since", "2024-05-02", "--until", "2024-05-01"], 64, "expected a time before --until 2024-05-01"),
     (["jobs.txt", "--comm-share", "1"], 64, "--comm-share 1: expected 0 to 0.95"),
