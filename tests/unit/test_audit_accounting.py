@@ -191,7 +191,7 @@ def test_memory_of_json_does_not_grow_with_its_steps():
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    ('{"jobs": [{"job_id": 1, "nodes": "n1"}]}', "jobs:1: a job without time and nodes; expected the output of `sacct"),
+    ('{"jobs": [{"job_id": 1, "nodes": "n1"}]}', "jobs:1: a job without time and nodes; expected the output"),
     ('{\n"jobs": [1]}', "jobs:2: a job without time and nodes; expected the output of `sacct --json`"),
     ('{"nodes": []}', "jobs:1: JSON without jobs; expected the output of `sacct --json`"),
     ('{"jobs": {}}', "no usable record: none follows the header"),
