@@ -62,6 +62,13 @@ def test_error_in_an_interactive_interpreter_does_not_end_it() -> None:
     assert "NameError" in result.stderr and result.stdout == "41\n"
 
 
+def test_error_of_a_script_starts_the_interactive_interpreter_that_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("from slurmdl.train import init\nrun = init()\ntypo\n")
+    result = subprocess.run([sys.executable, "-i", str(tmp_path / "script.py")], input="print(run.step + 41)\n",
+                            text=True, capture_output=True, check=False)
+    assert "NameError" in result.stderr and result.stdout == "41\n"
+
+
 def train_with_checkpoints(run: Run, opt: Any, model: Any, steps: int) -> None:
     for x in run.loader(torch.ones(60, 3), 3).batches_until(steps):
         opt.zero_grad()

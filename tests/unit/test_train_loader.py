@@ -68,20 +68,31 @@ def test_loader_accepts_random_samples() -> None:
     (iter([1]), 2, "has no length or no samples by index"), ((np.zeros(4), np.zeros(5)), 2, "arrays of 4, 5 samples"),
     (np.zeros(1), 2, "1 samples for 2 workers"), (np.zeros(4), 0, "a batch of 0 samples"),
     ([torch.ones(4)] * 6, 2, "a list of 6 arrays, which may be samples or columns"),
-    ([np.ones((4, 2)), np.ones(4)], 2, "a list of 2 arrays, which may be samples or columns")])
+    ([np.ones((4, 2)), np.ones(4)], 2, "a list of 2 arrays, which may be samples or columns"),
+    ((torch.ones(4, 2), [0, 1, 0, 1]), 2, r"a tuple with a list, which may .*; expected arrays or tensors"),
+    (([1.0, 2.0, 3.0], [0, 1, 0]), 1, r"a tuple with a list, which may .*; expected arrays or tensors"),
+    ({"x": torch.ones(4)}, 2, "dict has no length or no samples by index"),
+    (torch.ones(()), 1, "Tensor has no length or no samples by index"),
+    (np.array(["a", "b"]), 1, "an array of <U1; expected one of numbers"),
+    (torch.eye(4).to_sparse(), 2, r"a sparse tensor \(sparse_coo\); expected a dense one")])
 def test_loader_rejects_unsupported_data(data: Any, batch: int, words: str) -> None:
     with pytest.raises(TrainError, match=words):
         library(2, StrategyConfig("allreduce"), lambda run: run.loader(data, batch))
 
 
-def test_loader_passes_options_of_a_tensor_dataset_to_a_data_loader() -> None:
-    data = torch.utils.data.TensorDataset(torch.arange(10))
-    assert library(1, StrategyConfig("allreduce"), lambda run: [len(x) for x, in run.loader(
-        data, 4, num_workers=0, pin_memory=False, drop_last=False)]) == [[4, 4, 2]]
+@pytest.mark.parametrize("data", [torch.utils.data.TensorDataset(torch.arange(10)), (torch.arange(10),),
+                                  (np.arange(10),), torch.arange(10), np.arange(10)])
+def test_loader_passes_options_with_arrays_to_a_data_loader(data: Any) -> None:
+    def program(run: Run) -> Any:
+        batches = list(run.loader(data, 4, shuffle=False, num_workers=0, pin_memory=False, drop_last=False))
+        return [batch.tolist() for batch in (batches if len(batches[0]) == 4 else [batch[0] for batch in batches])]
+    assert library(1, StrategyConfig("allreduce"), program) == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]]
 
 
 @pytest.mark.parametrize("data, options, words", [
     (torch.utils.data.DataLoader(Squares()), {}, "expected its data set"),
+    (Squares(), {"num_worker": 1}, r"^run.loader\(num_worker=...\): not an option; expected shuffle, num_workers, "),
+    (torch.ones(4), {"sampler": [1]}, r"^run.loader\(sampler=...\): run.loader itself chooses the samples"),
     (Squares(), {"drop_last": True}, "expected drop_last=False")])
 def test_loader_rejects_data_loaders_and_drop_last(data: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(TrainError, match=words):

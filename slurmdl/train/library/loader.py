@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,9 +130,22 @@ def is_iterable_dataset(data: Any) -> bool:
     return isinstance(data, IterableDataset)
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Reject options of `Run.loader` that DataLoader does not have, or that choose the samples of a batch."""
+    from torch.utils.data import DataLoader
+
+    accepted = [name for name in inspect.signature(DataLoader.__init__).parameters
+                if name not in ("self", "dataset", "batch_size", "sampler", "batch_sampler")]
+    for name in options:
+        if name in ("sampler", "batch_sampler"):
+            raise TrainError(f"run.loader({name}=...): run.loader itself chooses the samples of each worker; "
+                             "expected torch.utils.data.Subset for a part of the data, or a DataLoader of your own")
+        if name not in accepted:
+            raise TrainError(f"run.loader({name}=...): not an option; expected {', '.join(accepted)}")
+
+
 def make_data_source(data: Any, options: dict[str, Any]) -> DataSource:
     """Make a source from the data and options of `Run.loader`; batches of a tuple are tuples of tensors."""
-    import torch
     from torch.utils.data import DataLoader, TensorDataset
 
     if isinstance(data, DataLoader):
@@ -140,33 +154,24 @@ def make_data_source(data: Any, options: dict[str, Any]) -> DataSource:
     if options.get("drop_last"):
         raise TrainError("run.loader(drop_last=True): the last batches of an epoch are small, and weighted by their "
                          "size; expected drop_last=False, or a Dataset whose length is a multiple of all batches")
-    if not hasattr(data, "__len__"):
+    is_scalar = hasattr(data, "shape") and not len(data.shape)
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or isinstance(data, Mapping) or is_scalar:
         raise TrainError(f"{type(data).__name__} has no length or no samples by index; expected a Dataset with "
                          "__len__ and __getitem__, an IterableDataset, arrays, tensors")
     single = _is_array(data)
-    arrays = data.tensors if isinstance(data, TensorDataset) else (data,) if single else data
-    if isinstance(arrays, Sequence) and arrays and all(map(_is_array, arrays)) and not (
-            options and isinstance(data, TensorDataset)):
-        if isinstance(arrays, list):
-            raise TrainError(f"a list of {len(arrays)} arrays, which may be samples or columns; expected "
-                             "torch.stack(samples), or a tuple of columns, e.g. (images, labels)")
-        if options:
-            raise TrainError(f"{', '.join(options)}: valid for a Dataset only, not for arrays")
-        if len({len(array) for array in arrays}) > 1:
-            raise TrainError(f"arrays of {', '.join(str(len(array)) for array in arrays)} samples; expected "
+    columns = data.tensors if isinstance(data, TensorDataset) else (data,) if single else data
+    if isinstance(columns, list) and columns and all(map(_is_array, columns)):
+        raise TrainError(f"a list of {len(columns)} arrays, which may be samples or columns; expected "
+                         "torch.stack(samples), or a tuple of columns, e.g. (images, labels)")
+    if isinstance(columns, tuple) and any(isinstance(column, list) or _is_array(column) for column in columns):
+        tensors = [_column_tensor(column) for column in columns]
+        if len({len(tensor) for tensor in tensors}) > 1:
+            raise TrainError(f"arrays of {', '.join(str(len(tensor)) for tensor in tensors)} samples; expected "
                              "equal lengths")
-        tensors = [torch.as_tensor(array) for array in arrays]
-
-        def batches(indices: Iterator[IntArray]) -> Iterator[Any]:
-            for index in indices:
-                chosen = torch.from_numpy(index)
-                batch = tuple(tensor[chosen] for tensor in tensors)
-                yield batch[0] if single else batch
-
-        checked = np.arange(0, len(tensors[0]), len(tensors[0]) // 5 or 1)
-        fingerprint = zlib.crc32(repr([tensor[checked] for tensor in tensors]).encode())
-        return DataSource(len(tensors[0]), fingerprint, batches, dataset=data if
-                          single or isinstance(data, TensorDataset) else TensorDataset(*tensors))
+        if not isinstance(data, TensorDataset):
+            data = tensors[0] if single else TensorDataset(*tensors)
+        if not options:
+            return _tensor_source(tensors, data, single)
 
     def load(indices: Iterator[IntArray]) -> Iterator[Any]:
         return iter(DataLoader(data, batch_sampler=(index.tolist() for index in indices), **options))
@@ -174,6 +179,38 @@ def make_data_source(data: Any, options: dict[str, Any]) -> DataSource:
     # without worker processes a DataLoader does not prefetch
     prefetch = options.get("num_workers", 0) * (options.get("prefetch_factor") or 2)
     return DataSource(len(data), 0, load, prefetch, data)
+
+
+def _tensor_source(tensors: Sequence[Any], dataset: Any, single: bool) -> DataSource:
+    """A source of tensors in memory, without a DataLoader."""
+    import torch
+
+    def batches(indices: Iterator[IntArray]) -> Iterator[Any]:
+        for index in indices:
+            chosen = torch.from_numpy(index)
+            batch = tuple(tensor[chosen] for tensor in tensors)
+            yield batch[0] if single else batch
+
+    checked = np.arange(0, len(tensors[0]), len(tensors[0]) // 5 or 1)
+    fingerprint = zlib.crc32(repr([tensor[checked] for tensor in tensors]).encode())
+    return DataSource(len(tensors[0]), fingerprint, batches, dataset=dataset)
+
+
+def _column_tensor(column: Any) -> Any:
+    """One tensor of a tuple of arrays."""
+    import torch
+
+    if not _is_array(column):
+        raise TrainError(f"a tuple with a {type(column).__name__}, which may be a column or a sample; expected "
+                         "arrays or tensors (torch.as_tensor(values)), or a list of samples")
+    try:
+        tensor = torch.as_tensor(column)
+    except TypeError as error:
+        raise TrainError(f"an array of {column.dtype}; expected one of numbers, or a Dataset") from error
+    if tensor.layout != torch.strided:
+        raise TrainError(f"a sparse tensor ({str(tensor.layout).removeprefix('torch.')}); expected a dense one "
+                         "(to_dense())")
+    return tensor
 
 
 def _is_array(value: Any) -> bool:

@@ -20,7 +20,7 @@ from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.library.device_backend import choose_device_backend
 from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.library.load_balance import WorkAssignment
-from slurmdl.train.library.loader import DataSource, Loader, is_iterable_dataset, make_data_source
+from slurmdl.train.library.loader import DataSource, Loader, check_options, is_iterable_dataset, make_data_source
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.sampling import GlobalBatches
@@ -191,8 +191,9 @@ class Run:
             data: a torch Dataset with a length, an array or tensor, or a tuple of them of equal length; or an
                 IterableDataset, which gives all ranks the same samples in its own order (stream_loader).
             batch_size: samples per worker and step, as the mean over the workers; see sampling.GlobalBatches.
-            options: of torch.utils.data.DataLoader, for a Dataset, e.g. num_workers.
+            options: of torch.utils.data.DataLoader, e.g. num_workers.
         """
+        check_options(options)
         loader: Loader | StreamLoader
         if is_iterable_dataset(data):
             loader = self._stream_loader(data, batch_size, options)

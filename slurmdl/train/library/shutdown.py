@@ -90,7 +90,8 @@ def install_excepthook() -> None:
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if hasattr(sys, "ps1"):  # an interactive interpreter goes on
+        if hasattr(sys, "ps1") or (sys.flags.interactive and not _has_other_ranks()):
+            # an interactive interpreter goes on, or starts after a script (python -i)
             previous(kind, error, trace)
             return
         if isinstance(error, SlurmdlError):
@@ -115,8 +116,7 @@ def exit_if_gloo_runs() -> None:
 
     A thread of gloo that drops a tensor while the interpreter shuts down would abort the process (pytorch#190489).
     """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed and distributed.is_initialized() and distributed.get_world_size() > 1:
+    if _has_torch_ranks():
         exit_process(0)
 
 
@@ -242,6 +242,17 @@ def _failed_ranks(mpi: Any) -> list[int]:
     """The ranks that MPI knows to have failed (MPI_Comm_get_failed of ULFM)."""
     world = mpi.COMM_WORLD
     return list(mpi.Group.Translate_ranks(world.Get_failed(), None, world.Get_group()))
+
+
+def _has_other_ranks() -> bool:
+    mpi = _initialized_mpi()
+    return bool(mpi and mpi.COMM_WORLD.Get_size() > 1) or _has_torch_ranks()
+
+
+def _has_torch_ranks() -> bool:
+    """Whether there are other ranks over torch.distributed."""
+    distributed = sys.modules.get("torch.distributed")
+    return bool(distributed and distributed.is_initialized() and distributed.get_world_size() > 1)
 
 
 def _torch_rank() -> int | None:
