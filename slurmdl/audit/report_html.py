@@ -12,6 +12,7 @@ from slurmdl.audit.report_text import (
     GROUP_COLUMNS,
     JOB_COLUMNS,
     NO_BETTER_NODES,
+    describe_gain,
     describe_records,
     describe_topology,
     group_cells,
@@ -49,6 +50,7 @@ def format_html(audit: Audit, summary: Summary) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Audit of jobs and leaf zones</title><style>{_STYLE}</style></head><body>",
         "<h1>Audit of jobs and leaf zones</h1>",
+        f"<p><strong>{_text(describe_gain(audit, summary))}</strong></p>",
         f"<p>{_text(describe_records(audit))}; {_text(describe_topology(audit))}</p>",
         '<dl class="figures">', *(f"<div><dt>{_text(label)}</dt><dd>{_text(text)}</dd></div>"
                                   for label, text in key_figures(audit, summary)), "</dl>",

@@ -19,6 +19,7 @@ _CSV_STRATEGY_FIELDS = ("factor", "leaf_order_factor", "step_factor", "lost_node
 
 def format_audit(audit: Audit, summary: Summary) -> Iterator[str]:
     """Yield the lines of the report."""
+    yield describe_gain(audit, summary)
     yield f"{describe_records(audit)}; {describe_topology(audit)}"
     yield ""
     for label, text in key_figures(audit, summary):
@@ -37,6 +38,18 @@ def format_audit(audit: Audit, summary: Summary) -> Iterator[str]:
         yield f"assumed: {note}"
     for problem in audit.problems:
         yield f"skipped: {problem}"
+
+
+def describe_gain(audit: Audit, summary: Summary) -> str:
+    """What there was to gain, and how certain this is."""
+    total = summary.total
+    if not total.jobs:
+        return "Nothing to gain: no job ran on several nodes."
+    saved = ", or ".join(f"{sums.lost_node_hours:,.1f} ({sums.lost_node_hours / total.node_hours:.1%}) with {name}"
+                         for name, sums in total.strategies.items())
+    return (f"Better nodes and rank order would have saved {saved}, of {total.node_hours:,.1f} node-hours on several "
+            f"nodes. This is a prediction: {audit.options.comm_share:.0%} of the run time is assumed to be "
+            "communication, and nodes that no job held to be free.")
 
 
 def describe_records(audit: Audit) -> str:

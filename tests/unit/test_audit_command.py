@@ -47,6 +47,11 @@ def run_audit(*options: str) -> int:
 def test_text(files, capsys):
     assert run_audit() == 0
     out = capsys.readouterr().out
+    # in a ring, jobs 1 and 3 lose 9/10 of 30% of 2 and 6 node-hours
+    assert out.startswith(
+        "Better nodes and rank order would have saved 2.2 (21.6%) with allreduce, or 2.2 (21.6%) with gossip, of 10.0 "
+        "node-hours on several nodes. This is a prediction: 30% of the run time is assumed to be communication, and "
+        "nodes that no job held to be free.\n")
     assert re.search(r"^jobs on several nodes +4 with 10\.0 node-hours \(and 0 on one node\)$", out, re.MULTILINE)
     assert re.search(r"^in several leaf zones +3 \(75%\)$", out, re.MULTILINE)
     assert re.search(r"^fewer zones were possible +2 \(50%\)$", out, re.MULTILINE)
@@ -123,8 +128,20 @@ def test_errors_are_one_line(files, monkeypatch, capsys, options, status, messag
 def test_no_job_on_several_nodes(files, capsys):
     (files / "jobs.txt").write_text(RECORDS.splitlines()[0] + "\n1|ada|main|COMPLETED|1|2|9||1|1|a1\n")
     assert run_audit("--html", "report.html") == 0
-    assert "jobs on several nodes     0 with 0.0 node-hours (and 1 on one node)" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("Nothing to gain: no job ran on several nodes.\n")
+    assert "jobs on several nodes     0 with 0.0 node-hours (and 1 on one node)" in out
     assert "<svg" not in (files / "report.html").read_text()
+
+
+def test_first_sentence_of_jobs_on_the_best_nodes(files, capsys):
+    (files / "jobs.txt").write_text("\n".join(RECORDS.splitlines()[:3]).replace("a1,b1", "a[1-2]"))
+    assert run_audit("--strategy=gossip", "--comm-share=0.1", "--html", "report.html") == 0
+    sentence = ("Better nodes and rank order would have saved 0.0 (0.0%) with gossip, of 4.0 node-hours on several "
+                "nodes. This is a prediction: 10% of the run time is assumed to be communication, and nodes that no "
+                "job held to be free.")
+    assert capsys.readouterr().out.startswith(f"{sentence}\n")
+    assert f"<p><strong>{sentence}</strong></p>" in (files / "report.html").read_text()
 
 
 class _Elements(HTMLParser):
