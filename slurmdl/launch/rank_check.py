@@ -9,6 +9,7 @@ nodes report to the first task over TCP; a secret in the step's environment auth
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import socket
 import sys
@@ -96,6 +97,25 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+def wait_for_end(pid: int, timeout_s: float) -> bool:
+    """Wait until a process has ended or the time is over; return whether it has ended.
+
+    It returns at once when the process ends: srun waits for this process too, which holds the step's stderr and gets
+    no signal from Slurm but SIGKILL.
+    """
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:  # it has ended, or Linux is older than 5.3
+        end = time.monotonic() + timeout_s
+        while not has_ended(pid) and time.monotonic() < end:
+            time.sleep(min(_POLL_S, timeout_s))
+        return has_ended(pid)
+    try:
+        return bool(select.select([handle], [], [], timeout_s)[0])
+    finally:
+        os.close(handle)
+
+
 def processes_below(pid: int) -> set[int]:
     """The descendants of a process, by the parents in /proc/PID/stat."""
     children: dict[int, list[int]] = {}
@@ -123,10 +143,8 @@ def collect_ranks(node: str, task_pid: int, count: int, timeout_s: float = START
             if values := read_rank(process_id, of_torchrun=not count):
                 found[values[0]] = values[1]
                 missing = (count or values[2]) - len(found)
-        if missing > 0:
-            time.sleep(max(_POLL_S, (time.monotonic() - start) / 10))
-            if has_ended(task_pid):
-                break
+        if missing > 0 and wait_for_end(task_pid, max(_POLL_S, (time.monotonic() - start) / 10)):
+            break
     return RankReport(node, tuple(sorted(found)), tuple(sorted(set(found.values()))))
 
 

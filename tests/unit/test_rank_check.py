@@ -113,6 +113,24 @@ def test_program_that_ends_at_once_gives_no_line(start):
     assert [child.communicate(timeout=60)[1] for child in checks] == [""] * 3
 
 
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_check_ends_with_the_program(start, monkeypatch, has_pidfd):
+    """srun waits for the check, which looks less and less often for ranks that never come."""
+    monkeypatch.setattr(rank_check, "_POLL_S", 1e6 if has_pidfd else 0.1)
+    if not has_pidfd:
+        monkeypatch.setattr(os, "pidfd_open", lambda _: os.open("/nowhere", os.O_RDONLY))
+    task = start(["sleep", "1000"])
+    ended: list[bool] = []
+    waiter = threading.Thread(target=lambda: ended.append(rank_check.wait_for_end(task.pid, 1e6)), daemon=True)
+    waiter.start()
+    waiter.join(0.5)
+    assert waiter.is_alive()
+    task.terminate()
+    waiter.join(60)
+    assert ended == [True]
+    assert not rank_check.wait_for_end(os.getpid(), 0.1)
+
+
 def test_report_without_the_secret_is_ignored(start):
     port = pick_free_port()
     first = check(start, 0, (0, 1), "warn", f"{port} {SECRET}")
