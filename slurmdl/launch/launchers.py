@@ -28,6 +28,7 @@ _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "to
             "accelerate.commands.launch": "accelerate", "accelerate.commands.accelerate_cli": "accelerate",
             "deepspeed.launcher.runner": "deepspeed"}
 _SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
+_SCRIPT_SUFFIXES = (".py", ".sh")
 #: options of torchrun that take no value
 _TORCHRUN_FLAGS = ("standalone", "module", "no-python", "run-path", "virtual-local-rank", "help",
                    "ignore-missing-fault-tol-cfg")
@@ -143,16 +144,20 @@ class LauncherCommand:
 def find_launcher(operands: Sequence[str], environ: Mapping[str, str]) -> LauncherCommand | None:
     """Find the launcher in a program with its arguments, also behind `bash -c`; None if there is none.
 
-    `environ` holds the variables that the text of `bash -c` may use.
+    Other programs may precede it, e.g. `env A=1 bash -c "..."`. `environ` holds the variables that the text of
+    `bash -c` may use.
     """
-    program = operands[0].rpartition("/")[2] if operands else ""
-    if program in _SHELLS:
-        index = next((i for i, arg in enumerate(operands) if re.fullmatch(r"-[a-z]*c", arg)), None)
+    text, before, after = shlex.join(operands), operands[:0], operands[:0]
+    shell = next((i for i, arg in enumerate(operands) if arg.rpartition("/")[2] in _SHELLS), len(operands))
+    is_argument = any(arg.endswith(_SCRIPT_SUFFIXES) for arg in operands[:shell]) \
+        or _launcher_in([Word(arg, 0, 0) for arg in operands[:shell]])
+    if shell < len(operands) and not is_argument:
+        index = next((i for i in range(shell, len(operands)) if re.fullmatch(r"-[a-z]*c", operands[i])), None)
         if index is None or index + 1 >= len(operands):
             return None
         text, before, after = operands[index + 1], operands[:index + 1], operands[index + 2:]
-    else:
-        text, before, after = shlex.join(operands), (), ()
+        assigned = (re.fullmatch(r"([A-Za-z_]\w*)=(.*)", arg, re.DOTALL) for arg in operands[:shell])
+        environ = {**environ, **{match[1]: match[2] for match in assigned if match}}
     for words in _commands(text, environ):
         found = _launcher_in(words)
         if found:
@@ -230,7 +235,7 @@ def _launcher_in(words: Sequence[Word]) -> tuple[str, int] | None:
             return program, i + 2
         if word.value == "-m" and following in _MODULES:
             return _MODULES[following], i + 2
-        if program.endswith((".py", ".sh")):
+        if program.endswith(_SCRIPT_SUFFIXES):
             return None
     return None
 

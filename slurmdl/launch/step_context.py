@@ -42,6 +42,8 @@ class StepContext:
         local_hosts: hosts named in the launcher's command that are addresses of this machine.
         extra_options: options for srun besides the user's own.
         has_ulfm: mpirun supports ranks that continue after the loss of a rank.
+        rank0_address: returns the address of a host for the rendezvous of a program that may start torchrun, "" if it
+            is unknown; None for other programs, and for launchers whose command is changed.
     """
 
     args: SrunArgs
@@ -63,6 +65,7 @@ class StepContext:
     rank_check_variables: Mapping[str, str] = field(default_factory=dict)
     extra_options: tuple[str, ...] = ()
     has_ulfm: bool = False
+    rank0_address: Callable[[str], str] | None = None
 
 
 def gather_context(args: SrunArgs, dl: DlOptions, site_config: config.Config,
@@ -121,6 +124,8 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
             # the program may be a script that runs a launcher
             context = replace(context, rank_check_variables={**context.rank_check_variables,
                                                              **rank_check.check_variables()})
+        if is_per_node and len(counts) > 1 and launcher is None and dl.launcher != "none":
+            context = replace(context, rank0_address=task_command.sortable_address)
         return context
     if context.args.launcher != "srun":
         raise PlacementError(f"--launcher={context.args.launcher} starts {launcher.name} once per node only if Slurm "

@@ -75,8 +75,12 @@ def plan_step(context: StepContext) -> StepPlan:
         warnings.append(f"MASTER_ADDR={master}: expected the node of rank 0, {plan.nodes[0]}")
     if context.no_zones_reason:
         warnings.append(f"{context.no_zones_reason}; ranks in the order of the node names")
-    step = StepPlan(_step_command(context, plan, launch), plan, rank_map, topology.source, tuple(warnings),
-                    launcher_changes=launch.changes if launch else ())
+    rank0_address = _rank0_address(context, plan)
+    changes = launch.changes if launch else ()
+    if rank0_address:
+        changes = ("PET_LOCAL_ADDR set: if the program starts a c10d rendezvous, this numbers the nodes as planned",)
+    step = StepPlan(_step_command(context, plan, launch, rank0_address), plan, rank_map, topology.source,
+                    tuple(warnings), launcher_changes=changes)
     if not dl.explain:
         return step
     from slurmdl.placement import score_report
@@ -173,7 +177,14 @@ def _adapt_launcher(context: StepContext, plan: Plan) -> AdaptedCommand | None:
     return launchers.keep_map(context.launcher, rank0, is_rank0_host)
 
 
-def _step_command(context: StepContext, plan: Plan, launch: AdaptedCommand | None) -> StepCommand:
+def _rank0_address(context: StepContext, plan: Plan) -> str:
+    """The address by which a c10d rendezvous in a program that cannot be read keeps the planned order; "" if by name.
+    """
+    nodes = list(dict.fromkeys(plan.nodes))
+    return context.rank0_address(nodes[0]) if context.rank0_address and nodes != sorted(nodes) else ""
+
+
+def _step_command(context: StepContext, plan: Plan, launch: AdaptedCommand | None, rank0_address: str) -> StepCommand:
     variables = step_command.task_variables(plan, context.master_port)
     line, task, environ = context.args.line, context.task, context.environ
     if context.launcher or context.ranks_per_task > 1:
@@ -189,6 +200,8 @@ def _step_command(context: StepContext, plan: Plan, launch: AdaptedCommand | Non
         return step_command.mpirun_command(line, plan, task, variables, environ, context.has_ulfm)
     if launch:
         task = replace(task, program=launch.program)
+    if rank0_address:
+        task = replace(task, script=f"_dl_rank0_address={rank0_address}\n{task.script}")
     return step_command.srun_command(line, plan, task, context.extra_options, variables, environ,
                                      context.ranks_per_task)
 

@@ -60,6 +60,12 @@ if [ "$SLURMDL_LAUNCHER" = torchrun ]; then
     _dl_default PET_MASTER_ADDR "$MASTER_ADDR"
     _dl_default PET_MASTER_PORT "$MASTER_PORT"
 fi
+# a c10d rendezvous in a program that could not be read: a torchrun may also use the text as the address of a world that
+# consists of its node, so it is a loopback address (LOOPBACK_KEYS in task_command.py), except on the node of rank 0
+if [ -n "$_dl_rank0_address" ]; then
+    [ "$SLURM_PROCID" = 0 ] || _dl_rank0_address=$((2130771968 + SLURM_PROCID))
+    _dl_default PET_LOCAL_ADDR "$_dl_rank0_address"
+fi
 case $SLURMDL_LAUNCHER in
     torchrun | accelerate)
         # a c10d rendezvous sorts the nodes by this text, and only that of rank 0 is used as an address
@@ -71,7 +77,7 @@ case $SLURMDL_LAUNCHER in
 esac
 
 unset -f _dl_position _dl_find _dl_default
-unset _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_name _dl_lists _dl_next
+unset _dl_rank0_address _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_name _dl_lists _dl_next
 unset SLURMDL_TASK_SCRIPT SLURMDL_UNMAPPED_TASK_SCRIPT
 if [ -n "$SLURMDL_VERIFY_SCRIPT" ]; then
     # detached; $$ is the process ID of the program, too; a container may lack this Python

@@ -21,6 +21,9 @@ UNMAPPED_TASK_SHELL = ("/bin/sh", "-c", 'eval "$SLURMDL_UNMAPPED_TASK_SCRIPT"', 
 #: bash as sh keeps variables with names that are no identifiers (exported functions); dash drops them
 _BASH = ("/bin/bash", "--posix")
 
+#: 127.1.0.0 as a number, a form of addresses that inet_aton(3) reads: these loopback addresses sort as texts, after
+#: the dotted addresses of private networks
+LOOPBACK_KEYS = 0x7f010000
 _MAX_PORT_DRAWS = 100
 
 
@@ -113,6 +116,16 @@ def is_local_host(host: str) -> bool:
                 probe.bind(address)
                 return True
     return False
+
+
+def sortable_address(host: str) -> str:
+    """An IPv4 address of a host at which other hosts reach it, as a text before LOOPBACK_KEYS; "" without one."""
+    with contextlib.suppress(OSError, UnicodeError):
+        for *_, address in socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_STREAM):
+            text = str(address[0])
+            if not text.startswith("127.") and text < str(LOOPBACK_KEYS):
+                return text
+    return ""
 
 
 def pick_free_port() -> int:

@@ -166,20 +166,24 @@ def test_torchrun_keeps_the_planned_order(cluster):
     assert results["script"][0] == order
 
 
-def test_launcher_in_a_script_is_checked(cluster):
+def test_launcher_in_a_script_keeps_the_planned_order(cluster):
     """A script that starts torchrun with a c10d rendezvous, and one that starts a world of its own on each node."""
     skip_before_torch_2(cluster)
-    files = {"run.sh": f"torchrun --nnodes=4 --nproc-per-node=2 {C10D} {PLAIN_RANK}",
-             "alone.sh": f"torchrun --standalone --nproc-per-node=2 {PLAIN_RANK}"}
+    torchrun = f"torchrun --nnodes=4 {C10D}"
+    files = {"run.sh": f"{torchrun} gather.py", "gather.py": GATHER,
+             "by_name.sh": f"{torchrun} --nproc-per-node=2 ${{1:+$1=$SLURMD_NODENAME}} {PLAIN_RANK}",
+             "alone.sh": "torchrun --standalone gather.py > alone-$SLURM_PROCID"}
     results = run_steps(cluster, 4, {
-        "script": "slurmdl srun env A=1 bash run.sh", "alone": "slurmdl srun bash alone.sh",
-        "forced": "slurmdl srun --dl-launcher=torchrun --dl-ranks-per-node=2 bash run.sh"}, files)
+        "script": "slurmdl srun env A=1 bash run.sh", "by_name": "slurmdl srun bash by_name.sh --local-addr",
+        "alone": "slurmdl srun bash alone.sh; cat alone-2",
+        "forced": "slurmdl srun --dl-launcher=torchrun --dl-ranks-per-node=2 bash by_name.sh"}, files)
     order = planned(cluster, 4)
-    assert results["script"][0] == twice(sorted(order))
-    assert "4 of 8 ranks on their planned nodes" in results["script"][1]
-    assert results["script"][1].endswith("expected --dl-launcher=torchrun"), results["script"]
+    assert results["script"] == (order, "slurmdl: 4 of 4 ranks on their planned nodes")
     assert results["forced"] == (twice(order), "slurmdl: 8 of 8 ranks on their planned nodes")
-    assert "planned nodes" not in results["alone"][1]
+    assert results["by_name"][0] == twice(sorted(order))
+    assert "4 of 8 ranks on their planned nodes" in results["by_name"][1]
+    assert results["by_name"][1].endswith("expected --dl-launcher=torchrun"), results["by_name"]
+    assert results["alone"] == (order[2:3], ""), "rank 2 is alone on its node"
 
 
 def test_plain_srun_with_slurmdl_env(cluster):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import socket
 from pathlib import Path
 
 import pytest
 from placing import cluster, node, two_level
 
 from slurmdl.errors import PlacementError
-from slurmdl.launch import launchers, submission
+from slurmdl.launch import launchers, submission, task_command
 from slurmdl.launch.launchers import LauncherCommand
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
@@ -42,6 +43,10 @@ def keep_map(command: str, rank0: str = "n1", environ: dict[str, str] | None = N
     ("bash -lc 'cd /x && A=1 torchrun --nnodes=${SLURM_NNODES} --nproc_per_node \"2\" train.py; echo done'",
      "torchrun", (6, 6), 2),
     ("bash -c 'torchrun --nnodes=$UNKNOWN train.py'", "torchrun", None, 1),
+    ("env N=6 G=3 bash -c 'torchrun --nnodes=$N --nproc-per-node=$G train.py'", "torchrun", (6, 6), 3),
+    ("numactl --localalloc /bin/bash -c 'torchrun --nnodes=6 train.py'", "torchrun", (6, 6), 1),
+    ("apptainer exec --nv img.sif bash -c 'torchrun --nnodes=6 train.py'", "torchrun", (6, 6), 1),
+    ("torchrun --nnodes=6 --no-python bash -c 'torchrun --nnodes=3 train.py'", "torchrun", (6, 6), 1),
     ("bash -c 'torchrun --nproc-per-node=$((2*4)) --nnodes=6 train.py'", "torchrun", (6, 6), 0),
     ("bash -c 'torchrun --nproc-per-node=${G:-8} --nnodes=6 train.py'", "torchrun", (6, 6), 0),
     ("accelerate launch --num_processes 12 --num-machines=6 train.py --num_machines 3", "accelerate", (6, 6), 2),
@@ -56,9 +61,20 @@ def test_launcher_nodes_and_ranks_are_read_from_the_command(command, name, nodes
 
 @pytest.mark.parametrize("command", ["python train.py", "python train.py torchrun", "bash run.sh",
                                      "bash -c 'echo $(torchrun --nnodes=6 x.py)'", "accelerate config",
-                                     "bash -c", ""])
+                                     "bash -c", "python train.py bash -c 'torchrun --nnodes=6 x.py'", ""])
 def test_other_programs_are_no_launchers(command):
     assert find(command) is None
+
+
+def test_addresses_sort_as_the_ranks_of_their_nodes():
+    rank0 = [task_command.sortable_address(host) for host in ("10.0.0.255", "100.64.1.2", "172.16.9.9", "192.168.99.1")]
+    assert "" not in rank0
+    others = [str(task_command.LOOPBACK_KEYS + rank) for rank in (1, 2, 10, 99_999)]
+    assert max(rank0) < min(others) and others == sorted(others)
+    assert {socket.gethostbyname(text).partition(".")[0] for text in others} == {"127"}
+    assert str(task_command.LOOPBACK_KEYS) in (Path(task_command.__file__).parent / "task.sh").read_text()
+    hosts = ("localhost", "127.0.0.1", "30.0.0.1", "no-such-host.invalid", "x" * 300)
+    assert [task_command.sortable_address(host) for host in hosts] == [""] * 5
 
 
 @pytest.mark.parametrize(("command", "is_multi_node"), [
