@@ -275,6 +275,44 @@ def test_optimizer_wrapper_without_super_init(method: str) -> None:
         assert torch.allclose(result, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("holder", ["attribute", "group", "base"])
+def test_optimizer_with_copies_of_an_initial_model_that_rank_0_replaces_is_rejected(holder: str) -> None:
+    def program(run: Run) -> None:
+        torch.manual_seed(run.rank)
+        model = nn.Linear(3, 2)
+        copies = [tensor.detach().clone() for tensor in model.parameters()]
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        opt.state[model.bias]["momentum_buffer"] = model.bias.detach().clone()
+        if holder == "attribute":
+            opt = Lookahead(opt)  # type: ignore[assignment]
+        elif holder == "group":
+            opt.param_groups[0]["copies"] = copies
+        else:
+            opt.base = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))  # type: ignore[attr-defined]
+        run.attach(model, opt)
+    path = {"attribute": r"Lookahead\.slow\[0\]", "group": r"SGD\.param_groups\[0\]\['copies'\]\[0\]",
+            "base": r"SGD\.base\.slow\[0\]"}[holder]
+    with pytest.raises(InvalidRunError, match=rf"^rank 1 on \S+: {path} is a copy of parameter weight, [^\n]*$"):
+        library(2, StrategyConfig("gossip"), program)
+
+
+def test_different_initial_models_are_replaced_by_that_of_rank_0() -> None:
+    """Adam's moments, constants and the parameters themselves are no copies."""
+    def program(run: Run) -> Any:
+        torch.manual_seed(run.rank)
+        model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        opt = torch.optim.Adam(model.parameters(), lr=0.1)
+        opt.zeros, opt.ones, opt.own = torch.zeros(2), [torch.ones(2)], opt  # type: ignore[attr-defined]
+        opt.parameters = {"all": list(model.parameters())}  # type: ignore[attr-defined]
+        model(torch.ones(2, 3)).sum().backward()
+        opt.step()
+        opt.zero_grad()
+        run.attach(model, opt)
+        return flat(model)
+    first, second = library(2, StrategyConfig("gossip"), program)
+    assert torch.equal(first, second)
+
+
 def test_optimizer_wrapper_with_parameter_servers_is_rejected() -> None:
     with pytest.raises(InvalidRunError, match=r"--strategy ps: Lookahead cannot be built for a shard: [^\n]*$"):
         library(2, StrategyConfig("ps", ps=1), train_with_lookahead)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -108,10 +108,54 @@ def gather_messages(p2p: MeteredP2P, ranks: Sequence[int], obj: Any) -> list[Any
     return [decode_object(part) for part in np.split(packed, ends[:-1])]
 
 
-def broadcast_if_different(world: World, p2p: MeteredP2P, vector: npt.NDArray[Any]) -> None:
-    """Replace the vector of all ranks by rank 0's unless all are equal. Collective."""
-    if len(set(world.transport.allgather(zlib.crc32(vector)))) > 1:
+def broadcast_if_different(world: World, p2p: MeteredP2P, vector: npt.NDArray[Any],
+                           check: Callable[[], None] = lambda: None) -> None:
+    """Replace the vector of all ranks by rank 0's unless all are equal. Collective.
+
+    `check` is called before on those that are to change, and may raise a SlurmdlError.
+    """
+    checksums = world.transport.allgather(zlib.crc32(vector))
+    if len(set(checksums)) > 1:
+        call_on_all(world, check if checksums[world.rank] != checksums[0] else lambda: None)
         pipelined_broadcast(p2p, range(len(world.nodes)), vector)
+
+
+def reject_copies(optimizer: Any, named: Iterable[tuple[str, Any]]) -> None:
+    """Reject an optimizer that has copied parameters, as Lookahead its slow weights: they become those of rank 0.
+
+    Its state does, too. Constant tensors, such as biases of 0, are ignored, as they may not be copies.
+    """
+    by_shape: dict[Any, list[tuple[str, Any]]] = {}
+    for name, tensor in named:
+        if tensor.numel() and not bool((tensor == tensor.reshape(-1)[0]).all()):
+            by_shape.setdefault(tensor.shape, []).append((name, tensor))
+    for attribute, value in _iter_attributes(optimizer, "", set()):
+        for name, tensor in by_shape.get(value.shape, ()):
+            if value.data_ptr() != tensor.data_ptr() and value.dtype == tensor.dtype \
+                    and value.cpu().equal(tensor.cpu()):
+                raise TrainError(f"{type(optimizer).__name__}{attribute} is a copy of parameter {name}, which "
+                                 "becomes that of rank 0; expected the same model on all ranks, by "
+                                 "torch.manual_seed() before it is made, or copies made in the first step")
+
+
+def _iter_attributes(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Dense tensors, with their paths, in an optimizer without its state, and in its optimizers, lists and dicts."""
+    import torch
+
+    items: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.strided:
+            yield path, value.detach()
+    elif isinstance(value, torch.optim.Optimizer):
+        items = ((f".{name}", item) for name, item in vars(value).items() if name != "state")
+    elif isinstance(value, (list, tuple)):
+        items = ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, Mapping):
+        items = ((f"[{key!r}]", item) for key, item in value.items() if key != "params")
+    if id(value) not in seen:
+        seen.add(id(value))
+        for name, item in items:
+            yield from _iter_attributes(item, path + name, seen)
 
 
 def average_models(p2p: MeteredP2P, workers: Sequence[int], parameters: npt.NDArray[np.float32],

@@ -129,7 +129,8 @@ class Run:
         sends = sends_gradients(world.config) and len(world.nodes) > 1
         replica = self.replica = consistency.call_on_all(
             world, lambda: Replica(model, trained_ids, sends_gradients=sends))
-        consistency.broadcast_if_different(world, p2p, replica.parameters)
+        consistency.broadcast_if_different(world, p2p, replica.parameters, lambda: consistency.reject_copies(
+            optimizer, zip(replica.names, (tensor.detach() for tensor in replica.tensors), strict=True)))
         replica.copy_to_device()
         consistency.broadcast_untrained(world, p2p, model, replica.trained_ids)
         consistency.broadcast_loaded_optimizer_state(world, p2p, optimizer)
