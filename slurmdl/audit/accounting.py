@@ -164,7 +164,10 @@ def read_accounting_stream(file: io.BufferedReader, source: str) -> JobTable:
     if file.peek(2)[:2] == b"\x1f\x8b":
         content = io.BufferedReader(_BoundedGzip(file, source), 2**17)
     try:
-        is_json = content.peek(1).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+        start = content.peek(1)
+        if b"\0" in start:
+            raise InputError("is not text; expected the output of `sacct -P` or `sacct --json`", source)
+        is_json = start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
         # bytes that are no UTF-8 can occur in names only
         text = io.TextIOWrapper(content, encoding="utf-8-sig", errors="replace", newline="\n")
         reader = _RecordReader(source)

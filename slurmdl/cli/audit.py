@@ -100,6 +100,8 @@ def _read_records(path: str | None, options: AuditOptions) -> JobTable:
         assert options.since_s is not None, "_audit_options sets the default period"
         return sacct.query_accounting(options.since_s, options.until_s or int(time.time()) + 1)
     if path == "-":
-        assert isinstance(sys.stdin.buffer, io.BufferedReader), "no binary standard input"
+        if not sys.stdin:
+            raise UsageError("-: standard input is closed")
+        assert isinstance(sys.stdin.buffer, io.BufferedReader), "standard input is binary"
         return accounting.read_accounting_stream(sys.stdin.buffer, "standard input")
     return accounting.read_accounting_file(path)

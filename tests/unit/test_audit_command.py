@@ -49,9 +49,9 @@ def test_text(files, capsys):
     out = capsys.readouterr().out
     # in a ring, jobs 1 and 3 lose 9/10 of 30% of 2 and 6 node-hours
     assert out.startswith(
-        "Better nodes and rank order would have saved 2.2 (21.6%) with allreduce, or 2.2 (21.6%) with gossip, of 10.0 "
-        "node-hours on several nodes. This is a prediction: 30% of the run time is assumed to be communication, and "
-        "nodes that no job held to be free.\n")
+        "Better nodes and rank order would have saved 2.2 (21.6%) with allreduce, or 2.2 (21.6%) with gossip, of "
+        "10.0 node-hours on several nodes. This is a prediction: 30% of the run time is assumed to be communication, "
+        "and nodes that no job held to be free.\n")
     assert re.search(r"^jobs on several nodes +4 with 10\.0 node-hours \(and 0 on one node\)$", out, re.MULTILINE)
     assert re.search(r"^in several leaf zones +3 \(75%\)$", out, re.MULTILINE)
     assert re.search(r"^fewer zones were possible +2 \(50%\)$", out, re.MULTILINE)
@@ -117,9 +117,19 @@ def test_sacct_is_run_with_epoch_seconds_and_english_words(files, monkeypatch, c
     (["jobs.txt", "--strategy", "ps"], 64, "--strategy ps: not supported; expected allreduce or gossip"),
     (["jobs.txt", "--html", "no/such/file"], 64, "--html=no/such/file: cannot be written"),
     ([], 69, "sacct: "),
+    (["empty"], 65, "slurmdl: empty: is empty; expected the output of `sacct -a -X -P"),
+    (["header"], 65, "slurmdl: header: no usable record: none follows the header"),
+    (["truncated.gz"], 65, "slurmdl: truncated.gz: is damaged (Compressed file ended before the end"),
+    (["binary"], 65, "slurmdl: binary: is not text; expected the output of `sacct -P` or `sacct --json`"),
+    (["other.json"], 65, "slurmdl: other.json:1: JSON without jobs; expected the output of `sacct --json`"),
+    (["-"], 64, "slurmdl: -: standard input is closed"),
 ])
 def test_errors_are_one_line(files, monkeypatch, capsys, options, status, message):
     monkeypatch.setenv("PATH", str(files))
+    monkeypatch.setattr("sys.stdin", None)
+    for name, content in (("empty", b""), ("header", b"JobID|Start|End|NodeList\r\n"), ("other.json", b'{"a": [1]}'),
+                          ("truncated.gz", gzip.compress(RECORDS.encode())[:-9]), ("binary", bytes(range(256)) * 40)):
+        (files / name).write_bytes(content)
     assert main(["audit", "--topology", "topology.conf", *options]) == status
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("slurmdl: ") and message in lines[0]
@@ -132,6 +142,15 @@ def test_no_job_on_several_nodes(files, capsys):
     assert out.startswith("Nothing to gain: no job ran on several nodes.\n")
     assert "jobs on several nodes     0 with 0.0 node-hours (and 1 on one node)" in out
     assert "<svg" not in (files / "report.html").read_text()
+
+
+def test_lines_of_windows(files, capsys):
+    lines = ["JobID|Start|End|NodeList", "1|1714521600|1714525200|a[1-2]", "2|1714521600|1714525200|b1"]
+    (files / "jobs.txt").write_bytes("".join(f"{line}\r\n" for line in lines).encode())
+    assert run_audit("--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["records"], report["total"]["jobs"], report["one_node_jobs"]) == (2, 1, 1)
+    assert report["problems"] == []
 
 
 def test_first_sentence_of_jobs_on_the_best_nodes(files, capsys):
