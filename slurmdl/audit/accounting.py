@@ -52,7 +52,7 @@ _FREE_TEXT = frozenset({"jobname", "comment", "admincomment", "systemcomment", "
 #: columns that Slurm separates by commas
 _COMMA_LISTS = frozenset({"nodelist", "partition", "alloctres", "reqtres", "flags", "licenses", "constraints",
                           "reservation", "qosreq"})
-_MAX_REPAIRS = 5_000  # ways to assign the fields of a record to its columns
+_MAX_REPAIRS = 1_000  # ways to assign the fields of a record to its columns
 _STATE = re.compile(r"[A-Z_]*(?: by .+|\+)?")
 _USER = re.compile(r"[\w.@\\-]*\$?")
 _COUNT = re.compile(r"[0-9]+(?:\.[0-9]+)?[KMG]?")

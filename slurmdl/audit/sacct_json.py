@@ -132,7 +132,8 @@ def _number(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    """A string, with "?" for halves of surrogate pairs, which cannot be written; "" for any other value."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 
 def _part(job: dict[str, Any], name: str) -> dict[str, Any]:

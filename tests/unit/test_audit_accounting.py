@@ -140,11 +140,12 @@ def test_values_of_json():
     jobs = [json_job(6, array=array, het={"job_id": 0, "job_offset": unset}, user=None, association={"user": "bob"}),
             json_job(8, array={"job_id": 0, "task_id": unset}, het=het, time={**times, "limit": infinite}),
             json_job(8, array=array, het={"job_id": 900, "job_offset": 0}, state={"current": "CANCELLED"}),
-            json_job(9, time={**times, "start": 2**32 - 2, "limit": 2**32 - 1}, nodes="", tres=None, user="a\x1fb\n"),
+            json_job(9, time={**times, "start": 2**32 - 2, "limit": 2**32 - 1}, nodes="", tres=None,
+                     user="a\x1fb\n\ud800"),
             json_job(10, state={"current": ["PENDING", "REQUEUED"]})]
     table = read_bytes(json.dumps({"meta": {"jobs": []}, "jobs": jobs, "errors": []}).encode())
     assert table.job_ids == ("5_0", "7+1", "5_0+0", "9", "10")
-    assert [table.users[i] for i in table.user] == ["bob", "ada", "ada", "a?b?", "ada"]
+    assert [table.users[i] for i in table.user] == ["bob", "ada", "ada", "a?b??", "ada"]
     assert [table.states[i] for i in table.state] == ["COMPLETED", "COMPLETED", "CANCELLED", "COMPLETED", "REQUEUED"]
     assert (table.start_s[[0, 1, 3]].tolist(), table.end_s[[0, 1]].tolist()) == ([DAY + 60, DAY + 1, -1],
                                                                                [DAY + 3660, -1])
