@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection
+from contextlib import suppress
 from typing import BinaryIO
 
 from slurmdl.errors import InputError
@@ -30,24 +31,27 @@ def read_trusted_text(path: str, trusted_users: str = "") -> str:
         raise InputError("is not UTF-8 text", file=path) from error
 
 
-def _read_trusted_bytes(path: str, trusted_users: str, expected_owner: str) -> bytes:
+def _read_trusted_bytes(path: str, trusted_users: str, expected_owner: str, follow_links: bool = True) -> bytes:
     def check_trust(file: BinaryIO) -> None:
         status, real_path = os.fstat(file.fileno()), os.path.realpath(f"/proc/self/fd/{file.fileno()}")
         if reason := untrusted_reason(real_path, status, {0, os.geteuid()} | resolve_uids(trusted_users)):
             raise InputError(f"is ignored: {reason}; expected owned by root, yourself or {expected_owner}, and "
                              "writable only by its owner", file=path)
 
-    return read_regular_file(path, MAX_FILE_BYTES, check_trust)
+    return read_regular_file(path, MAX_FILE_BYTES, check_trust, follow_links)
 
 
-def read_trusted_lines(path: str, trusted_users: str = "") -> list[str]:
+def read_trusted_lines(path: str, trusted_users: str = "", *, follow_links: bool = True) -> list[str]:
     """Lines of a file of samples or of standard input; bytes that are not UTF-8 become lone surrogates.
+
+    Without `follow_links` a symbolic link is rejected: in a directory that others may write, it would pass a trusted
+    file of their choice.
 
     The path "-" is standard input: a pipe or file that must be owned by root, the reader or `trusted_users`. The pipe
     of `left | right` belongs to the user whose shell started both. Raises InputError as `read_trusted_text`.
     """
     data = _read_trusted_stdin(trusted_users) if path == "-" else \
-        _read_trusted_bytes(path, trusted_users, "one of --users")
+        _read_trusted_bytes(path, trusted_users, "one of --users", follow_links)
     return data.decode(errors="surrogateescape").splitlines()
 
 
@@ -59,7 +63,8 @@ def _read_trusted_stdin(trusted_users: str) -> bytes:
             if status.st_uid not in {0, os.geteuid()} | resolve_uids(trusted_users):
                 raise InputError(f"is ignored: user {status.st_uid} owns it; expected owned by root, yourself or one "
                                  "of --users", file=name)
-            if (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)) and _is_writable_by_others(status):
+            if (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)) and \
+                    _is_writable_by_others(status, file.fileno()):
                 raise InputError(f"is ignored: others may write it (mode {stat.S_IMODE(status.st_mode):o}); expected "
                                  "writable only by its owner", file=name)
             return read_limited(file, name, MAX_FILE_BYTES)
@@ -74,7 +79,7 @@ def untrusted_reason(real_path: str, status: os.stat_result, trusted_uids: Colle
     """
     if status.st_uid not in trusted_uids:
         return f"user {status.st_uid} owns it"
-    if _is_writable_by_others(status):
+    if _is_writable_by_others(status, real_path):
         return f"others may write it (mode {stat.S_IMODE(status.st_mode):o})"
     directory = real_path
     while directory != "/":
@@ -82,23 +87,32 @@ def untrusted_reason(real_path: str, status: os.stat_result, trusted_uids: Colle
         status = os.stat(directory)
         if status.st_uid not in trusted_uids:
             return f"user {status.st_uid} owns {directory}"
-        if _is_writable_by_others(status) and not status.st_mode & stat.S_ISVTX:
+        if _is_writable_by_others(status, directory) and not status.st_mode & stat.S_ISVTX:
             return f"others may write {directory} (mode {stat.S_IMODE(status.st_mode):o})"
     return ""
 
 
-def _is_writable_by_others(status: os.stat_result) -> bool:
-    """Whether users other than the owner may write; the owner's private group does not count."""
-    if status.st_mode & stat.S_IWGRP and status.st_mode & stat.S_IWOTH == 0:
-        import grp
-        import pwd
+def _is_writable_by_others(status: os.stat_result, file: str | int) -> bool:
+    """Whether users other than the owner may write a file, given by path or descriptor.
 
-        try:
-            name, group = pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid)
-        except KeyError:
-            return True
-        return group.gr_name != name or not set(group.gr_mem) <= {name}
-    return bool(status.st_mode & stat.S_IWOTH)
+    The owner's private group does not count: it has the owner's name, and no other user is in it.
+    """
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    if not status.st_mode & stat.S_IWGRP:
+        return False  # nor does an ACL allow it: its mask are the bits of the group (acl(5))
+    import grp
+    import pwd
+
+    with suppress(OSError):  # none, or a file system without ACLs
+        os.getxattr(file, "system.posix_acl_access")
+        return True
+    try:
+        name, group = pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid)
+    except KeyError:
+        return True
+    return group.gr_name != name or not set(group.gr_mem) <= {name} or \
+        any(user.pw_gid == status.st_gid and user.pw_uid != status.st_uid for user in pwd.getpwall())
 
 
 def resolve_uids(users: str) -> set[int]:

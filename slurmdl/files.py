@@ -90,17 +90,21 @@ def fsync_dir(directory: str) -> None:
         os.close(handle)
 
 
-def read_regular_file(path: str, max_bytes: int, check: Callable[[BinaryIO], None] | None = None) -> bytes:
+def read_regular_file(path: str, max_bytes: int, check: Callable[[BinaryIO], None] | None = None,
+                      follow_links: bool = True) -> bytes:
     """Content of a regular file, after `check` of the open file; InputError if it is unreadable or too large."""
     try:
         # without O_NONBLOCK, opening a pipe without a writer blocks
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+        with open(os.open(path, flags), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise InputError("is not a regular file", file=path)
             if check:
                 check(file)
             return read_limited(file, path, max_bytes)
     except OSError as error:
+        if error.errno == errno.ELOOP and not follow_links:
+            raise InputError("is a symbolic link; expected a file", file=path) from error
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
     except ValueError as error:
         raise InputError("cannot be read (its name holds a NUL byte)", file=path.replace("\0", "?")) from error
@@ -112,6 +116,20 @@ def read_limited(file: BinaryIO, name: str, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise InputError(f"is too large; expected at most {max_bytes} bytes", file=name)
     return data
+
+
+def read_newest_lines(path: str, max_bytes: int) -> list[str]:
+    """The last lines of a regular file to which processes append; InputError as in `read_regular_file`.
+
+    A quarter of `max_bytes` is left for what they append meanwhile.
+    """
+    def skip_old_lines(file: BinaryIO) -> None:
+        excess = os.fstat(file.fileno()).st_size - max_bytes * 3 // 4
+        if excess > 0:
+            file.seek(excess)
+            file.readline(max_bytes)
+
+    return read_regular_file(path, max_bytes, skip_old_lines).decode(errors="replace").splitlines()
 
 
 def read_text_limited(path: str, max_bytes: int = MAX_TEXT_BYTES) -> str:

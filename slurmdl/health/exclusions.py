@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import BinaryIO
 
 from slurmdl import config, files
 from slurmdl.errors import InputError, UnavailableError
@@ -68,7 +67,7 @@ def load_exclusions(path: str) -> tuple[list[Exclusion], str]:
 
 
 def _read_entries(path: str) -> tuple[list[Exclusion], str]:
-    lines = files.read_regular_file(path, _MAX_READ_BYTES, _seek_to_end).decode(errors="replace").splitlines()
+    lines = files.read_newest_lines(path, _MAX_READ_BYTES)
     entries, invalid_lines = [], []
     for number, line in enumerate(lines, 1):
         try:
@@ -80,14 +79,6 @@ def _read_entries(path: str) -> tuple[list[Exclusion], str]:
         warning = f"{path}:{invalid_lines[0]}: not an exclusion; expected a JSON object with node, reason, time, " \
                   f"expires and cluster ({len(invalid_lines)} of {len(lines)} lines ignored)"
     return sorted(entries, key=lambda entry: entry.time), warning
-
-
-def _seek_to_end(file: BinaryIO) -> None:
-    """Skip the oldest lines of a file that is too large; it may grow while it is read."""
-    excess = os.fstat(file.fileno()).st_size - (_MAX_READ_BYTES - _COMPACT_BYTES)
-    if excess > 0:
-        file.seek(excess)
-        file.readline()
 
 
 def _parse_entry(line: str) -> Exclusion:

@@ -86,7 +86,8 @@ class Collector:
             if name.endswith(SPOOL_SUFFIX) and not name.startswith(".") and path not in self._unmovable_files:
                 rejections = self.rejected.total()
                 try:
-                    samples += self.parse_samples(file_trust.read_trusted_lines(path, self.trusted_users), now)
+                    lines = file_trust.read_trusted_lines(path, self.trusted_users, follow_links=False)
+                    samples += self.parse_samples(lines, now)
                 except InputError as error:
                     self._count_rejection(str(error))
                 (ingested if self.rejected.total() == rejections else rejected).append(path)

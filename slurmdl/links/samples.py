@@ -25,6 +25,8 @@ MAX_NAME_CHARS = 600  # characters of a link's name; Slurm allows 255 for a node
 MAX_RSE = 100.0  # relative standard error above which a throughput is meaningless
 #: age at which samples are removed from a user's file
 SAMPLE_RETENTION_S = 3600.0
+#: size up to which a user's file is read: some 200,000 samples
+_MAX_MERGED_BYTES = 32 * 2**20
 #: suffix of complete spool files, and number of files of one host in a spool; older ones are deleted
 SPOOL_SUFFIX, MAX_SPOOL_FILES = ".jsonl", 100
 SOURCES = ("probe", "job", "counters", "prometheus", "file")
@@ -156,13 +158,14 @@ def parse_sample_lines(lines: Iterable[str]) -> Iterator[LinkSample | InputError
 def merge_into_sample_file(path: str, samples: Sequence[LinkSample]) -> None:
     """Atomically write the samples and those in the file that are younger than SAMPLE_RETENTION_S, under a lock.
 
-    Raises OSError if the file cannot be read or written.
+    Of a file beyond _MAX_MERGED_BYTES the end is read, with the newest samples. Raises OSError if the file cannot be
+    written, InputError if it cannot be read.
     """
     kept: list[LinkSample] = []
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with files.locked(path):
-        with suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
-            kept = [sample for sample in parse_sample_lines(file)
+        if os.path.exists(path):
+            kept = [sample for sample in parse_sample_lines(files.read_newest_lines(path, _MAX_MERGED_BYTES))
                     if not isinstance(sample, Exception) and sample.time > time.time() - SAMPLE_RETENTION_S]
         files.write_atomic(path, format_sample_lines([*kept, *samples]))
 

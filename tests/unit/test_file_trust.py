@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,44 @@ def test_file_writable_by_others_is_not_trusted(directory: Path, mode: int) -> N
     (directory / "scores.json").chmod(mode)
     assert "others may write" in read_as(OTHER, directory / "scores.json")
     assert can_write_as(SITE if mode == 0o646 else OTHER, directory / "scores.json", "{}")
+
+
+@as_root
+@pytest.mark.parametrize(("mode", "trusted"), [(0o664, False), (0o644, True)])
+def test_file_that_an_acl_lets_others_write_is_not_trusted(directory: Path, mode: int, trusted: bool) -> None:
+    """The group is root's own one, so that the mode alone is trusted; the bits of the group are the ACL's mask."""
+    file = directory / "scores.json"
+    nobody = 2**32 - 1
+    # tag, permissions and ID of owner, named user, group, mask and others (acl(5))
+    entries = [(1, 6, nobody), (2, 6, OTHER), (4, 4, nobody), (16, 6, nobody), (32, 4, nobody)]
+    try:
+        os.setxattr(file, "system.posix_acl_access",
+                    struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries))
+    except OSError:
+        pytest.skip("a file system without ACLs")
+    file.chmod(mode)
+    assert (read_as(SITE, file) == "read") is trusted
+    assert can_write_as(OTHER, file, "{}") is not trusted
+
+
+@as_root
+@pytest.mark.parametrize(("mates_group", "trusted"), [(OTHER, True), (SITE, False)])
+def test_private_group_has_no_other_user(directory: Path, mates_group: int, trusted: bool) -> None:
+    """Members of a group by their primary group are not in its list of members."""
+    (directory / "passwd").write_text(f"root:x:0:0::/:/bin/sh\nsite:x:{SITE}:{SITE}::/:/bin/sh\n"
+                                      f"mate:x:{OTHER}:{mates_group}::/:/bin/sh\n")
+    (directory / "group").write_text(f"root:x:0:\nsite:x:{SITE}:\nmate:x:{OTHER}:\n")
+    file = directory / "scores.json"
+    os.chown(file, SITE, SITE)
+    file.chmod(0o664)
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c",
+         'mount --bind "$1/passwd" /etc/passwd && mount --bind "$1/group" /etc/group && '
+         "exec setpriv --reuid=site --regid=site --clear-groups \"$2\" -c "
+         '"from slurmdl import file_trust as t; t.read_trusted_text(\'$1/scores.json\')"', "sh", str(directory),
+         sys.executable], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode == 0) is trusted, done.stderr
+    assert ("others may write it (mode 664)" in done.stderr) is not trusted
 
 
 @as_root

@@ -208,10 +208,14 @@ def test_rejected_spool_files_are_renamed_and_reported_once(site: Path,
         (spool / f"{name}.jsonl").write_text(text)
     (spool / "open.jsonl").chmod(0o666)
     (spool / "folder.jsonl").mkdir()
+    # a user who may write into the spool chooses a trusted file of the collector
+    (site / "own.jsonl").write_text(good.replace("n0", "n3"))
+    (spool / "link.jsonl").symlink_to(site / "own.jsonl")
     assert ingest(site, "--spool-dir", str(spool)) == 0
     output = capsys.readouterr().err
-    assert output.count("\n") == 1 and "3 rejected: " in output
-    assert sorted(os.listdir(spool)) == ["folder.jsonl.rejected", "half.jsonl.rejected", "open.jsonl.rejected"]
+    assert output.count("\n") == 1 and "4 rejected: " in output
+    assert sorted(os.listdir(spool)) == [f"{name}.jsonl.rejected" for name in ("folder", "half", "link", "open")]
+    assert (site / "own.jsonl").exists()
     assert (spool / "half.jsonl.rejected").read_text().endswith(bad)
     scores = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
     assert sorted(scores.nodes) == ["n0", "n1"]

@@ -22,7 +22,7 @@ from slurmdl import config
 from slurmdl.config import Config, LinkScoresConfig
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.launch import cluster_state
-from slurmdl.links import aggregate, prometheus
+from slurmdl.links import aggregate, prometheus, samples
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.samples import LinkSample, format_sample_lines
 from slurmdl.links.score_sources import load_from_sources, parse_scores, user_probe_file
@@ -306,6 +306,16 @@ def test_concurrent_probes_lose_no_sample(tmp_path: Path) -> None:
     probes = [subprocess.Popen([sys.executable, "-c", MERGE, str(file), str(number)]) for number in range(4)]
     assert [probe.wait() for probe in probes] == [0] * 4
     assert len(file.read_text().splitlines()) == 80
+
+
+def test_oldest_samples_of_a_huge_file_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "probe.jsonl"
+    old, new = (format_sample_lines([LinkSample("node", name, time.time(), "probe", rtt=1e-3)]) for name in "ab")
+    file.write_text(old * 1000 + new * 10)
+    monkeypatch.setattr(samples, "_MAX_MERGED_BYTES", len(new) * 20)
+    samples.merge_into_sample_file(str(file), [LinkSample("node", "c", time.time(), "probe", rtt=1e-3)])
+    names = [json.loads(line)["name"] for line in file.read_text().splitlines()]
+    assert names[-11:] == ["b"] * 10 + ["c"] and 0 < names.count("a") < 10
 
 
 def test_stale_scores_are_ignored_with_a_warning(site: Path) -> None:
