@@ -13,6 +13,7 @@
 # make bench-model        predicted and measured communication times of random placements, into results/model.json
 # make bench-launchers    launchers: seconds per step in the planned order, and overhead of slurmdl srun
 # make bench-gpu-requests GPU requests: nodes and tasks by the model and by Slurm, into results/gpu-requests.json
+# make bench-binding      jobs bound on clusters in use: the nodes promised, and those that Slurm gives
 # make bench-preflight    faults that the preflight finds, and false alarms, into results/preflight*.json
 # make bench-spank        overhead of the SPANK plugin per task launch, into results/spank.json
 # make bench-strategies   bytes, accuracy and time of training strategies, into results/strategies*.json
@@ -51,7 +52,7 @@ WORKERS ?= 4
 
 BENCHES := bench-demo bench-topology bench-placement bench-mesh bench-model bench-launchers bench-spank bench-strategies \
 	bench-scores bench-heterogeneous bench-simulate bench-replay bench-paper bench-gpu-requests bench-preflight \
-	bench-training bench-islands bench-audit
+	bench-training bench-islands bench-audit bench-binding
 
 .PHONY: demo record-demo test gpu-test lint results install launchers openmpi system-deps nightly bench fuzz plugin fuzz-plugin memcheck-plugin pyslurm clean dist docs \
 	packages rpms compose compose-test test-matrix test-oracle test-packages test-plugin-releases $(BENCHES)
@@ -145,6 +146,10 @@ bench-islands: install
 bench-gpu-requests: install
 	@mkdir -p results
 	$(AS_ROOT) $(BIN)/python -m benchmarks.gpu_requests --results results/gpu-requests.json
+
+bench-binding: install
+	@mkdir -p results
+	$(AS_ROOT) $(BIN)/python -m benchmarks.binding --results results/binding.json
 
 bench-spank: install plugin
 	@mkdir -p results

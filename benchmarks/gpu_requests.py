@@ -294,13 +294,14 @@ def rows(part: str, seed: int, quick: bool) -> Iterator[Row]:
             yield from busy_rows(sandboxes[0], seed, BUSY_REQUESTS // scale)
 
 
-def _versions() -> dict[str, str]:
+def slurm_version() -> dict[str, str]:
+    """The release of Slurm on this machine."""
     done = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True)
     return {"slurm": done.stdout.strip()}
 
 
 SUITE = Suite("gpu_requests", "Slurm's answers to random GPU requests, and slurmdl's (needs root).", ("idle", "busy"),
-              rows, _versions, quick="a tenth of the requests")
+              rows, slurm_version, quick="a tenth of the requests")
 
 
 if __name__ == "__main__":

@@ -61,6 +61,10 @@ BENCHMARKS: dict[str, tuple[str, tuple[Headline, ...]]] = {
     "launchers": ("bench-launchers", (
         Headline("launchers", "Does an all-reduce under torchrun become faster in the planned order?",
                  "torchrun, c10d: all-reduce", _SANDBOX),)),
+    "binding": ("bench-binding", (
+        Headline("binding", "Does Slurm give a bound job nodes as good as slurmdl promised?",
+                 "all kinds: bound jobs whose nodes are as good as promised",
+                 "nodes given by a real Slurm on a sandbox with {cores} cores, times by the cost model"),)),
     "gpu_requests": ("bench-gpu-requests", (
         Headline("gpu-requests", "Does slurmdl count nodes, tasks and GPUs as Slurm does?",
                  "answers that differ from Slurm's*", "counted with a real Slurm, whose GPUs are only numbers"),)),
