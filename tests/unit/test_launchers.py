@@ -67,7 +67,8 @@ def test_other_programs_are_no_launchers(command):
 
 
 def test_addresses_sort_as_the_ranks_of_their_nodes():
-    rank0 = [task_command.sortable_address(host) for host in ("10.0.0.255", "100.64.1.2", "172.16.9.9", "192.168.99.1")]
+    private = ("10.0.0.255", "100.64.1.2", "172.16.9.9", "192.168.99.1")
+    rank0 = [task_command.sortable_address(host) for host in private]
     assert "" not in rank0
     others = [str(task_command.LOOPBACK_KEYS + rank) for rank in (1, 2, 10, 99_999)]
     assert max(rank0) < min(others) and others == sorted(others)
