@@ -12,16 +12,20 @@ if TYPE_CHECKING:
     import yaml
 
 MAX_YAML_BYTES = 65536  # PyYAML needs about a second for a file of this size
+#: bounds of what a file of this size expands to: its aliases, and the entries that all merge keys (`<<`) insert
+MAX_ALIASES, MAX_MERGED_ENTRIES = 1000, 10_000
 
 
-def load_yaml_file(path: str, parse: Callable[[str], Any] | None = None) -> Any:
-    """Data of a YAML file, by `parse` of its text if given; InputError if it is unreadable or not valid."""
+def load_yaml_file(path: str, parse: Callable[[str, type[yaml.SafeLoader]], Any] | None = None) -> Any:
+    """Data of a YAML file, by `parse` (default yaml.load) of its text with a loader; InputError if it is unreadable,
+    not valid, or has more than MAX_ALIASES aliases or MAX_MERGED_ENTRIES merged entries.
+    """
     import yaml
 
     try:
         with open(path, "rb") as file:
             text = read_limited(file, path, MAX_YAML_BYTES).decode()
-        return (parse or _load_yaml)(text)
+        return (parse or yaml.load)(text, _bounded_loader(path))
     except SlurmdlError:
         raise
     except OSError as error:
@@ -42,21 +46,53 @@ def yaml_syntax_error(error: yaml.YAMLError, path: str) -> InputError:
                       mark.line + 1 if mark else None)
 
 
-def _load_yaml(text: str) -> Any:
-    """yaml.safe_load that reports the line of values PyYAML cannot convert, e.g. the month 13 or an empty !!int."""
+def _bounded_loader(path: str) -> type[yaml.SafeLoader]:
+    """yaml.SafeLoader with bounded expansion, that reports the line of values that PyYAML cannot convert.
+
+    Such values are for example the month 13 or an empty !!int.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
+        def __init__(self, stream: str) -> None:
+            super().__init__(stream)
+            self.aliases_left, self.merged_left = MAX_ALIASES, MAX_MERGED_ENTRIES
+
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+            if self.check_event(yaml.AliasEvent):
+                self.aliases_left -= 1
+                if self.aliases_left < 0:
+                    raise InputError(f"has more than {MAX_ALIASES} aliases", path,
+                                     self.peek_event().start_mark.line + 1)  # type: ignore[no-untyped-call]
+            return super().compose_node(parent, index)
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            """Insert the entries of merge keys; nested ones double their number per level, so they are counted first.
+
+            A mapping that is flattened has no merge keys, so that each is counted once.
+            """
+            for key, value in node.value:
+                if key.tag != "tag:yaml.org,2002:merge":
+                    continue
+                for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if isinstance(merged, yaml.MappingNode):
+                        self.flatten_mapping(merged)
+                        self.merged_left -= len(merged.value)
+                    if self.merged_left < 0:
+                        raise InputError(f"merge keys (<<) insert more than {MAX_MERGED_ENTRIES} entries", path,
+                                         key.start_mark.line + 1)
+            super().flatten_mapping(node)
+
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
             try:
                 return super().construct_object(node, deep)
-            except (yaml.YAMLError, RecursionError):
+            except (yaml.YAMLError, SlurmdlError, RecursionError):
                 raise
             except Exception as error:
                 problem = f"{short_repr(node.value)}: {error}"
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
-    return yaml.load(text, Loader)
+    return Loader
 
 
 def short_repr(value: Any) -> str:

@@ -19,6 +19,9 @@ from slurmdl.text import truncate
 MAX_RANGE = 65_536
 #: maximum number of names of one expression, or of all expressions of one topology
 MAX_NAMES = 4 * MAX_RANGE
+#: longest name that brackets expand to; Slurm allows 255 for a node. With MAX_NAMES it bounds the memory to 67 MB of
+#: text: a prefix of one MB before a range would need 65 GB
+MAX_NAME_CHARS = 255
 
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 #: text between commas, possibly empty
@@ -35,8 +38,8 @@ def expand_hostlist(text: str, max_names: int = MAX_NAMES) -> list[str]:
 
     With two bracket groups the first is the outermost. With more, the last group runs fastest, then the first, the
     second and so on (hostlist.c expands the prefix group by group, from the right). Raises InputError for an open
-    bracket, an empty or falling range, a step, more than `max_names` names, or a function such as `switch{s1}`, which
-    only the controller can resolve.
+    bracket, an empty or falling range, a step, more than `max_names` names, a name of more than MAX_NAME_CHARS from
+    brackets, or a function such as `switch{s1}`, which only the controller can resolve.
     """
     names: list[str] = []
     for match in _WORD.finditer(text):
@@ -61,9 +64,15 @@ def _expand_word(word: str, max_names: int) -> Iterator[str]:
         raise _hostlist_error(word, f"more than {_MAX_GROUPS} brackets")
     if not all(_SPECIAL.isdisjoint(part) for part in literals):
         raise _hostlist_error(word, "brackets must close and may not nest; expected for example n[01-03,7]")
-    groups = [_expand_group(group, word, max_names) for group in group_texts]
-    if math.prod(map(len, groups)) > max_names:
-        raise _hostlist_error(word, f"more than {MAX_NAMES} names in all")
+    groups: list[list[str]] = []
+    for group in group_texts:
+        # each bracket has at least one number, so that all together hold little more than max_names
+        groups.append(_expand_group(group, word, max_names))
+        if math.prod(map(len, groups)) > max_names:
+            raise _hostlist_error(word, f"more than {MAX_NAMES} names in all")
+    longest = sum(map(len, literals)) + sum(len(max(group, key=len)) for group in groups)
+    if longest > MAX_NAME_CHARS:
+        raise _hostlist_error(word, f"names of {longest} characters; expected at most {MAX_NAME_CHARS}")
     if len(groups) == 1:
         before, after = literals
         return (f"{before}{number}{after}" for number in groups[0])

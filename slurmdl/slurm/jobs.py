@@ -10,11 +10,12 @@ from itertools import groupby
 
 from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
 from slurmdl.slurm import hostlist, job_record, process
+from slurmdl.text import truncate
 
 #: sbatch's message; with several clusters it names the cluster
 _SUBMITTED_PATTERN = rb"Submitted batch job ([0-9]{1,10})(?: on cluster \S+)?"
 _PARSABLE_PATTERN = rb"([0-9]{1,10})(?:;\S+)?"
-_COUNT_PATTERN = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+_COUNT_PATTERN = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 #: checks for other steps, and seconds between checks
 _STEP_CHECKS, _STEP_CHECK_INTERVAL_S = 3, 0.3
 #: largest ID of a step of srun (slurm.h); larger or negative ones are special steps, such as the batch script
@@ -50,13 +51,17 @@ def fold_counts(counts: Iterable[int]) -> str:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """`2(x3),1` -> (2, 2, 2, 1). InputError for another form."""
+    """`2(x3),1` -> (2, 2, 2, 1). InputError for another form, or for more counts than a hostlist has names."""
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT_PATTERN.fullmatch(part)
         if not match:
-            raise InputError(f"{text!r}: invalid part {part!r}; expected COUNT or COUNT(xREPEATS)")
-        counts += [int(match[1])] * int(match[2] or 1)
+            raise InputError(f"{truncate(text, 60)!r}: invalid part {truncate(part, 60)!r}; expected COUNT or "
+                             "COUNT(xREPEATS)")
+        repeats = int(match[2] or 1)
+        if len(counts) + repeats > hostlist.MAX_NAMES:
+            raise InputError(f"{truncate(text, 60)!r}: more than {hostlist.MAX_NAMES} counts")
+        counts += [int(match[1])] * repeats
     return tuple(counts)
 
 

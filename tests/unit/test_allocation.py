@@ -16,9 +16,15 @@ def test_expand_counts(text, counts):
     assert expand_counts(text) == counts
 
 
-@pytest.mark.parametrize("text", ["", "x", "2(3)", "2(x3", "2(x3)1", "-1", "2,,1"])
+@pytest.mark.parametrize("text", ["", "x", "2(3)", "2(x3", "2(x3)1", "-1", "2,,1", "1" * 5000, "2(x" + "9" * 5000 + ")"])
 def test_expand_counts_of_invalid_text_is_an_input_error(text):
     with pytest.raises(InputError, match="COUNT"):
+        expand_counts(text)
+
+
+@pytest.mark.parametrize("text", ["2(x262145)", "1,2(x262144)", "2(x999999999)"])
+def test_number_of_counts_is_bounded(text):
+    with pytest.raises(InputError, match=r"^'.*': more than 262144 counts$"):
         expand_counts(text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,34 @@ def test_empty(text: str) -> None:
     ("b[3-1]", "low bound"), ("n[1,,2]", "no range"), ("n[]", "no range"), ("n[0-8:2]", "no range"),
     ("n[a-c]", "no range"), ("n[1-2", "close"), ("n1]", "close"), ("n[1-[2]]", "close"), ("n[1-70000]", "at most"),
     ("switch{s1}", "controller"), ("block{b[1-2]}", "controller"),
-    ("n[1-" + "9" * 40 + "]", "at most"), ("a[0-65535]b[0-65535]", "more than"),
+    ("n[1-" + "9" * 40 + "]", "at most"), ("a[0-65535]b[0-65535]", "more than"), ("n[1-99999999]", "at most"),
+    ("x" * 255 + "[1-2]", "names of 256 characters"), ("n[1-2]" + "y" * 253 + "[1-2]", "names of 256 characters"),
 ])
 def test_invalid_hostlist_is_rejected(text: str, expected: str) -> None:
     with pytest.raises(InputError) as error:
         expand_hostlist(text)
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("'x' * 2**20 + '[1-60000]'", "1048581 characters"), ("'n[1-60000]' + 'y' * 2**20", "1048582 characters"),
+    ("'[1-65535,1-65535,1-65535,1-65535]' * 60", "names in all"), ("'n[' + '1-65535,' * 100000 + '1]'", "names in all"),
+])
+def test_memory_is_bounded(text: str, expected: str) -> None:
+    """Less than 300 MB of memory in all: the texts expand to between 3 and 63 GB of names."""
+    code = ("import resource; resource.setrlimit(resource.RLIMIT_AS, (300 * 2**20,) * 2)\n"
+            "from slurmdl.errors import InputError\nfrom slurmdl.slurm.hostlist import expand_hostlist\n"
+            f"try: expand_hostlist({text})\n"
+            "except InputError as error: print(error)")
+    proc = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert proc.stdout.startswith("hostlist '"), proc.stderr
+    assert expected in proc.stdout
+    assert len(proc.stdout) < 300
+
+
+def test_longest_name_is_expanded() -> None:
+    assert expand_hostlist("x" * 254 + "[1-2]") == ["x" * 254 + "1", "x" * 254 + "2"]
 
 
 def test_node_groups_are_not_expanded() -> None:

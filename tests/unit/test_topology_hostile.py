@@ -113,6 +113,22 @@ def test_yaml(tmp_path: Path, text: str, line: int | None, expected: str) -> Non
         assert f"topology.yaml:{line}:" in message
 
 
+@pytest.mark.parametrize(("text", "expected"), [
+    ("a0: &a0 {x: 1, y: 1}\n" + "".join(f"a{i}: &a{i}\n  <<: [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
+     ":25: merge keys (<<) insert more than 10000 entries"),
+    ("a: &a {" + ", ".join(f"k{i}: 1" for i in range(3000)) + "}\n" + "".join(f"b{i}: {{<<: *a}}\n" for i in range(900)),
+     ":5: merge keys (<<) insert more than 10000 entries"),
+    ("a: &a 1\nb: [" + "*a, " * 15_000 + "]\n", ":2: has more than 1000 aliases"),
+    (_laughs().replace("a0:", "nodes:", 1), "unknown key a1"),
+    ("models:\n- " + _laughs().replace("\n", "\n- "), "models: [{'a0': [...]}, "),
+    ("nodes:\n- " + _laughs().replace("\n", "\n- "), "nodes: {'a0': ['x', "),
+])
+def test_yaml_with_merge_keys_and_aliases(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    assert expected in rejection(path, "bench", "run", str(path))
+
+
 @pytest.mark.parametrize("text", [
     "[" * 1_000_000, '{"a":' * 1_000_000, "{}", "[]", "null", "3", '"a"', "1e999", "9" * 1_000_000, "NaN", "",
     json.dumps({"topologies": [], "default": "x"}), json.dumps({"topologies": {"a": 1}}),

@@ -106,16 +106,17 @@ def _value(key: str, value: Any, default: Any) -> Any:
         values = value if isinstance(value, list) else [value]
         return tuple(_value(key, entry, kind()) for entry in values)
     if isinstance(default, dict):
-        names = dict.fromkeys([value] if isinstance(value, str) else value, "digits") \
-            if isinstance(value, (str, list)) else value
+        models = [value] if isinstance(value, str) else value
+        names = dict.fromkeys(models, "digits") \
+            if isinstance(models, list) and all(isinstance(model, str) for model in models) else value
         if not isinstance(names, dict) or not all(isinstance(word, str) for pair in names.items() for word in pair):
-            raise UsageError(f"{key}: {value!r} is invalid; expected MODEL: DATA, or a list of models")
+            raise UsageError(f"{key}: {yaml_input.short_repr(value)} is invalid; expected MODEL: DATA, or a list of models")
         return names
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not type(default):
         words = {int: "a whole number", float: "a number", str: "a text"}[type(default)]
-        raise UsageError(f"{key}: {value!r} is invalid; expected {words}")
+        raise UsageError(f"{key}: {yaml_input.short_repr(value)} is invalid; expected {words}")
     return value
 
 

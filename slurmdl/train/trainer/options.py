@@ -235,7 +235,7 @@ def _read_options_file(path: str, parser: argparse.ArgumentParser) -> dict[str, 
 
     options = {name.removeprefix("--"): action for action in parser._actions for name in action.option_strings
                if name.startswith("--") and name not in ("--help", "--config")}
-    top = yaml_input.load_yaml_file(path, lambda text: yaml.compose(text, yaml.SafeLoader))
+    top = yaml_input.load_yaml_file(path, yaml.compose)
     if top is None:
         return {}
     if not isinstance(top, yaml.MappingNode):
