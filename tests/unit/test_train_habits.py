@@ -235,6 +235,25 @@ def test_unsupported_tensors_are_named(case: str) -> None:
         library(1, StrategyConfig("allreduce"), program)
 
 
+def test_model_and_optimizer_that_are_sharded_are_named() -> None:
+    class FullyShardedDataParallel(nn.Sequential):
+        """Of the name of PyTorch's, which needs a process group."""
+
+    class Sharding(torch.optim.SGD):
+        def consolidate_state_dict(self) -> None:
+            """As of ZeroRedundancyOptimizer."""
+
+    def program(make_model: Any, make_optimizer: Any) -> Any:
+        def rank(run: Run) -> None:
+            model = make_model(nn.Linear(3, 2))
+            run.attach(model, make_optimizer(model.parameters(), lr=0.1))
+        return rank
+    with pytest.raises(InvalidRunError, match=r"^wrap\(\): FullyShardedDataParallel distributes the model [^\n]*$"):
+        library(1, StrategyConfig("allreduce"), program(FullyShardedDataParallel, torch.optim.SGD))
+    with pytest.raises(InvalidRunError, match=r"^wrap\(\): Sharding distributes its state over ranks; [^\n]*$"):
+        library(1, StrategyConfig("allreduce"), program(nn.Sequential, Sharding))
+
+
 class Lookahead(torch.optim.Optimizer):
     """As most implementations: without super().__init__(), with the groups and the state of its base."""
 

@@ -433,13 +433,62 @@ def relocate(model: Any, opt: Any) -> None:
     model.double().float()
 
 
+def load_by_assignment(model: Any, opt: Any) -> None:
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
 def add_group(model: Any, opt: Any) -> None:
     opt.add_param_group({"params": nn.Parameter(torch.zeros(2))})
 
 
+def assign_other_type(model: Any, opt: Any) -> None:
+    for tensor in model.parameters():
+        tensor.data = tensor.data.double()
+
+
+def step_on_doubles(model: Any, opt: Any) -> None:
+    model.double()(X.double()).sum().backward()
+    opt.step()
+
+
+@pytest.mark.parametrize("method, change, take_step", [
+    (StrategyConfig("allreduce"), relocate, step), (StrategyConfig("allreduce"), load_by_assignment, step),
+    (StrategyConfig("gossip"), load_by_assignment, step),
+    (StrategyConfig("gossip"), assign_other_type, step_on_doubles)])
+def test_step_rejects_relocated_parameters(method: StrategyConfig, change: Callable[[Any, Any], None],
+                                           take_step: Callable[[Any, Any], None]) -> None:
+    """With allreduce conversions move the gradients, too, which may have been sent."""
+    def program(run: Run) -> None:
+        model, opt = wrap_net(run)
+        change(model, opt)
+        take_step(model, opt)
+    with pytest.raises(TrainError, match=r"step 1: parameter one.weight was relocated after run.wrap"):
+        library(2, method, program)
+
+
+@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip"),
+                                    StrategyConfig("ps", ps=1)], ids=method_name)
+def test_parameters_may_be_assigned(method: StrategyConfig) -> None:
+    """Before and after a step, and before finish()."""
+    def program(assigns: bool) -> Callable[[Run], Any]:
+        def rank(run: Run) -> Any:
+            model = Net()
+            opt = sgd(model)
+            if not attach_or_serve(run, model, opt):
+                return None
+            for _ in range(3):
+                step(model, opt)
+                for tensor in model.parameters() if assigns else ():
+                    tensor.data = tensor.detach().clone()
+            run.finish()
+            return flat(model), bool(run.replica.relocated_parameter())
+        return rank
+    for result, expected in zip(*(library(3, method, program(assigns)) for assigns in (True, False)), strict=True):
+        assert result is expected is None or (torch.equal(result[0], expected[0]) and not result[1])
+
+
 @pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip")], ids=method_name)
 @pytest.mark.parametrize("change, words", [
-    (relocate, "step 1: parameter one.weight was relocated after run.wrap"),
     (add_group, "step 1: the optimizer got another group after run.wrap")])
 def test_step_rejects_changes_after_wrap(method: StrategyConfig, change: Callable[[Any, Any], None],
                                          words: str) -> None:

@@ -282,10 +282,17 @@ def trained_parameter_ids(model: Any, optimizer: Any) -> set[int]:
     return {id(tensor) for tensor in tensors if tensor.requires_grad}
 
 
-def _reject_unsupported(model: Any, optimized_ids: set[int]) -> None:
-    """Reject parameters and buffers that are not dense tensors with memory of their own."""
+def _reject_unsupported(model: Any, optimizer: Any) -> None:
+    """Reject parameters and buffers that are not dense tensors with memory of their own, and what shards them."""
     import torch
 
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise TrainError("wrap(): FullyShardedDataParallel distributes the model over ranks; expected a model on "
+                         "each rank, or fully_shard() and slurmdl.train.outer(model, optimizer, group)")
+    if hasattr(optimizer, "consolidate_state_dict"):
+        raise TrainError(f"wrap(): {type(optimizer).__name__} distributes its state over ranks; expected the "
+                         "optimizer that it wraps")
+    optimized_ids = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     tensors = [*((f"parameter {name}", tensor) for name, tensor in model.named_parameters()),
                *((f"buffer {name}", tensor) for name, tensor in model.named_buffers())]
     for name, tensor in tensors:
@@ -316,7 +323,7 @@ def model_signature(model: Any, optimizer: Any) -> list[tuple[str, str]]:
         raise TrainError(f"{call}: {type(optimizer).__name__} has no param_groups or no state; expected "
                          "super().__init__(), or those of the optimizer that it wraps")
     optimizer_hooks.complete(optimizer)
-    _reject_unsupported(model, {id(tensor) for group in optimizer.param_groups for tensor in group["params"]})
+    _reject_unsupported(model, optimizer)
     tensors = [*((f"parameter {name}", tensor) for name, tensor in model.named_parameters()),
                *((f"buffer {name}", tensor) for name, tensor in model.named_buffers())]
     return [*((name, f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -145,8 +145,25 @@ class Replica(DeviceCopies):
                     self.tensors, self.starts, self.sizes, self._strides, strict=True)]
 
     def mark_changed(self) -> None:
-        """Note that the parameters may have changed on the device."""
+        """Note that the parameters may have changed on the device, or got other memory (`parameter.data = ...`)."""
         self._host_is_current = False
+        if self.relocated_parameter():
+            self._restore_views()
+
+    def _restore_views(self) -> None:
+        """Make assigned parameters views again, with the assigned values, as in sharpness-aware minimization.
+
+        Not if a conversion of the module has changed the gradients, too, which may have been sent already.
+        """
+        if any(view.data_ptr() != self._flat_grad.data_ptr() + start * self._flat_grad.element_size()
+               for view, start in zip(self._grad_views, self.starts, strict=False)):
+            return
+        for tensor, view, pointer in zip(self.tensors, self._parameter_views(self._flat), self._data_pointers,
+                                         strict=True):
+            if tensor.data_ptr() != pointer and (tensor.shape, tensor.dtype, tensor.device) == (
+                    view.shape, view.dtype, view.device):
+                view.copy_(tensor.detach())
+                tensor.data = view
 
     def copy_to_host(self) -> None:
         if self.staged and not self._host_is_current:

@@ -176,6 +176,7 @@ class StepHooks:
     def _before_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments:
         """Everything before the optimizer's own step; returns the arguments of that."""
         replica, strategy = self._ctx.replica, self._recovery.strategy
+        replica.mark_changed()
         self._check_step(self._ctx.optimizer)
         args, kwargs = _call_closure(optimizer, args, kwargs)
         replica.mark_changed()
@@ -201,6 +202,8 @@ class StepHooks:
         if state.step == state.first_step:
             consistency.reject_ddp(self._ctx.replica.tensors)
         prefix, relocated = f"step {state.step + 1}: ", self._ctx.replica.relocated_parameter()
+        if not relocated and not self.has_gradients:
+            relocated = self._replaced_parameter()
         if relocated or len(optimizer.param_groups) != self._group_count:
             change = f"parameter {relocated} was relocated" if relocated else "the optimizer got another group"
             raise TrainError(f"{prefix}{change} after run.wrap(); move, load (with assign=True) and add parameters "
@@ -216,6 +219,12 @@ class StepHooks:
         if self._ctx.world.is_load_balanced and not self._work_assignment.current_slice:
             raise TrainError(f"{prefix}--load-balance {mode} requires a batch of run.loader() for each step; "
                              "expected such batches, or --load-balance off")
+
+    def _replaced_parameter(self) -> str:
+        """Name of a parameter that the model no longer has, as after load_state_dict(assign=True), or ""."""
+        replica, current = self._ctx.replica, {id(tensor) for tensor in self._ctx.model.parameters()}
+        return next((name for name, tensor in zip(replica.names, replica.tensors, strict=True)
+                     if id(tensor) not in current), "")
 
     def _unfrozen_parameter(self) -> str:
         """Name of a parameter that the optimizer would train outside the replica, or ""."""
