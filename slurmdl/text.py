@@ -17,6 +17,14 @@ def print_escaped(text: str, file: TextIO | None = None) -> None:
     print("\n".join(map(escape_nonprintable, text.split("\n"))), file=file or sys.stdout, flush=True)
 
 
+def csv_cell(value: object) -> object:
+    """A value of a CSV file: text that a spreadsheet would run as a formula gets an apostrophe in front.
+
+    Users choose such text, e.g. the names of their jobs (CWE-1236).
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
 def pluralize(count: int, noun: str) -> str:
     """`1 zone`, `10,000 nodes`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

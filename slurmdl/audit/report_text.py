@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from slurmdl.audit.audit import Audit
 from slurmdl.audit.summary import GroupSums, JobResult, Summary, job_result
-from slurmdl.text import pluralize, truncate
+from slurmdl.text import csv_cell, pluralize, truncate
 
 _MAX_ROWS = 10
 _CSV_FIELDS = ("job_id", "user", "partition", "state", "start_s", "end_s", "nodes", "node_hours", "used_zones",
@@ -113,7 +113,7 @@ def format_csv(audit: Audit) -> str:
     for i in audit.worst_first.tolist():
         job = job_result(audit, i)
         values = [getattr(job, field)[name] for name in strategies for field in _CSV_STRATEGY_FIELDS]
-        writer.writerow([*(f"{value:.6g}" if isinstance(value, float) else value for value in (
+        writer.writerow([*(f"{value:.6g}" if isinstance(value, float) else csv_cell(value) for value in (
             *(getattr(job, field) for field in _CSV_FIELDS), *values))])
     return text.getvalue()
 

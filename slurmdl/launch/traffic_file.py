@@ -28,8 +28,8 @@ def load_traffic_matrices(dl: DlOptions) -> tuple[Matrix, ...]:
     """Load the matrices of --dl-comm-pattern; () if it names a pattern of the strategy, or is not given.
 
     Raises InputError if the file cannot be read, is too large, or does not hold square matrices of one size with
-    finite numbers of 0 or more. Entry [i, j] of a matrix, shape (ranks, ranks), is the bytes that rank i sends to
-    rank j per iteration. There is one matrix per phase, all of the same shape.
+    finite numbers of 0 or more, some between different ranks above 0. Entry [i, j] of a matrix, shape (ranks, ranks),
+    is the bytes that rank i sends to rank j per iteration. There is one matrix per phase, all of the same shape.
     """
     path, patterns = dl.comm_pattern, COMM_PATTERNS[dl.strategy]
     if not path or path in patterns:
@@ -65,6 +65,9 @@ def _check_matrices(matrices: dict[str, Matrix], path: str) -> None:
             row, column = np.argwhere(is_wrong)[0].tolist()
             raise InputError(f"{name}: entry [{row}, {column}] is {matrix[row, column]:g}; expected bytes, 0 or more",
                              path)
+    if size > 1 and all(np.count_nonzero(matrix) == np.count_nonzero(matrix.diagonal())
+                        for matrix in matrices.values()):
+        raise InputError("holds no traffic between different ranks: all entries are 0; expected bytes", path)
 
 
 def _read_npz(path: str) -> dict[str, Matrix]:

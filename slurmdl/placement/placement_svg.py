@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from xml.sax.saxutils import escape
 
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.mesh import Mesh
@@ -11,7 +10,17 @@ from slurmdl.placement.eligibility import is_idle
 from slurmdl.placement.result import Placement
 from slurmdl.slurm.hostlist import ranged_string
 from slurmdl.text import pluralize, truncate
-from slurmdl.topology.svg import MAX_NAMED_NODES, MAX_ROW_WIDTH, Box, Grid, Size, layout_boxes, svg_document, svg_text
+from slurmdl.topology.svg import (
+    MAX_NAMED_NODES,
+    MAX_ROW_WIDTH,
+    Box,
+    Grid,
+    Size,
+    layout_boxes,
+    svg_document,
+    svg_escape,
+    svg_text,
+)
 from slurmdl.topology.text_tree import nodes_by_leaf
 from slurmdl.topology.topology import Topology
 
@@ -104,7 +113,7 @@ class _Drawing:
     def _draw_node(self, node: str, x: float, y: float) -> Iterator[str]:
         ranks = self.ranks.get(node, [])
         kinds = sorted(self.roles.get(node, ())) or ["free" if node in self.idle_nodes else "busy"]
-        title = escape(f"{node}: {_rank_label(ranks)} ({' and '.join(kinds)})" if ranks else node)
+        title = svg_escape(f"{node}: {_rank_label(ranks)} ({' and '.join(kinds)})" if ranks else node)
         width = self.grid.width / len(kinds)
         # no rounded corners between two colors
         radius = 0 if len(kinds) > 1 else 4 if self.shows_names else 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from slurmdl.text import pluralize, truncate
+from slurmdl.text import escape_nonprintable, pluralize, truncate
 from slurmdl.topology.text_tree import children_by_zone, nodes_by_leaf, summarize_topology, walk_forest
 from slurmdl.topology.topology import Topology
 
@@ -112,10 +112,15 @@ def layout_boxes(children: Mapping[int, Sequence[int]], leaf_size: Callable[[int
     return [placed[zone] for zone in order]
 
 
+def svg_escape(text: str) -> str:
+    """Text as content of an element; XML 1.0 has no control characters."""
+    return escape(escape_nonprintable(text))
+
+
 def svg_text(x: float, y: float, content: str, *, fill: str = "#0f172a", size: int = 13,
              weight: str = "normal") -> str:
     return (f'<text x="{x:g}" y="{y:g}" fill="{fill}" font-size="{size}" font-weight="{weight}">'
-            f'{escape(content)}</text>')
+            f'{svg_escape(content)}</text>')
 
 
 def svg_document(heading: str, width: float, height: float, elements: Sequence[str]) -> str:
@@ -172,7 +177,7 @@ class _Drawing:
         name, nodes = self._zone_name(box.zone), self.leaf_nodes.get(box.zone, [])
         dashed = ' stroke-dasharray="4"' if box.zone >= len(self.topology.zones) else ""
         size = f", {pluralize(len(nodes), 'node')}" if nodes else ""
-        yield f"<g><title>{escape(name)}{size}</title>"
+        yield f"<g><title>{svg_escape(name)}{size}</title>"
         yield box.outline(self.spacing.padding / 2, dashed)
         max_chars = int((box.width - self.spacing.padding) / (0.6 * self.font_size))
         yield svg_text(box.x + self.spacing.padding, box.y + (20 if self.shows_names else 13),
@@ -190,7 +195,7 @@ class _Drawing:
             return
         yield (f'<rect x="{x:g}" y="{y:g}" width="{self.grid.width:g}" height="{self.grid.height:g}" '
                f'rx="{4 if self.shows_names else 1}" fill="{"#dbeafe" if self.shows_names else "#3b82f6"}">'
-               f"<title>{escape(node)}</title></rect>")
+               f"<title>{svg_escape(node)}</title></rect>")
         if self.shows_names:
             yield svg_text(x + 8, y + 21, truncate(node, 9, "…"), fill="#334155")
 

@@ -188,6 +188,13 @@ def write_hostile_report(files: Path) -> str:
     return (files / "report.html").read_text()
 
 
+def test_names_are_no_formulas_of_spreadsheets(files):
+    (files / "jobs.txt").write_text(RECORDS.format(user="=HYPERLINK(1)"))
+    assert run_audit("--csv", "jobs.csv") == 0
+    with open("jobs.csv") as file:
+        assert {row["job_id"]: row["user"] for row in csv.DictReader(file)}["3"] == "'=HYPERLINK(1)"
+
+
 def test_html_escapes_names_and_loads_nothing(files, capsys):
     elements = _Elements(write_hostile_report(files))
     assert not elements.names & {"script", "img", "link", "iframe", "object", "base", "form"}

@@ -19,6 +19,7 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.explain import explain_placement
 from slurmdl.placement.place import place_job
 from slurmdl.placement.placement_svg import draw_placement
+from slurmdl.topology.svg import draw_topology
 
 ROOT = Path(__file__).parents[2]
 FILES = ["--topology=topology/topology.conf", "--cluster=examples/cluster.json",
@@ -117,6 +118,16 @@ def test_512_nodes_are_folded(golden: Callable[[str, str], None]) -> None:
     svg = draw_placement(placement, topology, nodes)
     ElementTree.fromstring(svg)
     golden("place/512-nodes.svg", svg)
+
+
+def test_names_of_files_are_text_in_pictures() -> None:
+    """XML has no control characters."""
+    topology = two_level(["n\x1b1", "n<2"], ["n3", "n4"])
+    nodes = cluster(*(node(name, "IDLE") for name in topology.nodes))
+    placement = place_job(JobRequest(nodes=(2, 2)), nodes, topology, LinkScores())
+    for svg in (draw_placement(placement, topology, nodes), draw_topology(topology)):
+        texts = [element.text or "" for element in ElementTree.fromstring(svg).iter()]
+        assert any(r"n\x1b1" in text for text in texts) and any("n<2" in text for text in texts)
 
 
 def test_result_is_the_same_in_every_process() -> None:

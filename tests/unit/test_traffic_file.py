@@ -78,6 +78,8 @@ BAD = {
     "infinite": (lambda p: p.write_text("0,1e999\n1,0\n"), r"entry \[0, 1\] is inf"),
     "negative": (lambda p: p.write_text("0,-1\n1,0\n"), r"entry \[0, 1\] is -1"),
     "two sizes": (lambda p: p.write_text("0,1\n1,0\n\n0\n"), "matrix 2 is 1 x 1, the first one 2 x 2"),
+    "no traffic": (lambda p: p.write_text("0,0\n0,0\n\n5,0\n0,6\n"),
+                   "holds no traffic between different ranks: all entries are 0"),
     "vector": (lambda p: npz(p, a=np.zeros(4)), r"a has the shape \(4,\)"),
     "no numbers": (lambda p: npz(p, a=np.array([["a"]])), "a holds <U1, no numbers"),
     "complex": (lambda p: npz(p, a=np.zeros((2, 2), complex)), "a holds complex128, no numbers"),

@@ -71,7 +71,7 @@ def min_node_bytes(phase: Phase, job: JobSize) -> float:
         return 0.0
     tasks = np.array([job.tasks // job.nodes, job.max_tasks_per_node])
     if not phase.all_pairs:
-        return float(np.mean(phase.bytes_per_pair)) * bool(len(phase.source))
+        return float(np.mean(phase.bytes_per_pair)) if len(phase.source) else 0.0
     if not phase.has_two_roles:
         return float(np.min(phase.bytes_per_pair * tasks * (job.tasks - tasks)))
     all_servers, all_workers = len(phase.source), len(phase.target)
