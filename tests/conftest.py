@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+
+from slurmdl.slurm import process
 
 # no deadline: the run time of an example depends on the load of the machine
 hypothesis.settings.register_profile("slurmdl", hypothesis.settings(), deadline=None)
@@ -79,3 +83,17 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"{path} differs; pytest --update-golden rewrites it"
 
     return compare
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`slurmdl sbatch` and `slurmdl srun` decide in the process of the test, which sees their calls and messages."""
+    def run_in_child(function: Callable[[Callable[[Any], None]], None]) -> process.ChildResult:
+        sent: list[str] = ["null"]
+        try:
+            function(lambda value: sent.append(json.dumps(value)))
+        except Exception:
+            return process.ChildResult(json.loads(sent[-1]), "ended with status 70")
+        return process.ChildResult(json.loads(sent[-1]))
+
+    monkeypatch.setattr(process, "run_in_child", run_in_child)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slurmdl import config, dl_options
 from slurmdl.dl_options import DlOptions
@@ -25,6 +25,7 @@ from slurmdl.errors import (
     UsageError,
     internal_error_text,
     print_stderr,
+    report_error,
     warn,
 )
 from slurmdl.launch import binding, submission, submission_record
@@ -51,19 +52,18 @@ def run_sbatch(argv: Sequence[str]) -> int:
             print(f"usage: slurmdl sbatch [--dl-*] [sbatch options] script [args]\n\n{dl_options.help_text()}")
         process.exec_program([program, *argv], os.environ)
     attempt = SubmissionAttempt(program, parsed_argv, _read_stdin() if parsed_argv.reads_stdin else None)
+    # memory limits and crashes of libraries may end the process that decides; this one submits whatever happens
     try:
-        attempt.choose_binding()
-        attempt.print_messages()
-    except UsageError:
-        raise
+        attempt.receive(process.run_in_child(attempt.decide))
     except Exception as error:
         if attempt.dl.strict:
             raise
         attempt.fall_back_to_unbound(error)
-    if attempt.dl.dry_run:
-        print_escaped(format_dry_run(attempt.job, attempt.decision, attempt.commands[0]))
-        return 0
-    return attempt.submit()
+    if attempt.dl.dry_run and attempt.status is None:
+        attempt.status, attempt.output = 0, format_dry_run(None, attempt.decision, attempt.plain_command)
+    if attempt.output:
+        print_escaped(attempt.output)
+    return attempt.submit() if attempt.status is None else attempt.status
 
 
 class SubmissionAttempt:
@@ -75,6 +75,7 @@ class SubmissionAttempt:
         bound_command: also binds the job to the chosen nodes; None until nodes are chosen.
         dl: the --dl-* options; those of the command line alone until the submission is parsed.
         job: the parsed submission, or None.
+        status, output: if nothing is to be submitted, after an error or a dry run; otherwise None and "".
     """
 
     def __init__(self, program: str, parsed_argv: ParsedArgv, stdin: bytes | None) -> None:
@@ -86,8 +87,45 @@ class SubmissionAttempt:
         line = parsed_argv.command_line
         self.dl = DlOptions(strict=line.has_option("dl-strict"), dry_run=line.has_option("dl-dry-run"))
         self.quiet = line.has_option("quiet")
+        self.is_parsable = line.has_option("parsable")
         self.job: Submission | None = None
         self.decision = Decision()
+        self.status: int | None = None
+        self.output = ""
+        self._on_progress: Callable[[], None] = lambda: None
+
+    def decide(self, send: Callable[[dict[str, Any]], None]) -> None:
+        """Decide how to submit, print the messages, and send each progress for `receive`."""
+        def send_progress() -> None:
+            send({"status": self.status, "output": self.output, "options": self.dl.to_json(), "quiet": self.quiet,
+                  "is_parsable": self.is_parsable, "bound": _to_json(self.bound_command),
+                  "recorded": _to_json(self.recorded_command), "revert_field": self.decision.revert_field})
+
+        self._on_progress = send_progress
+        try:
+            self.choose_binding()
+            self.print_messages()
+        except Exception as error:
+            if self.dl.strict or isinstance(error, UsageError):
+                self.status = report_error(error)
+            else:
+                self.fall_back_to_unbound(error)
+        if self.dl.dry_run and self.status is None:
+            self.status, self.output = 0, format_dry_run(self.job, self.decision, self.commands[0])
+        send_progress()
+
+    def receive(self, result: process.ChildResult) -> None:
+        """Continue with what `decide` has sent from another process. UnavailableError if that process failed."""
+        if result.sent:
+            self.status, self.output = result.sent["status"], result.sent["output"]
+            self.dl = DlOptions.from_json(result.sent["options"])
+            self.quiet, self.is_parsable = result.sent["quiet"], result.sent["is_parsable"]
+            self.bound_command, self.recorded_command = (
+                command and SubmitCommand(tuple(command[0]), command[1], stdin=self.stdin)
+                for command in (result.sent["bound"], result.sent["recorded"]))
+            self.decision = Decision(revert_field=result.sent["revert_field"])
+        if result.failure:
+            raise UnavailableError(f"the choice of nodes {result.failure}")
 
     @property
     def commands(self) -> list[SubmitCommand]:
@@ -172,7 +210,9 @@ class SubmissionAttempt:
 
     def _update_job(self, job: Submission) -> None:
         self.job, self.dl, self.quiet = job, job.request.dl, job.quiet
+        self.is_parsable = "parsable" in job.settings
         self.recorded_command = build_submit_command(self.program, job, Decision(), os.environ)
+        self._on_progress()
 
     def fall_back_to_unbound(self, error: Exception) -> None:
         """Drop the binding because of an error, and print the reason."""
@@ -229,8 +269,7 @@ class SubmissionAttempt:
         from slurmdl.launch import job_start
         from slurmdl.slurm import jobs
 
-        assert self.job is not None
-        job_id = jobs.parse_job_id(line, "parsable" in self.job.settings)
+        job_id = jobs.parse_job_id(line, self.is_parsable)
         if job_id:
             try:
                 job_start.revert_unless_started(job_id, self.decision.revert_field)
@@ -273,6 +312,10 @@ def _warn_of_missing_features(job: Submission, decision: Decision, state: Cluste
          "prints; this is said once")
     with suppress(OSError):  # then the next submission says it again
         job_marks.write_mark(mark)
+
+
+def _to_json(command: SubmitCommand | None) -> object:
+    return command and [command.argv, dict(command.env)]
 
 
 def _read_stdin() -> bytes | None:

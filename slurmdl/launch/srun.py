@@ -14,12 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from slurmdl import config, dl_options
 from slurmdl import plan as plans
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import GaveUpError, PlacementError, SlurmdlError, UnavailableError, internal_error_text, warn
+from slurmdl.errors import (
+    GaveUpError,
+    PlacementError,
+    SlurmdlError,
+    UnavailableError,
+    internal_error_text,
+    report_error,
+    warn,
+)
 from slurmdl.launch import (
     late_binding,
     rankmap_formats,
@@ -41,10 +49,10 @@ DEFAULT_PLAN_DIR = ".slurmdl"
 def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Replace this process by srun (or mpirun), so that signals and the exit status are those of the program.
 
-    Returns only after a dry run and after --print-rank-map, which start nothing. Raises UsageError for
-    an unknown --dl-* option, launcher, format or value, PlacementError with --dl-strict if the step cannot be
-    mapped, GaveUpError if --dl-preflight finds bad nodes that nothing replaces, UnavailableError if
-    srun (or mpirun with --launcher=mpirun) is missing.
+    Returns only after a dry run, after --print-rank-map, which start nothing, and after an error that the deciding
+    process has printed: an invalid variable, with --dl-strict a step that cannot be mapped, or bad nodes that nothing
+    replaces (--dl-preflight). Raises UsageError for an unknown --dl-* option, launcher, format or value,
+    UnavailableError if srun (or mpirun with --launcher=mpirun) is missing.
     """
     args = parse_srun_argv(argv, partial(sbatch_options.plugin_options, "srun"))
     if args.calls_plain_srun:
@@ -56,20 +64,60 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     misplaced = dl_options.misplaced_option_warning(args.line.operands, "program")
     if misplaced:
         on_warning(misplaced)
-    get_slurm_config = start_config_query()
 
     def unmapped_step(error: Exception, is_too_long: bool = False) -> StepCommand:
         """The step as the user wrote it, after a warning; raise `error` if that is not wanted."""
         if dl.strict or args.needs_map:
             raise error
-        return _unmapped_step(args, None if is_too_long else dl, error, get_slurm_config, environ, on_warning)
+        return _unmapped_step(args, None if is_too_long else dl, error, start_config_query(), environ, on_warning)
 
+    status, output = None, ""
+    # memory limits and crashes of libraries may end the process that decides; this one starts the step in any case
+    try:
+        result = process.run_in_child(partial(_decide, args, dl, environ, on_warning))
+        if result.sent:
+            status, output, environ = result.sent["status"], result.sent["output"], result.sent["environ"]
+            dl = DlOptions.from_json(result.sent["options"])
+        if result.failure:
+            raise UnavailableError(f"the choice of the rank map {result.failure}")
+        command = StepCommand.from_json(result.sent["command"])
+    except Exception as error:
+        command = unmapped_step(error)
+    if status is not None:
+        print(output, end="")
+        return int(status)
+    if dl.dry_run:
+        _print_dry_run(command)
+        return 0
+    try:
+        _exec_step(command, environ)
+    except UnavailableError as error:
+        # with a map the arguments or the environment may exceed the kernel's limit; the plain step may not
+        if not (isinstance(error.__cause__, OSError) and command.environ_set):
+            raise
+        _exec_step(unmapped_step(error, is_too_long=True), environ)
+
+
+def _decide(args: SrunArgs, dl: DlOptions, environ: Mapping[str, str], on_warning: Callable[[str], None],
+            send: Callable[[dict[str, Any]], None]) -> None:
+    """Map the ranks of the step, and send the command for `run_srun`, or a status if no step is to be started.
+
+    It sends the options as soon as they are complete.
+    """
+    get_slurm_config = start_config_query()
+
+    def send_progress(command: StepCommand, status: int | None = None, output: str = "") -> None:
+        send({"status": status, "output": output, "options": dl.to_json(), "environ": dict(environ),
+              "command": command.to_json()})
+
+    command = StepCommand(())
     try:
         jobs.read_allocation(environ)
         record = submission_record.read_record(environ)
         dl = args.merge_options(environ, record)
         site_config = config.load_config()
         dl = args.merge_options(environ, record, site_config.options)
+        send_progress(command)
         from slurmdl.launch import step_context, step_plan
 
         link_scores, left_out = None, frozenset[str]()
@@ -98,22 +146,14 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             command = with_plan_file(command, site_config.plan_dir or DEFAULT_PLAN_DIR)
         if args.map_format:
             map_input = step_plan.rank_map_input(context, step.plan, command.environ_set)
-            print(rankmap_formats.format_rank_map(args.map_format, map_input), end="")
-            return 0
-    except GaveUpError:
-        raise
+            send_progress(command, 0, rankmap_formats.format_rank_map(args.map_format, map_input))
+            return
     except Exception as error:
-        command = unmapped_step(error)
-    if dl.dry_run:
-        _print_dry_run(command)
-        return 0
-    try:
-        _exec_step(command, environ)
-    except UnavailableError as error:
-        # with a map the arguments or the environment may exceed the kernel's limit; the plain step may not
-        if not (isinstance(error.__cause__, OSError) and command.environ_set):
-            raise
-        _exec_step(unmapped_step(error, is_too_long=True), environ)
+        if isinstance(error, GaveUpError) or dl.strict or args.needs_map:
+            send_progress(command, report_error(error))
+            return
+        command = _unmapped_step(args, dl, error, get_slurm_config, environ, on_warning)
+    send_progress(command)
 
 
 def _unmapped_step(args: SrunArgs, dl: DlOptions | None, error: Exception,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 from slurmdl.dl_options import DlOptions, is_comm_pattern
@@ -17,6 +18,9 @@ from slurmdl.errors import InputError
 
 ENV_VARIABLE = "SLURMDL_SUBMISSION"
 FORMAT_VERSION = 2
+
+#: the process that submits, in which this module is imported; it decides in a fork
+_SUBMITTER_PID = os.getpid()
 
 _OPTION_PREFIX = "SLURMDL_OPT_"
 #: prefixes of SLURMDL_* variables that users set
@@ -54,7 +58,7 @@ class SubmissionRecord:
     Attributes:
         options: the --dl-* options after precedence, without the zones.
         submitter_job: SLURM_JOB_ID of the job in which the submission ran, or "".
-        pid: process that submitted; sbatch is this process or its child.
+        pid: process that submitted; sbatch is this process or its descendant.
         host: host of that process, without domain.
         inputs: the SLURMDL_OPT_* variables of the submission; `options` includes them.
         requested_size: the user's size, if the submission requested more nodes (--dl-node-binding=late).
@@ -96,7 +100,7 @@ def new_record(dl: DlOptions, environ: Mapping[str, str], requested_size: Reques
     if dl.comm_pattern and not is_comm_pattern(dl.comm_pattern):
         # the job may start in another directory (--chdir)
         dl = replace(dl, comm_pattern=os.path.abspath(dl.comm_pattern))
-    return SubmissionRecord(dl, environ.get("SLURM_JOB_ID", ""), os.getpid(),
+    return SubmissionRecord(dl, environ.get("SLURM_JOB_ID", ""), _SUBMITTER_PID,
                             _short_hostname(os.uname().nodename), inputs, requested_size, promise)
 
 
@@ -135,7 +139,17 @@ def is_recursive_call(environ: Mapping[str, str]) -> bool:
         return False
     # in a job the submitting process has exited, and its process ID may be reused
     here = (environ.get("SLURM_JOB_ID", ""), _short_hostname(os.uname().nodename))
-    return (outer.submitter_job, outer.host) == here and outer.pid in (os.getpid(), os.getppid())
+    return (outer.submitter_job, outer.host) == here and outer.pid in _own_pid_and_ancestors()
+
+
+def _own_pid_and_ancestors() -> Iterator[int]:
+    """IDs of this process, its parent, and so on: the submitting process queries sbatch from a fork."""
+    pid = os.getpid()
+    with suppress(OSError):
+        while pid:
+            yield pid
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
 
 
 def _short_hostname(host: str) -> str:

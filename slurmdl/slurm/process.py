@@ -13,9 +13,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from slurmdl.errors import UnavailableError
+from slurmdl.errors import UnavailableError, report_error
 
 if TYPE_CHECKING:
     import subprocess
@@ -145,6 +145,90 @@ def start_thread(function: Callable[[], T]) -> Callable[..., T]:
 
 def _raise(error: Exception) -> NoReturn:
     raise error
+
+
+@dataclass(frozen=True)
+class ChildResult:
+    """What `run_in_child` got from its function.
+
+    Attributes:
+        sent: the last value that the function sent, or None.
+        failure: how its process ended if the function did not return, for example "ended by signal 9"; else "".
+    """
+
+    sent: Any
+    failure: str = ""
+
+
+def run_in_child(function: Callable[[Callable[[Any], None]], None]) -> ChildResult:
+    """Run a function in a fork of this process, which survives whatever ends the fork.
+
+    The function gets another function, which sends a value of JSON to this process. A signal that ends programs ends
+    both processes. Call it before threads start and before large libraries are imported: a fork is then cheap, and
+    this process small.
+    """
+    import fcntl
+
+    # not 0 to 2, which may be closed: libraries write messages there
+    pipe = os.pipe()
+    receiver, sender = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in pipe)
+    for end in pipe:
+        os.close(end)
+    flush_output()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os.close(receiver)
+        os.close(sender)
+        return ChildResult(None, f"cannot start: {error.strerror}")
+    if not child:
+        os.close(receiver)
+        _call_and_exit(function, sender)
+    os.close(sender)
+
+    def stop(number: int, _: object) -> None:
+        os.kill(child, number)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        with open(receiver, "rb") as stream:
+            text = stream.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except KeyboardInterrupt:
+        with suppress(OSError):
+            os.kill(child, signal.SIGINT)
+            os.waitpid(child, 0)
+        raise
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+    import json
+
+    lines = text.split(b"\n")[:-1]
+    failure = f"ended by signal {-status}" if status < 0 else f"ended with status {status}" if status else ""
+    return ChildResult(json.loads(lines[-1]) if lines else None, failure)
+
+
+def _call_and_exit(function: Callable[[Callable[[Any], None]], None], sender: int) -> NoReturn:
+    """Call the function of `run_in_child`, and end this process without the exit handlers of the other one."""
+    import json
+
+    # only for libraries in this process, not in os.environ: jobs inherit that. Each thread of OpenBLAS takes memory,
+    # and OpenBLAS ends the process if it gets none.
+    os.putenv("OPENBLAS_NUM_THREADS", "1")
+    status = 70
+    try:
+        function(lambda value: _write_all(sender, json.dumps(value).encode() + b"\n"))
+        status = 0
+    except BaseException as error:
+        status = report_error(error)
+    finally:
+        flush_output()
+        os._exit(status)
 
 
 def stream_lines(argv: Sequence[str], *, stdin: str, timeout: float,

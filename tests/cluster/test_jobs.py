@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -355,3 +356,50 @@ def test_directives_beyond_the_read_limit_are_ignored(cluster):
     [line] = slurmdl_messages(done.stderr)
     assert "beyond 1048576 bytes" in line
     assert len(rank_nodes(cluster.output(int(done.stdout)))) == 2
+
+
+def environ_with_module(cluster, name: str, text: str) -> dict[str, str]:
+    """Return variables with which Python finds a module in front of all others."""
+    directory = cluster.directory("modules")
+    (directory / f"{name}.py").write_text(text)
+    return {"PYTHONPATH": os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+@pytest.mark.parametrize(("limit", "numpy", "reason"), [
+    ("ulimit -v 90000", "", "ended with status 1"),  # OpenBLAS ends the process
+    ("ulimit -v 45000", "", "numpy"),
+    ("true", "import os\nos.kill(os.getpid(), 9)\n", "ended by signal 9"),
+    ("true", "import os\nos.abort()\n", "ended by signal 6"),
+], ids=["openblas", "memory", "kill", "abort"])
+def test_end_of_the_deciding_process_prevents_neither_job_nor_step(cluster, limit, numpy, reason):
+    env = environ_with_module(cluster, "numpy", numpy) if numpy else {}
+    script = cluster.script(f"echo \"mark $SLURMDL_SUBMISSION <$OPENBLAS_NUM_THREADS>\"\n{limit}\n"
+                            "slurmdl srun -n2 sh -c 'ulimit -v unlimited; echo step $SLURM_PROCID'\n")
+    options = "--propagate=NONE --parsable -N2 --dl-ps=1"
+    done = cluster.run(["sh", "-c", f"{limit}; exec slurmdl sbatch {options} {script}"],
+                       env={**env, "OPENBLAS_NUM_THREADS": "3"}, directory=script.parent)
+    assert done.returncode == 0, done.stderr
+    message, = slurmdl_messages(done.stderr)
+    assert message.startswith("slurmdl: submitted as written: ") and reason in message
+    output = cluster.output(int(done.stdout))
+    assert '"ps":1' in output and "<3>" in output, "the job has the options and variables of the user"
+    assert {"step 0", "step 1"} <= set(output.splitlines())
+    message, = slurmdl_messages(output)
+    assert reason in message and message.endswith("; the step runs in srun's own order")
+    strict = cluster.run(["sh", "-c", f"{limit}; exec slurmdl sbatch --dl-strict -N2 {script}"], env=env)
+    assert strict.returncode and not strict.stdout
+
+
+@pytest.mark.parametrize(("signal", "to", "status"), [
+    ("INT", "$pid", 130), ("INT", "-$pid", 130), ("TERM", "$pid", 143), ("TERM", "-$pid", 143), ("HUP", "$pid", 129)])
+def test_signal_to_a_submission_stops_both_processes(cluster, signal, to, status):
+    env = environ_with_module(cluster, "numpy", "import os, time\nopen('decider', 'w').write(str(os.getpid()))\n"
+                                                "time.sleep(20)\n")
+    script = cluster.script("true")
+    done = cluster.run(["bash", "-c", "setsid env --default-signal=INT slurmdl sbatch -N2 job.sh & pid=$!\n"
+                                    f"until [ -s decider ]; do sleep 0.05; done\nkill -{signal} {to}\n"
+                                    "wait $pid\necho status $?\n"
+                                    "while kill -0 $(cat decider) 2>/dev/null; do sleep 0.05; done\n"],
+                       env=env, directory=script.parent)
+    assert done.stdout == f"status {status}\n" and not slurmdl_messages(done.stderr)
+    assert not cluster.run(["squeue", "-h"]).stdout

@@ -120,7 +120,10 @@ def loaded_modules(code: str, directory: Path, **environ: str) -> set[str]:
 
 
 def dry_run(*words: str) -> str:
-    return f"from slurmdl.cli.main import main\nassert main(['sbatch', '--dl-dry-run', *{words!r}]) == 0"
+    """Code of a dry run that decides in its own process."""
+    return ("from slurmdl.slurm import process\nsent = []\n"
+            "process.run_in_child = lambda function: process.ChildResult(function(sent.append) or sent[-1])\n"
+            f"from slurmdl.cli.main import main\nassert main(['sbatch', '--dl-dry-run', *{words!r}]) == 0")
 
 
 @pytest.fixture

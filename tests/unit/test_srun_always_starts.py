@@ -321,20 +321,19 @@ class Calls:
             raise fault
 
 
-def run(calls: Calls, args: list[str]) -> Exception:
-    """The exception with which `srun.run_srun` ends."""
+def run(calls: Calls, args: list[str]) -> Exception | int:
+    """The exception with which `srun.run_srun` ends, or the exit status that it returns."""
     sys.settrace(calls.trace)
     try:
-        srun.run_srun(args, dict(os.environ))
+        return srun.run_srun(args, dict(os.environ))
     except Exception as error:
         return error
     finally:
         sys.settrace(None)
-    raise AssertionError("nothing was started")
 
 
 @pytest.fixture
-def started(monkeypatch) -> Callable[[list[str], dict[str, str]], None]:
+def started(monkeypatch, one_process) -> Callable[[list[str], dict[str, str]], None]:
     def raise_started(argv: list[str], environ: dict[str, str]) -> None:
         raise Started(argv, environ)
 
