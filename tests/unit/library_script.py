@@ -44,10 +44,17 @@ for step, batch in enumerate(run.loader(torch.ones(40, 4) * torch.arange(40)[:, 
         torch.distributed.all_reduce(torch.ones(1))
 if fault == "float16":
     print(f"scale {scaler.get_scale()}", flush=True)
-if fault != "open":
+if fault == "open":
+    list(torch.utils.data.DataLoader([0], num_workers=1))  # its process ends like this one, but is no rank
+elif fault == "destroyed":
+    torch.distributed.destroy_process_group()
+else:
     run.finish()
     if fault == "alone" and run.worker_rank == 0:
         model(torch.ones(3, 4)).sum().backward()
     if fault == "gather":
         assert run.all_gather_object(run.worker_rank) == list(range(run.worker_count))
     print(f"worker {run.worker_rank}: {run.step} steps, {model.weight.detach().flatten().tolist()}", flush=True)
+    if fault == "destroy":
+        assert len(run.all_gather_object(run.rank)) == run.worker_count
+        torch.distributed.destroy_process_group()

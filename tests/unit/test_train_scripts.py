@@ -77,10 +77,40 @@ def test_worker_may_make_a_backward_pass_alone_after_the_run(start: Callable[...
     assert proc.stdout.count("worker ") == 2
 
 
-def test_run_is_closed_at_exit() -> None:
-    proc = mpirun(2, SCRIPT, "open", environ={"SLURMDL_TRAIN_STRATEGY": "gossip"})
+@pytest.mark.parametrize(("start", "strategy", "warns"), [
+    (mpirun, "allreduce", False), (torchrun, "gossip", True),
+    pytest.param(mpirun, "gossip", True, marks=pytest.mark.nightly)])
+def test_run_is_closed_at_exit(start: Callable[..., Any], strategy: str, warns: bool) -> None:
+    """With gossip the script has missed the mean of the models."""
+    proc = start(2, SCRIPT, "open", environ={"SLURMDL_TRAIN_STRATEGY": strategy})
     assert (proc.returncode, proc.stdout) == (0, ""), proc.stderr
     assert proc.stderr.count("consensus") == 1
+    messages = slurmdl_lines(proc.stderr)
+    assert len(messages) == warns
+    assert all("the script ended without run.finish()" in message for message in messages)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("allreduce", 2), ("ps", 3)])
+def test_script_may_end_the_process_group_after_the_run(strategy: str, ranks: int) -> None:
+    proc = torchrun(ranks, SCRIPT, "destroy", environ={"SLURMDL_TRAIN_STRATEGY": strategy}, timeout=60)
+    assert proc.returncode == 0, proc.stderr
+    assert proc.stdout.count("worker ") == 2
+    assert proc.stderr.count("consensus") == 1
+
+
+def test_process_group_that_ends_before_the_run_is_named() -> None:
+    proc = torchrun(2, SCRIPT, "destroyed")
+    assert proc.returncode != 0
+    [message] = slurmdl_lines(proc.stderr)
+    assert "destroy_process_group() was called before the end of the run; expected run.finish() first" in message
+
+
+@pytest.mark.parametrize(("start", "end"), [(mpirun, "finish"), (mpirun, "open"), (torchrun, "open")])
+def test_two_runs_of_a_script_are_separate(start: Callable[..., Any], end: str) -> None:
+    """Asynchronous ranks receive from any other one, whatever arrives first."""
+    proc = start(2, str(Path(SCRIPT).with_name("two_runs_script.py")), end, timeout=60)
+    assert proc.returncode == 0, proc.stderr
+    assert proc.stderr.count("consensus") == 2
 
 
 @pytest.mark.parametrize("fault, status, words", [

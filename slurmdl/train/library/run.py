@@ -76,6 +76,7 @@ class Run:
         self._slow_rank_monitor: SlowRankMonitor
         self._hooks: StepHooks | None = None
         self._served_strategy: Strategy | None = None
+        self._summary: dict[str, Any] | None = None
 
     @property
     def is_main(self) -> bool:
@@ -334,6 +335,10 @@ class Run:
         self.recovery.retry_until_agreed(lambda: self._finalize(ctx, evaluate), self.step)
         ctx.comm_thread.close()
         ctx.replica.copy_to_device()
+        if self._owns_process:
+            # now, since the script may end the process group before it ends itself
+            self._summary = self._gather_summary()
+            self.world.transport.close()
 
     def _finalize(self, ctx: RunContext, evaluate: EvaluateFn | None) -> None:
         """Collective part of `finish`; repeated on the surviving ranks after a failure."""
@@ -375,6 +380,10 @@ class Run:
 
         `score` is (loss, accuracy) of the final model on the test data, from the rank that evaluated it.
         """
+        self.state.closed = True
+        return self._gather_summary(score)
+
+    def _gather_summary(self, score: tuple[float, float] | None = None) -> dict[str, Any] | None:
         assert self._ctx
         world, (exchanges, exchanges_skipped) = self.world, self.recovery.exchange_counts
         report = RankReport(self.meter.totals, self.p2p.bytes_sent, self.consensus_distance, score,
@@ -383,7 +392,6 @@ class Run:
         reports = self.recovery.retry_until_agreed(lambda: world.transport.gather(report), self.step)
         if self._trace:
             self._trace.close()
-        self.state.closed = True
         if reports is None:
             return None
         return _summary_header(self._ctx, self.recovery, self.seed) | summarize(reports, world.roles)
@@ -393,9 +401,17 @@ class Run:
         if self.state.closed or not self._ctx:
             return
         self.finish()
-        summary = self.summary()
+        summary = self._summary if self._owns_process else self.summary()
+        self.state.closed = True
         if summary:
             print_stderr(format_summary(summary))
+
+    def close_at_exit(self) -> None:
+        """`close`, and a warning if the script has not called `finish` and so never had the final model."""
+        if self._ctx and self.is_main and not (self.state.finished or self.strategy.averages_gradients):
+            warn("train: the script ended without run.finish(), so that it never had the final model, on which all "
+                 "workers agree; expected run.finish() after the last step")
+        self.close()
 
     def __enter__(self) -> Run:
         return self

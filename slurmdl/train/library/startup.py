@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Mapping
 
 from slurmdl.errors import InvalidOptionsError, TrainError, UsageError
@@ -23,6 +25,9 @@ from slurmdl.train.world import World, create_world, init_transport
 DEFAULT_CHECKPOINT_EVERY = 500
 #: default of the longest wait, in s, as in torch.distributed
 DEFAULT_TIMEOUT_S = 1800
+
+#: runs to close at the end of the program, in the order of their start
+_open_runs: list[Run] = []
 
 
 def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes_per_step: int = 1,
@@ -81,7 +86,7 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
     if checkpoints:
         _require_common_steps(world)
     if owns_process:
-        atexit.register(_close_at_exit, run)
+        _close_at_exit(run)
     return run
 
 
@@ -90,6 +95,8 @@ def connect(backend: str = "", timeout: int | None = None, environ: Mapping[str,
     limit_s = wait_limit_s(timeout, environ)
     transport = init_transport(backend, environ, limit_s)
     watch_waits(transport, limit_s)
+    if isinstance(transport, MpiTransport):
+        transport.use_own_communicator()
     return transport
 
 
@@ -124,7 +131,18 @@ def _option_or_variable(number: int | None, environ: Mapping[str, str], variable
 
 
 def _close_at_exit(run: Run) -> None:
+    if not _open_runs:
+        # before the end of concurrent.futures, which starts the threads of the backend torch; Python has no public
+        # function for this, and no new threads in atexit handlers
+        getattr(threading, "_register_atexit", atexit.register)(_close_runs)
+    _open_runs[:] = [*(other for other in _open_runs if not other.state.closed), run]
+
+
+def _close_runs() -> None:
+    if multiprocessing.parent_process():
+        return  # a process of a DataLoader, or one of torch.multiprocessing.spawn, which may have failed
     try:
-        run.close()
+        for run in _open_runs:
+            run.close_at_exit()
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)

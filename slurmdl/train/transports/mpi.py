@@ -33,6 +33,7 @@ class MpiTransport(RealTimeRank):
         from mpi4py import MPI
 
         self._comm, self._mpi = comm, MPI
+        self._comm_of_script: Any = None
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self._poll_hook: Callable[[], None] | None = None
@@ -102,6 +103,18 @@ class MpiTransport(RealTimeRank):
     def barrier(self, on_poll: Callable[[], None] | None = None) -> None:
         request = self._comm.Ibarrier()
         self._poll_until(lambda: bool(request.Test()), on_poll)
+
+    def use_own_communicator(self) -> None:
+        """Exchange messages in a duplicate of the communicator, apart from those of the script and of other runs."""
+        duplicate, request = self._comm.Idup()
+        self._complete(request)
+        self._comm, self._comm_of_script = duplicate, self._comm
+
+    def close(self) -> None:
+        """Free the duplicate; collective calls use the script's communicator, unless it has lost ranks."""
+        if self._comm_of_script and len(self.alive_ranks) == self.size:
+            self._comm.Free()
+            self._comm, self._comm_of_script = self._comm_of_script, None
 
     def allocate_shared(self, ranks: Sequence[int], num_bytes: int) -> SharedMemory:
         names, problem = ", ".join(map(str, ranks)), ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from slurmdl.errors import TrainError
+from slurmdl.errors import InvalidRunError, TrainError
 from slurmdl.train.tags import Tag
 from slurmdl.train.transports.object_codec import decode_object, encode_object
 from slurmdl.train.transports.real_time import RealTimeRank
@@ -40,6 +40,9 @@ _MAX_THREADS, _CLOSE_TIMEOUT_S = 100_000, 5.0
 #: how long a message may take: a listener, or a rank whose peer evaluates, waits without an end, and gloo closes the
 #: connection of a wait that exceeds its limit. The watchdog limits waits, and the end of a rank ends those for it
 NO_LIMIT = timedelta(days=30)
+#: tensors of the last collectives: a thread of gloo that drops the last reference to one while the interpreter shuts
+#: down aborts the process (pytorch#190489)
+_recent_tensors: deque[Any] = deque(maxlen=8)
 
 
 class LostRankError(TrainError):
@@ -85,7 +88,7 @@ class TorchTransport(RealTimeRank):
 
     def close(self) -> None:
         """End the listening threads, which would disturb the end of the program, with those of the other ranks."""
-        if not self._listeners:
+        if not self._listeners or self._is_closing:
             return
         try:
             self._distributed.barrier(self._group)  # no rank sends any more
@@ -96,12 +99,12 @@ class TorchTransport(RealTimeRank):
                 self._distributed.send(word, neighbor, self._group, tag + _ANNOUNCEMENT_OFFSET)
             for thread in self._listeners:
                 thread.join(_CLOSE_TIMEOUT_S)
-        except RuntimeError:
-            return  # another rank has failed, and has said why
+        except (RuntimeError, ValueError):
+            return  # another rank has failed, and has said why; or the script has destroyed the process group
 
     def isend(self, peer: int, array: Any, tag: int = 0) -> Any:
         requests = []
-        if tag in self._pending:
+        if tag in self._pending and not self._is_closing:
             requests.append(self._start(self._distributed.isend, np.zeros(1, np.uint8), peer,
                                         tag + _ANNOUNCEMENT_OFFSET))
         return self._request([*requests, self._start(self._distributed.isend, array, peer, tag)], peer)
@@ -122,7 +125,7 @@ class TorchTransport(RealTimeRank):
         tensor = self._torch.from_numpy(array.reshape(-1).view(np.uint8))
         try:
             return operation(tensor, peer, self._group, tag), tensor
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise _lost_rank_error(peer, error) from error
 
     def _listen(self, tag: int) -> None:
@@ -261,6 +264,7 @@ class TorchTransport(RealTimeRank):
         self._collective(lambda: self._distributed.broadcast(size, 0, self._group))
         if self.rank:
             data = self._torch.zeros(int(size), dtype=self._torch.uint8)
+        _recent_tensors.extend((size, data))
         self._collective(lambda: self._distributed.broadcast(data, 0, self._group))
         return obj if self.rank == 0 else decode_object(data.numpy())
 
@@ -275,11 +279,13 @@ def all_gather_objects(obj: Any, group: Any) -> list[Any]:
     from torch import distributed
 
     data = _to_tensor(encode_object(obj))
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(distributed.get_world_size(group))]
-    distributed.all_gather(sizes, torch.tensor([data.numel()]), group)
+    size, sizes = torch.tensor([data.numel()]), [
+        torch.zeros(1, dtype=torch.int64) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(sizes, size, group)
     padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
     padded[:data.numel()] = data
     received = [torch.empty_like(padded) for _ in sizes]
+    _recent_tensors.extend((size, sizes, padded, received))
     distributed.all_gather(received, padded, group)
     return [decode_object(part[:int(size)].numpy()) for part, size in zip(received, sizes, strict=True)]
 
@@ -333,11 +339,16 @@ def naming_lost_rank() -> Iterator[None]:
     """Raise LostRankError for a collective that torch.distributed ends with an error."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise _lost_rank_error(None, error) from error
 
 
-def _lost_rank_error(peer: int | None, error: RuntimeError) -> LostRankError:
+def _lost_rank_error(peer: int | None, error: RuntimeError | ValueError) -> TrainError:
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        return InvalidRunError("torch.distributed.destroy_process_group() was called before the end of the run; "
+                               "expected run.finish() first")
     culprit = "another rank" if peer is None else f"rank {peer}"
     reason = str(error).splitlines()[0][:150]
     return LostRankError(f"{culprit} has ended, or does not answer (torch.distributed: {reason})")

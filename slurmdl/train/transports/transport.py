@@ -112,6 +112,9 @@ class Transport(Protocol):
         Raises TrainError if there is not enough memory, or if the ranks are on different nodes.
         """
 
+    def close(self) -> None:
+        """Release what the run needed; later messages cannot be probed for. Collective."""
+
     def now(self) -> float:
         """Seconds on this rank's clock."""
 

@@ -86,6 +86,9 @@ class VirtualTransport:
         self._idle_polls, self._last_arrival = 0, 0.0
         self._poll_hook: tuple[int, Callable[[], None]] | None = None
 
+    def close(self) -> None:
+        """Nothing remains of virtual messages."""
+
     def now(self) -> float:
         return self.clock
 
