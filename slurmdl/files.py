@@ -1,19 +1,25 @@
-"""Files: atomic writes, locks, checks of writability, and reads of bounded size."""
+"""Files: atomic writes, locks, checks of writability, and reads of bounded size, also of compressed files."""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from slurmdl.errors import InputError
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 #: a topology of 100,000 nodes on separate lines has 3 MB; reading must take less than a second
 MAX_TEXT_BYTES = 4 * 2**20
+#: of a compressed file, which may have a thousandth of this size
+MAX_UNPACKED_BYTES = 2**32
 #: longest wait for a lock; its holder is stopped or hangs then
 _LOCK_TIMEOUT_S = 5.0
 
@@ -116,6 +122,36 @@ def read_limited(file: BinaryIO, name: str, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise InputError(f"is too large; expected at most {max_bytes} bytes", file=name)
     return data
+
+
+def unpacked(file: io.BufferedReader, name: str) -> io.BufferedReader:
+    """The content of an open file, unpacked if gzip compressed it.
+
+    Reading raises InputError beyond MAX_UNPACKED_BYTES; EOFError, zlib.error or gzip.BadGzipFile if it is damaged.
+    """
+    if file.peek(2)[:2] != b"\x1f\x8b":
+        return file
+    return io.BufferedReader(_BoundedGzip(file, name), 2**17)
+
+
+class _BoundedGzip(io.RawIOBase):
+    """The unpacked bytes of a gzip file, at most MAX_UNPACKED_BYTES."""
+
+    def __init__(self, file: io.BufferedReader, name: str) -> None:
+        import gzip
+
+        self._file, self._name, self._left = gzip.GzipFile(fileobj=file), name, MAX_UNPACKED_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        count = self._file.readinto(buffer)
+        self._left -= count
+        if self._left < 0:
+            raise InputError(f"unpacks to more than {MAX_UNPACKED_BYTES / 2**30:g} GiB; expected the records of a "
+                             "shorter period, or the unpacked file", file=self._name)
+        return count
 
 
 def read_newest_lines(path: str, max_bytes: int) -> list[str]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl import files
 from slurmdl.audit.sacct_json import job_fields
 from slurmdl.audit.timestamps import TimestampParser, parse_time_limit
 from slurmdl.errors import InputError
@@ -29,7 +30,7 @@ from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.text import pluralize, truncate
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+    pass
 
 IntArray = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
@@ -61,7 +62,6 @@ _MAX_LINE_CHARS = 2**20
 _MAX_HEADER_LINES = 50  # lines before the header, such as warnings
 #: bounds of the memory: 0.6 GB per million records, and the text of distinct node lists
 _MAX_RECORDS = 20_000_000
-_MAX_UNPACKED_BYTES = 2**32
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,9 @@ def read_accounting_file(path: str) -> JobTable:
 def read_accounting_stream(file: io.BufferedReader, source: str) -> JobTable:
     """Read the output of `sacct -P` or `sacct --json`, which may be compressed by gzip.
 
-    Raises InputError if it is damaged or unpacks to more than _MAX_UNPACKED_BYTES, and as `read_job_records`.
+    Raises InputError if it is damaged or unpacks to more than files.MAX_UNPACKED_BYTES, and as `read_job_records`.
     """
-    content = file
-    if file.peek(2)[:2] == b"\x1f\x8b":
-        content = io.BufferedReader(_BoundedGzip(file, source), 2**17)
+    content = files.unpacked(file, source)
     try:
         start = content.peek(1)
         if b"\0" in start:
@@ -178,24 +176,6 @@ def read_accounting_stream(file: io.BufferedReader, source: str) -> JobTable:
                             job_fields(text, source, SACCT_COLUMNS)), header)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"is damaged ({error})", file=source) from error
-
-
-class _BoundedGzip(io.RawIOBase):
-    """The unpacked bytes of a gzip file, at most _MAX_UNPACKED_BYTES."""
-
-    def __init__(self, file: io.BufferedReader, source: str) -> None:
-        self._file, self._source, self._left = gzip.GzipFile(fileobj=file), source, _MAX_UNPACKED_BYTES
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        count = self._file.readinto(buffer)
-        self._left -= count
-        if self._left < 0:
-            raise InputError(f"unpacks to more than {_MAX_UNPACKED_BYTES / 2**30:g} GiB; expected a shorter period "
-                             "(sacct -S, -E), or the unpacked file", file=self._source)
-        return count
 
 
 def read_job_records(lines: Iterable[str], source: str) -> JobTable:

@@ -86,12 +86,16 @@ class TraceBuilder:
 
     source: str
     rows: list[tuple[float, float, float, int, str]] = field(default_factory=list)
-    skipped: dict[str, list[str]] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
     remarks: Counter[str] = field(default_factory=Counter)
 
     def skip(self, reason: str, record: str) -> None:
         """Count a record that is not used; `record` names it, e.g. `line 7`."""
-        self.skipped.setdefault(reason, []).append(record)
+        self.skipped[reason] += 1
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) <= MAX_NAMED_RECORDS:
+            examples.append(record)
 
     def add(self, record: str, submit_s: float, run_s: float, limit_s: float, nodes: int, user: str) -> None:
         """Add a job, or skip it if its values are impossible; a limit of 0 or less is unknown."""
@@ -110,8 +114,9 @@ class TraceBuilder:
 
     def build(self, notes: Sequence[str] = ()) -> JobTrace:
         """Return the trace in order of submission; InputError if no record is usable."""
-        said = [*notes, *(f"{pluralize(len(records), 'record')} skipped, {reason}: "
-                          f"{sample_names(records, MAX_NAMED_RECORDS)}" for reason, records in self.skipped.items()),
+        said = [*notes, *(f"{pluralize(count, 'record')} skipped, {reason}: "
+                          f"{sample_names(self.examples[reason], MAX_NAMED_RECORDS)}"
+                          for reason, count in self.skipped.items()),
                 *(f"{pluralize(count, 'job')} {remark}" for remark, count in self.remarks.items())]
         if not self.rows:
             raise InputError(f"no usable job{': ' * bool(said)}{'; '.join(said)}", self.source)

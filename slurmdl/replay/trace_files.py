@@ -7,18 +7,20 @@ Parallel Workloads Archive (Standard Workload Format); github.com/msr-fiddle/phi
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import itertools
 import json
 import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 from typing import TextIO
 
+from slurmdl import files
 from slurmdl.audit.accounting import JobTable, read_job_records
 from slurmdl.errors import InputError, UsageError
 from slurmdl.replay.trace import JobTrace, TraceBuilder
@@ -27,7 +29,9 @@ from slurmdl.text import pluralize
 FORMATS = ("sacct", "swf", "csv", "philly")
 #: columns of CSV that have a meaning
 CSV_FIELDS = ("submit", "start", "end", "run", "limit", "nodes", "cpus", "gpus", "user")
-_MAX_LINE_CHARS = 2**20
+#: bounds of the memory: lines of a file, and JSON, which is read as a whole; the Philly traces have 130 MB
+MAX_LINES = 20_000_000
+_MAX_LINE_CHARS, _MAX_JSON_CHARS = 2**20, 2**29
 _SWF_FIELDS = 18
 _SWF_PARTIAL = ("2", "3", "4")  # status of pieces of a job whose whole has a line of its own
 _SWF_HEADER = re.compile(r";\s*(MaxNodes|MaxProcs):\s*([0-9]{1,9})")
@@ -64,7 +68,7 @@ def read_trace(path: str, reading: TraceReading) -> JobTrace:
     """Read a trace file, which may be compressed by gzip; InputError if it cannot be read or has no usable job."""
     try:
         with _open_text(path) as file:
-            lines = iter(partial(file.readline, _MAX_LINE_CHARS), "")
+            lines = _read_lines(file, path)
             first = next(filter(str.strip, lines), "")
             lines = itertools.chain([first] if first else [], lines)
             name = reading.format or _recognize_format(first.strip())
@@ -79,10 +83,18 @@ def read_trace(path: str, reading: TraceReading) -> JobTrace:
         raise InputError(f"cannot be read ({error})", file=path.replace("\0", "?")) from error
 
 
-def _open_text(path: str) -> TextIO:
-    if path.endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace")
-    return open(path, encoding="utf-8-sig", errors="replace")
+@contextmanager
+def _open_text(path: str) -> Iterator[TextIO]:
+    with open(path, "rb") as file:
+        yield io.TextIOWrapper(files.unpacked(file, path), encoding="utf-8-sig", errors="replace")
+
+
+def _read_lines(file: TextIO, path: str) -> Iterator[str]:
+    """Yield the lines; InputError beyond MAX_LINES of them."""
+    lines = iter(partial(file.readline, _MAX_LINE_CHARS), "")
+    yield from itertools.islice(lines, MAX_LINES)
+    if next(lines, ""):
+        raise InputError(f"more than {MAX_LINES:,} lines; expected a shorter period", path)
 
 
 def _recognize_format(line: str) -> str:
@@ -191,8 +203,13 @@ def _read_csv(lines: Iterator[str], path: str, reading: TraceReading) -> JobTrac
 
 def _read_philly(lines: Iterator[str], path: str) -> JobTrace:
     """One job per entry: its run time is the sum of its attempts, its size the servers of the last one."""
+    text = io.StringIO()
+    for line in lines:
+        text.write(line)
+        if text.tell() > _MAX_JSON_CHARS:
+            raise InputError(f"more than {_MAX_JSON_CHARS:,} characters of JSON; expected a shorter period", path)
     try:
-        entries = json.loads("".join(lines))
+        entries = json.loads(text.getvalue())
     except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON ({error}); expected cluster_job_log of the Philly traces", path) from error
     if not isinstance(entries, list):

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slurmdl import files
 from slurmdl.audit import accounting, sacct_json
 from slurmdl.audit.accounting import JobTable, read_accounting_file, read_accounting_stream, read_job_records
 from slurmdl.audit.sacct import parse_moment
@@ -278,8 +279,8 @@ def test_gzip_of_text_and_its_bounds(tmp_path, monkeypatch):
         (tmp_path / "damaged").write_bytes(damaged)
         with pytest.raises(InputError, match="damaged: is damaged"):
             read_accounting_file(str(tmp_path / "damaged"))
-    monkeypatch.setattr(accounting, "_MAX_UNPACKED_BYTES", 10_000)
-    with pytest.raises(InputError, match=r"unpacks to more than .* GiB; expected a shorter period"):
+    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 10_000)
+    with pytest.raises(InputError, match=r"unpacks to more than .* GiB; expected the records of a shorter"):
         read_accounting_file(str(tmp_path / "jobs.gz"))
 
 

@@ -8,9 +8,10 @@ import threading
 import numpy as np
 import pytest
 
+from slurmdl import files
 from slurmdl.audit.accounting import read_job_records
 from slurmdl.errors import InputError, UsageError
-from slurmdl.replay import lublin
+from slurmdl.replay import lublin, trace_files
 from slurmdl.replay.trace_files import TraceReading, parse_column_map, read_trace, trace_from_table
 
 SWF_HEADER = "; MaxNodes: 64\n; MaxProcs: 256\n; UnixStartTime: 0\n"
@@ -143,6 +144,24 @@ def test_compressed_and_unreadable_files(tmp_path):
     for name in (str(path), str(tmp_path), str(tmp_path / "missing"), "a\0b"):
         with pytest.raises(InputError, match="cannot be read"):
             read_trace(name, TraceReading())
+
+
+def test_memory_of_a_trace_is_bounded(tmp_path, monkeypatch):
+    """A small compressed file may hold any number of lines."""
+    path = tmp_path / "log"  # compression is recognized by the content
+    path.write_bytes(gzip.compress((SWF_HEADER + swf(1, 1, 1) * 1000).encode()))
+    assert path.stat().st_size < 1000
+    assert len(read_trace(str(path), TraceReading())) == 1000
+    monkeypatch.setattr(trace_files, "MAX_LINES", 500)
+    with pytest.raises(InputError, match=r"log: more than 500 lines; expected a shorter period"):
+        read_trace(str(path), TraceReading())
+    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 10_000)
+    with pytest.raises(InputError, match=r"log: unpacks to more than .* GiB; expected the records of a shorter"):
+        read_trace(str(path), TraceReading())
+    monkeypatch.setattr(trace_files, "_MAX_JSON_CHARS", 500)
+    path.write_text("[" + "\n" * 400 + " " * 101 + "]")
+    with pytest.raises(InputError, match="log: more than 500 characters of JSON"):
+        read_trace(str(path), TraceReading())
 
 
 def test_load_is_scaled_by_the_times_between_submissions(tmp_path):
