@@ -16,7 +16,8 @@ def test_expand_counts(text, counts):
     assert expand_counts(text) == counts
 
 
-@pytest.mark.parametrize("text", ["", "x", "2(3)", "2(x3", "2(x3)1", "-1", "2,,1", "1" * 5000, "2(x" + "9" * 5000 + ")"])
+@pytest.mark.parametrize("text", ["", "x", "2(3)", "2(x3", "2(x3)1", "-1", "2,,1", "1" * 5000,
+                                  "2(x" + "9" * 5000 + ")"])
 def test_expand_counts_of_invalid_text_is_an_input_error(text):
     with pytest.raises(InputError, match="COUNT"):
         expand_counts(text)

@@ -116,7 +116,8 @@ def test_yaml(tmp_path: Path, text: str, line: int | None, expected: str) -> Non
 @pytest.mark.parametrize(("text", "expected"), [
     ("a0: &a0 {x: 1, y: 1}\n" + "".join(f"a{i}: &a{i}\n  <<: [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
      ":25: merge keys (<<) insert more than 10000 entries"),
-    ("a: &a {" + ", ".join(f"k{i}: 1" for i in range(3000)) + "}\n" + "".join(f"b{i}: {{<<: *a}}\n" for i in range(900)),
+    ("a: &a {" + ", ".join(f"k{i}: 1" for i in range(3000)) + "}\n" +
+     "".join(f"b{i}: {{<<: *a}}\n" for i in range(900)),
      ":5: merge keys (<<) insert more than 10000 entries"),
     ("a: &a 1\nb: [" + "*a, " * 15_000 + "]\n", ":2: has more than 1000 aliases"),
     (_laughs().replace("a0:", "nodes:", 1), "unknown key a1"),

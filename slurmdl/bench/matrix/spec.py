@@ -110,7 +110,8 @@ def _value(key: str, value: Any, default: Any) -> Any:
         names = dict.fromkeys(models, "digits") \
             if isinstance(models, list) and all(isinstance(model, str) for model in models) else value
         if not isinstance(names, dict) or not all(isinstance(word, str) for pair in names.items() for word in pair):
-            raise UsageError(f"{key}: {yaml_input.short_repr(value)} is invalid; expected MODEL: DATA, or a list of models")
+            raise UsageError(f"{key}: {yaml_input.short_repr(value)} is invalid; expected MODEL: DATA, or a list of "
+                             "models")
         return names
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
