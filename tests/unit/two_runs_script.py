@@ -1,4 +1,6 @@
-"""User script for test_train_scripts.py: two runs at a time, and over MPI messages of its own; `finish` ends the runs."""
+"""User script for test_train_scripts.py: two runs at a time, and over MPI messages of its own; `finish` ends the
+runs.
+"""
 
 import sys
 
