@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from slurmdl.errors import InputError, PlacementError
+from slurmdl.text import pluralize
 
 #: options that count GPUs, tasks per GPU, or resources per GPU; those per node are generic resources of a node
 GPU_OPTIONS = ("gpus", "gpus-per-task", "ntasks-per-gpu", "cpus-per-gpu", "mem-per-gpu")
@@ -91,7 +92,8 @@ def count_gpus(counts: TaskCounts, name: str, *, per_job: int, per_node: int, pe
         raise PlacementError(f"the node count is not certain ({per_job} GPUs without -N or --gpus-per-node)")
     if tasks_per_gpu and tasks:
         if tasks % (nodes or 1):
-            raise PlacementError(f"{tasks} tasks of --ntasks-per-gpu={tasks_per_gpu} do not divide by {nodes} nodes")
+            raise PlacementError(f"{pluralize(tasks, 'task')} of --ntasks-per-gpu={tasks_per_gpu} cannot be divided "
+                                 f"by {nodes} nodes")
         counts = replace(counts, ntasks_per_node=tasks // (nodes or 1))
     if nodes and (tasks or 1) > nodes and not counts.ntasks_per_node and (
             memory_per_gpu_mb if per_task else per_job and cpus_per_gpu):
@@ -124,7 +126,8 @@ def _derive_counts(counts: TaskCounts, per_job: int, per_node: int, per_task: in
         if not gpus and not tasks:
             raise InputError("--ntasks-per-gpu needs a number of GPUs, tasks or nodes")
         if tasks and tasks != gpus * tasks_per_gpu:
-            raise PlacementError(f"--ntasks={tasks} contradicts {gpus} GPUs with --ntasks-per-gpu={tasks_per_gpu}")
+            raise PlacementError(f"--ntasks={tasks} contradicts {pluralize(gpus, 'GPU')} with "
+                                 f"--ntasks-per-gpu={tasks_per_gpu}")
         tasks = gpus * tasks_per_gpu
         per_job = per_job or (0 if per_node else gpus)
     if per_job and per_node:
@@ -144,9 +147,9 @@ def _derive_counts(counts: TaskCounts, per_job: int, per_node: int, per_task: in
             raise InputError(f"--gpus-per-node={per_node} with --gpus-per-task={per_task} contradicts the tasks")
         tasks_per_node = tasks_per_node or per_node // per_task
         if max(per_node, tasks_per_node * per_task) > per_job:
-            raise PlacementError(f"a node needs more GPUs than the {per_job} of {tasks} tasks")
+            raise PlacementError(f"a node needs more GPUs than the {per_job} of {pluralize(tasks, 'task')}")
     if per_job and per_job < (nodes or low):
-        raise InputError(f"{nodes or low} nodes for {per_job} GPUs")
+        raise InputError(f"{nodes or low} nodes for {pluralize(per_job, 'GPU')}")
     if tasks_per_node and not given_tasks:
         tasks = 0  # all nodes have this number
     cpus = cpus_per_gpu * per_task or counts.cpus_per_task

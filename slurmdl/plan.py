@@ -21,7 +21,7 @@ from typing import Any
 
 from slurmdl.errors import InputError
 from slurmdl.mesh import Mesh, parse_mesh
-from slurmdl.text import sample_names
+from slurmdl.text import pluralize, sample_names
 
 VERSION = 2
 #: longest value of SLURMDL_PLAN, bytes (the kernel allows 128 KiB for one string)
@@ -82,7 +82,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.roles):
-            raise InputError(f"plan: {len(self.nodes)} ranks but {len(self.roles)} roles")
+            raise InputError(f"plan: {pluralize(len(self.nodes), 'rank')} but {pluralize(len(self.roles), 'role')}")
         if invalid := [role for role in set(self.roles) if not re.fullmatch(r"[A-Za-z][\w-]{0,31}", role)]:
             raise InputError(f"plan: invalid role {invalid[0]!r}; expected ps, worker or the name of a group")
         if self.strategy not in STRATEGIES:
@@ -187,7 +187,8 @@ def compare_ranks(planned: Sequence[str], actual: Mapping[int, str]) -> tuple[st
     that says so, with the likely cause. `actual` maps a rank to its node.
     """
     correct = sum(actual.get(rank) == node for rank, node in enumerate(planned))
-    line = f"{correct} of {len(planned)} ranks on their planned nodes"
+    place = "its planned node" if len(planned) == 1 else "their planned nodes"
+    line = f"{correct} of {pluralize(len(planned), 'rank')} on {place}"
     wrong = [rank for rank, node in enumerate(planned) if actual.get(rank, node) != node]
     if wrong:
         named = [f"rank {rank} runs on {actual[rank]}, planned {planned[rank]}" for rank in wrong[:_MAX_NAMED_RANKS]]
@@ -215,7 +216,9 @@ def segments_text(plan: Plan, environ: Mapping[str, str] = os.environ) -> str:
         return ""
     per_leaf = Counter(path[-1] for node in nodes if (path := plan.zones.get(node, ())))
     whole = sum(count // int(size) for count in per_leaf.values())
-    return f"; {whole} of {len(nodes) // int(size)} segments of {size} nodes are whole"
+    segments = len(nodes) // int(size)
+    return (f"; {whole} of {pluralize(segments, 'segment')} of {size} nodes {'is' if segments == 1 else 'are'} "
+            "whole")
 
 
 def planned_rank(local_rank: int = 0, environ: Mapping[str, str] = os.environ) -> int:
@@ -235,8 +238,8 @@ def planned_place(local_rank: int, environ: Mapping[str, str]) -> tuple[Plan, in
                          'eval "$(slurmdl env)" in the job script')
     ranks = [rank for rank, planned in enumerate(plan.nodes) if planned == node]
     if not 0 <= local_rank < len(ranks):
-        raise InputError(f"the plan has {len(ranks)} ranks on node {node or 'SLURMD_NODENAME'}, none with local rank "
-                         f"{local_rank}")
+        raise InputError(f"the plan has {pluralize(len(ranks), 'rank')} on node {node or 'SLURMD_NODENAME'}, none "
+                         f"with local rank {local_rank}")
     return plan, ranks[local_rank]
 
 

@@ -163,7 +163,7 @@ def _simulate(options: argparse.Namespace, settings: ReplaySettings,
         seeds = range(options.seed, options.seed + options.seeds)
         results = []
         for done, outcomes in enumerate(replay_seeds(settings, traces, seeds, options.processes), 1):
-            _print_progress(f"{done} of {len(seeds)} seeds")
+            _print_progress(f"{done} of {pluralize(len(seeds), 'seed')}")
             results.append(outcomes)
         return notes, results
     outcomes = list(replay_policies(trace, machine, settings, options.seed, _progress_printer(trace)))
@@ -179,7 +179,7 @@ def _progress_printer(trace: JobTrace) -> Callable[[str, int], None] | None:
     def show(policy: str, started: int) -> None:
         if time.monotonic() - last_s[0] > 0.2:
             last_s[0] = time.monotonic()
-            _print_progress(f"{policy}: {started:,} of {len(trace):,} jobs")
+            _print_progress(f"{policy}: {started:,} of {pluralize(len(trace), 'job')}")
 
     return show
 

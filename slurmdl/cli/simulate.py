@@ -111,8 +111,8 @@ def _build_job(options: argparse.Namespace) -> SimulatedJob:
     slots = nodes * options.ntasks_per_node
     ranks = slots if options.ranks is None else options.ranks
     if not nodes <= ranks <= slots:
-        raise UsageError(f"--ranks {ranks}: expected {nodes} to {slots} for {nodes} nodes with --ntasks-per-node "
-                         f"{options.ntasks_per_node}")
+        raise UsageError(f"--ranks {ranks}: expected {nodes} to {slots} for {pluralize(nodes, 'node')} with "
+                         f"--ntasks-per-node {options.ntasks_per_node}")
     if not 0 <= options.busy_share <= 0.95:
         raise UsageError(f"--busy-share {options.busy_share:g}: expected 0 to 0.95")
     if not 0 <= options.seed <= _MAX_SEED:

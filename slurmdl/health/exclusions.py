@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from slurmdl import config, files
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.slurm.slurm_conf import cluster_name
+from slurmdl.text import pluralize
 
 DEFAULT_LIFETIME_S = 86_400.0
 #: share of a partition's nodes that exclusions may take at most; one node is always allowed
@@ -77,7 +78,7 @@ def _read_entries(path: str) -> tuple[list[Exclusion], str]:
     warning = ""
     if invalid_lines:
         warning = f"{path}:{invalid_lines[0]}: not an exclusion; expected a JSON object with node, reason, time, " \
-                  f"expires and cluster ({len(invalid_lines)} of {len(lines)} lines ignored)"
+                  f"expires and cluster ({len(invalid_lines)} of {pluralize(len(lines), 'line')} ignored)"
     return sorted(entries, key=lambda entry: entry.time), warning
 
 

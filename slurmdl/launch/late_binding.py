@@ -102,7 +102,7 @@ def _cpu_shortfall_reason(environ: Mapping[str, str], requested_size: RequestedS
     tasks = requested_size.tasks
     if tasks is None or not cpus_per_task.isdigit() or tasks * int(cpus_per_task) <= cpus:
         return ""
-    return f"{tasks} tasks do not fit the {cpus} CPUs that it has on {len(kept.nodes)} of them"
+    return f"{tasks} tasks do not fit the {pluralize(cpus, 'CPU')} that it has on {len(kept.nodes)} of them"
 
 
 def environ_with_nodes(environ: Mapping[str, str], kept: Allocation) -> dict[str, str]:

@@ -16,6 +16,7 @@ from slurmdl.groups import Group, GroupBytes, parse_group_bytes, parse_groups
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.mesh_traffic import MeshTraffic
 from slurmdl.placement.phase import Phase
+from slurmdl.text import pluralize
 
 MAX_LISTED_PAIRS = 2**12  # pairs of ranks of two groups that are listed, so that swaps of nodes can be evaluated
 
@@ -53,11 +54,12 @@ class GroupTraffic:
         per_node, rest = divmod(ranks, self.nodes)
         for group in self.groups:
             if group.mesh and (group.ranks_per_node != per_node or rest):
-                raise PlacementError(f"--dl-mesh: {group.name}: {group.ranks_per_node} ranks on each node; the job "
-                                     f"has {ranks} ranks on {self.nodes} nodes")
+                raise PlacementError(f"--dl-mesh: {group.name}: {pluralize(group.ranks_per_node, 'rank')} on each "
+                                     "node; the job "
+                                     f"has {pluralize(ranks, 'rank')} on {pluralize(self.nodes, 'node')}")
         if rest:
-            raise PlacementError(f"--dl-groups: {ranks} ranks on {self.nodes} nodes; expected the same number on "
-                                 "each node (--ntasks-per-node)")
+            raise PlacementError(f"--dl-groups: {pluralize(ranks, 'rank')} on {pluralize(self.nodes, 'node')}; "
+                                 "expected the same number on each node (--ntasks-per-node)")
         ends = np.cumsum([group.nodes * per_node for group in self.groups])
         return dict(zip((group.name for group in self.groups), np.split(np.arange(ranks), ends[:-1]), strict=True))
 

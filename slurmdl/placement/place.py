@@ -107,7 +107,7 @@ def check_segment(request: JobRequest, job: JobSize, topology: Topology) -> None
                              f"expected {valid}")
     largest = int(np.bincount(topology.leaf[topology.leaf >= 0]).max())
     if request.segment > largest:
-        raise PlacementError(f"--segment={request.segment}: the largest block has {largest} nodes")
+        raise PlacementError(f"--segment={request.segment}: the largest block has {pluralize(largest, 'node')}")
 
 
 def in_idle_leaf(cluster: ClusterSnapshot, topology: Topology) -> BoolArray:

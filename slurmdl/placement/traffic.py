@@ -24,6 +24,7 @@ from slurmdl.placement.group_traffic import GroupTraffic, ring
 from slurmdl.placement.mesh_traffic import MeshTraffic
 from slurmdl.placement.phase import Phase
 from slurmdl.plan import COMM_PATTERNS, group_ranks
+from slurmdl.text import pluralize
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +128,8 @@ class Traffic:
     def _matrix_phase(self, matrix: FloatArray, ranks: int) -> Phase:
         if matrix.shape != (ranks, ranks):
             shape = " x ".join(map(str, matrix.shape))
-            raise PlacementError(f"--dl-comm-pattern={self.pattern}: a matrix of {shape} for {ranks} ranks; "
-                                 f"expected {ranks} x {ranks}")
+            raise PlacementError(f"--dl-comm-pattern={self.pattern}: a matrix of {shape} for "
+                                 f"{pluralize(ranks, 'rank')}; expected {ranks} x {ranks}")
         source, target = np.nonzero(matrix)
         off_diagonal = source != target
         source, target = source[off_diagonal], target[off_diagonal]

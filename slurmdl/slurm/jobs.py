@@ -10,7 +10,7 @@ from itertools import groupby
 
 from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
 from slurmdl.slurm import hostlist, job_record, process
-from slurmdl.text import truncate
+from slurmdl.text import pluralize, truncate
 
 #: sbatch's message; with several clusters it names the cluster
 _SUBMITTED_PATTERN = rb"Submitted batch job ([0-9]{1,10})(?: on cluster \S+)?"
@@ -93,7 +93,7 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation:
     except InputError as error:
         raise PlacementError(str(error)) from error
     if len(cpu_counts) != len(nodes):
-        raise PlacementError(f"SLURM_JOB_CPUS_PER_NODE={cpus} does not fit the {len(nodes)} nodes of the job")
+        raise PlacementError(f"SLURM_JOB_CPUS_PER_NODE={cpus} does not fit the job's {pluralize(len(nodes), 'node')}")
     return Allocation(int(job_id), nodes, cpu_counts, task_counts if len(task_counts) == len(nodes) else ())
 
 

@@ -204,7 +204,8 @@ def _irregular_shape(zones: Sequence[ZoneDecl]) -> Iterator[TopologyFinding]:
         uneven = [zone.name for zone in leaves
                   if not median_size / _MAX_SIZE_FACTOR <= len(zone.nodes) <= median_size * _MAX_SIZE_FACTOR]
         if uneven:
-            yield TopologyFinding("note", f"{_format_names(uneven)}: size far from the median, {median_size:g} nodes")
+            yield TopologyFinding("note", f"{_format_names(uneven)}: size far from the median, {median_size:g} "
+                                          f"node{'s' * (median_size != 1)}")
     parent = {child: zone.name for zone in reversed(zones) for child in zone.children}
     leaves_by_depth: dict[int, list[str]] = {}
     for zone in leaves:

@@ -9,6 +9,7 @@ from slurmdl.comm_layout import COMPRESSION_NAMES
 from slurmdl.errors import InvalidOptionsError
 from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.plan import ISLAND_LEVELS
+from slurmdl.text import pluralize
 from slurmdl.train.strategy_config import LOAD_BALANCE_MODES, TRIGGER_NAMES, StrategyConfig
 
 _GOSSIP = ("gossip", "adaptive-gossip")
@@ -153,10 +154,11 @@ def _check_fragments(config: StrategyConfig) -> None:
                                       f"{config.trigger_name}; expected strategy local-sgd and trigger period")
     period, fragments = config.exchange_period, config.fragments
     if config.strategy == "local-sgd" and period % fragments:
-        raise InvalidOptionsError(f"--fragments {fragments}: does not divide the {period} steps of --period; "
+        raise InvalidOptionsError(f"--fragments {fragments}: does not divide --period, {pluralize(period, 'step')}; "
                                   f"expected a period of {fragments}, {2 * fragments}, {3 * fragments}, ... steps")
     if config.overlap and config.overlap >= period // fragments:
-        raise InvalidOptionsError(f"--overlap {config.overlap}: exchanges are {period // fragments} steps apart; "
+        raise InvalidOptionsError(f"--overlap {config.overlap}: exchanges are "
+                                  f"{pluralize(period // fragments, 'step')} apart; "
                                   f"expected at most {period // fragments - 1}")
 
 

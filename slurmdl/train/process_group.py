@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from slurmdl.errors import InvalidRunError, UnavailableError
+from slurmdl.text import pluralize
 from slurmdl.train.transports.torch_distributed import NO_LIMIT, TorchTransport
 
 #: seconds in which all ranks must have started, and a collective must end, beyond the limit of the watchdog
@@ -49,8 +50,8 @@ def init_torch(environ: Mapping[str, str] = os.environ, wait_limit_s: float = 0.
                 raise InvalidRunError(
                     f"rank {rank}: another program, perhaps of another user, listens on port {port} of {address}; "
                     "expected a free MASTER_PORT, or `slurmdl srun`") from error
-            raise InvalidRunError(f"rank {rank} does not find the other {size - 1} ranks by {address}:{port} "
-                                  f"({str(error).splitlines()[0][:150]})") from error
+            raise InvalidRunError(f"rank {rank} does not find the other {pluralize(size - 1, 'rank')} by "
+                                  f"{address}:{port} ({str(error).splitlines()[0][:150]})") from error
     transport = TorchTransport(group)
     _open_transports.append(transport)
     atexit.register(finalize_process_group)

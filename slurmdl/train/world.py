@@ -14,6 +14,7 @@ from itertools import groupby
 from slurmdl import plan as plans
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, UnavailableError, warn
 from slurmdl.mpi_library import EAGER_LIMIT_VARIABLE, MESSAGE_OVERHEAD_BYTES, open_mpi_major, wait_until_ready
+from slurmdl.text import pluralize
 from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.process_group import init_torch, rank_and_size
 from slurmdl.train.strategies import STRATEGIES
@@ -253,7 +254,8 @@ def _is_torchrun(environ: Mapping[str, str]) -> bool:
 
 def _launcher_error(environ: Mapping[str, str]) -> InvalidRunError:
     count = torchrun_world_size(environ)
-    culprit = f"torchrun started {count} processes" if _is_torchrun(environ) else f"WORLD_SIZE={count}"
+    processes = f"process{'es' * (count != 1)}"
+    culprit = f"torchrun started {count} {processes}" if _is_torchrun(environ) else f"WORLD_SIZE={count}"
     return InvalidRunError(
         f"{culprit}, which is no MPI launcher; expected --backend torch, `slurmdl srun python SCRIPT`, "
         f"`srun --mpi=pmix python SCRIPT` or `mpirun -n {count} python SCRIPT`")
@@ -326,7 +328,7 @@ def _usable_plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Pl
     if plan is None:
         return None
     if len(plan) != len(nodes):
-        warn(f"train: the plan is ignored: it is for {len(plan)} ranks, these are {len(nodes)}")
+        warn(f"train: the plan is ignored: it is for {pluralize(len(plan), 'rank')}, these are {len(nodes)}")
         return None
     verdict, line = plans.compare_ranks(plan.nodes, dict(enumerate(nodes)))
     warn(line + plans.segments_text(plan, environ) if verdict == "correct" else f"train: the plan is ignored: {line}")

@@ -58,8 +58,8 @@ static void from_rank(const struct dl_task *task, struct dl_task_env *env)
 	if (servers && servers >= task->size) {
 		if (!env->warning[0])
 			snprintf(env->warning, sizeof(env->warning),
-				 "--dl-ps=%u: the step has %u tasks and needs at least one worker; no task gets a role",
-				 servers, task->size);
+				 "--dl-ps=%u: the step has %u task%s and needs at least one worker; no task gets a role",
+				 servers, task->size, task->size == 1 ? "" : "s");
 		return;
 	}
 	snprintf(env->role, sizeof(env->role), "%s", task->rank < servers ? "ps" : "worker");

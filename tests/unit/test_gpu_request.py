@@ -81,9 +81,9 @@ def test_combinations_that_sbatch_rejects_cannot_be_placed(options: str) -> None
 
 @pytest.mark.parametrize(("options", "reason"), [
     ("--gpus=16", "node count is not certain"), ("-N2-4 --gpus=16", None), ("--gpus=8 --ntasks-per-gpu=1", "certain"),
-    ("-N3 --gpus=10 --ntasks-per-gpu=1", "10 tasks of --ntasks-per-gpu=1 do not divide by 3 nodes"),
+    ("-N3 --gpus=10 --ntasks-per-gpu=1", "10 tasks of --ntasks-per-gpu=1 cannot be divided by 3 nodes"),
     ("-N2 -n6 --gpus-per-node=2 --ntasks-per-gpu=1", "--ntasks=6 contradicts 4 GPUs"),
-    ("-N2 -n3 --ntasks-per-gpu=2", "--ntasks=3 contradicts 1 GPUs"),
+    ("-N2 -n3 --ntasks-per-gpu=2", "--ntasks=3 contradicts 1 GPU with"),
     ("-N2 --gpus=a100:2 --gpus-per-node=1", "several GPU types are not modelled (gpu, gpu:a100)"),
     ("-N2 --gpus=a100:2,h100:1", "several GPU types"), ("-N2 --cpus-per-gpu=2", "without a number of GPUs"),
     ("-N2 --gpus-per-node=1 --ntasks-per-gpu=1 --cpus-per-gpu=2", "--ntasks-per-gpu with --cpus-per-gpu"),

@@ -37,6 +37,12 @@ def test_result_names_the_misplaced_and_the_unseen_ranks(actual, verdict, facts)
     assert all(fact in result[1] for fact in facts), result
 
 
+def test_counts_of_one_are_singular():
+    assert plans.compare_ranks(("n1",), {0: "n1"}) == ("correct", "1 of 1 rank on its planned node")
+    plan = plans.Plan("allreduce", ("n1", "n2"), ("worker",) * 2, {"n1": ("a",), "n2": ("a",)})
+    assert plans.segments_text(plan, {"SLURM_JOB_SEGMENT_SIZE": "2"}) == "; 1 of 1 segment of 2 nodes is whole"
+
+
 def test_order_of_host_names_is_named_as_the_cause():
     planned = ("n1", "n3", "n2", "n4")
     verdict, line = plans.compare_ranks(planned, dict(enumerate(sorted(planned))))

@@ -66,7 +66,7 @@ def test_loader_accepts_random_samples() -> None:
 
 @pytest.mark.parametrize("data, batch, words", [
     (iter([1]), 2, "has no length or no samples by index"), ((np.zeros(4), np.zeros(5)), 2, "arrays of 4, 5 samples"),
-    (np.zeros(1), 2, "1 samples for 2 workers"), (np.zeros(4), 0, "a batch of 0 samples"),
+    (np.zeros(1), 2, "1 sample for 2 workers"), (np.zeros(4), 0, "a batch of 0 samples"),
     ([torch.ones(4)] * 6, 2, "a list of 6 arrays, which may be samples or columns"),
     ([np.ones((4, 2)), np.ones(4)], 2, "a list of 2 arrays, which may be samples or columns"),
     ((torch.ones(4, 2), [0, 1, 0, 1]), 2, r"a tuple with a list, which may .*; expected arrays or tensors"),

@@ -15,6 +15,7 @@ from slurmdl.bench.matrix import submit
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.bench.matrix.submit import CellResult
 from slurmdl.errors import UnavailableError
+from slurmdl.text import pluralize
 from slurmdl.train.p2p import LOCALITY_LEVELS
 from slurmdl.train.report.meters import PHASES
 
@@ -161,7 +162,7 @@ def markdown(lines: Sequence[ReportRow], spec: Spec) -> str:
     shown = [column for column in COLUMNS if any(row[column] is not None for row in rows(lines))]
     text = [f"# {' / '.join(spec.models)}: {' / '.join(spec.frameworks)}", "",
             f"{spec.tasks_per_node} task{'s' * (spec.tasks_per_node > 1)} on each node, "
-            f"batch size {spec.batch_size}, {spec.steps} steps after {spec.warmup_steps}, "
+            f"batch size {spec.batch_size}, {pluralize(spec.steps, 'step')} after {spec.warmup_steps}, "
             f"repeats {spec.repeats}, seed {spec.seed}"
             + (f", computation {spec.emulate_compute}" if spec.emulate_compute else "") + ".", "",
             "| " + " | ".join(shown) + " |", "|" + " --- |" * len(shown)]

@@ -12,6 +12,7 @@ import numpy as np
 
 from slurmdl.errors import TrainError, print_stderr, warn
 from slurmdl.gossip_graphs import GRAPHS
+from slurmdl.text import pluralize
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library import consistency, server_waits, shard_optimizer, shutdown
 from slurmdl.train.library.batch_boundary import BatchBoundary
@@ -422,7 +423,8 @@ class Run:
 
     def _fail_if_others_continue(self) -> None:
         consistency.fail_if_others_continue(self.world, lambda peer: (
-            f"rank {peer} continues, but this one has ended after {self.step} steps: every worker needs the same "
+            f"rank {peer} continues, but this one has ended after {pluralize(self.step, 'step')}: every worker "
+            "needs the same "
             "number of steps (run.loader provides them)"))
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from slurmdl.comm_layout import split_offsets
 from slurmdl.errors import TrainError
+from slurmdl.text import pluralize
 
 IntArray = npt.NDArray[np.int64]
 
@@ -67,7 +68,8 @@ class GlobalBatches:
         if batch_size < 1:
             raise TrainError(f"a batch of {batch_size} samples; expected 1 or more")
         if num_samples < worker_count:
-            raise TrainError(f"{num_samples} samples for {worker_count} workers; each needs at least one")
+            raise TrainError(f"{pluralize(num_samples, 'sample')} for {pluralize(worker_count, 'worker')}; each "
+                             "needs at least one")
         self.num_samples, self.worker_count, self.batch_size = num_samples, worker_count, batch_size
         self.global_batch_size = worker_count * batch_size
         self._shuffle, self._seed = shuffle, seed

@@ -14,6 +14,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from slurmdl.errors import TrainError
+from slurmdl.text import pluralize
 from slurmdl.train.library.batch_boundary import BatchBoundary
 from slurmdl.train.library.loader import EpochPosition
 from slurmdl.train.library.sampling import BatchSlice
@@ -81,7 +82,9 @@ class StreamLoader(EpochPosition):
             yield batch
             self._boundary.on_fetch()
         if not cursor:
-            raise TrainError(f"{type(self.dataset).__name__} yields fewer than {self._group_size} samples; expected "
-                             f"{self.batch_size} for each of {self._group_size // self.batch_size} workers")
+            raise TrainError(f"{type(self.dataset).__name__} yields fewer than "
+                             f"{pluralize(self._group_size, 'sample')}; expected "
+                             f"{self.batch_size} for each of "
+                             f"{pluralize(self._group_size // self.batch_size, 'worker')}")
         self._position = number + 1, 0
         self._boundary.on_epoch_end()

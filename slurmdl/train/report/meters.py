@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from slurmdl.text import pluralize
 from slurmdl.train.p2p import LOCALITY_LEVELS
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.trace import Trace
@@ -296,7 +297,8 @@ def format_summary(summary: dict[str, Any]) -> str:
             ("nodes", f"{s['num_nodes']}"),
             ("zones", f"{s['num_zones'] or 'unknown'}"),
             ("model", f"{model}{s['parameters']:,} parameters"),
-            ("steps", f"{s['steps']}" + (f" of {s['batch_size']} samples per worker" if s["batch_size"] else "")),
+            ("steps", f"{s['steps']}" + (f" of {pluralize(s['batch_size'], 'sample')} per worker"
+                                         if s["batch_size"] else "")),
             *uneven,
             ("seconds/step", f"{s['seconds_per_step']:.4f}"),
             *([("samples/s", f"{rate:,.0f}")] if s["batch_size"] else []),

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import UsageError
+from slurmdl.text import pluralize
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -86,8 +87,8 @@ class LabeledDataset:
         """Whole batches in a worker's partition; UsageError if it is smaller than one batch."""
         size = len(self.train_y) // worker_count
         if size < batch_size:
-            raise UsageError(f"train: --batch-size {batch_size}: each worker has only {size} samples "
-                             f"({len(self.train_y)} over {worker_count} workers)")
+            raise UsageError(f"train: --batch-size {batch_size}: each worker has only {pluralize(size, 'sample')} "
+                             f"({len(self.train_y)} over {pluralize(worker_count, 'worker')})")
         return size // batch_size
 
     def batches(self, worker_rank: int, worker_count: int, batch_size: int, seed: int,

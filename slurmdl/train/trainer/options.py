@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from slurmdl import yaml_input
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
+from slurmdl.text import pluralize
 from slurmdl.train.p2p import LOCALITY_LEVELS
 from slurmdl.train.strategy_config import (
     StrategyConfig,
@@ -281,7 +282,8 @@ def _check_conflicts(options: Options) -> None:
                          "--virtual-ranks")
     ranks = sum(nodes * ranks_per_node for _, nodes, ranks_per_node in options.virtual_zones)
     if options.virtual_ranks and options.virtual_zones and ranks != options.virtual_ranks:
-        raise UsageError(f"train: --virtual-zones: {ranks} ranks; expected --virtual-ranks {options.virtual_ranks}")
+        raise UsageError(f"train: --virtual-zones: {pluralize(ranks, 'rank')}; expected --virtual-ranks "
+                         f"{options.virtual_ranks}")
     load_balance = options.strategy_config.load_balance
     if options.dirichlet_alpha is not None and load_balance != "off":
         raise UsageError(f"train: --load-balance {load_balance}: not valid with --dirichlet-alpha, which gives each "
