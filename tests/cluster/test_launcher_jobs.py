@@ -169,17 +169,14 @@ def test_torchrun_keeps_the_planned_order(cluster):
 def test_launcher_in_a_script_keeps_the_planned_order(cluster):
     """A script that starts torchrun with a c10d rendezvous, and one that starts a world of its own on each node."""
     skip_before_torch_2(cluster)
-    torchrun = f"torchrun --nnodes=4 {C10D}"
-    files = {"run.sh": f"{torchrun} gather.py", "gather.py": GATHER,
-             "by_name.sh": f"{torchrun} --nproc-per-node=2 ${{1:+$1=$SLURMD_NODENAME}} {PLAIN_RANK}",
-             "alone.sh": "torchrun --standalone gather.py > alone-$SLURM_PROCID"}
+    files = {"run.sh": f"torchrun --nnodes=4 --nproc-per-node=2 {C10D} ${{1:+$1=$SLURMD_NODENAME}} {PLAIN_RANK}",
+             "alone.sh": "torchrun --standalone gather.py > alone-$SLURM_PROCID", "gather.py": GATHER}
     results = run_steps(cluster, 4, {
-        "script": "slurmdl srun env A=1 bash run.sh", "by_name": "slurmdl srun bash by_name.sh --local-addr",
+        "script": "slurmdl srun env A=1 bash run.sh", "by_name": "slurmdl srun bash run.sh --local-addr",
         "alone": "slurmdl srun bash alone.sh; cat alone-2",
-        "forced": "slurmdl srun --dl-launcher=torchrun --dl-ranks-per-node=2 bash by_name.sh"}, files)
+        "forced": "slurmdl srun --dl-launcher=torchrun --dl-ranks-per-node=2 bash run.sh"}, files)
     order = planned(cluster, 4)
-    assert results["script"] == (order, "slurmdl: 4 of 4 ranks on their planned nodes")
-    assert results["forced"] == (twice(order), "slurmdl: 8 of 8 ranks on their planned nodes")
+    assert results["script"] == results["forced"] == (twice(order), "slurmdl: 8 of 8 ranks on their planned nodes")
     assert results["by_name"][0] == twice(sorted(order))
     assert "4 of 8 ranks on their planned nodes" in results["by_name"][1]
     assert results["by_name"][1].endswith("expected --dl-launcher=torchrun"), results["by_name"]
