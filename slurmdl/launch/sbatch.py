@@ -241,6 +241,8 @@ class SubmissionAttempt:
             warn(misplaced)
         if self.job and self.job.maps_ranks is False:
             warn("the script has no `slurmdl srun`, so its ranks will not be mapped")
+        if self.job and (problem := self.job.missing_program_warning(_own_program())):
+            warn(problem)
 
     def submit(self) -> int:
         """Submit by the first command that can be run: the added arguments may exceed the kernel's limit.
@@ -347,6 +349,13 @@ def format_dry_run(job: Submission | None, decision: Decision, command: SubmitCo
     if decision.placement and decision.placement.nodes:
         lines.append(f"nodes: {' '.join(decision.placement.nodes)}")
     return "\n".join(lines)
+
+
+def _own_program() -> str:
+    """Absolute path of slurmdl for scripts of jobs."""
+    import shutil
+
+    return os.path.abspath(shutil.which("slurmdl") or os.path.join(os.path.dirname(sys.argv[0]), "slurmdl"))
 
 
 def find_sbatch(environ: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from slurmdl.errors import UnavailableError, UsageError
 from slurmdl.job_request import JobRequest
 from slurmdl.launch import submission_record
 from slurmdl.slurm import getopt, process, sbatch_options
+from slurmdl.text import truncate
 
 if TYPE_CHECKING:
     from slurmdl.launch.binding import Decision
@@ -39,6 +40,14 @@ STDIN_NAME = "standard input"
 
 #: what may start ranks of its own, see launchers.find_launcher
 _LAUNCHER = re.compile(r"torchrun|torch\.distributed|ft_launcher|accelerate|deepspeed")
+
+#: a call of slurmdl by its name, at the start of a command of the shell
+_CALL_BY_NAME = re.compile(r"^[^#\n]*(?<![\w./$}\"'-])(?:slurmdl[ \t]+\w|dlsrun\b)", re.MULTILINE)
+#: what may set PATH in a script: an assignment, a login shell, modules, environments, files that the shell reads
+_SETS_PATH = re.compile(r"\bPATH=|^#!.*sh -\w*l|\b(?:activate|module|ml|spack|eval)\b|^\s*(?:\.|source)\s",
+                        re.MULTILINE)
+#: directories that are in PATH without a login
+_DEFAULT_DIRECTORIES = ("/usr/local/bin", "/usr/bin", "/bin")
 
 _HETEROGENEOUS_REASON = "a heterogeneous job chooses nodes per component"
 
@@ -109,6 +118,24 @@ class Submission:
         if applies_rank_map(text):
             return True
         return None if not text or (self.script and self.script.is_long) else False
+
+    def missing_program_warning(self, program: str) -> str:
+        """What to write if the job may not find slurmdl because --export passes no PATH, or "".
+
+        Args:
+            program: absolute path of slurmdl.
+        """
+        export = self.settings.get("export", "ALL")
+        names = export.split(",")
+        if os.path.dirname(program) in _DEFAULT_DIRECTORIES or "ALL" in export.upper().split(",") \
+                or any(name.partition("=")[0] == "PATH" for name in names):
+            return ""
+        text = self.script.head.decode(errors="replace") if self.script else self.settings.get("wrap", "")
+        call = _CALL_BY_NAME.search(text)
+        if not call or _SETS_PATH.search(text[:call.end()]):
+            return ""
+        return (f"with --export={truncate(export, 100)} the job does not get this PATH and may not find slurmdl; "
+                f"write {program} in the script, or --export=PATH,...")
 
     def with_defaults(self, defaults: Mapping[str, str]) -> Submission:
         """Add --dl-* settings that are weaker than the user's own. UsageError for an invalid default."""

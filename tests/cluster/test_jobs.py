@@ -207,6 +207,28 @@ def test_record_reaches_the_job_with_any_export(cluster, export):
     assert text.count(" ps") == 1
 
 
+def test_job_without_path_gets_a_message_whose_advice_works(cluster):
+    def submit(program: str, option: str, directive: str = "", **variables: str) -> tuple[int, list[str]]:
+        script = cluster.script(f"{directive}{program} srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME'\n")
+        done = cluster.run(["slurmdl", "sbatch", "--parsable", "-N2", option, str(script)], env=variables,
+                           directory=script.parent)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout or 0) if option != "--dl-dry-run" else 0, \
+            [line for line in slurmdl_messages(done.stderr) if "PATH" in line]
+
+    for option in ("--export=NONE", "--export=FOO=1,HOME"):
+        job, messages = submit("slurmdl", option)
+        message, = messages
+        assert cluster.wait(job)["ExitCode"] == "127:0", "not found"
+    assert submit("slurmdl", "--dl-dry-run", SBATCH_EXPORT="NONE")[1]
+    assert submit("slurmdl", "--dl-dry-run", directive="#SBATCH --export=NONE\n")[1]
+    assert not submit("slurmdl", "--dl-dry-run")[1]
+    job, messages = submit(re.search(r"write (/\S+/slurmdl) in the script", message)[1], "--export=NONE")
+    assert not messages and rank_nodes(cluster.output(job))
+    job, messages = submit("slurmdl", "--export=PATH,FOO=1,HOME")
+    assert not messages and rank_nodes(cluster.output(job))
+
+
 def test_submission_inside_a_job_ignores_the_options_of_that_job(cluster):
     inner = cluster.script('echo "inner $SLURMDL_SUBMISSION"\nslurmdl srun sh -c \'echo role $SLURMDL_ROLE\'\n')
     outer = cluster.script(
