@@ -192,14 +192,18 @@ class SubmissionAttempt:
         from slurmdl.launch import job_start
         from slurmdl.launch.bad_node_exclusion import leave_out_nodes
 
+        other_cluster = job.settings.get("clusters") or job.settings.get("cluster-constraint")
+
         def rejection_reason(restricted: Submission) -> str:
             command = build_submit_command(self.program, restricted, Decision(), os.environ)
             reason = job_start.predict_start(command).failure
             return reason if reason.startswith(job_start.REJECTED) else ""
 
         try:
-            job, messages = leave_out_nodes(job, remembered, site_reasons,
-                                            query_cluster(site_config.cluster_backend)[0], rejection_reason)
+            cluster = query_cluster(site_config.cluster_backend)[0]
+            if other_cluster and other_cluster != cluster.name:
+                return job  # its nodes may have the same names
+            job, messages = leave_out_nodes(job, remembered, site_reasons, cluster, rejection_reason)
         except SlurmdlError as error:
             on_warning(f"{error}; no bad node is excluded")
             return job

@@ -57,7 +57,7 @@ def is_in_service(node: Node) -> bool:
 def candidate_partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple[str, ...]:
     """Partitions that the job may start in, in the order in which Slurm tries them; as requested if none is known.
 
-    Raises PlacementError if a partition is unknown or not up, or if there is no default.
+    Raises PlacementError if a partition is unknown, if none of them is up, or if there is no default.
     """
     if not cluster.partitions:
         return request.partitions
@@ -68,9 +68,10 @@ def candidate_partitions(request: JobRequest, cluster: ClusterSnapshot) -> tuple
     for name in wanted:
         if name not in known:
             raise PlacementError(f"partition {name} is unknown; known: {', '.join(known)}")
-        if known[name].state != "UP":
-            raise PlacementError(f"partition {name} is {known[name].state}")
-    return tuple(sorted(wanted, key=lambda name: -known[name].priority))
+    up = [name for name in wanted if known[name].state == "UP"]
+    if not up:
+        raise PlacementError(f"partition {wanted[0]} is {known[wanted[0]].state}")
+    return tuple(sorted(up, key=lambda name: -known[name].priority))
 
 
 def eligible_tasks(request: JobRequest, cluster: ClusterSnapshot, partition: str | None) -> EligibleTasks:

@@ -50,16 +50,18 @@ SYNONYMS = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
 
 #: variables of sbatch that placement depends on; the later of two for one option counts
 ENV_VARIABLES = {
-    "SBATCH_IGNORE_PBS": "ignore-pbs", "SBATCH_ARRAY_INX": "array", "SBATCH_CLUSTERS": "clusters",
-    "SLURM_CLUSTERS": "clusters", "SBATCH_CONSTRAINT": "constraint", "SBATCH_CORE_SPEC": "core-spec",
-    "SBATCH_CPUS_PER_GPU": "cpus-per-gpu", "SBATCH_DISTRIBUTION": "distribution", "SBATCH_EXCLUSIVE": "exclusive",
-    "SBATCH_EXPORT": "export", "SBATCH_GRES": "gres", "SBATCH_GPUS": "gpus",
+    "SBATCH_IGNORE_PBS": "ignore-pbs", "SBATCH_ARRAY_INX": "array", "SBATCH_BATCH": "batch",
+    "SBATCH_BURST_BUFFER": "bb", "SBATCH_CLUSTERS": "clusters", "SLURM_CLUSTERS": "clusters",
+    "SBATCH_CLUSTER_CONSTRAINT": "cluster-constraint", "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_CORE_SPEC": "core-spec", "SBATCH_CPUS_PER_GPU": "cpus-per-gpu", "SBATCH_DISTRIBUTION": "distribution",
+    "SBATCH_EXCLUSIVE": "exclusive", "SBATCH_EXPORT": "export", "SBATCH_GRES": "gres", "SBATCH_GPUS": "gpus",
     "SBATCH_GPUS_PER_NODE": "gpus-per-node", "SBATCH_GPUS_PER_SOCKET": "gpus-per-socket",
     "SBATCH_GPUS_PER_TASK": "gpus-per-task", "SLURM_HINT": "hint", "SBATCH_HINT": "hint",
     "SBATCH_MEM_PER_CPU": "mem-per-cpu", "SBATCH_MEM_PER_GPU": "mem-per-gpu", "SBATCH_MEM_PER_NODE": "mem",
-    "SBATCH_NO_REQUEUE": "no-requeue", "SBATCH_PARTITION": "partition", "SBATCH_REQ_SWITCH": "switches",
-    "SBATCH_REQUEUE": "requeue", "SBATCH_RESERVATION": "reservation", "SBATCH_SEGMENT_SIZE": "segment",
-    "SBATCH_SPREAD_JOB": "spread-job", "SBATCH_THREAD_SPEC": "thread-spec",
+    "SBATCH_NETWORK": "network", "SBATCH_NO_REQUEUE": "no-requeue", "SBATCH_OVERCOMMIT": "overcommit",
+    "SBATCH_PARTITION": "partition", "SBATCH_REQ_SWITCH": "switches", "SBATCH_REQUEUE": "requeue",
+    "SBATCH_RESERVATION": "reservation", "SBATCH_SEGMENT_SIZE": "segment", "SBATCH_SPREAD_JOB": "spread-job",
+    "SBATCH_SPREAD_SEGMENTS": "spread-segments", "SBATCH_THREAD_SPEC": "thread-spec",
     "SBATCH_THREADS_PER_CORE": "threads-per-core", "SBATCH_TRES_PER_TASK": "tres-per-task",
 }
 

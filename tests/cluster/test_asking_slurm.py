@@ -50,6 +50,21 @@ def test_slurm_decides_unmodelled_requests(cluster, args, fact):
     assert fact in dry_run_decision(cluster, *args, slow_links(cluster, "n1", "n2"))
 
 
+def test_job_for_several_partitions_is_placed_in_those_that_are_up(cluster):
+    create = ["scontrol", "create", "partitionname=closed", "nodes=ALL", "state=DOWN"]
+    cluster.run(create, as_root=True).check_returncode()
+    try:
+        up = cluster.run(["sinfo", "-h", "-o", "%R"]).stdout.split()[0]
+        slow = slow_links(cluster, "n1", "n2")
+        assert "--nodelist=n[" in dry_run_decision(cluster, "-N2", "--no-requeue", "-p", f"closed,{up}", slow)
+        assert "partition closed is DOWN" in dry_run_decision(cluster, "-N2", "-p", "closed", slow)
+        job = cluster.submit(["slurmdl", "sbatch", "-N2", "--no-requeue", "-p", f"closed,{up}", slow, "--wrap=true"])
+        assert cluster.wait(job)["Partition"] == up
+    finally:
+        cluster.cancel_all()
+        cluster.run(["scontrol", "delete", "partitionname=closed"], as_root=True)
+
+
 def test_job_confirmed_by_slurm_starts_on_its_nodes(cluster):
     job = cluster.submit(["slurmdl", "sbatch", "-N2", "--hint=nomultithread", "--no-requeue", "-C", "[zoneA|zoneB]",
                           "--wrap", "sleep 5"])

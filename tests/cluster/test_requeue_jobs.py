@@ -196,6 +196,7 @@ def test_new_jobs_leave_out_a_remembered_node(health):
         command, message = decision(*options)
         assert "--exclude" not in command and f"though bad: {reason}" in message
     assert "--exclude" not in decision("-w", "n3")[0]
+    assert not any("n3" in text for text in decision("-N2", "-M", "other")), "a node of this cluster"
     new = health.submit("#SBATCH -N7\ntrue\n", name="slurmdl")
     assert health.cluster.wait(new)["ExcNodeList"] == "n3"
     file = health.cluster.directory("lists") / "bad_nodes"

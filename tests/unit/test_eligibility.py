@@ -81,6 +81,14 @@ def test_partitions_are_sorted_by_priority_like_in_slurm() -> None:
     assert candidate_partitions(JobRequest(partitions=("a", "c", "b")), snapshot) == ("b", "a", "c")
 
 
+def test_partitions_that_are_not_up_are_skipped() -> None:
+    partitions = (Partition("a", state="DOWN"), Partition("b"), Partition("c", state="DRAIN"))
+    snapshot = replace(SNAPSHOT, partitions=partitions)
+    assert candidate_partitions(JobRequest(partitions=("a", "b", "c")), snapshot) == ("b",)
+    with pytest.raises(PlacementError, match="partition a is DOWN"):
+        candidate_partitions(JobRequest(partitions=("a", "c")), snapshot)
+
+
 def test_each_node_is_rejected_for_one_reason() -> None:
     request = JobRequest(constraint="fast", exclude=("n1", "gone"), cpus_per_task=3)
     eligible = eligible_tasks(request, cluster(

@@ -4,8 +4,10 @@ No controller is needed: `sbatch -vv --test-only` prints its options before it f
 """
 
 import os
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
@@ -26,11 +28,18 @@ VALUES = {
     "comment": ["--wrap", "--", "two  blanks", "back\\slash"], "qos": ["q"], "gpus-per-node": ["2", "a100:1"],
     "hold": None, "overcommit": None, "contiguous": None, "requeue": None, "no-requeue": None, "wait": None,
     "spread-job": None, "exclusive": ["user", None], "nice": ["5"], "no-kill": [None], "chdir": ["/tmp"],
+    "network": ["x"], "batch": ["f"], "bb": ["capacity=1"], "cluster-constraint": ["c"],
 }
 VARIABLES = {"SBATCH_PARTITION": ["q"], "SBATCH_CONSTRAINT": ["slow"], "SBATCH_MEM_PER_NODE": ["77"],
              "SBATCH_EXCLUSIVE": ["", "user"], "SBATCH_NO_REQUEUE": ["", "no", "1"], "SBATCH_REQUEUE": ["yes", "0"],
              "SBATCH_SPREAD_JOB": ["", "no"], "SBATCH_RESERVATION": ["s"], "SBATCH_DISTRIBUTION": ["cyclic"],
-             "SLURM_HINT": ["nomultithread"]}
+             "SLURM_HINT": ["nomultithread"], "SBATCH_OVERCOMMIT": ["", "no", "1"], "SBATCH_NETWORK": ["y"],
+             "SBATCH_BATCH": ["g"], "SBATCH_BURST_BUFFER": ["capacity=2"], "SBATCH_CLUSTER_CONSTRAINT": ["d"]}
+#: variables of sbatch whose options do not change the choice of nodes
+WITHOUT_INFLUENCE = """ACCOUNT ACCTG_FREQ CONSOLIDATE_SEGMENTS CONTAINER CONTAINER_ID CONTAINER_TYPE
+    CPU_FREQ_REQ DEBUG DELAY_BOOT ERROR GET_USER_ENV GPU_BIND GPU_FREQ GRES_FLAGS INPUT JOB_NAME MEM_BIND
+    NO_KILL OPEN_MODE OUTPUT POWER PROFILE QOS SIGNAL TIMELIMIT TRES_BIND USE_MIN_NODES WAIT WAIT4SWITCH
+    WAIT_ALL_NODES WCKEY"""
 SHOWN = tuple(VALUES)
 
 
@@ -158,3 +167,12 @@ def test_node_range_is_limited_by_tasks(unreachable, nodes, tasks):
     argv = ["-N", nodes, "-n", tasks, "--wrap=true"]
     min_nodes, _, max_nodes = query_sbatch(unreachable, argv, "", {})["nodes"].partition("-")
     assert submission.parse_submission(argv, {}).request.nodes == (int(min_nodes), int(max_nodes or min_nodes))
+
+
+def test_every_variable_of_sbatch_is_read_or_known_to_have_no_influence():
+    binary = Path(shutil.which("sbatch") or "").read_bytes()
+    variables = {name.decode() for name in re.findall(rb"\0(SBATCH_[A-Z0-9_]+)(?=\0)", binary)}
+    assert len(variables) > 50
+    known = {f"SBATCH_{name}" for name in WITHOUT_INFLUENCE.split()}
+    assert not known & sbatch_options.ENV_VARIABLES.keys()
+    assert variables <= known | sbatch_options.ENV_VARIABLES.keys()
