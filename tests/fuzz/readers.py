@@ -7,6 +7,7 @@ atheris (https://github.com/google/atheris) guides libFuzzer by the coverage of 
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import tempfile
@@ -18,7 +19,8 @@ import atheris
 with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.links", "slurmdl.slurm.hostlist",
                                          "slurmdl.slurm.saved_output", "slurmdl.slurm.sinfo_table",
                                          "slurmdl.cluster", "slurmdl.files", "slurmdl.yaml_input",
-                                         "slurmdl.train.trainer.options"]):
+                                         "slurmdl.train.trainer.options", "slurmdl.audit"]):
+    from slurmdl.audit.accounting import read_accounting_stream
     from slurmdl.cluster.saved_cluster import parse_saved_cluster
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.errors import InputError, UsageError
@@ -111,12 +113,20 @@ def _saved_cluster(data: bytes) -> None:
     assert ClusterSnapshot.from_json(json.loads(json.dumps(snapshot.to_json()))).nodes == snapshot.nodes
 
 
+def _sacct(data: bytes) -> None:
+    """Fuzz records of sacct, as text and JSON: each is used, or counted as a problem of one line."""
+    table = read_accounting_stream(io.BufferedReader(io.BytesIO(data)), "jobs")
+    assert all(len(str(problem).splitlines()) == 1 for problem in table.problems)
+    assert ((table.end_s < 0) | (table.end_s >= table.start_s)).all()
+    "".join((*table.users, *table.partitions, *table.states, *table.hostlists)).encode()
+
+
 READERS: dict[str, Callable[[bytes], TopologySet | None]] = {
     "conf": _file("topology.conf"), "yaml": _file("topology.yaml"), "json": _file("topology.json"),
     "saved": _file("topology.txt"), "saved-cluster": _saved_cluster,
     "scontrol": lambda data: scontrol_topology.parse_scontrol_topologies(data.decode(errors="replace")),
     "hostlist": _hostlist, "check": _check, "train": _train,
-    "scores": _scores, "samples": _samples, "prometheus": _prometheus,
+    "sacct": _sacct, "scores": _scores, "samples": _samples, "prometheus": _prometheus,
 }
 
 

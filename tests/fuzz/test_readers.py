@@ -23,6 +23,7 @@ SEEDS = {
     "scontrol": [*DATA.glob("scontrol-*.txt")],
     "saved": [*DATA.glob("scontrol-*.txt")],
     "saved-cluster": [*DATA.glob("scontrol-*.txt")],
+    "sacct": [*DATA.glob("sacct-*")],
 }
 WORDS = ["SwitchName=", "Switches=", "Nodes=", "LinkSpeed=", "BlockName=", "BlockSizes=", "RingName=", "Include ",
          "topology: ", "tree:", "switches:", "- switch: ", "nodes: ", "children: ", "block_sizes:", "blocks:",
@@ -47,7 +48,7 @@ SCORES = {
 
 @pytest.mark.parametrize("reader", ["conf", "yaml", "json", "scontrol", "hostlist", "scores", *(
     pytest.param(reader, marks=pytest.mark.nightly)
-    for reader in ("saved", "saved-cluster", "check", "samples", "prometheus", "train"))])
+    for reader in ("saved", "saved-cluster", "check", "samples", "prometheus", "train", "sacct"))])
 def test_reader(reader: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
