@@ -43,7 +43,7 @@ def generate_lublin_trace(jobs: int, nodes: int, load: float, seed: int) -> JobT
     if jobs < 2:
         raise UsageError(f"--jobs {jobs}: expected a number from 2")
     if nodes < 2:
-        raise UsageError(f"{nodes} nodes: the generator expects at least 2")
+        raise UsageError(f"a cluster of {nodes}: the generator of jobs expects at least 2 nodes")
     generator = np.random.default_rng(seed)
     sizes = draw_sizes(generator, jobs, nodes)
     run_s = draw_run_times(generator, sizes)
