@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import signal
 import zlib
 from collections.abc import Mapping
 from datetime import timedelta
@@ -16,6 +18,7 @@ from slurmdl.train.transports.torch_distributed import NO_LIMIT, TorchTransport
 _EXTRA_TIMEOUT_S = 300.0
 #: ports of rank 0 under plain srun, below those of outgoing connections (ip_local_port_range in ip(7))
 _FIRST_PORT, _PORT_COUNT = 12_000, 20_000
+_PR_SET_PDEATHSIG = 1
 
 _open_transports: list[TorchTransport] = []
 
@@ -31,6 +34,8 @@ def init_torch(environ: Mapping[str, str] = os.environ, wait_limit_s: float = 0.
         from torch import distributed
     except ImportError as error:
         raise UnavailableError(f"no PyTorch: {error} (needed: pip install 'slurmdl[train]')") from error
+    if is_torchrun(environ):
+        _end_with_parent()
     timeout, group = collective_timeout(wait_limit_s), None
     if distributed.is_initialized():  # by the script, perhaps for NCCL, and for messages of its own
         group = distributed.new_group(timeout=timeout, backend="gloo")
@@ -56,6 +61,21 @@ def init_torch(environ: Mapping[str, str] = os.environ, wait_limit_s: float = 0.
     _open_transports.append(transport)
     atexit.register(finalize_process_group)
     return transport
+
+
+def is_torchrun(environ: Mapping[str, str]) -> bool:
+    """Whether torchrun started this process, perhaps through another launcher."""
+    return "TORCHELASTIC_RUN_ID" in environ
+
+
+def _end_with_parent() -> None:
+    """Get SIGTERM when the parent ends, as torchrun does at a signal it does not handle, e.g. SIGUSR1.
+
+    This rank would train on, without a launcher that ends it if another rank fails.
+
+    Reference: prctl(2), PR_SET_PDEATHSIG.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def finalize_process_group() -> None:

@@ -16,7 +16,7 @@ from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, U
 from slurmdl.mpi_library import EAGER_LIMIT_VARIABLE, MESSAGE_OVERHEAD_BYTES, open_mpi_major, wait_until_ready
 from slurmdl.text import pluralize
 from slurmdl.train.compatibility import check_compatibility
-from slurmdl.train.process_group import init_torch, rank_and_size
+from slurmdl.train.process_group import init_torch, is_torchrun, rank_and_size
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import BACKEND_VARIABLE, StrategyConfig, option_name
 from slurmdl.train.transports.mpi import MpiTransport
@@ -130,7 +130,7 @@ def is_rank_zero(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the launcher started this process as rank 0, judged by the environment."""
     names = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]
     if torchrun_world_size(environ) > 1:
-        names.insert(0 if _is_torchrun(environ) else 3, "RANK")
+        names.insert(0 if is_torchrun(environ) else 3, "RANK")
     return next((environ[name] == "0" for name in names if name in environ), True)
 
 
@@ -173,7 +173,7 @@ def init_transport(backend: str = "", environ: Mapping[str, str] = os.environ,
 
 
 def _offered_backend(environ: Mapping[str, str]) -> str:
-    if _is_torchrun(environ):
+    if is_torchrun(environ):
         return "torch"
     by_mpi = any(name.startswith(_MPI_LAUNCHER_PREFIXES) for name in environ)
     if not by_mpi and _has_process_group():  # of torch.multiprocessing.spawn, without variables
@@ -240,7 +240,7 @@ def _check_launcher(environ: Mapping[str, str]) -> None:
     MPI would treat each process as a world of one rank, or fail or hang in MPI_Init.
     """
     by_mpi = any(name.startswith(_MPI_LAUNCHER_PREFIXES) for name in environ)
-    shared = _is_torchrun(environ) and environ.get("LOCAL_WORLD_SIZE", "1") != "1"
+    shared = is_torchrun(environ) and environ.get("LOCAL_WORLD_SIZE", "1") != "1"
     if torchrun_world_size(environ) > 1 and (shared or not by_mpi):
         if not is_rank_zero(environ):
             # the launcher kills all ranks when one exits; rank 0 reports
@@ -248,14 +248,10 @@ def _check_launcher(environ: Mapping[str, str]) -> None:
         raise _launcher_error(environ)
 
 
-def _is_torchrun(environ: Mapping[str, str]) -> bool:
-    return "TORCHELASTIC_RUN_ID" in environ
-
-
 def _launcher_error(environ: Mapping[str, str]) -> InvalidRunError:
     count = torchrun_world_size(environ)
     processes = f"process{'es' * (count != 1)}"
-    culprit = f"torchrun started {count} {processes}" if _is_torchrun(environ) else f"WORLD_SIZE={count}"
+    culprit = f"torchrun started {count} {processes}" if is_torchrun(environ) else f"WORLD_SIZE={count}"
     return InvalidRunError(
         f"{culprit}, which is no MPI launcher; expected --backend torch, `slurmdl srun python SCRIPT`, "
         f"`srun --mpi=pmix python SCRIPT` or `mpirun -n {count} python SCRIPT`")

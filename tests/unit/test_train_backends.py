@@ -151,6 +151,26 @@ def test_killed_rank_ends_the_others() -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("has_checkpoints", [False, True])
+def test_ranks_end_with_torchrun(has_checkpoints: bool, tmp_path: Path) -> None:
+    """SIGUSR1, which Slurm may send to all processes of a step, ends torchrun, and not its ranks."""
+    folder = tmp_path / "kept"
+    train = [*TRAIN, "--steps", "3000", "--emulate-compute", "0.01:2000", "--log-every", "10",
+             *(["--checkpoint-dir", str(folder)] if has_checkpoints else [])]
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", *train],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert launcher.stdout
+    while "step 20 " not in launcher.stdout.readline():
+        assert launcher.poll() is None
+    launcher.send_signal(signal.SIGUSR1)
+    output, errors = launcher.communicate(timeout=60)  # until the ranks have closed the pipes, too
+    assert launcher.returncode == -signal.SIGUSR1
+    assert "test accuracy" not in output
+    assert len(list(folder.glob("*/manifest.json"))) == has_checkpoints
+    assert ("stopped on request: checkpoint of step" in errors) == has_checkpoints
+
+
 @pytest.mark.parametrize(("environ", "expected"), [
     ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)), ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"}, (2, 3)),
     ({"SLURM_PROCID": "0", "SLURM_NTASKS": "3"}, (0, 1)),  # a batch script

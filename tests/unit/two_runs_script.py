@@ -1,6 +1,4 @@
-"""User script for test_train_scripts.py: two runs at a time, and over MPI messages of its own; `finish` ends the
-runs.
-"""
+"""User script for test_train_scripts.py: two runs at a time, over MPI with own messages; `finish` ends them."""
 
 import sys
 
