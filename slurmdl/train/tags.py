@@ -20,6 +20,8 @@ class Tag(IntEnum):
     #: of the watchdog
     ROLL_CALL = 8
     ROLL_ANSWER = 9
+    #: of the backend torch, sent when a rank ends
+    END_OF_RANK = 999
     #: first of the tags of allreduce buckets
     FIRST_BUCKET = 10
     #: never sent

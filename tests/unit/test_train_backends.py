@@ -132,23 +132,31 @@ def test_tasks_of_srun_find_each_other_without_mpi() -> None:
     assert "ranks: 0 " in proc.stdout and ", 1 " in proc.stdout
 
 
-def test_killed_rank_ends_the_others() -> None:
-    """Without a launcher that ends them: each says which rank is lost."""
-    environ = {**os.environ, "SLURM_STEP_NUM_TASKS": "2", "MASTER_PORT": str(free_port()),
+@pytest.mark.parametrize(("options", "size", "logging_rank"), [("allreduce", 2, 0), ("ps --async", 3, 1)])
+def test_killed_rank_ends_the_others(options: str, size: int, logging_rank: int) -> None:
+    """Without a launcher that ends them: each says which rank is lost.
+
+    It is probably killed during its computation. An asynchronous server then waits for a message of any worker, and
+    the other worker for the server.
+    """
+    environ = {**os.environ, "SLURM_STEP_NUM_TASKS": str(size), "MASTER_PORT": str(free_port()),
                "MASTER_ADDR": "localhost"}
-    train = [sys.executable, *TRAIN, "--steps", "100000", "--emulate-compute", "0.01", "--log-every", "5"]
+    train = [sys.executable, *TRAIN, "--strategy", *options.split(), "--steps", "100000", "--emulate-compute", "0.2",
+             "--log-every", "5"]
     ranks = [subprocess.Popen(train, env={**environ, "SLURM_PROCID": str(rank)}, text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE) for rank in range(2)]
-    assert ranks[0].stdout
-    while "step 5" not in ranks[0].stdout.readline():
-        assert ranks[0].poll() is None
-    ranks[1].send_signal(signal.SIGKILL)
-    _, errors = ranks[0].communicate(timeout=60)
-    ranks[1].communicate()
-    assert ranks[0].returncode == 76
-    [message] = slurmdl_lines(errors)
-    assert "rank 1 has ended, or does not answer" in message
-    assert "Traceback" not in errors
+                              stderr=subprocess.PIPE) for rank in range(size)]
+    log = ranks[logging_rank].stdout
+    assert log
+    while "step 5" not in log.readline():
+        assert ranks[logging_rank].poll() is None
+    ranks[-1].send_signal(signal.SIGKILL)
+    for rank, lost in zip(ranks[:-1], (size - 1, 0), strict=False):
+        _, errors = rank.communicate(timeout=60)
+        assert rank.returncode == 76
+        [message] = slurmdl_lines(errors)
+        assert f"rank {lost} has ended, or does not answer" in message
+        assert "Traceback" not in errors
+    ranks[-1].communicate()
 
 
 @pytest.mark.parametrize("has_checkpoints", [False, True])

@@ -85,19 +85,25 @@ class TorchTransport(RealTimeRank):
                            for tag in (_PROBED_TAGS if self.size > 1 else ())]
         for thread in self._listeners:
             thread.start()
+        #: threads that wait for the end of each other rank, and the error of the first one that has ended
+        self._end_watchers: list[threading.Thread] = []
+        self._lost_rank: TrainError | None = None
 
     def close(self) -> None:
         """End the listening threads, which would disturb the end of the program, with those of the other ranks."""
         if not self._listeners or self._is_closing:
             return
         try:
-            self._distributed.barrier(self._group)  # no rank sends any more
+            watches = all_gather_objects(bool(self._end_watchers), self._group)  # afterwards no rank sends any more
             self._is_closing = True
             # the word ends a listener, as it may arrive before this rank has left the barrier
             neighbor, word = (self.rank + 1) % self.size, self._torch.ones(1, dtype=self._torch.uint8)
             for tag in _PROBED_TAGS:
                 self._distributed.send(word, neighbor, self._group, tag + _ANNOUNCEMENT_OFFSET)
-            for thread in self._listeners:
+            for peer in range(self.size):
+                if peer != self.rank and watches[peer]:
+                    self._distributed.send(word, peer, self._group, Tag.END_OF_RANK)
+            for thread in (*self._listeners, *self._end_watchers):
                 thread.join(_CLOSE_TIMEOUT_S)
         except (RuntimeError, ValueError):
             return  # another rank has failed, and has said why; or the script has destroyed the process group
@@ -211,7 +217,28 @@ class TorchTransport(RealTimeRank):
                 request.wait()
 
     def wait_any_or_message(self, requests: Sequence[Any], tag: int) -> None:
-        self._wait_until(lambda: any(request.poll() for request in requests) or self.iprobe(tag) is not None)
+        if not self._end_watchers:
+            self._watch_ends()
+        self._wait_until(lambda: any(request.poll() for request in requests) or self.iprobe(tag) is not None
+                         or self._lost_rank is not None)
+        if self._lost_rank:
+            raise self._lost_rank
+
+    def _watch_ends(self) -> None:
+        """Notice the end of any other rank: gloo does not end the wait for a message of any rank."""
+        def watch(peer: int) -> None:
+            try:
+                _wait_for_works([self._start(self._distributed.irecv, np.zeros(1, np.uint8), peer, Tag.END_OF_RANK)],
+                                peer)
+            except TrainError as error:
+                with self._changed:
+                    self._lost_rank = self._lost_rank or error
+                    self._changed.notify_all()
+
+        self._end_watchers = [threading.Thread(target=watch, args=(peer,), daemon=True)
+                              for peer in range(self.size) if peer != self.rank]
+        for thread in self._end_watchers:
+            thread.start()
 
     def wait_any_group(self, groups: Sequence[Sequence[Any]], should_stop: Callable[[], bool]) -> int | None:
         completed: list[int] = []
