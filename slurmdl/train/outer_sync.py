@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.errors import InvalidOptionsError, InvalidRunError
+from slurmdl.errors import InvalidOptionsError, InvalidRunError, warn
 from slurmdl.plan import default_pattern
 from slurmdl.train import grad_scaler, optimizer_hooks
 from slurmdl.train.compatibility import check_compatibility
@@ -140,6 +140,9 @@ class OuterSync:
 
     def finish(self) -> None:
         """Replace the models of all islands by their mean, after the last step. Collective over all ranks."""
+        if not self._step and self.p2p.rank == 0 and any(tensor.grad is not None for tensor in self._tensors):
+            warn("train: the model has gradients, but no step was made; expected steps of the optimizer that outer() "
+                 "got")
         self._remove_hooks()
         self.strategy.finish()
         self._part.copy_to_host()

@@ -7,7 +7,8 @@ import io
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 from virtual_ranks import attach_or_serve, flat, library
 
 from slurmdl.errors import InvalidRunError, TrainError
-from slurmdl.train import init
+from slurmdl.train import init, outer
 from slurmdl.train.library.checkpoint import CheckpointDir
 from slurmdl.train.library.context import RunState
 from slurmdl.train.library.gradient_tracker import GradientTracker
@@ -197,16 +198,24 @@ def test_lightning_clips_gradients_with_mixed_precision(precision: Any) -> None:
     run.close()
 
 
-def sharded() -> Any:
+@contextmanager
+def process_group() -> Iterator[Any]:
+    """Of torch.distributed, with this process alone."""
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_tensor
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        return nn.Parameter(distribute_tensor(torch.ones(3), init_device_mesh("cpu", (1,))))
+        yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
+
+
+def sharded() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    with process_group():
+        return nn.Parameter(distribute_tensor(torch.ones(3), init_device_mesh("cpu", (1,))))
 
 
 UNSUPPORTED: dict[str, tuple[Any, str]] = {
@@ -454,6 +463,20 @@ def test_run_without_steps_is_reported(method: StrategyConfig, steps: str,
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("slurmdl: ")]
     assert lines == ["slurmdl: train: the model has gradients, but no step was made; expected SGD.step() of the "
                      "optimizer that run.wrap() got"] * (steps == "of another one")
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_outer_without_steps_is_reported(steps: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with process_group() as group:
+        model = nn.Linear(3, 2)
+        opt, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+        sync = outer(model, opt, group)
+        model(torch.ones(2, 3)).sum().backward()
+        (opt if steps else other).step()
+        sync.finish()
+    assert capsys.readouterr().err == (not steps) * (
+        "slurmdl: train: the model has gradients, but no step was made; expected steps of the optimizer that outer() "
+        "got\n")
 
 
 class BothOptimizers(torch.optim.Optimizer):
