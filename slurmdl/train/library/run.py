@@ -166,7 +166,8 @@ class Run:
         self._ctx, self.recovery, self._replica_check, self._checkpointer = ctx, recovery, replica_check, checkpointer
         self._slow_rank_monitor, self._hooks = monitor, hooks
         if self._owns_process and "ps" in ctx.world.roles and not self.is_server:
-            server_waits.watch(ctx.world, lambda error: shutdown.exit_process(shutdown.report_failure(error)))
+            server_waits.watch(ctx.world, lambda: self.state.closed,
+                               lambda error: shutdown.exit_process(shutdown.report_failure(error)))
         for index in range(len(self.state.loaders)):
             self._restore_loader(index)
 

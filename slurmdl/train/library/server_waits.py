@@ -24,16 +24,16 @@ _COLLECTIVES = (
     "scatter_object_list")
 
 
-def watch(world: World, on_wait: Callable[[TrainError], None]) -> None:
-    """Look at the calls of all threads until the program ends, and call `on_wait` with an error if one waits so."""
+def watch(world: World, is_over: Callable[[], bool], on_wait: Callable[[TrainError], None]) -> None:
+    """Look at the calls of all threads until the run is over, and call `on_wait` with an error if one waits so."""
     servers = set(world.ranks_with_role("ps"))
 
     def run() -> None:
-        while True:
+        while not is_over():
             time.sleep(CHECK_INTERVAL_S)
             for frame in sys._current_frames().values():
                 name, ranks = _collective_of(frame)
-                if servers & ranks:
+                if servers & ranks and not is_over():  # then the servers end, too
                     on_wait(TrainError(
                         f"torch.distributed.{name}() waits for {world.format_rank(min(servers & ranks))}, a "
                         "parameter server, which does not run the script; expected run.all_gather_object(), or a "
