@@ -6,6 +6,7 @@ import torch
 
 from slurmdl import comm_layout
 from slurmdl.train import init
+from slurmdl.train.library.shutdown import exit_if_gloo_runs
 
 fault = sys.argv[1]
 if fault == "buckets":
@@ -58,3 +59,6 @@ else:
     if fault == "destroy":
         assert len(run.all_gather_object(run.rank)) == run.worker_count
         torch.distributed.destroy_process_group()
+if fault == "gather":
+    run.close()
+    exit_if_gloo_runs()  # its threads may abort a process that shuts down (pytorch#190489)
