@@ -92,9 +92,11 @@ class Traffic:
     def phases(self, ranks: int, zone_of_rank: IntArray | None = None) -> list[Phase]:
         """Phases of one iteration; `zone_of_rank`, shape (ranks,), holds leaf zones, None if they are all the same.
 
-        Raises PlacementError for strategy `ps` without a server or worker, a pattern of another strategy, or matrices
-        a mesh or groups for another number of ranks.
+        Raises PlacementError for strategy `ps` without a server or worker, a pattern of another strategy, matrices,
+        a mesh or groups for another number of ranks, or more than mesh.MAX_RANKS ranks.
         """
+        if ranks > mesh.MAX_RANKS:  # 150 bytes of memory for each
+            raise PlacementError(f"{pluralize(ranks, 'rank')}; expected at most {mesh.MAX_RANKS}")
         if self.groups:
             return self.groups.phases(ranks)
         if self.mesh:
