@@ -165,6 +165,14 @@ class ParsedArgv:
         return cls(tuple(argv), getopt.CommandLine(options, line.operands), len(indexes) < len(argv))
 
     @property
+    def options(self) -> list[getopt.Option]:
+        """The options; of --export only those of the first component that has it: they count for the script."""
+        starts = [i for i, arg in enumerate(self.argv) if arg == ":"]
+        first = min((option.index for option in self.command_line.options if option.name == "export"), default=0)
+        end = next((start for start in starts if start > first), len(self.argv))
+        return [option for option in self.command_line.options if option.name != "export" or option.index < end]
+
+    @property
     def reads_stdin(self) -> bool:
         """Whether the script comes from standard input."""
         return not self.command_line.operands and not self.command_line.has_option("wrap")
@@ -178,7 +186,7 @@ class ParsedArgv:
         removed = {i for option in self.command_line.options if option.name.startswith("dl-")
                    for i in range(option.index, option.index + len(option.args))}
         ends = {sbatch_options.SYNONYMS.get(option.name, option.name): option.index + len(option.args)
-                for option in self.command_line.options
+                for option in self.options
                 if option.is_known and option.value is not None and option.index not in removed}
         return (tuple(arg for i, arg in enumerate(self.argv) if i not in removed),
                 {name: sum(i not in removed for i in range(end)) for name, end in ends.items()})
@@ -211,7 +219,7 @@ def parse_submission(argv: Sequence[str], environ: Mapping[str, str], *,
     cli_dl = dl_options.collect_settings(line.options)
     script = _read_script(line, stdin)
     directives = _parse_directives(script, has_plugin, plugin_options) if script else _Directives()
-    cli_settings = _collect_sbatch_settings(line.options)
+    cli_settings = _collect_sbatch_settings(parsed_argv.options)
     env_settings = sbatch_options.sbatch_settings_from_environ(environ)
     settings = _overlay_sbatch_settings(_overlay_sbatch_settings(directives.sbatch, env_settings), cli_settings)
     memory = _MEMORY_OPTIONS & settings.keys()
@@ -270,8 +278,9 @@ def _parse_directives(script: Script, has_plugin: Callable[[], bool], plugin_opt
         return _Directives(unknown_reason=f"the directives of {script.name} are not read: they go on beyond "
                                           f"{MAX_SCRIPT_HEAD_BYTES} bytes")
     args: list[str] = []
+    component_args: list[list[str]] = [[]]
     dl: dict[str, str] = {}
-    components, translated_reason, first_dl_location = 1, "", ""
+    translated_reason, first_dl_location = "", ""
     for directive in sbatch_options.script_directives(script.head, script.name):
         location = f"{script.name}:{directive.line}: "
         if directive.keyword == "#DL":
@@ -281,8 +290,10 @@ def _parse_directives(script: Script, has_plugin: Callable[[], bool], plugin_opt
         else:
             if any(arg.startswith("--dl-") for arg in directive.args):
                 first_dl_location = first_dl_location or location
-            components += directive.args[:1] in (("hetjob",), ("packjob",))
+            if directive.args[:1] in (("hetjob",), ("packjob",)):
+                component_args.append([])
             args += directive.args
+            component_args[-1] += directive.args
     line = getopt.parse_command_line(args, sbatch_options.SHORT_OPTIONS, _SCRIPT_OPTIONS, plugin_options)
     dl_opts = [option for option in line.options if option.name.startswith("dl-")]
     unknown = next((option for option in dl_opts if option.name not in dl_options.SPANK_OPTIONS), None)
@@ -291,8 +302,11 @@ def _parse_directives(script: Script, has_plugin: Callable[[], bool], plugin_opt
         problem = "is no option of sbatch" if unknown else "in a #SBATCH line needs the plugin of slurmdl in Slurm"
         raise UsageError(f"{first_dl_location}{arg!r} {problem}; expected #DL {arg}")
     plugin = dl_options.collect_settings(dl_opts, first_dl_location)
-    if components > 1:
-        return _Directives({}, dl, plugin, _HETEROGENEOUS_REASON)
+    if len(component_args) > 1:
+        exports = (getopt.parse_command_line(args, sbatch_options.SHORT_OPTIONS, _SCRIPT_OPTIONS,
+                                             plugin_options).last_value("export") for args in component_args)
+        export = next(filter(None, exports), "")
+        return _Directives({"export": export} if export else {}, dl, plugin, _HETEROGENEOUS_REASON)
     settings = _collect_sbatch_settings(line.options)
     if "ignore-pbs" in settings:
         translated_reason = ""

@@ -196,6 +196,20 @@ def test_heterogeneous_job_passes_through(cluster):
     assert sum("heterogeneous" in line for line in slurmdl_messages(done.stderr)) == 1
 
 
+def test_record_reaches_the_script_of_a_heterogeneous_job_with_a_list_of_variables(cluster):
+    show = 'echo "mark $SLURMDL_SUBMISSION" >"$1"\n'
+    directives = "#SBATCH -N1 --export=HOME\n#SBATCH hetjob\n#SBATCH -N1 --export=PATH\n"
+    jobs = {}
+    for args, text in ((["--export=HOME", "-N1", ":", "--export=PATH", "-N1"], show),
+                       (["-N1", ":", "--export=PATH", "-N1"], show), ([], directives + show)):
+        script = cluster.script(text)
+        log = script.with_name("log")
+        jobs[log] = cluster.submit(["slurmdl", "sbatch", "--dl-ps=1", *args, str(script), str(log)])
+    for log, job in jobs.items():
+        assert cluster.wait(job)["JobState"] == "COMPLETED"
+        assert '"ps":1' in log.read_text()
+
+
 @pytest.mark.parametrize("export", ["NONE", "NIL", "ALL", "HOME,PATH", "FOO=bar", "ALL,FOO=bar"])
 def test_record_reaches_the_job_with_any_export(cluster, export):
     script = cluster.script("#DL --dl-strategy=ps --dl-ps=1\nPATH=$1:$PATH\nenv | grep -c ^FOO=\n" + MAPPED)
