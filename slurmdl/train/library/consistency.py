@@ -225,9 +225,8 @@ def unify_buffers(world: World, p2p: MeteredP2P, model: Any, weight: float) -> N
     """
     import torch
 
-    workers, saved = world.alive_with_role("worker"), model.state_dict(keep_vars=True)
-    buffers = {} if world.is_server else {
-        name: buffer for name, buffer in model.named_buffers() if saved.get(name) is buffer}
+    workers, saved = world.alive_with_role("worker"), set(model.state_dict())
+    buffers = {} if world.is_server else {name: buffer for name, buffer in model.named_buffers() if name in saved}
     described = world.transport.allgather({
         name: (str(buffer.dtype), tuple(buffer.shape), zlib.crc32(tensor_bytes(buffer.detach()).numpy()))
         for name, buffer in buffers.items()})
