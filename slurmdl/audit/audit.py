@@ -13,7 +13,7 @@ from slurmdl.audit.accounting import IntArray, JobTable, RecordProblem
 from slurmdl.audit.best_nodes import BestNodes
 from slurmdl.audit.comm_costs import STRATEGIES, CommCosts, NodeCounts
 from slurmdl.audit.free_nodes import iter_free_counts
-from slurmdl.audit.job_nodes import LeafZones, NodeLists
+from slurmdl.audit.job_nodes import MAX_UNKNOWN, LeafZones, NodeLists
 from slurmdl.errors import InputError
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement import score_report
@@ -242,7 +242,8 @@ def _all_problems(table: JobTable, lists: NodeLists, leaves: LeafZones, selected
     incomplete = ~np.append(lists.is_complete, True)[table.hostlist]
     source = leaves.topology.source or "the topology"
     if lists.unknown:
-        problems.append(f"{pluralize(len(lists.unknown), 'node')} in no zone of {source}: "
+        bound = "at least " if len(lists.unknown) == MAX_UNKNOWN else ""
+        problems.append(f"{bound}{pluralize(len(lists.unknown), 'node')} in no zone of {source}: "
                         f"{sample_names(lists.unknown, 4)}; jobs on them are not audited")
     if lists.unreadable:
         problems.append(f"{pluralize(len(lists.unreadable), 'unreadable node list')}: jobs on them are not audited; "

@@ -14,6 +14,9 @@ from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.topology.topology import Topology
 
+#: nodes of the records that are in no zone, which are kept for a message
+MAX_UNKNOWN = 100_000
+
 
 @dataclass(frozen=True, eq=False)
 class LeafZones:
@@ -81,7 +84,7 @@ class NodeLists:
         begin: shape (lists + 1,), offset of each list in `numbers`.
         is_complete: shape (lists,), whether the list could be read, and the topology has all its nodes.
         unreadable: lists that are no hostlists.
-        unknown: nodes that the topology has in no zone, in order of appearance.
+        unknown: nodes that the topology has in no zone, in order of appearance; at most MAX_UNKNOWN.
         same_host: name in the lists -> name in the topology, where only one of the two has a domain.
     """
 
@@ -108,7 +111,8 @@ class NodeLists:
                 for name in names:
                     if name not in known and name not in unknown:
                         if (number := other_names.find(name)) is None:
-                            unknown[name] = None
+                            if len(unknown) < MAX_UNKNOWN:
+                                unknown[name] = None
                         else:
                             known[name] = number
                 found = [known[name] for name in names if name in known]

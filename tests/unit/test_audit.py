@@ -54,6 +54,13 @@ def test_fewest_zones_from_the_jobs_that_ran():
                  ).jobs.fewest_zones.tolist() == [1, 1, 2, 2]
 
 
+def test_memory_for_unknown_nodes_is_bounded():
+    """A record of 80 bytes names 262,144 nodes."""
+    result = audit(("1", 0, 9, "a1,x[1-60000]"), ("2", 0, 9, "y[1-60000],a2"), ("3", 0, 9, "a[1-2]"), ALL)
+    assert any("at least 100,000 nodes in no zone of test: x1, x2" in str(problem) for problem in result.problems)
+    assert zones(result) == {"3": (1, 1), "99": (2, 2)}
+
+
 def test_times_at_which_nodes_are_free():
     def fewest(start: int, end: int) -> int:
         return zones(audit(("14", start, end, "a4,b[3-4],a[1-2]"), ("5", 100, 200, "a3,b1,b2"), ALL))["5"][1]
