@@ -64,6 +64,7 @@ local function place_command(job)
 	for name, option in pairs(TEXTS) do
 		if job[name] and job[name] ~= "" then line[#line + 1] = quote("--" .. option .. "=" .. job[name]) end
 	end
+	if is_set(job.segment_size) then line[#line + 1] = string.format("--segment=%d", job.segment_size) end
 	if is_set(job.min_mem_per_node) then line[#line + 1] = string.format("--mem=%d", job.min_mem_per_node) end
 	if is_set(job.min_mem_per_cpu) then line[#line + 1] = string.format("--mem-per-cpu=%d", job.min_mem_per_cpu) end
 	if job.shared == 0 then line[#line + 1] = "--exclusive" end
@@ -92,6 +93,8 @@ local function choose(job)
 			job.features = value
 		elseif name == "switches" and node_binding == "zone" and tonumber(value) then
 			job.req_switch = tonumber(value)
+		elseif name == "segment" and node_binding == "zone" and tonumber(value) and job.segment_size then
+			job.segment_size = tonumber(value) -- a field of newer releases, not of 24.11
 		end
 	end
 end

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 from releases import RootCluster, skip_reason
@@ -36,12 +37,30 @@ def release(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def job_submit_lua(directory: Path) -> str:
+    """The script of the controller with a program that records its options and answers with a binding to blocks."""
+    program = directory / "slurmdl"
+    program.write_text(f'#!/bin/sh\necho "$*" >>{directory}/options\n'
+                       """echo '{"binding": ["--segment=2"]}'\n""")
+    program.chmod(0o755)
+    (directory / "snapshot").touch()
+    text = (Path(__file__).parents[2] / "etc/job_submit.lua").read_text()
+    for old, new in (('SLURMDL = "slurmdl"', f'SLURMDL = "{program}"'), ("MAX_AGE = 15 ", "MAX_AGE = 1000 "),
+                     ('"/run/slurmdl/snapshot"', f'"{directory}/snapshot"'), ('TIMEOUT_S = "1"', 'TIMEOUT_S = "8"')):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text
+
+
 @pytest.fixture(scope="module")
 def cluster(release: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RootCluster]:
     conf = ("NodeName=n[1-{nodes}] NodeHostname=login NodeAddr={address} Port=[17001-{last}] CPUs=2 RealMemory=4000\n"
-            "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\nTopologyPlugin=topology/block\n")
-    made = RootCluster(root_of(release), tmp_path_factory.mktemp(release) / "host", NODES, None,
-                       lines=conf, files={"topology.conf": BLOCKS})
+            "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\nTopologyPlugin=topology/block\n"
+            "JobSubmitPlugins=lua\n")
+    base = tmp_path_factory.mktemp(release) / "host"
+    base.mkdir()
+    made = RootCluster(root_of(release), base, NODES, None, lines=conf,
+                       files={"topology.conf": BLOCKS, "job_submit.lua": job_submit_lua(base)})
     try:
         yield made
     finally:
@@ -108,3 +127,13 @@ def test_random_segments(cluster: RootCluster, release: str) -> None:
                     differences.append((settings, drained, busy, slurm, placed))
     assert not differences, '\n'.join(map(str, differences))
     assert started > REQUESTS // 4
+
+
+def test_job_submit_reads_and_sets_segments_if_the_release_has_the_field(cluster: RootCluster, release: str) -> None:
+    sizes, options = [], cluster.shared.with_name("options")
+    for args in ((), ("--segment=4",)):
+        job = cluster.submit(["sbatch", "-N4", "--hold", *args, "--wrap=true"],
+                             env={"SLURMDL_OPT_NODE_BINDING": "zone"})
+        sizes.append(cluster.job(job).get("SegmentSize"))
+    assert sizes == (["2", "2"] if release == "forky" else [None, None])  # 24.11 does not show it
+    assert ["--segment=4" in line for line in options.read_text().splitlines()] == [False, release == "forky"]
