@@ -111,6 +111,7 @@ def test_two_runs_of_a_script_are_separate(start: Callable[..., Any], end: str) 
     proc = start(2, str(Path(SCRIPT).with_name("two_runs_script.py")), end, timeout=60)
     assert proc.returncode == 0, proc.stderr
     assert proc.stderr.count("consensus") == 2
+    assert "outside run.wrap()" not in proc.stderr
 
 
 @pytest.mark.parametrize("fault, status, words", [

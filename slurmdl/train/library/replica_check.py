@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ DEFAULT_CHECK_EVERY = 100
 _COMPARED_BATCHES = 2
 #: maximum ranks listed in a message
 _MAX_LISTED_RANKS = 4
+#: optimizers of all runs of this process
+_wrapped_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class ReplicaCheck:
@@ -161,7 +164,7 @@ class ReplicaCheck:
 
         def before_step(optimizer: Any, arguments: Any, kwargs: Any) -> None:
             # virtual ranks are threads of one process
-            if optimizer is ctx.optimizer or self._warned_of_optimizer \
+            if optimizer in _wrapped_optimizers or self._warned_of_optimizer \
                     or threading.current_thread() is not self._thread:
                 return
             others = [tensor for group in optimizer.param_groups for tensor in group["params"]
@@ -172,6 +175,7 @@ class ReplicaCheck:
                     warn(f"train: {type(optimizer).__name__} trains {len(others)} parameters outside run.wrap(), "
                          "which diverge between ranks; expected one model that holds all (torch.nn.ModuleList), and "
                          "one optimizer of its parameters")
+        _wrapped_optimizers.add(ctx.optimizer)
         return register_optimizer_step_pre_hook(before_step)
 
 
