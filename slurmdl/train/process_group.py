@@ -40,6 +40,10 @@ def init_torch(environ: Mapping[str, str] = os.environ, wait_limit_s: float = 0.
     if distributed.is_initialized():  # by the script, perhaps for NCCL, and for messages of its own
         group = distributed.new_group(timeout=timeout, backend="gloo")
     else:
+        # this module keeps the default group that exists at its import, e.g. by the first optimizer, as a default
+        # argument: then the threads of the group do not end with it, and may abort the process (pytorch#190489)
+        import torch.distributed.nn.functional  # noqa: F401
+
         rank, size = rank_and_size(environ)
         address, port = rank_zero_address(environ)
         try:
@@ -59,7 +63,7 @@ def init_torch(environ: Mapping[str, str] = os.environ, wait_limit_s: float = 0.
                                   f"{address}:{port} ({str(error).splitlines()[0][:150]})") from error
     transport = TorchTransport(group)
     _open_transports.append(transport)
-    atexit.register(finalize_process_group)
+    atexit.register(finalize_process_group if group else _end_process_group)
     return transport
 
 
@@ -82,6 +86,19 @@ def finalize_process_group() -> None:
     """End the messages of this rank; waits until the others have ended theirs, too."""
     while _open_transports:
         _open_transports.pop().close()
+
+
+def _end_process_group() -> None:
+    """End the messages of this rank, then the process group that this module has made, with its threads."""
+    import torch
+    from torch import distributed
+
+    transports = tuple(_open_transports)
+    finalize_process_group()
+    # groups of GPUs are left to the end of the process
+    if all(transport.has_ended for transport in transports) and distributed.is_initialized() and \
+            not torch.cuda.is_initialized():
+        distributed.destroy_process_group()
 
 
 def collective_timeout(wait_limit_s: float) -> timedelta:

@@ -78,6 +78,8 @@ class TorchTransport(RealTimeRank):
         self._pending: dict[int, Counter[int]] = {tag: Counter() for tag in _PROBED_TAGS}
         self._poll_hook: tuple[int, Callable[[], None]] | None = None
         self._is_closing = False
+        #: whether no thread of this object communicates any more
+        self.has_ended = self.size == 1
         #: thread that waits now -> start of its wait; and whether a wait has ended since the last check
         self._wait_starts: dict[int, float] = {}
         self._has_waited = False
@@ -105,6 +107,7 @@ class TorchTransport(RealTimeRank):
                     self._distributed.send(word, peer, self._group, Tag.END_OF_RANK)
             for thread in (*self._listeners, *self._end_watchers):
                 thread.join(_CLOSE_TIMEOUT_S)
+            self.has_ended = not any(thread.is_alive() for thread in (*self._listeners, *self._end_watchers))
         except (RuntimeError, ValueError):
             return  # another rank has failed, and has said why; or the script has destroyed the process group
 
