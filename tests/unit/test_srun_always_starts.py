@@ -57,7 +57,10 @@ class Job:
         names = ",".join(f"n{i}" for i in range(1, nodes + 1))
         self.bin.mkdir()
         answers = f"case $* in *config) cat {folder}/config ;; *) echo NodeList={names} ;; esac"
-        for name, text in (("srun", SRUN), ("squeue", "#!/bin/sh\n"), ("scontrol", f"#!/bin/sh\n{answers}\n")):
+        record = f"case $* in *--format=%A*) echo '71|71|71|N/A|RUNNING|main|||{nodes}|{names}|n1|None' ;; " \
+                 "*--Format=*) echo '71|N/A|1|1|0' ;; esac"
+        for name, text in (("srun", SRUN), ("squeue", f"#!/bin/sh\n{record}\n"),
+                           ("scontrol", f"#!/bin/sh\n{answers}\n")):
             (self.bin / name).write_text(text)
             (self.bin / name).chmod(0o755)
         (folder / "config").write_text(CONFIG)
