@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import comb
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,6 @@ from slurmdl.audit.timestamps import TimestampParser, parse_time_limit
 from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.text import pluralize, truncate
-
-if TYPE_CHECKING:
-    pass
 
 IntArray = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
