@@ -119,13 +119,11 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
         is_per_node = max(counts) == 1 and context.args.launcher == "srun"
         if is_per_node and ranks_per_node > 1:
             context = replace(context, ranks_per_task=ranks_per_node)
-        if is_per_node and len(counts) > 1 and launcher is None and dl.launcher != "none" \
-                and context.rank_check_variables:
-            # the program may be a script that runs a launcher
-            context = replace(context, rank_check_variables={**context.rank_check_variables,
-                                                             **rank_check.check_variables()})
         if is_per_node and len(counts) > 1 and launcher is None and dl.launcher != "none":
-            context = replace(context, rank0_address=task_command.sortable_address)
+            # the program may be a script that runs a launcher
+            check = context.rank_check_variables
+            context = replace(context, rank_check_variables=check and {**check, **rank_check.check_variables()},
+                              rank0_address=task_command.sortable_address)
         return context
     if context.args.launcher != "srun":
         raise PlacementError(f"--launcher={context.args.launcher} starts {launcher.name} once per node only if Slurm "

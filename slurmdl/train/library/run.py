@@ -425,8 +425,7 @@ class Run:
     def _fail_if_others_continue(self) -> None:
         consistency.fail_if_others_continue(self.world, lambda peer: (
             f"rank {peer} continues, but this one has ended after {pluralize(self.step, 'step')}: every worker "
-            "needs the same "
-            "number of steps (run.loader provides them)"))
+            "needs the same number of steps (run.loader provides them)"))
 
 
 def _summary_header(ctx: RunContext, recovery: FailureRecovery, seed: int) -> dict[str, Any]:
