@@ -57,9 +57,10 @@ def verify_variables(strict: bool, environ: Mapping[str, str]) -> dict[str, str]
     return {ENV_VARIABLE: f"{pick_free_port()} {os.urandom(16).hex()} {'strict' if strict else 'warn'}"}
 
 
-def check_variables() -> dict[str, str]:
-    """The variables with which the task shell starts the check."""
-    return {"SLURMDL_VERIFY_PYTHON": sys.executable, "SLURMDL_VERIFY_SCRIPT": os.path.abspath(__file__)}
+def check_variables(ranks_per_node: int = 0) -> dict[str, str]:
+    """The variables with which the task shell starts the check; `ranks_per_node` is 0 if it is unknown."""
+    return {"SLURMDL_VERIFY_PYTHON": sys.executable, "SLURMDL_VERIFY_SCRIPT": os.path.abspath(__file__),
+            "SLURMDL_VERIFY_RANKS": str(ranks_per_node)}
 
 
 def format_result(planned: Sequence[str], reports: Sequence[RankReport]) -> tuple[str, str]:
@@ -229,8 +230,7 @@ def check_node(task_pid: int, environ: Mapping[str, str]) -> None:
     def is_over() -> bool:
         return time.monotonic() > end or has_ended(task_pid)
 
-    # not set if no launcher was recognized in the command
-    count = int(environ.get("SLURMDL_RANKS_PER_TASK") or 0)
+    count = int(environ["SLURMDL_VERIFY_RANKS"])
     report = collect_ranks(environ["SLURMD_NODENAME"], task_pid, count)
     planned = plan.nodes
     if not count:
@@ -246,7 +246,7 @@ def check_node(task_pid: int, environ: Mapping[str, str]) -> None:
     if not any(node_report.ranks for node_report in reports):
         return  # the program has ended at once, or its ranks have no RANK
     verdict, line = format_result(planned, reports)
-    if verdict == "misplaced" and not count:
+    if verdict == "misplaced" and "SLURMDL_LAUNCHER" not in environ:
         line += "; the launcher was not recognized in the command, expected --dl-launcher=torchrun"
     warn(line + plans.segments_text(plan, environ))
     if mode == "strict" and verdict == "misplaced":

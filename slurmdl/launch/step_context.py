@@ -42,8 +42,8 @@ class StepContext:
         local_hosts: hosts named in the launcher's command that are addresses of this machine.
         extra_options: options for srun besides the user's own.
         has_ulfm: mpirun supports ranks that continue after the loss of a rank.
-        rank0_address: returns the address of a host for the rendezvous of a program that may start torchrun, "" if it
-            is unknown; None for other programs, and for launchers whose command is changed.
+        resolve_nodes: returns the addresses of nodes, for the rendezvous of a program that may start torchrun (see
+            task_command.node_addresses); None for other programs, and for launchers whose command is changed.
     """
 
     args: SrunArgs
@@ -65,7 +65,7 @@ class StepContext:
     rank_check_variables: Mapping[str, str] = field(default_factory=dict)
     extra_options: tuple[str, ...] = ()
     has_ulfm: bool = False
-    rank0_address: Callable[[str], str] | None = None
+    resolve_nodes: Callable[[Sequence[str]], Sequence[str]] | None = None
 
 
 def gather_context(args: SrunArgs, dl: DlOptions, site_config: config.Config,
@@ -122,8 +122,9 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
         if is_per_node and len(counts) > 1 and launcher is None and dl.launcher != "none":
             # the program may be a script that runs a launcher
             check = context.rank_check_variables
-            context = replace(context, rank_check_variables=check and {**check, **rank_check.check_variables()},
-                              rank0_address=task_command.sortable_address)
+            variables = rank_check.check_variables(ranks_per_node if ranks_per_node > 1 else 0)
+            context = replace(context, rank_check_variables=check and {**check, **variables},
+                              resolve_nodes=task_command.node_addresses)
         return context
     if context.args.launcher != "srun":
         raise PlacementError(f"--launcher={context.args.launcher} starts {launcher.name} once per node only if Slurm "
@@ -135,8 +136,8 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
                    "--dl-ranks-per-node=N")
     hosts = frozenset(filter(task_command.is_local_host, launcher.hosts()))
     check = context.rank_check_variables
-    if check and ranks and launcher.name != "ray" and not launcher.is_elastic:
-        check = {**check, **rank_check.check_variables()}
+    if check and launcher.name != "ray" and not launcher.is_elastic:
+        check = {**check, **rank_check.check_variables(ranks)}
     return replace(context, launcher=launcher, ranks_per_task=ranks or 1, local_hosts=hosts,
                    rank_check_variables=check)
 

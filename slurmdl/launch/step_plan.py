@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -75,11 +75,11 @@ def plan_step(context: StepContext) -> StepPlan:
         warnings.append(f"MASTER_ADDR={master}: expected the node of rank 0, {plan.nodes[0]}")
     if context.no_zones_reason:
         warnings.append(f"{context.no_zones_reason}; ranks in the order of the node names")
-    rank0_address = _rank0_address(context, plan)
+    addresses = _node_addresses(context, plan)
     changes = launch.changes if launch else ()
-    if rank0_address:
+    if addresses:
         changes = ("PET_LOCAL_ADDR set: if the program starts a c10d rendezvous, this numbers the nodes as planned",)
-    step = StepPlan(_step_command(context, plan, launch, rank0_address), plan, rank_map, topology.source,
+    step = StepPlan(_step_command(context, plan, launch, addresses), plan, rank_map, topology.source,
                     tuple(warnings), launcher_changes=changes)
     if not dl.explain:
         return step
@@ -177,14 +177,17 @@ def _adapt_launcher(context: StepContext, plan: Plan) -> AdaptedCommand | None:
     return launchers.keep_map(context.launcher, rank0, is_rank0_host)
 
 
-def _rank0_address(context: StepContext, plan: Plan) -> str:
-    """The address by which a c10d rendezvous in a program that cannot be read keeps the planned order; "" if by name.
+def _node_addresses(context: StepContext, plan: Plan) -> Sequence[str]:
+    """The addresses by which a c10d rendezvous in a program that cannot be read keeps the planned order.
+
+    Empty if it keeps the order anyway, or cannot.
     """
     nodes = list(dict.fromkeys(plan.nodes))
-    return context.rank0_address(nodes[0]) if context.rank0_address and nodes != sorted(nodes) else ""
+    return context.resolve_nodes(nodes) if context.resolve_nodes and nodes != sorted(nodes) else ()
 
 
-def _step_command(context: StepContext, plan: Plan, launch: AdaptedCommand | None, rank0_address: str) -> StepCommand:
+def _step_command(context: StepContext, plan: Plan, launch: AdaptedCommand | None,
+                  addresses: Sequence[str]) -> StepCommand:
     variables = step_command.task_variables(plan, context.master_port)
     line, task, environ = context.args.line, context.task, context.environ
     if context.launcher or context.ranks_per_task > 1:
@@ -200,8 +203,8 @@ def _step_command(context: StepContext, plan: Plan, launch: AdaptedCommand | Non
         return step_command.mpirun_command(line, plan, task, variables, environ, context.has_ulfm)
     if launch:
         task = replace(task, program=launch.program)
-    if rank0_address:
-        task = replace(task, script=f"_dl_rank0_address={rank0_address}\n{task.script}")
+    if addresses:
+        task = replace(task, script=f"_dl_addresses='{' '.join(addresses)}'\n{task.script}")
     return step_command.srun_command(line, plan, task, context.extra_options, variables, environ,
                                      context.ranks_per_task)
 

@@ -60,11 +60,33 @@ if [ "$SLURMDL_LAUNCHER" = torchrun ]; then
     _dl_default PET_MASTER_ADDR "$MASTER_ADDR"
     _dl_default PET_MASTER_PORT "$MASTER_PORT"
 fi
-# a c10d rendezvous in a program that could not be read: a torchrun may also use the text as the address of a world that
-# consists of its node, so it is a loopback address (LOOPBACK_KEYS in task_command.py), except on the node of rank 0
-if [ -n "$_dl_rank0_address" ]; then
-    [ "$SLURM_PROCID" = 0 ] || _dl_rank0_address=$((2130771968 + SLURM_PROCID))
-    _dl_default PET_LOCAL_ADDR "$_dl_rank0_address"
+# a c10d rendezvous in a program that could not be read sorts the nodes by PET_LOCAL_ADDR. The program may also start
+# worlds of some of the nodes, and the text of any node may be the address of rank 0 there; so it is the address of the
+# node, on all but rank 0's as IPv6 text, which begins with a colon (sorts behind digits) and has as many zeros and
+# capital letters as needed: ::0000:0000:0000:0000:FFFf:10.0.0.2 of task 1 to ::0:0:0:0:ffff:10.0.0.9 of task 4095
+_dl_sortable_address() {
+    shift "$SLURM_PROCID"
+    _dl_text=$1
+    [ "$SLURM_PROCID" = 0 ] && return
+    _dl_text=:
+    for _dl_at in 1024 256 64 16; do
+        case $((SLURM_PROCID / _dl_at % 4)) in
+            0) _dl_text=$_dl_text:0000 ;;
+            1) _dl_text=$_dl_text:000 ;;
+            2) _dl_text=$_dl_text:00 ;;
+            3) _dl_text=$_dl_text:0 ;;
+        esac
+    done
+    _dl_text=$_dl_text:
+    for _dl_at in 8 4 2 1; do
+        [ $((SLURM_PROCID / _dl_at % 2)) = 0 ] && _dl_text=${_dl_text}F || _dl_text=${_dl_text}f
+    done
+    _dl_text=$_dl_text:$1
+}
+# without IPv6 the node is numbered by its name, and the check of the ranks says so
+if [ -n "$_dl_addresses" ] && { [ "$SLURM_PROCID" = 0 ] || [ -e /proc/net/if_inet6 ]; }; then
+    _dl_sortable_address $_dl_addresses
+    _dl_default PET_LOCAL_ADDR "$_dl_text"
 fi
 case $SLURMDL_LAUNCHER in
     torchrun | accelerate)
@@ -76,13 +98,13 @@ case $SLURMDL_LAUNCHER in
         fi
 esac
 
-unset -f _dl_position _dl_find _dl_default
-unset _dl_rank0_address _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_name _dl_lists _dl_next
+unset -f _dl_position _dl_find _dl_default _dl_sortable_address
+unset _dl_addresses _dl_text _dl_rank _dl_local_rank _dl_local_size _dl_at _dl_before _dl_list _dl_part _dl_low _dl_high _dl_name _dl_lists _dl_next
 unset SLURMDL_TASK_SCRIPT SLURMDL_UNMAPPED_TASK_SCRIPT
 if [ -n "$SLURMDL_VERIFY_SCRIPT" ]; then
     # detached; $$ is the process ID of the program, too; a container may lack this Python
     [ -x "$SLURMDL_VERIFY_PYTHON" ] && ("$SLURMDL_VERIFY_PYTHON" -I "$SLURMDL_VERIFY_SCRIPT" $$ </dev/null >/dev/null &)
-    unset SLURMDL_VERIFY_PYTHON SLURMDL_VERIFY_SCRIPT
+    unset SLURMDL_VERIFY_PYTHON SLURMDL_VERIFY_SCRIPT SLURMDL_VERIFY_RANKS
 fi
 # if the program is missing, the exit status is that of srun: the errno of execve
 case $1 in

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,10 @@ UNMAPPED_TASK_SHELL = ("/bin/sh", "-c", 'eval "$SLURMDL_UNMAPPED_TASK_SCRIPT"', 
 #: bash as sh keeps variables with names that are no identifiers (exported functions); dash drops them
 _BASH = ("/bin/bash", "--posix")
 
-#: 127.1.0.0 as a number, a form of addresses that inet_aton(3) reads: these loopback addresses sort as texts, after
-#: the dotted addresses of private networks
-LOOPBACK_KEYS = 0x7f010000
+#: nodes whose addresses the task shell can write as texts that sort as planned
+MAX_SORTABLE_NODES = 4096
+#: seconds for the addresses of all nodes
+_MAX_RESOLVE_S = 5.0
 _MAX_PORT_DRAWS = 100
 
 
@@ -118,13 +120,27 @@ def is_local_host(host: str) -> bool:
     return False
 
 
-def sortable_address(host: str) -> str:
-    """An IPv4 address of a host at which other hosts reach it, as a text before LOOPBACK_KEYS; "" without one."""
+def node_addresses(hosts: Sequence[str]) -> tuple[str, ...]:
+    """The IPv4 address of each host at which other hosts reach it.
+
+    Empty if a host has none, if there are more than MAX_SORTABLE_NODES hosts, or if name resolution is slow.
+    """
+    end = time.monotonic() + _MAX_RESOLVE_S
+    addresses: list[str] = []
+    for host in hosts:
+        address = _ipv4_address(host)
+        if not address or len(addresses) == MAX_SORTABLE_NODES or time.monotonic() > end:
+            return ()
+        addresses.append(address)
+    return tuple(addresses)
+
+
+def _ipv4_address(host: str) -> str:
+    """An address of a host that is not of the loopback interface, else ""."""
     with contextlib.suppress(OSError, UnicodeError):
         for *_, address in socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_STREAM):
-            text = str(address[0])
-            if not text.startswith("127.") and text < str(LOOPBACK_KEYS):
-                return text
+            if not str(address[0]).startswith("127."):
+                return str(address[0])
     return ""
 
 

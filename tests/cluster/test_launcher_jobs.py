@@ -167,20 +167,29 @@ def test_torchrun_keeps_the_planned_order(cluster):
 
 
 def test_launcher_in_a_script_keeps_the_planned_order(cluster):
-    """A script that starts torchrun with a c10d rendezvous, and one that starts a world of its own on each node."""
+    """Scripts that start torchrun with a c10d rendezvous: on all nodes, on each by itself, on each half of them."""
     skip_before_torch_2(cluster)
     files = {"run.sh": f"torchrun --nnodes=4 --nproc-per-node=2 {C10D} ${{1:+$1=$SLURMD_NODENAME}} {PLAIN_RANK}",
-             "alone.sh": "torchrun --standalone gather.py > alone-$SLURM_PROCID", "gather.py": GATHER}
+             "alone.sh": "torchrun --standalone gather.py > alone-$SLURM_PROCID", "gather.py": GATHER,
+             "halves.sh": "half=$((SLURM_PROCID / 2)) first=$(echo $1 | cut -d, -f$((half + 1)))\n"
+                          "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$first:29500 gather.py "
+                          "> half-$half-$SLURM_PROCID"}
     results = run_steps(cluster, 4, {
         "script": "slurmdl srun env A=1 bash run.sh", "by_name": "slurmdl srun bash run.sh --local-addr",
         "alone": "slurmdl srun bash alone.sh; cat alone-2",
-        "forced": "slurmdl srun --dl-launcher=torchrun --dl-ranks-per-node=2 bash run.sh"}, files)
+        "halves": "slurmdl srun bash halves.sh n1,n2; cat half-1-*",
+        "forced": "slurmdl srun --dl-launcher=torchrun --dl-ranks-per-node=2 bash run.sh",
+        "unknown": "slurmdl srun --dl-launcher=torchrun bash run.sh"}, files)
     order = planned(cluster, 4)
     assert results["script"] == results["forced"] == (twice(order), "slurmdl: 8 of 8 ranks on their planned nodes")
+    assert results["unknown"] == (twice(order), (
+        "slurmdl: torchrun: the number of ranks per node is unknown and 1 is assumed; "
+        "expected --dl-ranks-per-node=N\nslurmdl: 8 of 8 ranks on their planned nodes"))
     assert results["by_name"][0] == twice(sorted(order))
     assert "4 of 8 ranks on their planned nodes" in results["by_name"][1]
     assert results["by_name"][1].endswith("expected --dl-launcher=torchrun"), results["by_name"]
     assert results["alone"] == (order[2:3], ""), "rank 2 is alone on its node"
+    assert results["halves"][0] == order[2:], results["halves"]
 
 
 def test_plain_srun_with_slurmdl_env(cluster):

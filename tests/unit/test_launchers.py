@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import shlex
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -67,15 +70,35 @@ def test_other_programs_are_no_launchers(command):
 
 
 def test_addresses_sort_as_the_ranks_of_their_nodes():
-    private = ("10.0.0.255", "100.64.1.2", "172.16.9.9", "192.168.99.1")
-    rank0 = [task_command.sortable_address(host) for host in private]
-    assert "" not in rank0
-    others = [str(task_command.LOOPBACK_KEYS + rank) for rank in (1, 2, 10, 99_999)]
-    assert max(rank0) < min(others) and others == sorted(others)
-    assert {socket.gethostbyname(text).partition(".")[0] for text in others} == {"127"}
-    assert str(task_command.LOOPBACK_KEYS) in (Path(task_command.__file__).parent / "task.sh").read_text()
-    hosts = ("localhost", "127.0.0.1", "30.0.0.1", "no-such-host.invalid", "x" * 300)
-    assert [task_command.sortable_address(host) for host in hosts] == [""] * 5
+    """The task shell writes the address of each node, by which any other node reaches it."""
+    hosts = ("10.0.0.255", "100.64.1.2", "172.16.9.9", "30.0.0.1")
+    assert task_command.node_addresses(hosts) == hosts
+    count = task_command.MAX_SORTABLE_NODES
+    addresses = [f"10.{i % 7}.{i // 250}.{i % 250}" for i in range(count)]
+    shell = (Path(task_command.__file__).parent / "task.sh").read_text()
+    start = shell.index("_dl_sortable_address()")
+    function = shell[start:shell.index("\n}\n", start) + 3]
+    # an index far behind the list's end would be slow to shift in a loop
+    loop = "for SLURM_PROCID in $RANKS; do set --; _dl_sortable_address $TEXTS; echo $_dl_text; done"
+    ranks = [*range(70), 255, 256, 257, 1000, count - 2, count - 1]
+    output = subprocess.run(["sh", "-euc", f"{function}\n{loop}"], capture_output=True, text=True, check=True,
+                            env={**os.environ, "RANKS": " ".join(map(str, ranks)), "TEXTS": " ".join(addresses)})
+    texts = output.stdout.split()
+    assert texts == sorted(texts) and texts[0] == addresses[0]
+    assert [ipaddress.IPv6Address(text).ipv4_mapped for text in texts[1:]] == \
+        [ipaddress.IPv4Address(addresses[rank]) for rank in ranks[1:]]
+    assert socket.getaddrinfo(texts[-1], 80)[0][4][0] == f"::ffff:{addresses[-1]}"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "no-such-host.invalid", "x" * 300])
+def test_nodes_without_an_address_for_others(host):
+    assert task_command.node_addresses(("10.0.0.1", host)) == ()
+
+
+def test_too_many_nodes_to_sort():
+    hosts = ("10.0.0.1",) * task_command.MAX_SORTABLE_NODES
+    assert task_command.node_addresses(hosts) == hosts
+    assert task_command.node_addresses((*hosts, "10.0.0.1")) == ()
 
 
 @pytest.mark.parametrize(("command", "is_multi_node"), [

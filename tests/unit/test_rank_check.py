@@ -98,7 +98,7 @@ def check(start, number: int, ranks: tuple[int, ...], mode: str, verify: str) ->
     node = list(dict.fromkeys(PLAN.nodes))[number]
     task = start(launcher(*ranks))
     return start([sys.executable, "-I", rank_check.__file__, str(task.pid)], SLURMD_NODENAME=node,
-                 SLURM_PROCID=str(number), SLURMDL_MASTER_ADDR="localhost", SLURMDL_RANKS_PER_TASK="2",
+                 SLURM_PROCID=str(number), SLURMDL_MASTER_ADDR="localhost", SLURMDL_VERIFY_RANKS="2",
                  SLURMDL_PLAN=plans.encode_plan(PLAN), SLURMDL_VERIFY=f"{verify} {mode}")
 
 
