@@ -47,7 +47,7 @@ class DlOptions:
         launcher: one of LAUNCHER_CHOICES.
         ranks_per_node: ranks that the program of a step starts on each node; 0 to read it from the command.
         preflight: seconds for the checks of the nodes at the start of the job (health.preflight), 0 for none.
-        on_bad_nodes, on_slow: one of ON_BAD_NODES_CHOICES, ON_SLOW_CHOICES (job_states).
+        on_bad_nodes, on_slow: one of ON_BAD_NODES_CHOICES, ON_SLOW_CHOICES (docs/health.md).
         max_requeues: how often the job may be requeued because of bad nodes.
     """
 

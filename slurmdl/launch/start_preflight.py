@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from slurmdl import config
 from slurmdl.dl_options import DlOptions
@@ -14,7 +13,6 @@ from slurmdl.health import exclusions, job_marks, site_verdicts
 from slurmdl.health.preflight import Preflight, keep_link_samples, run_preflight
 from slurmdl.health.report import format_table
 from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
-from slurmdl.job_states import Facts, JobState, next_state
 from slurmdl.launch import step_context
 from slurmdl.launch.submission_record import RequestedSize
 from slurmdl.slurm import hostlist, job_record, jobs
@@ -55,32 +53,32 @@ def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, site_c
 
 def _act(result: Preflight, dl: DlOptions, requested_size: RequestedSize | None, environ: Mapping[str, str],
          on_warning: Callable[[str], None]) -> frozenset[str]:
-    bad = result.reasons
+    """Replace bad nodes by spare ones, else requeue the job, else run with them or give up (docs/health.md)."""
+    bad, job_id, problem = result.reasons, job_record.own_job_id(environ), ""
+    if not bad:
+        return frozenset()
     for node, reason in bad.items():
         on_warning(f"preflight: {node}: {reason}")
-    job_id = job_record.own_job_id(environ)
-    facts = Facts(has_bad_nodes=bool(bad), can_requeue=True, on_bad_nodes=dl.on_bad_nodes,
-                  has_spare_nodes=_has_spare_nodes(result, requested_size, environ))
-    state, problem = next_state(JobState.PREFLIGHT, facts), ""
-    if state is JobState.REQUEUED:
+    names = hostlist.fold_hostlist(bad)
+    has_spare_nodes = _has_spare_nodes(result, requested_size, environ)
+    if has_spare_nodes:
+        on_warning(f"preflight: the job continues without {names}")
+    else:
         try:
             requeue_and_exclude(job_id, bad, environ, lambda outcome: on_warning(f"preflight: {outcome}"),
                                 dl.max_requeues, may_wait=dl.on_bad_nodes == "wait")
         except SlurmdlError as error:
-            state, problem = next_state(JobState.PREFLIGHT, replace(facts, can_requeue=False)), str(error)
+            problem = str(error)
         else:
             wait_for_job_end()
-    elif bad:
-        on_warning(f"preflight: the job continues without {hostlist.fold_hostlist(bad)}")
-    if bad:
-        with suppress(SlurmdlError):  # the requeue has not remembered them
-            exclusions.remember_nodes(bad, environ, job_id)
-    if state is JobState.GIVEN_UP:
-        raise GaveUpError(f"preflight: {hostlist.fold_hostlist(bad)} bad, and {problem}; the step is not started "
+    with suppress(SlurmdlError):  # the requeue has not remembered them
+        exclusions.remember_nodes(bad, environ, job_id)
+    if problem and dl.on_bad_nodes != "run":
+        raise GaveUpError(f"preflight: {names} bad, and {problem}; the step is not started "
                           "(--dl-on-bad-nodes=run starts it)")
     if problem:
-        on_warning(f"preflight: {problem}; the step runs with {hostlist.fold_hostlist(bad)}")
-    return frozenset(bad) if state is JobState.EXCLUDED else frozenset()
+        on_warning(f"preflight: {problem}; the step runs with {names}")
+    return frozenset(bad) if has_spare_nodes else frozenset()
 
 
 def _has_spare_nodes(result: Preflight, requested_size: RequestedSize | None, environ: Mapping[str, str]) -> bool:
