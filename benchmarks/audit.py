@@ -19,9 +19,9 @@ import numpy as np
 from benchmarks import results
 from benchmarks.results import Row, make_row
 from benchmarks.suite import run_repeated, start
-from slurmdl.audit.best_nodes import BestNodes
-from slurmdl.audit.comm_costs import CommCosts
-from slurmdl.audit.job_nodes import LeafZones
+from slurmdl.history.best_nodes import BestNodes
+from slurmdl.history.comm_costs import CommCosts
+from slurmdl.history.job_nodes import LeafZones
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.slurm.hostlist import ranged_string
 from slurmdl.topology import example, write

@@ -20,11 +20,11 @@ import numpy as np
 from benchmarks.replay.controller import Controller, start_controller
 from benchmarks.results import Row, make_row
 from slurmdl.errors import SandboxError
-from slurmdl.replay.experiment import ReplaySettings
-from slurmdl.replay.lublin import generate_lublin_trace
-from slurmdl.replay.placing import Communication, Machine, RandomNodes
-from slurmdl.replay.scheduler import Schedule, SchedulerTiming, Simulation
-from slurmdl.replay.trace import FloatArray, IntArray, JobTrace
+from slurmdl.history.lublin import generate_lublin_trace
+from slurmdl.history.placing import Communication, Machine, RandomNodes
+from slurmdl.history.replay import ReplaySettings
+from slurmdl.history.scheduler import Schedule, SchedulerTiming, Simulation
+from slurmdl.history.trace import FloatArray, IntArray, JobTrace
 from slurmdl.slurm import hostlist
 from slurmdl.topology import example
 from slurmdl.topology.topology import Topology

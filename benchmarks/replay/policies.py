@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.results import Row, make_row
+from slurmdl.history.placing import POLICIES, Communication
+from slurmdl.history.replay import GeneratedTraces, PolicyOutcome, ReplaySettings, replay_seeds
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.replay.experiment import GeneratedTraces, PolicyOutcome, ReplaySettings, replay_seeds
-from slurmdl.replay.placing import POLICIES, Communication
 from slurmdl.topology import example
 from slurmdl.topology.topology import Topology
 

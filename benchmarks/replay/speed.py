@@ -15,12 +15,12 @@ from benchmarks.results import Row, make_row
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
+from slurmdl.history.lublin import generate_lublin_trace
+from slurmdl.history.placing import POLICIES
+from slurmdl.history.replay import ReplaySettings, replay_policies
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
-from slurmdl.replay.experiment import ReplaySettings, replay_policies
-from slurmdl.replay.lublin import generate_lublin_trace
-from slurmdl.replay.placing import POLICIES
 from slurmdl.topology import example
 
 JOBS, LOAD = 15_000, 0.85

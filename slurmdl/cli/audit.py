@@ -14,8 +14,8 @@ from slurmdl.errors import UsageError
 from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
-    from slurmdl.audit.accounting import JobTable
-    from slurmdl.audit.audit import AuditOptions
+    from slurmdl.history.accounting import JobTable
+    from slurmdl.history.audit import AuditOptions
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -50,10 +50,10 @@ def run(argv: list[str]) -> int:
     options = _audit_options(arguments)
 
     from slurmdl import config
-    from slurmdl.audit.audit import audit_jobs
-    from slurmdl.audit.report_html import format_html
-    from slurmdl.audit.report_text import format_audit, format_csv
-    from slurmdl.audit.summary import audit_to_json, summarize_audit
+    from slurmdl.history.audit import audit_jobs
+    from slurmdl.history.report_html import format_html
+    from slurmdl.history.report_text import format_audit, format_csv
+    from slurmdl.history.summary import audit_to_json, summarize_audit
     from slurmdl.launch import cluster_state
     from slurmdl.topology import load
 
@@ -73,8 +73,8 @@ def run(argv: list[str]) -> int:
 
 
 def _audit_options(arguments: argparse.Namespace) -> AuditOptions:
-    from slurmdl.audit.audit import AuditOptions
-    from slurmdl.audit.sacct import DEFAULT_PERIOD_S, parse_moment
+    from slurmdl.history.audit import AuditOptions
+    from slurmdl.history.sacct import DEFAULT_PERIOD_S, parse_moment
 
     if not 0 <= arguments.comm_share <= 0.95:
         raise UsageError(f"--comm-share {arguments.comm_share:g}: expected 0 to 0.95")
@@ -94,7 +94,7 @@ def _audit_options(arguments: argparse.Namespace) -> AuditOptions:
 
 
 def _read_records(path: str | None, options: AuditOptions) -> JobTable:
-    from slurmdl.audit import accounting, sacct
+    from slurmdl.history import accounting, sacct
 
     if path is None:
         assert options.since_s is not None, "_audit_options sets the default period"

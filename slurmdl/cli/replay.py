@@ -15,9 +15,9 @@ from slurmdl.errors import UsageError
 from slurmdl.text import pluralize, print_escaped
 
 if TYPE_CHECKING:
-    from slurmdl.replay.experiment import PolicyOutcome, ReplaySettings
-    from slurmdl.replay.trace import JobTrace
-    from slurmdl.replay.trace_files import TraceReading
+    from slurmdl.history.replay import PolicyOutcome, ReplaySettings
+    from slurmdl.history.trace import JobTrace
+    from slurmdl.history.trace_files import TraceReading
 
 _MAX_JOBS, _MAX_SEEDS, _MAX_SEED = 10_000_000, 1000, 2**32
 _DEFAULT_JOBS, _DEFAULT_LOAD = 2000, 0.85
@@ -72,8 +72,8 @@ def run(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
     _check_options(options)
     settings, reading = _build_settings(options), _build_reading(options)
-    from slurmdl.replay import report
-    from slurmdl.replay.experiment import pool_outcomes
+    from slurmdl.history import replay_report as report
+    from slurmdl.history.replay import pool_outcomes
 
     notes, by_seed = _simulate(options, settings, reading)
     outcomes = [pool_outcomes(of_policy) for of_policy in zip(*by_seed, strict=True)]
@@ -83,7 +83,7 @@ def run(argv: list[str]) -> int:
                "those on slurmdl's nodes of an empty cluster"
                + "; the simulation keeps them" * communication.fixed_run_times)
     if options.svg:
-        from slurmdl.replay.replay_svg import draw_replay
+        from slurmdl.history.replay_svg import draw_replay
 
         write_output_file(options.svg, "--svg", draw_replay(f"{notes[0]}: share of the jobs up to each value",
                                                             outcomes))
@@ -112,9 +112,9 @@ def _check_options(options: argparse.Namespace) -> None:
 
 def _build_settings(options: argparse.Namespace) -> ReplaySettings:
     from slurmdl import config
+    from slurmdl.history.placing import POLICIES, Communication
+    from slurmdl.history.replay import ReplaySettings
     from slurmdl.launch import cluster_state
-    from slurmdl.replay.experiment import ReplaySettings
-    from slurmdl.replay.placing import POLICIES, Communication
     from slurmdl.topology import load
 
     policies = tuple(dict.fromkeys(filter(None, options.policy.split(","))))
@@ -130,7 +130,7 @@ def _build_settings(options: argparse.Namespace) -> ReplaySettings:
 
 
 def _build_reading(options: argparse.Namespace) -> TraceReading:
-    from slurmdl.replay.trace_files import TraceReading, parse_column_map
+    from slurmdl.history.trace_files import TraceReading, parse_column_map
 
     return TraceReading(options.format, parse_column_map(options.columns), options.cpus_per_node,
                         options.gpus_per_node)
@@ -139,7 +139,7 @@ def _build_reading(options: argparse.Namespace) -> TraceReading:
 def _simulate(options: argparse.Namespace, settings: ReplaySettings,
               reading: TraceReading) -> tuple[list[str], list[list[PolicyOutcome]]]:
     """Notes on the trace, and the outcomes of the policies for each seed."""
-    from slurmdl.replay.experiment import GeneratedTraces, replay_policies, replay_seeds, usable_trace
+    from slurmdl.history.replay import GeneratedTraces, replay_policies, replay_seeds, usable_trace
 
     machine = settings.machine()
     nodes = machine.leaves.nodes
@@ -148,7 +148,7 @@ def _simulate(options: argparse.Namespace, settings: ReplaySettings,
     if options.file is None:
         trace = traces.trace(nodes, options.seed)
     else:
-        from slurmdl.replay.trace_files import read_trace
+        from slurmdl.history.trace_files import read_trace
 
         trace = read_trace(options.file, reading).first(options.jobs or 0)
     trace = usable_trace(trace, machine)

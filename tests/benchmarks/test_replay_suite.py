@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.replay import calibration, policies, speed
 from slurmdl.errors import SandboxError
-from slurmdl.replay.experiment import ReplaySettings
-from slurmdl.replay.scheduler import SchedulerTiming
+from slurmdl.history.replay import ReplaySettings
+from slurmdl.history.scheduler import SchedulerTiming
 from slurmdl.topology import example
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.replay.controller import Controller, SandboxController, start_controller
 from slurmdl.errors import SandboxError
-from slurmdl.replay.leaves import Leaves
-from slurmdl.replay.slurm_rules import slurm_rule
+from slurmdl.history.leaves import Leaves
+from slurmdl.history.slurm_rules import slurm_rule
 from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.topology import example
 from slurmdl.topology.topology import Topology

@@ -19,11 +19,11 @@ import atheris
 with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.links", "slurmdl.slurm.hostlist",
                                          "slurmdl.slurm.saved_output", "slurmdl.slurm.sinfo_table",
                                          "slurmdl.cluster", "slurmdl.files", "slurmdl.yaml_input",
-                                         "slurmdl.train.trainer.options", "slurmdl.audit"]):
-    from slurmdl.audit.accounting import read_accounting_stream
+                                         "slurmdl.train.trainer.options", "slurmdl.history"]):
     from slurmdl.cluster.saved_cluster import parse_saved_cluster
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.errors import InputError, UsageError
+    from slurmdl.history.accounting import read_accounting_stream
     from slurmdl.links import aggregate, link_table, prometheus
     from slurmdl.links.link_scores import LinkScores
     from slurmdl.links.samples import LinkSample, format_sample_lines, parse_sample_lines

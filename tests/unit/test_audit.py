@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from placing import SCORES, three_level, two_level
 
-from slurmdl.audit.accounting import JobTable, read_job_records
-from slurmdl.audit.audit import Audit, AuditOptions, audit_jobs, count_broken_segments
-from slurmdl.audit.comm_costs import CommCosts
-from slurmdl.audit.job_nodes import LeafZones
-from slurmdl.audit.summary import audit_to_json, summarize_audit
 from slurmdl.errors import InputError, UsageError
+from slurmdl.history.accounting import JobTable, read_job_records
+from slurmdl.history.audit import Audit, AuditOptions, audit_jobs, count_broken_segments
+from slurmdl.history.comm_costs import CommCosts
+from slurmdl.history.job_nodes import LeafZones
+from slurmdl.history.summary import audit_to_json, summarize_audit
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.traffic import Traffic

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from slurmdl import files
-from slurmdl.audit import accounting, sacct_json
-from slurmdl.audit.accounting import JobTable, read_accounting_file, read_accounting_stream, read_job_records
-from slurmdl.audit.sacct import parse_moment
-from slurmdl.audit.timestamps import TimestampParser, parse_time_limit
 from slurmdl.errors import InputError, UsageError
+from slurmdl.history import accounting, sacct_json
+from slurmdl.history.accounting import JobTable, read_accounting_file, read_accounting_stream, read_job_records
+from slurmdl.history.sacct import parse_moment
+from slurmdl.history.timestamps import TimestampParser, parse_time_limit
 
 HEADER = "JobID|User|Partition|State|Submit|Start|End|Timelimit|NNodes|NCPUS|NodeList"
 DATA = Path(__file__).parent / "data"

@@ -12,9 +12,8 @@ PACKAGE = Path(__file__).parents[2] / "slurmdl"
 #: subpackage -> subpackages that it may import in addition to itself, FOUNDATION and the shared modules
 ALLOWED = {
     "cli": {"doctor", "launch", "placement", "topology", "cluster", "links", "train", "sandbox", "bench",
-            "simulate", "health", "audit", "replay"},
-    "audit": {"placement", "topology", "cluster", "links"},
-    "replay": {"placement", "topology", "cluster", "links", "audit"},
+            "simulate", "health", "history"},
+    "history": {"placement", "topology", "cluster", "links"},
     "doctor": {"launch", "placement", "topology", "cluster", "links"},
     "launch": {"placement", "topology", "cluster", "links", "health"},
     "health": {"placement", "topology", "cluster", "links"},

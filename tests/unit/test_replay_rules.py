@@ -7,14 +7,14 @@ from placing import three_level, two_level
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError
+from slurmdl.history.leaves import Leaves
+from slurmdl.history.preferred_nodes import PreferredNodes
+from slurmdl.history.slurm_rules import SlurmBlockRule, SlurmTreeRule, slurm_rule
+from slurmdl.history.step_cost import StepCost
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.block_rule import BlockRule
 from slurmdl.placement.place import place_job
-from slurmdl.replay.leaves import Leaves
-from slurmdl.replay.preferred_nodes import PreferredNodes
-from slurmdl.replay.slurm_rules import SlurmBlockRule, SlurmTreeRule, slurm_rule
-from slurmdl.replay.step_cost import StepCost
 from slurmdl.topology import example
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from placing import three_level, two_level
 
+from slurmdl.history.leaves import Leaves
+from slurmdl.history.placing import Communication, Machine, jobs_with_slurmdl
+from slurmdl.history.replay import ReplaySettings, replay_policies, usable_trace
+from slurmdl.history.scheduler import SchedulerTiming, Simulation
+from slurmdl.history.step_cost import StepCost
+from slurmdl.history.trace import JobTrace
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.replay.experiment import ReplaySettings, replay_policies, usable_trace
-from slurmdl.replay.leaves import Leaves
-from slurmdl.replay.placing import Communication, Machine, jobs_with_slurmdl
-from slurmdl.replay.scheduler import SchedulerTiming, Simulation
-from slurmdl.replay.step_cost import StepCost
-from slurmdl.replay.trace import JobTrace
 from slurmdl.topology import example
 
 TREE = two_level(("a1", "a2"), ("b1", "b2"))

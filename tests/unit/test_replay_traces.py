@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from slurmdl import files
-from slurmdl.audit.accounting import read_job_records
 from slurmdl.errors import InputError, UsageError
-from slurmdl.replay import lublin, trace_files
-from slurmdl.replay.trace_files import TraceReading, parse_column_map, read_trace, trace_from_table
+from slurmdl.history import lublin, trace_files
+from slurmdl.history.accounting import read_job_records
+from slurmdl.history.trace_files import TraceReading, parse_column_map, read_trace, trace_from_table
 
 SWF_HEADER = "; MaxNodes: 64\n; MaxProcs: 256\n; UnixStartTime: 0\n"
 

@@ -9,8 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from slurmdl.audit.accounting import Int32Array, IntArray
 from slurmdl.errors import InputError
+from slurmdl.history.accounting import Int32Array, IntArray
 from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.topology.topology import Topology
 

@@ -20,7 +20,7 @@ import math
 import numpy as np
 
 from slurmdl.errors import UsageError
-from slurmdl.replay.trace import FloatArray, IntArray, JobTrace
+from slurmdl.history.trace import FloatArray, IntArray, JobTrace
 
 SERIAL_PROBABILITY, POWER_OF_TWO_PROBABILITY = 0.244, 0.576
 #: two-stage uniform of log2 of the size: lowest value, middle below the highest, probability of the lower stage

@@ -21,9 +21,9 @@ from functools import partial
 from typing import TextIO
 
 from slurmdl import files
-from slurmdl.audit.accounting import JobTable, read_job_records
 from slurmdl.errors import InputError, UsageError
-from slurmdl.replay.trace import JobTrace, TraceBuilder
+from slurmdl.history.accounting import JobTable, read_job_records
+from slurmdl.history.trace import JobTrace, TraceBuilder
 from slurmdl.text import pluralize
 
 FORMATS = ("sacct", "swf", "csv", "philly")

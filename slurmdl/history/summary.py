@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.audit.accounting import IntArray, RecordProblem
-from slurmdl.audit.audit import Audit
+from slurmdl.history.accounting import IntArray, RecordProblem
+from slurmdl.history.audit import Audit
 
 MAX_WORST_JOBS = 20
 

@@ -7,8 +7,8 @@ import io
 import time
 from collections.abc import Iterator, Sequence
 
-from slurmdl.audit.audit import Audit
-from slurmdl.audit.summary import GroupSums, JobResult, Summary, job_result
+from slurmdl.history.audit import Audit
+from slurmdl.history.summary import GroupSums, JobResult, Summary, job_result
 from slurmdl.text import csv_cell, pluralize, truncate
 
 _MAX_ROWS = 10

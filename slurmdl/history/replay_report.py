@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from slurmdl.replay.experiment import SLOWDOWN_BOUND_S, PolicyOutcome
-from slurmdl.replay.trace import FloatArray
+from slurmdl.history.replay import SLOWDOWN_BOUND_S, PolicyOutcome
+from slurmdl.history.trace import FloatArray
 from slurmdl.text import pluralize
 
 #: metric -> attribute of PolicyOutcome, and the factor to the shown unit

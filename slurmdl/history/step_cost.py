@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from slurmdl.errors import UsageError
+from slurmdl.history.leaves import Leaves
+from slurmdl.history.trace import FloatArray, IntArray
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.traffic import Traffic
-from slurmdl.replay.leaves import Leaves
-from slurmdl.replay.trace import FloatArray, IntArray
 
 #: strategies whose time depends only on the number of nodes per zone, with one rank per node, by leaf
 STRATEGIES = {"allreduce": "a ring", "gossip": "all to all"}

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from slurmdl.audit.audit import Audit
-from slurmdl.audit.comm_costs import NodeCounts
+from slurmdl.history.audit import Audit
+from slurmdl.history.comm_costs import NodeCounts
 from slurmdl.text import escape_nonprintable, pluralize, truncate
 from slurmdl.topology.svg import svg_text
 

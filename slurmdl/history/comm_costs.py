@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from slurmdl.audit.accounting import Int32Array
-from slurmdl.audit.job_nodes import LeafZones
 from slurmdl.errors import UsageError
+from slurmdl.history.accounting import Int32Array
+from slurmdl.history.job_nodes import LeafZones
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links, predict_cost

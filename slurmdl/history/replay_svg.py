@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from slurmdl.replay.experiment import PolicyOutcome
-from slurmdl.replay.report import DISTRIBUTIONS, format_three_digits
-from slurmdl.replay.trace import FloatArray
+from slurmdl.history.replay import PolicyOutcome
+from slurmdl.history.replay_report import DISTRIBUTIONS, format_three_digits
+from slurmdl.history.trace import FloatArray
 from slurmdl.topology.svg import svg_document, svg_text
 
 MARGIN, HEADING = 24, 64  # pixels

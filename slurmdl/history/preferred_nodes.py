@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from slurmdl.history.leaves import Leaves
+from slurmdl.history.slurm_rules import SlurmBlockRule, SlurmRule
+from slurmdl.history.step_cost import StepCost
+from slurmdl.history.trace import FloatArray, IntArray
 from slurmdl.placement.algorithms.apportion import fill_largest_first, zone_quotas
 from slurmdl.placement.search import MAX_BLOCK_TIE
-from slurmdl.replay.leaves import Leaves
-from slurmdl.replay.slurm_rules import SlurmBlockRule, SlurmRule
-from slurmdl.replay.step_cost import StepCost
-from slurmdl.replay.trace import FloatArray, IntArray
 
 MAX_ZONES_PER_LEVEL = 4  # zones with enough nodes whose quotas are compared
 MAX_AGGREGATES = 8

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
+from slurmdl.history.leaves import Leaves
+from slurmdl.history.trace import IntArray
 from slurmdl.placement.block_rule import BlockRule, block_rule
-from slurmdl.replay.leaves import Leaves
-from slurmdl.replay.trace import IntArray
 
 
 class SlurmRule(Protocol):

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl import files
-from slurmdl.audit.sacct_json import job_fields
-from slurmdl.audit.timestamps import TimestampParser, parse_time_limit
 from slurmdl.errors import InputError
+from slurmdl.history.sacct_json import job_fields
+from slurmdl.history.timestamps import TimestampParser, parse_time_limit
 from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.text import pluralize, truncate
 

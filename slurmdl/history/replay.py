@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError
+from slurmdl.history.leaves import Leaves
+from slurmdl.history.lublin import generate_lublin_trace
+from slurmdl.history.placing import Communication, Machine, RandomNodes, jobs_with_slurmdl
+from slurmdl.history.scheduler import Schedule, SchedulerTiming, Simulation
+from slurmdl.history.step_cost import StepCost
+from slurmdl.history.trace import FloatArray, JobTrace
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.replay.leaves import Leaves
-from slurmdl.replay.lublin import generate_lublin_trace
-from slurmdl.replay.placing import Communication, Machine, RandomNodes, jobs_with_slurmdl
-from slurmdl.replay.scheduler import Schedule, SchedulerTiming, Simulation
-from slurmdl.replay.step_cost import StepCost
-from slurmdl.replay.trace import FloatArray, JobTrace
 from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
 

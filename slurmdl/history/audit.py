@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 
 from slurmdl import units
-from slurmdl.audit.accounting import IntArray, JobTable, RecordProblem
-from slurmdl.audit.best_nodes import BestNodes
-from slurmdl.audit.comm_costs import STRATEGIES, CommCosts, NodeCounts
-from slurmdl.audit.free_nodes import iter_free_counts
-from slurmdl.audit.job_nodes import MAX_UNKNOWN, LeafZones, NodeLists
 from slurmdl.errors import InputError
+from slurmdl.history.accounting import IntArray, JobTable, RecordProblem
+from slurmdl.history.best_nodes import BestNodes
+from slurmdl.history.comm_costs import STRATEGIES, CommCosts, NodeCounts
+from slurmdl.history.free_nodes import iter_free_counts
+from slurmdl.history.job_nodes import MAX_UNKNOWN, LeafZones, NodeLists
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement import score_report
 from slurmdl.text import pluralize, sample_names, truncate

@@ -7,9 +7,9 @@ import re
 import time
 from collections.abc import Mapping
 
-from slurmdl.audit.accounting import SACCT_COLUMNS, JobTable, read_job_records
-from slurmdl.audit.timestamps import TimestampParser
 from slurmdl.errors import UsageError
+from slurmdl.history.accounting import SACCT_COLUMNS, JobTable, read_job_records
+from slurmdl.history.timestamps import TimestampParser
 from slurmdl.slurm import process
 
 QUERY_TIMEOUT_S = 600.0

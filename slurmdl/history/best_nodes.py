@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurmdl.audit.accounting import Int32Array, IntArray
-from slurmdl.audit.comm_costs import CommCosts, NodeCounts, Seconds
-from slurmdl.audit.job_nodes import LeafZones
+from slurmdl.history.accounting import Int32Array, IntArray
+from slurmdl.history.comm_costs import CommCosts, NodeCounts, Seconds
+from slurmdl.history.job_nodes import LeafZones
 from slurmdl.placement.algorithms.apportion import zone_quotas
 
 MAX_ZONES_PER_LEVEL = 1  # zones of a level, those with the least free nodes, whose quotas are compared

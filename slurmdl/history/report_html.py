@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from slurmdl import __version__
-from slurmdl.audit.audit import Audit
-from slurmdl.audit.charts import BEST_COLOR, USED_COLOR, Bar, bar_chart, zone_chart
-from slurmdl.audit.report_text import (
+from slurmdl.history.audit import Audit
+from slurmdl.history.charts import BEST_COLOR, USED_COLOR, Bar, bar_chart, zone_chart
+from slurmdl.history.report_text import (
     GROUP_COLUMNS,
     JOB_COLUMNS,
     NO_BETTER_NODES,
@@ -19,7 +19,7 @@ from slurmdl.audit.report_text import (
     job_cells,
     key_figures,
 )
-from slurmdl.audit.summary import Summary
+from slurmdl.history.summary import Summary
 from slurmdl.text import escape_nonprintable
 
 _MAX_ROWS = 20

@@ -9,12 +9,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.history.leaves import Leaves
+from slurmdl.history.preferred_nodes import PreferredNodes
+from slurmdl.history.slurm_rules import SlurmRule, slurm_rule
+from slurmdl.history.step_cost import StepCost
+from slurmdl.history.trace import IntArray, JobTrace
 from slurmdl.placement.result import is_good_enough
-from slurmdl.replay.leaves import Leaves
-from slurmdl.replay.preferred_nodes import PreferredNodes
-from slurmdl.replay.slurm_rules import SlurmRule, slurm_rule
-from slurmdl.replay.step_cost import StepCost
-from slurmdl.replay.trace import IntArray, JobTrace
 
 #: policy -> description
 POLICIES = {"slurm": "all jobs by Slurm's rule", "slurmdl": "all jobs by slurmdl's preference",

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from slurmdl.errors import InputError
-from slurmdl.replay.trace import IntArray
+from slurmdl.history.trace import IntArray
 from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InputError
-from slurmdl.replay.placing import Communication, Machine, NodeChoice
-from slurmdl.replay.trace import FloatArray, IntArray, JobTrace
+from slurmdl.history.placing import Communication, Machine, NodeChoice
+from slurmdl.history.trace import FloatArray, IntArray, JobTrace
 from slurmdl.text import pluralize
 
 

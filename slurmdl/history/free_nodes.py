@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from slurmdl.audit.accounting import IntArray, JobTable
-from slurmdl.audit.job_nodes import LeafZones, NodeLists
+from slurmdl.history.accounting import IntArray, JobTable
+from slurmdl.history.job_nodes import LeafZones, NodeLists
 
 _MAX_SINGLE_UPDATES = 4  # nodes of a job above which NumPy updates them faster than a loop
 
