@@ -49,9 +49,9 @@ def _check_nodes(options: argparse.Namespace) -> int:
     from slurmdl.health.preflight import keep_link_samples, run_preflight
     from slurmdl.health.report import format_table, to_json
     from slurmdl.health.site_verdicts import load_site_reasons
-    from slurmdl.slurm import hostlist, job_record
+    from slurmdl.slurm import hostlist, jobs
 
-    job_id = job_record.own_job_id(os.environ)
+    job_id = jobs.own_job_id(os.environ)
     if options.requeue and not job_id:
         raise UsageError("--requeue: not inside a job (SLURM_JOB_ID is not set)")
     nodelist = options.nodes or os.environ.get("SLURM_JOB_NODELIST")

@@ -13,7 +13,7 @@ from slurmdl import config, dl_options
 from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import UsageError
 from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
-from slurmdl.slurm import hostlist, job_record
+from slurmdl.slurm import hostlist, jobs
 from slurmdl.text import print_escaped
 
 
@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--dry-run", action="store_true",
                         help="only check whether the job can be requeued without the nodes")
     options = parser.parse_args(argv)
-    job_id = options.job or job_record.own_job_id(os.environ)
+    job_id = options.job or jobs.own_job_id(os.environ)
     if not job_id:
         raise UsageError("slurmdl requeue: no job; expected its ID, or a call inside a job")
     excluded = dict.fromkeys(hostlist.expand_hostlist(options.exclude), options.reason)
@@ -42,7 +42,7 @@ def run(argv: list[str]) -> int:
 
 def max_requeues(job_id: str) -> int | None:
     """The limit of --dl-max-requeues for the job of this process; None for another job."""
-    if job_id not in (job_record.own_job_id(os.environ), os.environ.get("SLURM_JOB_ID")):
+    if job_id not in (jobs.own_job_id(os.environ), os.environ.get("SLURM_JOB_ID")):
         return None
     from slurmdl.launch import submission_record
 

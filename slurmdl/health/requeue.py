@@ -24,9 +24,9 @@ from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import GaveUpError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
 from slurmdl.health import exclusions, job_marks
 from slurmdl.placement.eligibility import is_in_service
-from slurmdl.slurm import job_record, process
+from slurmdl.slurm import process
 from slurmdl.slurm.hostlist import fold_hostlist
-from slurmdl.slurm.job_record import JobRecord
+from slurmdl.slurm.jobs import JobRecord, query_job
 from slurmdl.text import pluralize
 
 #: attempts to exclude the nodes of a requeued job, and seconds between two
@@ -55,7 +55,7 @@ def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mappin
         dry_run: only check whether it is possible.
         this_job_only: do not exclude the nodes from later jobs.
     """
-    jobs = job_record.query_job(job_id)
+    jobs = query_job(job_id)
     check_requeue(jobs[0])
     if max_requeues is not None and jobs[0].state != "PENDING":
         _check_limit(jobs[0], max_requeues, environ)
@@ -79,7 +79,7 @@ def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mappin
         try:
             outcome = requeue_without(jobs, tuple(reasons))
         except UnavailableError:
-            was_pending, jobs = jobs[0].state == "PENDING", job_record.query_job(job_id)
+            was_pending, jobs = jobs[0].state == "PENDING", query_job(job_id)
             if not was_pending or jobs[0].state == "PENDING":
                 raise
             # it has started meanwhile
@@ -188,7 +188,7 @@ def _exclude(job: JobRecord, excluded: Sequence[str]) -> None:
             time.sleep(_UPDATE_INTERVAL_S)
     current: list[JobRecord] = []
     with suppress(SlurmdlError):  # without an answer, scontrol's exit status counts
-        current = [record for record in job_record.query_job(job.job_id) if record.job_id == job.job_id]
+        current = [record for record in query_job(job.job_id) if record.job_id == job.job_id]
     if current and not set(nodes) <= set(current[0].excluded):
         raise UnavailableError(f"scontrol update: ExcNodeList is {fold_hostlist(current[0].excluded) or 'empty'}")
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmdl.errors import InputError, UnavailableError, warn
-from slurmdl.slurm import hostlist, job_record, process
+from slurmdl.slurm import hostlist, jobs, process
 
 if TYPE_CHECKING:
     from slurmdl.launch.submission import SubmitCommand
@@ -100,7 +100,7 @@ def revert_unless_started(job_id: str, field: str) -> None:
     """
     update = ["scontrol", "update", f"JobId={job_id}", f"{field}="]
     try:
-        states = job_record.query_states(job_id, timeout=_TIMEOUT_S)
+        states = jobs.query_states(job_id, timeout=_TIMEOUT_S)
         if ("PENDING", "None") in states:
             process.run_detached_after(update, _SCHEDULER_PASS_S)
         elif all(state == "PENDING" for state, _ in states):

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slurmdl.errors import PlacementError
+from slurmdl.errors import InputError, PlacementError
 from slurmdl.launch.submission_record import RequestedSize
-from slurmdl.slurm import hostlist, job_record, jobs
-from slurmdl.slurm.jobs import Allocation, JobNodes
+from slurmdl.slurm import hostlist, jobs
+from slurmdl.slurm.jobs import Allocation, JobRecord
 from slurmdl.text import pluralize
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def overallocation_options(request: JobRequest) -> tuple[tuple[str, ...], Reques
 
 
 def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize,
-               choose_nodes: Callable[[JobNodes], Sequence[str]], on_warning: Callable[[str], None], *,
+               choose_nodes: Callable[[JobRecord], Sequence[str]], on_warning: Callable[[str], None], *,
                dry_run: bool, left_out: Collection[str] = ()) -> dict[str, str]:
     """Reduce the job to the requested number of nodes and return its new environment.
 
@@ -65,19 +66,22 @@ def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize,
         left_out: nodes that are not kept; the others are enough, and that of the batch script is one of them.
     """
     job_allocation = jobs.read_allocation(environ)
-    job_id = job_record.own_job_id(environ)
-    job = JobNodes.query(job_id)
+    job_id = jobs.own_job_id(environ)
+    job = jobs.query_job(job_id)[0]
+    if not job.nodes:
+        raise InputError(f"squeue --jobs={job_id}: the job has no nodes")
+    host = job.batch_host or job.nodes[0]
     kept: Sequence[str] = job.nodes
     # a job with still more nodes is another job that inherited the submission record
     if requested_size.nodes < len(job.nodes) <= _overallocated_count(requested_size.nodes):
         # checked before `choose_nodes`: the step of a probe is listed for a moment after its end
         is_busy = not dry_run and jobs.other_steps_run(job_id)
-        candidates = job.without(left_out)
+        candidates = replace(job, nodes=tuple(node for node in job.nodes if node not in left_out), batch_host=host)
         try:
             kept = choose_nodes(candidates)
         except PlacementError as error:
-            others = (node for node in candidates.nodes if node != job.batch_host)
-            kept = [job.batch_host, *others][:requested_size.nodes]
+            others = (node for node in candidates.nodes if node != host)
+            kept = [host, *others][:requested_size.nodes]
             on_warning(f"{error}; the step runs on the first {pluralize(requested_size.nodes, 'node')} of the job")
         shortfall = _cpu_shortfall_reason(environ, requested_size, job_allocation.restricted_to(kept))
         if shortfall:

@@ -15,7 +15,7 @@ from slurmdl.health.report import format_table
 from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
 from slurmdl.launch import step_context
 from slurmdl.launch.submission_record import RequestedSize
-from slurmdl.slurm import hostlist, job_record, jobs
+from slurmdl.slurm import hostlist, jobs
 from slurmdl.slurm.slurm_conf import SlurmConfig
 
 
@@ -54,7 +54,7 @@ def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, site_c
 def _act(result: Preflight, dl: DlOptions, requested_size: RequestedSize | None, environ: Mapping[str, str],
          on_warning: Callable[[str], None]) -> frozenset[str]:
     """Replace bad nodes by spare ones, else requeue the job, else run with them or give up (docs/health.md)."""
-    bad, job_id, problem = result.reasons, job_record.own_job_id(environ), ""
+    bad, job_id, problem = result.reasons, jobs.own_job_id(environ), ""
     if not bad:
         return frozenset()
     for node, reason in bad.items():

@@ -18,7 +18,7 @@ from slurmdl.launch.srun_args import SrunArgs
 from slurmdl.launch.submission_record import SubmissionRecord
 from slurmdl.launch.task_command import TaskCommand
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.slurm import job_record, jobs, pmi, process, slurm_conf, step_layout
+from slurmdl.slurm import jobs, pmi, process, slurm_conf, step_layout
 from slurmdl.slurm.slurm_conf import SlurmConfig
 from slurmdl.slurm.step_layout import StepLayout
 from slurmdl.topology.topology import Topology
@@ -83,7 +83,7 @@ def gather_context(args: SrunArgs, dl: DlOptions, site_config: config.Config,
         raise PlacementError("SelectTypeParameters has CR_Pack_Nodes: its layout is not mapped")
     request = step_layout.parse_step_request(args.line, environ, slurm_config.srun_cpus_per_task(environ))
     layout = step_layout.compute_step_layout(job, request)
-    if layout.only_if_alone and jobs.other_steps_run(job_record.own_job_id(environ)):
+    if layout.only_if_alone and jobs.other_steps_run(jobs.own_job_id(environ)):
         raise PlacementError("other steps of the job run: Slurm decides which nodes and CPUs are left")
     topology, no_zones_reason = load_job_topology(slurm_config, job.nodes, environ.get("SLURM_JOB_PARTITION", ""),
                                                   dl.strict)
@@ -192,7 +192,7 @@ def shrink_late_bound_job(record: SubmissionRecord, dl: DlOptions, site_config: 
     assert size is not None
     scores: LinkScores | None = None
 
-    def choose_nodes(job: jobs.JobNodes) -> Sequence[str]:
+    def choose_nodes(job: jobs.JobRecord) -> Sequence[str]:
         nonlocal scores
         from slurmdl.job_request import JobRequest
         from slurmdl.placement.place import select_subset

@@ -65,13 +65,13 @@ def requeue_without_nodes(reasons: Mapping[str, str], dry_run: bool = False, thi
     With `dry_run` only check whether that is possible, with `this_job_only` do not remember the nodes for later jobs.
     Raises UnavailableError with the reason if it is not possible, GaveUpError if --dl-max-requeues forbids it.
     """
-    from slurmdl.slurm import job_record, process  # imported only when needed
+    from slurmdl.slurm import jobs, process  # imported only when needed
     from slurmdl.slurm.run_module import module_argv
 
     # with the ID of the job, it returns
     argv = module_argv("slurmdl", "requeue", "--exclude", ",".join(reasons), "--reason",
                        "; ".join(reasons.values()), *["--dry-run"] * dry_run, *["--this-job-only"] * this_job_only,
-                       job_record.own_job_id(os.environ))
+                       jobs.own_job_id(os.environ))
     result = process.run_command(argv, timeout=_REQUEUE_TIMEOUT_S, name="slurmdl requeue")
     # Slurm terminates the processes of a requeued job, this one among them
     if result.returncode not in (0, -signal.SIGTERM):

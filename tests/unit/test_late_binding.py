@@ -21,13 +21,13 @@ from slurmdl.placement.place import select_subset
 from slurmdl.placement.ranks.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.slurm import jobs
-from slurmdl.slurm.jobs import JobNodes
+from slurmdl.slurm.jobs import JobRecord
 
 EIGHT = two_level(["n1", "n3", "n5", "n7"], ["n2", "n4", "n6", "n8"])
 ENVIRON = {"HOME": "/", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3,5]", "SLURM_NODELIST": "n[1-3,5]",
            "SLURM_NNODES": "4", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_CPUS_PER_NODE": "2(x3),4", "SLURM_NTASKS": "8",
            "SLURM_NPROCS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x4)"}
-#: the job of ENVIRON, in the two formats of job_record
+#: the job of ENVIRON, in the two formats of query_job
 RECORD = "7|7|7|N/A|RUNNING|main|||4|n[1-3,5]|n1|None"
 LONG_RECORD = "7|N/A|1|1|0"
 
@@ -130,7 +130,7 @@ def test_first_nodes_are_kept_if_none_can_be_chosen(tmp_path, monkeypatch):
     log = scontrol(tmp_path, monkeypatch, batch="n5")
     warnings: list[str] = []
 
-    def choose(job: JobNodes) -> tuple[str, ...]:
+    def choose(job: JobRecord) -> tuple[str, ...]:
         raise PlacementError("the topology has no zones")
 
     late_binding.shrink_job(ENVIRON, RequestedSize(3), choose, warnings.append, dry_run=False)

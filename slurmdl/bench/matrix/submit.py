@@ -19,7 +19,7 @@ from slurmdl import files
 from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError, print_stderr
 from slurmdl.plan import STRATEGIES
-from slurmdl.slurm import job_record, jobs, pmi, process
+from slurmdl.slurm import jobs, pmi, process
 from slurmdl.slurm.run_module import module_argv
 from slurmdl.units import format_coarse_duration
 
@@ -235,7 +235,7 @@ def _filename_pattern(path: str) -> str:
 def _wait_for_end(number: str, watch: Watch) -> tuple[str, str]:
     """Wait for the end of a job; return its last state, and why it can never start or ""."""
     while True:
-        state, reason = next(iter(job_record.query_states(number, timeout=COMMAND_TIMEOUT_S)), ("", ""))
+        state, reason = next(iter(jobs.query_states(number, timeout=COMMAND_TIMEOUT_S)), ("", ""))
         if state == "PENDING" and reason.partition(",")[0] in _NEVER:
             process.run_command(["scancel", number], timeout=COMMAND_TIMEOUT_S)
             return "REFUSED", f"it can never start ({reason})"

@@ -144,13 +144,13 @@ def requeue_job(cause: str) -> tuple[bool, str]:
 
 def _requeue_running_job(cause: str, requeue: Callable[[str], str]) -> tuple[bool, str]:
     """As `requeue_job`; `requeue` gets the ID of the job, and returns what was done."""
-    from slurmdl.slurm import job_record  # imported only when needed
+    from slurmdl.slurm import jobs  # imported only when needed
 
-    job_id = job_record.own_job_id(os.environ)
+    job_id = jobs.own_job_id(os.environ)
     if not job_id:
         return False, "the same command resumes from it"
     try:
-        job = job_record.query_job(job_id, timeout=_CONTROLLER_TIMEOUT_SECONDS)[0]
+        job = jobs.query_job(job_id, timeout=_CONTROLLER_TIMEOUT_SECONDS)[0]
         # at the time limit, and if cancelled, the state is COMPLETING already
         if job.state != "RUNNING" and job.reason != "TimeLimit":
             return True, f"job {job_id} is {job.state} already, which is left to Slurm"
