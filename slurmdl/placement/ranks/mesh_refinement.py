@@ -1,8 +1,4 @@
-"""Improve the rank maps of small meshes: swaps of whole nodes and of ranks, and exchange of nodes for unused ones.
-
-A search that finds no better swap starts again from its best map with a few ranks permuted (iterated local search:
-Lourenco, Martin, Stuetzle, Handbook of Metaheuristics, 2003).
-"""
+"""Improve the rank maps of small meshes: swaps of whole nodes and of ranks, and exchange of nodes for unused ones."""
 
 from __future__ import annotations
 
@@ -10,18 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurmdl.placement.arrays import IntArray, seeded_permutation
+from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.iteration_cost import NetworkLinks, predict_cost
 from slurmdl.placement.phase import Phase
 from slurmdl.placement.ranks.rank_swaps import swap_search
 
 MAX_ALTERNATIONS = 2  # of swaps of nodes and of ranks
-RESTARTS = 4
-PERMUTED = 6  # ranks that are permuted for a restart, or nodes if their ranks stay together
 
 
 def refine_map(phases: Sequence[Phase], links: NetworkLinks, starts: Sequence[IntArray], *, node_by_node: bool,
-               keep_rank0: bool = False, nodes_are_fixed: bool = True, restarts: int = RESTARTS) -> IntArray:
+               keep_rank0: bool = False, nodes_are_fixed: bool = True) -> IntArray:
     """Improve maps, the node of each rank, shape (ranks,); never at a higher predicted cost than the best of them.
 
     Nodes are swapped only if all have the same number of ranks.
@@ -44,23 +38,7 @@ def refine_map(phases: Sequence[Phase], links: NetworkLinks, starts: Sequence[In
             candidate = improved
         return candidate
 
-    best = min(map(improve, starts), key=cost)
-    for seed in range(1, restarts + 1):
-        candidate = improve(_permuted(best, seed, keep_rank0, node_by_node))
-        if cost(candidate) < cost(best):
-            best = candidate
-    return best
-
-
-def _permuted(node_of_rank: IntArray, seed: int, keep_rank0: bool, node_by_node: bool) -> IntArray:
-    """Rotate the nodes of a few ranks, or the ranks of a few nodes; rank 0 stays in its place if required."""
-    values, position = np.unique(node_of_rank, return_inverse=True) if node_by_node else (node_of_rank, None)
-    first = int(position[0]) if position is not None else 0
-    movable = np.delete(np.arange(len(values)), first) if keep_rank0 else np.arange(len(values))
-    chosen = movable[seeded_permutation(len(movable), seed)[:PERMUTED]]
-    permuted = values.copy()
-    permuted[chosen] = np.roll(values[chosen], 1)
-    return permuted if position is None else permuted[position]
+    return min(map(improve, starts), key=cost)
 
 
 def _swap_nodes(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntArray, keep_rank0: bool,

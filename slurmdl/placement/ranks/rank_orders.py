@@ -119,8 +119,7 @@ class RankOrders:
         index = {name: i for i, name in enumerate(nodes)}
         start = np.array([index[self.network.nodes[node]] for node in best.tolist()], np.int64)
         links = network_links(nodes, topology, scores)
-        refined = refine_map(self.phases, links, [start], node_by_node=self._keeps_nodes_whole, nodes_are_fixed=False,
-                             restarts=1)
+        refined = refine_map(self.phases, links, [start], node_by_node=self._keeps_nodes_whole, nodes_are_fixed=False)
         return predict_cost(self.phases, links, refined), sorted_unique(refined)
 
     @property
