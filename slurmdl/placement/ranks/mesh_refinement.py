@@ -14,9 +14,9 @@ from slurmdl.placement.ranks.rank_swaps import swap_search
 MAX_ALTERNATIONS = 2  # of swaps of nodes and of ranks
 
 
-def refine_map(phases: Sequence[Phase], links: NetworkLinks, starts: Sequence[IntArray], *, node_by_node: bool,
+def refine_map(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntArray, *, node_by_node: bool,
                keep_rank0: bool = False, nodes_are_fixed: bool = True) -> IntArray:
-    """Improve maps, the node of each rank, shape (ranks,); never at a higher predicted cost than the best of them.
+    """Improve the node of each rank, shape (ranks,); never at a higher predicted cost.
 
     Nodes are swapped only if all have the same number of ranks.
 
@@ -28,17 +28,14 @@ def refine_map(phases: Sequence[Phase], links: NetworkLinks, starts: Sequence[In
     def cost(candidate: IntArray) -> tuple[float, ...]:
         return predict_cost(phases, links, candidate).sort_key
 
-    def improve(candidate: IntArray) -> IntArray:
-        for _ in range(MAX_ALTERNATIONS):
-            improved = _swap_nodes(phases, links, candidate, keep_rank0, nodes_are_fixed)
-            if not node_by_node:
-                improved = swap_search(phases, links, improved, keep_rank0)
-            if cost(improved) >= cost(candidate):
-                break
-            candidate = improved
-        return candidate
-
-    return min(map(improve, starts), key=cost)
+    for _ in range(MAX_ALTERNATIONS):
+        improved = _swap_nodes(phases, links, node_of_rank, keep_rank0, nodes_are_fixed)
+        if not node_by_node:
+            improved = swap_search(phases, links, improved, keep_rank0)
+        if cost(improved) >= cost(node_of_rank):
+            break
+        node_of_rank = improved
+    return node_of_rank
 
 
 def _swap_nodes(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntArray, keep_rank0: bool,

@@ -26,7 +26,6 @@ from slurmdl.topology.topology import Topology
 #: ranks of all orders of a mesh that are evaluated for each choice of nodes, and for the chosen one
 MAX_MESH_RANKS, MAX_FINAL_MESH_RANKS = 2**11, 2**14
 MAX_REFINED_RANKS = 64  # ranks of the largest mesh that is refined
-MAX_STARTS = 3  # maps from which it is refined
 
 
 def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
@@ -36,7 +35,7 @@ def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: 
     All traffic: alphabetical order (Slurm with one task per node), leaf order (block distribution of Slurm 26.05),
     depth-first order of the zone tree, and a detour around slow inter-leaf paths. Parameter servers: the assignment
     of `ps_assignment`. Traffic without a rule: largest zones first, recursive bisection for the user's matrices, and
-    swaps in the best order, if `rank_swaps.is_tractable`. A mesh: the best of `mesh_orders`, bisection and swaps.
+    swaps in the best order, if `rank_swaps.is_tractable`. A mesh: the best of `mesh_orders`, and swaps.
     Groups of nodes: the best of `group_orders`, with the best order inside each group, and swaps of nodes.
 
     With rank 0 fixed, each order starts with the first node and its zones. If that costs time, the best free order
@@ -119,7 +118,7 @@ class RankOrders:
         index = {name: i for i, name in enumerate(nodes)}
         start = np.array([index[self.network.nodes[node]] for node in best.tolist()], np.int64)
         links = network_links(nodes, topology, scores)
-        refined = refine_map(self.phases, links, [start], node_by_node=self._keeps_nodes_whole, nodes_are_fixed=False)
+        refined = refine_map(self.phases, links, start, node_by_node=self._keeps_nodes_whole, nodes_are_fixed=False)
         return predict_cost(self.phases, links, refined), sorted_unique(refined)
 
     @property
@@ -260,25 +259,13 @@ class RankOrders:
         if self.traffic.mesh or self.traffic.groups:
             if self.rank_count > MAX_REFINED_RANKS or not self._is_tractable():
                 return current
-            others = self._mesh_starts(current.node_of_rank) if self.traffic.mesh else []
-            refined = refine_map(self.phases, self.network, [current.node_of_rank, *others],
+            refined = refine_map(self.phases, self.network, current.node_of_rank,
                                  node_by_node=self._keeps_nodes_whole, keep_rank0=keep_rank0)
             return self._best_of({"swaps": refined}, current)
         if not self._is_swappable():
             return current
         return self._best_of({"swaps": rank_swaps.swap_search(
             self.phases, self.network, current.node_of_rank, keep_rank0)}, current)
-
-    def _mesh_starts(self, best: IntArray) -> list[IntArray]:
-        """Other maps from which a mesh is refined, with rank 0 on the same node."""
-        depth = depth_first(self.network, int(best[0]))
-        maps = self._mesh_maps(depth, MAX_FINAL_MESH_RANKS)
-        if not self.node_by_node:
-            maps.append(self._bisection(np.repeat(depth, self.tasks[depth])))
-        costs = [self._order_cost(order).sort_key for order in maps]
-        others = [maps[i] for i in sorted(range(len(maps)), key=costs.__getitem__)
-                  if maps[i][0] == best[0] and not np.array_equal(maps[i], best)]
-        return others[:MAX_STARTS - 1]
 
     def _is_swappable(self) -> bool:
         return self.traffic.needs_search and not self.node_by_node and self._is_tractable()
