@@ -5,13 +5,11 @@ and on given nodes the servers determine the workers. The time of a link falls a
 time T gives each zone an interval of servers, and intervals add up: the least T is found by bisection. Among the
 splits within T, bytes between zones are a separable convex function; adding servers one by one at the least cost
 minimizes it (Federgruen and Groenevelt, The greedy procedure for resource allocation problems, 1986). Inside a zone
-the servers get the best links, one per node while there are nodes. A small number of assignments is enumerated.
+the servers get the best links, one per node while there are nodes. In small jobs single servers are then moved.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,7 +21,6 @@ from slurmdl.placement.iteration_cost import NetworkLinks, ps_split_costs
 from slurmdl.placement.phase import Phase
 from slurmdl.placement.traffic import count_shards
 
-MAX_ASSIGNMENTS = 2000  # assignments that are all evaluated
 MAX_MOVES = 256  # moves of a server between two nodes in a round
 MAX_ROUNDS = 16  # rounds of moves
 
@@ -45,8 +42,6 @@ def assign_servers(network: NetworkLinks, tasks: IntArray, phases: Sequence[Phas
         keys = round_mantissa(np.column_stack([costs, crowded]))
         return np.asarray(servers[np.lexsort(keys.T[::-1])[0]])
 
-    if math.comb(len(tasks) + ps - 1, ps) <= MAX_ASSIGNMENTS:
-        return best_of(_all_assignments(network, tasks, ps))
     servers = _LeafServerSplit(network, tasks, ps, required_node).node_servers()
     for _ in range(MAX_ROUNDS if ps * len(tasks) <= MAX_MOVES else 0):
         better = best_of(_neighbor_assignments(tasks, servers))
@@ -54,15 +49,6 @@ def assign_servers(network: NetworkLinks, tasks: IntArray, phases: Sequence[Phas
             break
         servers = better
     return servers
-
-
-def _all_assignments(network: NetworkLinks, tasks: IntArray, ps: int) -> IntArray:
-    """All assignments, those on the best links first; shape (assignments, nodes)."""
-    order = np.argsort(-network.node_capacity, kind="stable")
-    hosts = order[np.array(list(itertools.combinations_with_replacement(range(len(order)), ps)), np.int64)]
-    assignments = np.zeros((len(hosts), len(order)), np.int64)
-    np.add.at(assignments, (np.arange(len(hosts))[:, None], hosts), 1)
-    return assignments[(assignments <= tasks).all(axis=1)]
 
 
 def _neighbor_assignments(tasks: IntArray, servers: IntArray) -> IntArray:
