@@ -6,7 +6,7 @@ An algorithm is a function `(pool, problem, zone candidates) -> proposals` in sl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -29,7 +29,7 @@ from slurmdl.placement.block_rule import BlockRule, block_rule
 from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
 from slurmdl.placement.job_size import JobSize, split_tasks
 from slurmdl.placement.ranks.rank_orders import RankOrders
-from slurmdl.placement.result import Candidate, Cost, Placement, format_zone_counts, rank_tied_costs
+from slurmdl.placement.result import Candidate, Placement, format_zone_counts, rank_tied_costs
 from slurmdl.placement.traffic import Traffic
 from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
@@ -44,9 +44,6 @@ MAX_SWAPS_PER_ROUND = 32  # node swaps
 MAX_SWAP_ROUNDS = 4
 MAX_SWAP_TASKS = 64  # largest job with node swaps
 MAX_LARGE_MESH_ZONES = 2  # zones whose choices are compared for a mesh of such a large job
-MAX_MESH_STARTS = 4  # choices that are improved for a mesh
-MAX_MESH_FINALISTS = 4  # choices that are compared by their final rank maps
-MAX_REFINED_NODES = 64  # nodes among which they are improved
 MAX_AVOIDED_PATHS = 4  # slow inter-leaf paths that are avoided one after the other
 #: relative difference of times up to which choices on blocks count as equal; docs/replay.md has the figures
 MAX_BLOCK_TIE = 0.5
@@ -122,15 +119,14 @@ class PlacementSearch:
         is_even = not evaluated
         if is_even:
             evaluated = self.evaluate_proposals(even_pool)
-        winner = self.best_choice(evaluated, lambda entry: entry.rank_orders.rule_based_cost)
+        winner = self.best_choice(evaluated)
         if is_even:
             pool, winner, others = self.avoid_slow_paths(even_pool, winner)
             evaluated += others
             depends_on_order = self.traffic.needs_search or self.traffic.is_zone_dependent
-            if depends_on_order and self.request.dl.place == "pack" and self.job.tasks <= MAX_SWAP_TASKS and \
-                    not self.keeps_blocks_whole:
-                winner = self.refine_choices(pool, evaluated) if self.traffic.prefers_few_bytes else \
-                    self.swap_nodes(pool, winner)
+            if depends_on_order and not self.traffic.prefers_few_bytes and self.request.dl.place == "pack" and \
+                    self.job.tasks <= MAX_SWAP_TASKS and not self.keeps_blocks_whole:
+                winner = self.swap_nodes(pool, winner)
         rank_map = winner.rank_orders.best_map
         has_bound = is_even and np.ptp(winner.rank_orders.tasks) <= 1 and not self.scores.default_leaf_bandwidth and \
             not (self.traffic.is_zone_dependent or self.traffic.matrices or self.traffic.mesh or self.traffic.groups)
@@ -292,33 +288,7 @@ class PlacementSearch:
             best = better
         return best
 
-    def refine_choices(self, pool: CandidateNodes, evaluated: Sequence[EvaluatedChoice]) -> EvaluatedChoice:
-        """The best of several choices with their final rank maps, and of improved choices.
-
-        In an improved choice, sets of ranks that share a node are swapped with each other and moved to unused nodes.
-        """
-        start = sorted(evaluated, key=lambda entry: entry.sort_key)[:MAX_MESH_STARTS]
-        choices = {entry.nodes: (entry.rank_orders.rule_based_cost, entry) for entry in start}
-        for entry in start:
-            used, tree = entry.choice.nodes, pool.nodes_below(_root_of(pool, entry.choice.zone))
-            unused = np.setdiff1d(np.arange(tree.start, tree.stop), used)
-            unused = unused[np.argsort(~np.isin(pool.leaf[unused], pool.leaf[used]), kind="stable")]
-            nodes = np.concatenate([used, unused[:max(0, MAX_REFINED_NODES - len(used))]])
-            cost, indices = entry.rank_orders.nodes_after_refinement(
-                [self.cluster.names[i] for i in pool.snapshot_index[nodes].tolist()], self.topology, self.scores)
-            chosen = nodes[indices]
-            choice = make_choice(pool, _smallest_common_zone(pool, chosen), chosen)
-            if self.is_allowed(pool, choice):
-                improved = self.evaluate(pool, choice)
-                known = choices.get(improved.nodes, (cost, improved))
-                choices[improved.nodes] = min(known, (cost, improved), key=lambda item: item[0].sort_key)
-        ranked = sorted(choices.values(), key=lambda item: (item[0].sort_key, item[1].sort_key))
-        finalists = rank_tied_costs([cost for cost, _ in ranked])[:MAX_MESH_FINALISTS]
-        return self.best_choice([ranked[i][1] for i in finalists],
-                                lambda entry: entry.rank_orders.best_map.cost)
-
-    def best_choice(self, choices: Sequence[EvaluatedChoice],
-                    cost_of: Callable[[EvaluatedChoice], Cost]) -> EvaluatedChoice:
+    def best_choice(self, choices: Sequence[EvaluatedChoice]) -> EvaluatedChoice:
         """The choice of least cost; for a mesh or groups see `rank_tied_costs`, for blocks `keeps_blocks_whole`."""
         if self.keeps_blocks_whole:
             longest = min(entry.seconds for entry in choices) * (1 + MAX_BLOCK_TIE)
@@ -327,7 +297,7 @@ class PlacementSearch:
         if not self.traffic.prefers_few_bytes:
             return min(choices, key=lambda entry: entry.sort_key)
         ordered = sorted(choices, key=lambda entry: entry.sort_key)
-        return ordered[rank_tied_costs([cost_of(entry) for entry in ordered])[0]]
+        return ordered[rank_tied_costs([entry.rank_orders.rule_based_cost for entry in ordered])[0]]
 
     def zone_name(self, pool: CandidateNodes, zone: int) -> str:
         index = int(pool.topology_zone_index[zone])

@@ -1,4 +1,4 @@
-"""Improve the rank maps of small meshes: swaps of whole nodes and of ranks, and exchange of nodes for unused ones."""
+"""Improve the rank maps of small meshes: swaps of whole nodes and of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_ALTERNATIONS = 2  # of swaps of nodes and of ranks
 
 
 def refine_map(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntArray, *, node_by_node: bool,
-               keep_rank0: bool = False, nodes_are_fixed: bool = True) -> IntArray:
+               keep_rank0: bool = False) -> IntArray:
     """Improve the node of each rank, shape (ranks,); never at a higher predicted cost.
 
     Nodes are swapped only if all have the same number of ranks.
@@ -23,13 +23,12 @@ def refine_map(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntAr
     Args:
         node_by_node: the ranks of a node stay together.
         keep_rank0: rank 0 stays on its node.
-        nodes_are_fixed: no node without ranks is used instead of another one.
     """
     def cost(candidate: IntArray) -> tuple[float, ...]:
         return predict_cost(phases, links, candidate).sort_key
 
     for _ in range(MAX_ALTERNATIONS):
-        improved = _swap_nodes(phases, links, node_of_rank, keep_rank0, nodes_are_fixed)
+        improved = _swap_nodes(phases, links, node_of_rank, keep_rank0)
         if not node_by_node:
             improved = swap_search(phases, links, improved, keep_rank0)
         if cost(improved) >= cost(node_of_rank):
@@ -38,11 +37,11 @@ def refine_map(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntAr
     return node_of_rank
 
 
-def _swap_nodes(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntArray, keep_rank0: bool,
-                nodes_are_fixed: bool) -> IntArray:
+def _swap_nodes(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntArray,
+                keep_rank0: bool) -> IntArray:
     """Swap all ranks of nodes: the swap search for the traffic between the sets of ranks that share a node.
 
-    The set with rank 0 comes first, as the search keeps the first one in its place; unused nodes have empty sets.
+    The set with rank 0 comes first, as the search keeps the first one in its place.
     """
     used, block, counts = np.unique(node_of_rank, return_inverse=True, return_counts=True)
     if counts.min() != counts.max():
@@ -50,8 +49,6 @@ def _swap_nodes(phases: Sequence[Phase], links: NetworkLinks, node_of_rank: IntA
     first = int(block[0])
     number = np.where(block == first, 0, np.where(block < first, block + 1, block))
     nodes = np.concatenate([used[first:first + 1], np.delete(used, first)])
-    if not nodes_are_fixed:
-        nodes = np.concatenate([nodes, np.setdiff1d(np.arange(len(links.nodes)), nodes)])
     between = [Phase(number[phase.source], number[phase.target], phase.bytes_per_pair, phase.rounds)
                for phase in phases]
     return swap_search(between, links, nodes, keep_rank0)[number]

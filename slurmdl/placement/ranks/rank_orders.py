@@ -108,19 +108,6 @@ class RankOrders:
         return RankMap(tuple(self.network.nodes[i] for i in best.node_of_rank.tolist()),
                        self.traffic.roles(self.rank_count), best.cost, best.name, best.costs, free.cost)
 
-    def nodes_after_refinement(self, nodes: Sequence[str], topology: Topology,
-                               scores: LinkScores) -> tuple[Cost, IntArray]:
-        """Cost, and indices in `nodes`, of the nodes of a mesh that may exchange its own ones for the others.
-
-        The first of `nodes` are the mesh's own, in any order.
-        """
-        best = self.best_rule_based(None)
-        index = {name: i for i, name in enumerate(nodes)}
-        start = np.array([index[self.network.nodes[node]] for node in best.tolist()], np.int64)
-        links = network_links(nodes, topology, scores)
-        refined = refine_map(self.phases, links, start, node_by_node=self._keeps_nodes_whole, nodes_are_fixed=False)
-        return predict_cost(self.phases, links, refined), sorted_unique(refined)
-
     @property
     def _keeps_nodes_whole(self) -> bool:
         """Whether the ranks of a node stay together in a search."""
