@@ -14,7 +14,6 @@ from slurmdl.slurm import getopt
 from slurmdl.slurm.sbatch_options import is_flag_set
 from slurmdl.units import parse_bytes
 
-PLACE_CHOICES = ("pack", "balance", "spread")
 PROBE_CHOICES = ("0", "0.5", "1", "2")
 NODE_BINDING_CHOICES = ("auto", "nodelist", "zone", "late", "off")
 RANK0_CHOICES = ("first", "any")
@@ -31,8 +30,7 @@ class DlOptions:
     """Values of the --dl-* options after precedence (script < environment < command line).
 
     Attributes:
-        strategy, place, node_binding, rank0: one of plan.STRATEGIES, PLACE_CHOICES, NODE_BINDING_CHOICES,
-            RANK0_CHOICES.
+        strategy, node_binding, rank0: one of plan.STRATEGIES, NODE_BINDING_CHOICES, RANK0_CHOICES.
         ps: number of parameter servers (0 unless the strategy is ps).
         zone: zones that the job may use; () for any.
         model_bytes: size of one replica of the parameters.
@@ -53,7 +51,6 @@ class DlOptions:
 
     strategy: str = "allreduce"
     ps: int = 0
-    place: str = "pack"
     node_binding: str = "auto"
     zone: tuple[str, ...] = ()
     rank0: str = "first"
@@ -145,8 +142,6 @@ class DlOption:
 OPTIONS = (
     DlOption("strategy", "choice", "|".join(STRATEGIES), "training strategy: how replicas are kept in sync"),
     DlOption("ps", "count", "N", "number of parameter servers among the tasks (default with strategy ps: 1)"),
-    DlOption("place", "choice", "|".join(PLACE_CHOICES), "fill one zone after another, balance the zones, or use as "
-             "many as possible"),
     DlOption("node-binding", "choice", "|".join(NODE_BINDING_CHOICES), "how strictly the chosen nodes bind Slurm"),
     DlOption("zone", "names", "NAME,...", "restrict the job to the nodes of these zones"),
     DlOption("rank0", "choice", "|".join(RANK0_CHOICES), "keep rank 0 on the job's first node, where scripts "

@@ -83,7 +83,7 @@ class BestNodes:
             yield from self._quotas(free, 0, len(free), nodes)
 
     def _quotas(self, free: IntArray, low: int, high: int, nodes: int) -> Iterator[NodeCounts]:
-        for quota in zone_quotas(free[low:high], self._tie_break[low:high], nodes, "pack"):
+        for quota in zone_quotas(free[low:high], self._tie_break[low:high], nodes):
             used = np.flatnonzero(quota)
             yield tuple((used + low).tolist()), tuple(quota[used].tolist())
 

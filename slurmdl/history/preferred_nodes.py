@@ -106,7 +106,7 @@ class PreferredNodes:
                 yield available
 
     def _quotas(self, available: IntArray, nodes: int) -> Iterator[IntArray]:
-        yield from zone_quotas(available, self._tie_break, nodes, "pack")
+        yield from zone_quotas(available, self._tie_break, nodes)
         if self.cost.is_all_to_all and np.count_nonzero(available) > 1:
             quotas = self._all_to_all_quotas(available, nodes)
             if quotas.sum() == nodes:  # less if one zone must hold a majority

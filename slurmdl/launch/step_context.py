@@ -199,8 +199,7 @@ def shrink_late_bound_job(record: SubmissionRecord, dl: DlOptions, site_config: 
 
         topology, _ = load_job_topology(get_slurm_config(), job.nodes, environ.get("SLURM_JOB_PARTITION", ""),
                                         dl.strict)
-        request = JobRequest(replace(dl, place=record.options.place), (size.nodes, size.nodes), size.tasks,
-                             size.tasks_per_node)
+        request = JobRequest(dl, (size.nodes, size.nodes), size.tasks, size.tasks_per_node)
         scores = _load_link_scores(dl, site_config, job.nodes, topology, environ, on_warning)
         return select_subset(job.nodes, request, job.batch_host, topology, scores,
                              traffic_file.load_traffic_matrices(dl))

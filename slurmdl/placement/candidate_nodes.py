@@ -172,7 +172,7 @@ def build_candidate_nodes(request: JobRequest, cluster: ClusterSnapshot, topolog
                           max_tasks: IntArray) -> CandidateNodes:
     """Pool of the nodes that can take tasks, restricted to the zones of the request.
 
-    Trees are joined below one zone if the job may span them: Slurm joins no switch trees unless placement spreads.
+    Trees are joined below one zone if the job may span them: Slurm joins no switch trees.
     `max_tasks` gives the tasks that each node of the snapshot can take. Raises UsageError for an unknown zone.
     """
     snapshot = np.flatnonzero((max_tasks > 0) & snapshot_nodes_in_zones(cluster, topology, request.dl.zone))
@@ -188,7 +188,7 @@ def build_candidate_nodes(request: JobRequest, cluster: ClusterSnapshot, topolog
     begin = np.searchsorted(topology.node_begin[topology.leaf[nodes]], topology.node_begin[zones])
     end = begin + np.bincount(ancestors[ancestors >= 0], minlength=len(zones))
     parent, level = index[topology.parent[zones]], topology.level[zones].astype(np.int64)
-    if (topology.kind != "tree" or request.dl.place == "spread") and (parent < 0).sum() > 1:
+    if topology.kind != "tree" and (parent < 0).sum() > 1:
         top = len(zones)
         parent = np.append(np.where(parent < 0, top, parent), -1)
         level = np.append(level, level.max() + 1)

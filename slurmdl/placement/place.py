@@ -56,7 +56,7 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
         job = JobSize(job.nodes, job.nodes * ranks_per_node)
     if mismatch := traffic.size_mismatch(job.nodes, job.tasks):
         raise UsageError(mismatch)
-    problem = SearchProblem(job, traffic.phases(job.tasks), request.dl.place, traffic.is_zone_dependent, traffic.mesh,
+    problem = SearchProblem(job, traffic.phases(job.tasks), traffic.is_zone_dependent, traffic.mesh,
                             tuple(group.nodes for group in traffic.groups.groups) if traffic.groups else ())
     search = PlacementSearch(request, cluster, topology, scores, problem, traffic)
     reason = ""

@@ -124,8 +124,8 @@ class PlacementSearch:
             pool, winner, others = self.avoid_slow_paths(even_pool, winner)
             evaluated += others
             depends_on_order = self.traffic.needs_search or self.traffic.is_zone_dependent
-            if depends_on_order and not self.traffic.prefers_few_bytes and self.request.dl.place == "pack" and \
-                    self.job.tasks <= MAX_SWAP_TASKS and not self.keeps_blocks_whole:
+            if depends_on_order and not self.traffic.prefers_few_bytes and self.job.tasks <= MAX_SWAP_TASKS and \
+                    not self.keeps_blocks_whole:
                 winner = self.swap_nodes(pool, winner)
         rank_map = winner.rank_orders.best_map
         has_bound = is_even and np.ptp(winner.rank_orders.tasks) <= 1 and not self.scores.default_leaf_bandwidth and \
@@ -155,13 +155,13 @@ class PlacementSearch:
         if self.segment:
             yield from segment_choices(pool, problem, candidates, self.segment)
             return
-        if problem.mesh and problem.place == "pack":
+        if problem.mesh:
             if self.job.tasks > MAX_FULL_SEARCH_TASKS:
                 candidates = candidates[:MAX_LARGE_MESH_ZONES]
             yield from segment_choices(pool, problem, candidates)
-        if problem.group_sizes and problem.place == "pack":
+        if problem.group_sizes:
             yield from group_choices(pool, problem, candidates)
-        if problem.place == "pack" and problem.depends_on_counts:
+        if problem.depends_on_counts:
             is_large = self.job.tasks > MAX_FULL_SEARCH_TASKS
             if self.job.nodes > 1:
                 algorithm = ps_choices if problem.has_two_roles else all_to_all_choices
@@ -227,8 +227,7 @@ class PlacementSearch:
 
         Slurm's rule gives a job that a block can hold only a single block, so other jobs wait for whole blocks.
         """
-        return self.block_rule is not None and not self.traffic.prefers_few_bytes and \
-            self.request.dl.place == "pack"
+        return self.block_rule is not None and not self.traffic.prefers_few_bytes
 
     @cached_property
     def block_number(self) -> IntArray:
@@ -314,8 +313,6 @@ class PlacementSearch:
         zone, counts = self.zone_name(pool, winner.choice.zone), format_zone_counts(winner.nodes_per_zone)
         if len(winner.nodes_per_zone) == 1:
             reason = f"zone {zone} holds all nodes"
-        elif self.request.dl.place == "spread":
-            reason = f"spread over {counts}"
         elif winner.choice.is_smallest_zone:
             reason = f"no smaller zone than {zone} holds all nodes; below it {counts}"
         else:

@@ -187,7 +187,7 @@ def _other_options(site: Site) -> Iterator[None]:
     source = site.directory / "spank"
     shutil.copytree(SPANK, source, dirs_exist_ok=True)
     table = source / "core/options.inc"
-    table.write_text(table.read_text().replace('"dl-place"', '"dl-spot"'))
+    table.write_text(table.read_text().replace('"dl-zone"', '"dl-spot"'))
     subprocess.run(["make", "-s", "-C", str(source), f"build={source}/build"], check=True, capture_output=True,
                    timeout=120)
     with site.mounted("/etc/slurm/slurmdl.so", source / "build/slurmdl.so"):
@@ -324,7 +324,7 @@ CASES = {
         lambda site: site.with_text(site.slurm / "plugstack.conf", "optional /nowhere/slurmdl.so\n"), "plugin",
         "fail", "No such file", "install slurmdl-spank for Slurm 22.05"),
     "plugin of another Slurm": Case(_other_release, "plugin", "fail", "(23.11.0)", "make -C spank install"),
-    "plugin of another slurmdl": Case(_other_options, "plugin", "fail", "--dl-place, --dl-spot", "of one release"),
+    "plugin of another slurmdl": Case(_other_options, "plugin", "fail", "--dl-spot, --dl-zone", "of one release"),
     "plugin required": Case(
         lambda site: site.with_text(site.slurm / "plugstack.conf", "required /etc/slurm/slurmdl.so\n"), "plugin",
         "fail", "drained", "optional"),

@@ -148,8 +148,8 @@ def test_user_input_is_not_executed(filtered):
     cluster = filtered()
     for value in HOSTILE:
         for option in HOSTILE_OPTIONS:
-            cluster.run(["sbatch", "-N2", "--dl-place=pack", f"--{option}={value}", "--wrap=true"])
-        cluster.run(["sbatch", "-N2", "--dl-place=pack", value, value, "--dl-x"])
+            cluster.run(["sbatch", "-N2", "--dl-rank0=first", f"--{option}={value}", "--wrap=true"])
+        cluster.run(["sbatch", "-N2", "--dl-rank0=first", value, value, "--dl-x"])
     assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
     directory = cluster.directory()
     script = directory / "a'$(touch executed)'"

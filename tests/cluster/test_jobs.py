@@ -257,7 +257,7 @@ def test_submission_inside_a_job_ignores_the_options_of_that_job(cluster):
         assert "role ps" not in text
 
 
-@pytest.mark.parametrize("option", ["--dl-strategi=ps", "--dl-place=near", "--dl-ps=many", "--dl-nothing"])
+@pytest.mark.parametrize("option", ["--dl-strategi=ps", "--dl-rank0=near", "--dl-ps=many", "--dl-nothing"])
 def test_invalid_dl_option_submits_nothing(cluster, option):
     done = cluster.run(["slurmdl", "sbatch", option, "--wrap", "hostname"])
     assert done.returncode == 64

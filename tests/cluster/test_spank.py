@@ -102,9 +102,9 @@ def test_options_of_all_commands_reach_the_tasks(plugged):
                   ["salloc", "-N4", "srun", "--dl-ps=2"]):
         done = cluster.run([*words, "sh", "-c", TASK])
         assert roles(done.stdout) == two, done.stderr
-    words = ["--dl-place=spread", "--dl-zone=zoneA", "--dl-model-bytes=1M", "--dl-strict"]
+    words = ["--dl-rank0=any", "--dl-zone=zoneA", "--dl-model-bytes=1M", "--dl-strict"]
     assert cluster.output(cluster.submit(["sbatch", *words, "--wrap=env | grep SLURMDL_OPT | sort"])).split() == [
-        "SLURMDL_OPT_MODEL_BYTES=1M", "SLURMDL_OPT_PLACE=spread", "SLURMDL_OPT_STRICT=", "SLURMDL_OPT_ZONE=zoneA"]
+        "SLURMDL_OPT_MODEL_BYTES=1M", "SLURMDL_OPT_RANK0=any", "SLURMDL_OPT_STRICT=", "SLURMDL_OPT_ZONE=zoneA"]
 
 
 def test_tasks_have_their_variables(plugged):
@@ -174,7 +174,7 @@ def test_slurmdl_srun_with_the_plugin(plugged):
 def invalid_values() -> list[tuple[str, str, str]]:
     """Tuples of option, value, and expected part of the message."""
     return [("strategy", "gosip", "adaptive-gossip"), ("ps", "two", "whole number"), ("ps", "-1", "whole number"),
-            ("place", "", "balance"), ("node-binding", "hard", "late"), ("zone", ",", "names separated by commas"),
+            ("rank0", "", "any"), ("node-binding", "hard", "late"), ("zone", ",", "names separated by commas"),
             ("model-bytes", "0", "400M"), ("link-scores", "", "FILE"), ("comm-pattern", "", "PATTERN")]
 
 

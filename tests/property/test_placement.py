@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from placing import cluster, cost_of, node, two_level
 
-from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
@@ -117,8 +116,7 @@ def test_placement_uses_free_nodes_and_is_deterministic(data: st.DataObject) -> 
     free = sum(state == "IDLE" for state in states)
     usable = free + sum(state == "ALLOCATED" for state in states)
     node_count = data.draw(st.integers(1, len(topology.nodes)))
-    request = JobRequest(nodes=(node_count, node_count), ntasks_per_node=2,
-                         dl=DlOptions(place=data.draw(st.sampled_from(["pack", "balance", "spread"]))))
+    request = JobRequest(nodes=(node_count, node_count), ntasks_per_node=2)
     try:
         placement = place_job(request, snapshot, topology, scores)
     except PlacementError:
@@ -131,7 +129,7 @@ def test_placement_uses_free_nodes_and_is_deterministic(data: st.DataObject) -> 
     assert Counter(placement.rank_map.nodes) == dict.fromkeys(placement.nodes, 2)
     assert sum(placement.nodes_per_zone.values()) == node_count
     assert place_job(request, snapshot, topology, scores) == placement
-    if request.dl.place == "spread" or len(placement.nodes_per_zone) == 1:
+    if len(placement.nodes_per_zone) == 1:
         return
     # several leaves are used only if no single leaf is as fast; a leaf may have a slow node
     idle = [name for name in snapshot.names if snapshot.node_by_name[name].state == ("IDLE",)]

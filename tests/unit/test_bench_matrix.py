@@ -28,7 +28,7 @@ def read_spec(tmp_path: Path, text: str) -> Spec:
 
 def test_spec_is_parsed_into_cells(tmp_path: Path) -> None:
     parsed = read_spec(tmp_path, "frameworks: [slurmdl, ddp]\nstrategies: [allreduce, gossip]\nmodels: [mlp:8, cnn]\n"
-                       "nodes: 2\nplacements: [slurm, spread]\nlr: 1\nrepeats: 2\n")
+                       "nodes: 2\nplacements: [slurm, slurmdl]\nlr: 1\nrepeats: 2\n")
     assert parsed.models == {"mlp:8": "digits", "cnn": "digits"}
     assert (parsed.nodes, parsed.lr) == ((2,), 1.0)
     cells = parsed.cells()

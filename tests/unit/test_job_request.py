@@ -29,11 +29,11 @@ def test_precedence_script_environment_command_line():
 
 EVERY_OPTION = {
     "parameter servers": (
-        {"strategy": "ps", "ps": "3", "place": "spread", "node_binding": "nodelist", "zone": "a,b",
+        {"strategy": "ps", "ps": "3", "node_binding": "nodelist", "zone": "a,b",
          "model_bytes": "1.5G", "comm_pattern": "shards", "link_scores": "off", "probe": "0.5", "rank0": "any",
          "launcher": "none", "ranks_per_node": "8", "max_requeues": "5", "preflight": "20",
          "on_bad_nodes": "wait", "on_slow": "exclude"},
-        DlOptions(strategy="ps", ps=3, place="spread", node_binding="nodelist", zone=("a", "b"), model_bytes=1.5e9,
+        DlOptions(strategy="ps", ps=3, node_binding="nodelist", zone=("a", "b"), model_bytes=1.5e9,
                   comm_pattern="shards", link_scores="off", probe="0.5", rank0="any", launcher="none",
                   ranks_per_node=8, max_requeues=5, preflight=20, on_bad_nodes="wait", on_slow="exclude")),
     "islands": ({"strategy": "gossip", "inside": "node"}, DlOptions("gossip", inside="node")),
@@ -134,7 +134,7 @@ def test_invalid_options_raise_usage_error_with_valid_options(argv, message):
     ("#!/bin/sh\n\n#DL --dl-nothing\n", UsageError, "standard input:3: unknown option --dl-nothing; expected"),
     ("#!/bin/sh\n#DL strategy=ps\n", UsageError, "standard input:2: 'strategy=ps' is invalid after #DL"),
     ("#!/bin/sh\n#DL -N 2\n", UsageError, "standard input:2: '-N' is invalid after #DL"),
-    ("#!/bin/sh\n#DL --dl-ps=2 --dl-place='x\n", UsageError, "standard input:2: .*quote ' is not closed"),
+    ("#!/bin/sh\n#DL --dl-ps=2 --dl-zone='x\n", UsageError, "standard input:2: .*quote ' is not closed"),
     ("#!/bin/sh\n#SBATCH -N 2 --dl-dry-run\n", UsageError,
      "standard input:2: '--dl-dry-run' is no option of sbatch; .*DL"),
 ])

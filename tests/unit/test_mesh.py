@@ -263,12 +263,12 @@ def test_segments_that_no_block_can_hold() -> None:
 
 def test_switches_limit_the_leaf_zones() -> None:
     topology = two_level(["a1", "a2"], ["b1", "b2"], ["c1", "c2", "c3", "c4"])
-    nodes = cluster(*(node(name) for name in topology.nodes))
-    spread = DlOptions(place="spread")
-    assert len(place_job(JobRequest(spread, nodes=(6, 6)), nodes, topology, SCORES).nodes_per_zone) == 3
+    all_free = cluster(*map(node, topology.nodes))
+    assert len(place_job(JobRequest(nodes=(6, 6), switches=2), all_free, topology, SCORES).nodes_per_zone) == 2
+    six_free = cluster(*(node(name, "DOWN" if name in ("c3", "c4") else "IDLE") for name in topology.nodes))
+    assert len(place_job(JobRequest(nodes=(6, 6)), six_free, topology, SCORES).nodes_per_zone) == 3
     with pytest.raises(PlacementError, match="--switches=2: no choice"):
-        place_job(JobRequest(spread, nodes=(6, 6), switches=2), nodes, topology, SCORES)
-    assert len(place_job(JobRequest(nodes=(6, 6), switches=2), nodes, topology, SCORES).nodes_per_zone) == 2
+        place_job(JobRequest(nodes=(6, 6), switches=2), six_free, topology, SCORES)
 
 
 def test_exclusive_blocks_have_no_other_jobs() -> None:

@@ -84,7 +84,7 @@ def test_script_directives_are_read(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(("argv", "status", "message"), [
     (["--topology"], 64, "--topology: expected a file"), (["--topology=missing", *FILES[1:]], 65, "cannot be read"),
     ([*FILES[:1], "--cluster=README"], 65, "README"), ([*FILES[:2], "--link-scores=missing"], 65, "missing"),
-    ([*FILES, "--dl-zone=zoneC"], 64, "zoneA, zoneB, core"), ([*FILES, "--dl-place=tight"], 64, "--dl-place"),
+    ([*FILES, "--dl-zone=zoneC"], 64, "zoneA, zoneB, core"), ([*FILES, "--dl-rank0=last"], 64, "--dl-rank0"),
     ([*FILES, "--dl-speed=1"], 64, "--dl-speed"), ([*FILES, "-n", "6", "--dl-strict"], 75, "not certain"),
     ([*FILES, "-N2", "--svg=/nowhere/a.svg"], 64, "cannot be written"),
 ])

@@ -76,12 +76,6 @@ def test_blocks_are_kept_whole(kind: str, quotas: tuple[int, ...]) -> None:
         [even] if kind == "block" else ["1.11 times the time per iteration"])
 
 
-@pytest.mark.parametrize(("place", "expected"), [("pack", 1), ("balance", 1), ("spread", 2)])
-def test_place_option_sets_the_number_of_leaves(place: str, expected: int) -> None:
-    placement = place_job(JobRequest(nodes=(2, 2), dl=DlOptions(place=place)), IDLE, EIGHT, SCORES)
-    assert len(placement.nodes_per_zone) == expected
-
-
 def test_zone_option_restricts_the_nodes() -> None:
     placement = place_job(JobRequest(nodes=(2, 2), dl=DlOptions(zone=("z1",))), IDLE, EIGHT, SCORES)
     assert placement.nodes_per_zone == {"z1": 2}
@@ -274,23 +268,14 @@ def test_uneven_choice_combines_small_and_large_nodes() -> None:
         place_job(JobRequest(nodes=(2, 2), ntasks=5, memory_per_node_mb=1), small, FOUR, SCORES)
 
 
-def test_spread_uses_several_trees_and_pack_does_not() -> None:
+def test_blocks_are_joined_and_switch_trees_are_not() -> None:
     trees = build_topology([ZoneDecl("a", nodes=("n1", "n2")), ZoneDecl("b", nodes=("n3", "n4"))], kind="tree",
                            source="")
     idle = cluster(*(node(name) for name in trees.nodes))
     with pytest.raises(PlacementError, match="no zone has 3"):
         place_job(JobRequest(nodes=(3, 3)), idle, trees, SCORES)
-    placement = place_job(JobRequest(nodes=(3, 3), dl=DlOptions(place="spread")), idle, trees, SCORES)
-    assert placement.nodes_per_zone == {"a": 2, "b": 1}
     blocks = replace(trees, kind="block")
     assert place_job(JobRequest(nodes=(3, 3)), idle, blocks, SCORES).nodes_per_zone == {"a": 2, "b": 1}
-
-
-def test_spread_with_unequal_latencies_uses_the_root() -> None:
-    topology = two_level(["a1", "a2"], ["b1"])
-    scores = replace(SCORES, nodes={"b1": LinkScore(1000.0, rtt=0.2)}, zones={"z0": LinkScore(50.0, rtt=1.0)})
-    request = JobRequest(nodes=(2, 2), dl=DlOptions(place="spread"))
-    assert len(place_job(request, cluster(*map(node, topology.nodes)), topology, scores).nodes) == 2
 
 
 def test_uneven_choice_in_several_leaves_names_their_zone() -> None:
@@ -299,14 +284,6 @@ def test_uneven_choice_in_several_leaves_names_their_zone() -> None:
     placement = place_job(request, nodes, two_level(["a"], ["b"]), SCORES)
     assert placement.nodes_per_zone == {"z0": 1, "z1": 1}
     assert "root" in placement.reason
-
-
-def test_balance_is_even_over_the_fewest_zones() -> None:
-    topology = two_level(*([f"n{z}{i:02d}" for i in range(17)] for z in range(3)))
-    idle = cluster(*(node(name) for name in topology.nodes))
-    for strategy in ("allreduce", "gossip"):
-        request = JobRequest(nodes=(36, 36), dl=DlOptions(place="balance", strategy=strategy))
-        assert place_job(request, idle, topology, SCORES).nodes_per_zone == {"z0": 12, "z1": 12, "z2": 12}
 
 
 @pytest.mark.parametrize("degraded", [LinkScore(500.0), LinkScore(1000.0, rtt=0.2), LinkScore(1000.0, loss=0.01)])

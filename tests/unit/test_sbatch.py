@@ -57,7 +57,6 @@ def parse(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
     (["-N", "5", "-C", "big"], cluster(), ["--prefer=[(big&z1)*3&(big&z2)*2]"], "", PLAIN),
     (["-N", "7"], cluster(), ["--prefer=[z1*3&z2*3&z3*1]"], "", PLAIN),
     (["-N", "4", "-c3"], cluster(), ["--prefer=[z1*3&z2*1]"], "", PLAIN),
-    (["-N", "2", "--dl-place=spread"], cluster(), ["--prefer=[z1*1&z2*1]"], ""),
     # Slurm may ignore numbers of nodes per zone: any division is as good, or there is only one
     (["-N", "5"], cluster(), ["--prefer=z1|z2"], ""),
     (["-N", "5", "-n", "5"], cluster(), ["--prefer=z1|z2"], "", PLAIN),
@@ -308,7 +307,7 @@ def test_dry_run_output(name, golden, tmp_path, monkeypatch):
             "ps": ["--dl-strategy=ps", "--dl-ps=2", "--dl-model-bytes=400M", "-N3", "job.sh"]}[name]
     job = parse(*argv)
     environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_SUBMISSION": "{}", "SLURMDL_PLAN": "x",
-               "RANK": "3", "SLURMDL_EXPORTED": " RANK", "SLURMDL_OPT_PLACE": "pack", "MASTER_ADDR": "n9"}
+               "RANK": "3", "SLURMDL_EXPORTED": " RANK", "SLURMDL_OPT_RANK0": "first", "MASTER_ADDR": "n9"}
     decision = sbatch.decide_with_slurm(job, cluster())
     command = submission.build_submit_command("/usr/bin/sbatch", job, decision, environ)
     text = sbatch.format_dry_run(job, decision, command)

@@ -39,13 +39,13 @@ def test_plugin_is_not_queried_without_plugin_lines():
 
 def test_environment_has_typed_options_only():
     """The wrapper removes typed options from the command line and passes them to the plugin in the environment."""
-    job = read("#SBATCH --dl-ps=2 --dl-place=spread", "--dl-ps=3", "--dl-explain")
+    job = read("#SBATCH --dl-ps=2 --dl-rank0=any", "--dl-ps=3", "--dl-explain")
     command = submission.build_submit_command("/bin/sbatch", job, Decision(), {})
     exported = {name: value for name, value in command.env.items() if name.startswith("SLURMDL_OPT_")}
     assert exported == {"SLURMDL_OPT_PS": "3"}
     record = submission_record.parse_record(command.env[submission_record.ENV_VARIABLE])
-    in_job = {**exported, "SLURMDL_OPT_PLACE": "spread", "SLURMDL_OPT_STRATEGY": "gossip"}
-    assert record.options.ps == 3 and record.options.place == "spread"
+    in_job = {**exported, "SLURMDL_OPT_RANK0": "any", "SLURMDL_OPT_STRATEGY": "gossip"}
+    assert record.options.ps == 3 and record.options.rank0 == "any"
     assert record.environ_without_inputs(in_job) == {"SLURMDL_OPT_STRATEGY": "gossip"}
 
 

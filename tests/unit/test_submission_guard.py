@@ -50,7 +50,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_process: None) -> 
     (tmp_path / "job.sh").write_text(SCRIPT)
     (tmp_path / "config/slurmdl").mkdir(parents=True)
     (tmp_path / "config/slurmdl/slurmdl.yaml").write_text(
-        "options: {place: spread}\nlink_defaults: {node_bandwidth: 1e9}\n")
+        "options: {rank0: any}\nlink_defaults: {node_bandwidth: 1e9}\n")
     for name in list(os.environ):
         if name.startswith(("SLURM", "SBATCH")):
             monkeypatch.delenv(name)
@@ -111,7 +111,7 @@ def fault_at(number: int, calls: list[str]) -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a generator that is closed
 def test_fault_in_any_call_submits_the_unchanged_arguments(site, capsys, monkeypatch):
     monkeypatch.setattr("time.time_ns", lambda: 0)  # determines the zone, and thereby the calls
-    words = ["-J", "a  b", "--dl-explain", "--dl-place=pack", "job.sh", "--dl-x", "1"]
+    words = ["-J", "a  b", "--dl-explain", "--dl-rank0=first", "job.sh", "--dl-x", "1"]
     expected_argv = [f"{site}/sbatch", "-J", "a  b", "job.sh", "--dl-x", "1"]
     submit(*words)  # imports the modules
     calls: list[str] = []
@@ -191,7 +191,7 @@ def test_later_configuration_overrides_conflicting_options(site):
                                        '"submitter_job":"","host":""}'])
 def test_malformed_inherited_record_does_not_prevent_submission(inherited, site, monkeypatch):
     monkeypatch.setenv(submission_record.ENV_VARIABLE, inherited)
-    assert "--prefer" in submit("--dl-place=pack", "job.sh").argv[1]
+    assert "--prefer" in submit("--dl-rank0=first", "job.sh").argv[1]
 
 
 @pytest.mark.parametrize(("name", "value"), [("SBATCH_REQUEUE", "+-5"), ("SBATCH_SPREAD_JOB", "\u00b2")])
@@ -233,7 +233,7 @@ def test_directives_of_any_length_are_submitted(lines, added, stderr, strategy, 
 
 
 @pytest.mark.parametrize("shell", ['"$@" <&-', '"$@" >&-', '"$@" 2>&-', '"$@" 2>/dev/full', '"$@" <&- >&- 2>&-'])
-@pytest.mark.parametrize("words", [["-n9", "--wrap=true"], ["--dl-place=pack", "--dl-explain", "-N2", "--wrap=true"]])
+@pytest.mark.parametrize("words", [["-n9", "--wrap=true"], ["--dl-rank0=any", "--dl-explain", "-N2", "--wrap=true"]])
 def test_closed_or_full_streams_do_not_prevent_submission(shell, words, site):
     proc = run(site, *words, shell=shell)
     assert (proc.returncode, proc.stdout) == (0, "")
@@ -241,7 +241,7 @@ def test_closed_or_full_streams_do_not_prevent_submission(shell, words, site):
     assert ("--prefer=z" in (site / "args").read_text()) == ("-N2" in words)
 
 
-@pytest.mark.parametrize("words", [["-N9"], ["--dl-place=pack", "-N2"]], ids=["exec", "child"])
+@pytest.mark.parametrize("words", [["-N9"], ["--dl-rank0=first", "-N2"]], ids=["exec", "child"])
 def test_sbatch_ignores_sigpipe(words, site):
     """So it survives that munged closes a connection, which it does under load."""
     proc = run(site, *words, "--wrap=true", shell='exec env --default-signal=PIPE "$@"',
@@ -265,7 +265,7 @@ def test_unreadable_script_is_left_to_sbatch(site):
     ("Submitted batch job 3 of 9\\n not Submitted batch job 4\\n%05000d\\nSubmitted batch job 71\\n", []),
 ])
 def test_only_the_submitted_job_is_updated(output, options, site):
-    proc = run(site, "--dl-place=pack", "-N2", *options, "--wrap=slurmdl srun true", output=output)
+    proc = run(site, "--dl-rank0=first", "-N2", *options, "--wrap=slurmdl srun true", output=output)
     assert proc.returncode == 0
     assert proc.stdout == output.replace("\\n", "\n") % (0 if "%" in output else ())
     query, update = [line for line in (site / "queries").read_text().splitlines() if "ob" in line]
@@ -274,7 +274,7 @@ def test_only_the_submitted_job_is_updated(output, options, site):
 
 @pytest.mark.parametrize("output", ["Quota: 3 jobs pending\\n", "3\\n", "Submitted batch job 3 jobs\\n", "3"])
 def test_without_a_job_id_no_job_is_updated(output, site):
-    assert run(site, "--dl-place=pack", "-N2", "--wrap=true", output=output).stdout == output.replace("\\n", "\n")
+    assert run(site, "--dl-rank0=first", "-N2", "--wrap=true", output=output).stdout == output.replace("\\n", "\n")
     assert "ob" not in (site / "queries").read_text()
 
 

@@ -12,13 +12,11 @@ from typing import Any
 
 from slurmdl import yaml_input
 from slurmdl.bench.frameworks import FRAMEWORKS, load
-from slurmdl.dl_options import PLACE_CHOICES
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
 from slurmdl.launch.srun_args import LAUNCHERS
 from slurmdl.plan import STRATEGIES
 
-#: sbatch, `slurmdl sbatch` with the default of --dl-place, and with each other choice
-PLACEMENTS = ("slurm", "slurmdl", *PLACE_CHOICES[1:])
+PLACEMENTS = ("slurm", "slurmdl")  # sbatch and srun, `slurmdl sbatch` and `slurmdl srun`
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Spec:
     strategies: tuple[str, ...] = ("allreduce",)  # of slurmdl; the other frameworks have one each
     models: dict[str, str] = field(default_factory=lambda: {"cnn": "digits"})  # model: data, as in `slurmdl train`
     nodes: tuple[int, ...] = (1, 2)
-    placements: tuple[str, ...] = ("slurm", "slurmdl")  # of PLACEMENTS
+    placements: tuple[str, ...] = PLACEMENTS  # or one of them
     launcher: str = "srun"  # or mpirun (Open MPI), if Slurm has no matching PMI
     tasks_per_node: int = 1
     ps: int = 1  # parameter servers of the strategy ps, among the tasks

@@ -208,8 +208,7 @@ def submit_command(cell: Cell) -> list[str]:
     if cell.placement == "slurm":
         return ["sbatch"]
     strategy = cell.strategy if cell.strategy in STRATEGIES else "allreduce"
-    place = "pack" if cell.placement == "slurmdl" else cell.placement
-    return module_argv("slurmdl", "sbatch", f"--dl-strategy={strategy}", f"--dl-place={place}")
+    return module_argv("slurmdl", "sbatch", f"--dl-strategy={strategy}")
 
 
 def script(spec: Spec, cell: Cell, base: str) -> str:

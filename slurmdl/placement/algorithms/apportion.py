@@ -17,15 +17,10 @@ MAX_UNEVEN_ZONES = 4  # zones with an uneven choice
 
 def even_choices(pool: CandidateNodes, problem: SearchProblem,
                  candidates: Sequence[ZoneCandidate]) -> Iterator[Proposal]:
-    """Choices with even quotas in each zone.
-
-    "pack" tries the fewest leaves evenly, the largest leaves first, and all leaves evenly; "balance" tries the
-    fewest leaves evenly; "spread" all leaves evenly.
-    """
+    """Choices of each zone: the fewest leaves evenly, the largest leaves first, and all leaves evenly."""
     for candidate in candidates:
-        # "spread": all leaves, whatever their uplinks, without nodes whose links would slow down all others
-        fitting, available = fitting_nodes(pool, candidate, only_node_links=problem.place == "spread")
-        for quotas in zone_quotas(available, pool.tie_break, problem.job.nodes, problem.place):
+        fitting, available = fitting_nodes(pool, candidate)
+        for quotas in zone_quotas(available, pool.tie_break, problem.job.nodes):
             choice = make_choice(pool, candidate.zone, take_nodes(pool, fitting, quotas))
             yield Proposal(choice, candidate.min_seconds)
 
@@ -45,21 +40,16 @@ def uneven_choices(pool: CandidateNodes, job: JobSize) -> Iterator[NodeChoice]:
                 yield NodeChoice(int(zone), largest, len(nodes) - job.nodes)
 
 
-def zone_quotas(available: IntArray, tie_break: IntArray, wanted: int, place: str) -> Iterator[IntArray]:
+def zone_quotas(available: IntArray, tie_break: IntArray, wanted: int) -> Iterator[IntArray]:
     """Distinct quotas per zone; all arrays of shape (zones,), `tie_break` orders equal zones."""
     leaves = np.flatnonzero(available)
     leaves = leaves[np.argsort(tie_break[leaves], kind="stable")]
     sizes = available[leaves]
-    if place == "spread" or len(leaves) == 1:
-        leaf_quotas = [water_fill(sizes, wanted)]
-    else:
-        by_size = np.argsort(-sizes, kind="stable")
-        fewest = int(np.searchsorted(np.cumsum(sizes[by_size]), wanted) + 1)
-        largest = np.zeros_like(sizes)
-        largest[by_size[:fewest]] = sizes[by_size[:fewest]]
-        leaf_quotas = [water_fill(largest, wanted)]
-        if place == "pack":
-            leaf_quotas += [fill_largest_first(sizes, wanted), water_fill(sizes, wanted)]
+    by_size = np.argsort(-sizes, kind="stable")
+    fewest = int(np.searchsorted(np.cumsum(sizes[by_size]), wanted) + 1)
+    largest = np.zeros_like(sizes)
+    largest[by_size[:fewest]] = sizes[by_size[:fewest]]
+    leaf_quotas = (water_fill(largest, wanted), fill_largest_first(sizes, wanted), water_fill(sizes, wanted))
     for quota in {quota.tobytes(): quota for quota in leaf_quotas}.values():
         quotas = np.zeros_like(available)
         quotas[leaves] = quota

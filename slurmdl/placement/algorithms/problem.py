@@ -24,7 +24,6 @@ class SearchProblem:
 
     Attributes:
         phases: traffic of one iteration of ranks in a single zone.
-        place: "pack", "balance" or "spread".
         is_zone_dependent: ranks in several zones send less over the uplinks, and in fewer rounds.
         mesh: the traffic of a mesh, which sends nothing over a link around whole groups; None without one.
         group_sizes: nodes of each named group; () without groups.
@@ -32,7 +31,6 @@ class SearchProblem:
 
     job: JobSize
     phases: Sequence[Phase]
-    place: str
     is_zone_dependent: bool
     mesh: MeshTraffic | None = None
     group_sizes: tuple[int, ...] = ()

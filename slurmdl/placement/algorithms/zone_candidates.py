@@ -132,17 +132,15 @@ class ZoneCandidate:
 def rank_zones(pool: CandidateNodes, problem: SearchProblem) -> list[ZoneCandidate]:
     """Zones to choose nodes in, the most promising first.
 
-    "spread" uses root zones only. If only the worst link matters, a zone is dropped if a zone below it is as good.
+    If only the worst link matters, a zone is dropped if a zone below it is as good.
     """
-    is_root = pool.parent < 0
-    reachable = is_root if problem.place == "spread" else np.ones(pool.zone_count, bool)
     seconds = np.full(pool.zone_count, np.inf)
     capacity = np.zeros(pool.zone_count)
     cap_index = np.zeros(pool.zone_count, np.int64)
     caps: list[LatencyCap] = []
     min_transfer = problem.min_node_bytes / max(float(pool.node_capacity.max()), pool.leaf_bandwidth)
     for cap in latency_caps(pool):
-        if caps and min_transfer + 2 * problem.rounds * cap.node_s > seconds[reachable].min(initial=np.inf):
+        if caps and min_transfer + 2 * problem.rounds * cap.node_s > seconds.min(initial=np.inf):
             break
         widths = kth_widest_paths(pool, problem.job.nodes, cap)
         time = transfer_seconds(problem.min_node_bytes, widths)
@@ -154,9 +152,7 @@ def rank_zones(pool: CandidateNodes, problem: SearchProblem) -> list[ZoneCandida
     if problem.has_two_roles or problem.is_zone_dependent:
         # an uplink, e.g. with servers and workers on both sides, may carry less than a node link
         seconds = np.where(kept, min_node_link_seconds(pool, problem), np.inf)
-    if problem.place == "spread":
-        kept &= is_root
-    elif not problem.depends_on_counts and not problem.is_zone_dependent:
+    if not problem.depends_on_counts and not problem.is_zone_dependent:
         best_below = np.full(pool.zone_count, np.inf)
         for level in pool.levels:
             np.minimum.at(best_below, pool.parent[level.zones], np.minimum(seconds, best_below)[level.zones])
@@ -171,12 +167,10 @@ def rank_zones(pool: CandidateNodes, problem: SearchProblem) -> list[ZoneCandida
             for zone in zones[np.isin(zones, first_of_level)]]
 
 
-def fitting_nodes(pool: CandidateNodes, candidate: ZoneCandidate, *,
-                  only_node_links: bool = False) -> tuple[IntArray, IntArray]:
-    """Nodes of the zone with wide enough paths or node links, and their number in each leaf zone, shape (zones,)."""
-    nodes, cap = pool.nodes_below(candidate.zone), candidate.latency_cap
-    widths = cap.node_capacity(pool)[nodes] if only_node_links else path_widths(pool, candidate.zone, cap)
-    fitting = nodes.start + np.flatnonzero(widths >= candidate.min_capacity)
+def fitting_nodes(pool: CandidateNodes, candidate: ZoneCandidate) -> tuple[IntArray, IntArray]:
+    """Nodes of the zone with wide enough paths, and their number in each leaf zone, shape (zones,)."""
+    widths = path_widths(pool, candidate.zone, candidate.latency_cap)
+    fitting = int(pool.node_begin[candidate.zone]) + np.flatnonzero(widths >= candidate.min_capacity)
     return fitting, np.bincount(pool.leaf[fitting], minlength=pool.zone_count)
 
 
