@@ -43,7 +43,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurmdl import dl_options, yaml_input
-from slurmdl.errors import InputError, SlurmdlError, UsageError
+from slurmdl.errors import InputError, SlurmdlError, UsageError, debug
 
 SITE_CONFIG_FILE = "/etc/slurmdl/slurmdl.yaml"
 DEFAULT_SCORES_FILE = "/var/lib/slurmdl/scores.json"
@@ -144,6 +144,7 @@ def load_config(paths: Sequence[str] | None = None) -> Config:
     config = Config()
     for path in config_paths(os.environ) if paths is None else paths:
         if os.path.exists(path):
+            debug("configuration: %s", path)
             try:
                 config = _merge_config(config, _read_config_file(path), path)
             except SlurmdlError:

@@ -1,15 +1,20 @@
-"""Exceptions, their exit statuses, and messages on stderr.
+"""Exceptions, their exit statuses, and messages on stderr, with SLURMDL_DEBUG=1 also a debug log.
 
 Exit statuses of 64 and up (after sysexits.h) are used if no sbatch or srun ran; otherwise its status is returned.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from slurmdl.text import print_escaped, truncate, truncate_middle
+
+if TYPE_CHECKING:
+    import logging
 
 #: lengths of an InputError's message, of the line of a file that it quotes, and of a line on stderr
 _MAX_MESSAGE_CHARS, _MAX_QUOTED_CHARS, _MAX_LINE_CHARS = 600, 120, 4000
@@ -132,6 +137,43 @@ def warn(message: str) -> None:
     print_stderr(truncate_middle(f"slurmdl: {' '.join(message.split())}", _MAX_LINE_CHARS))
 
 
+def is_debug_on() -> bool:
+    """Whether SLURMDL_DEBUG=1 requests tracebacks and the debug log."""
+    return os.environ.get("SLURMDL_DEBUG") == "1"
+
+
+def debug(message: str, *args: object) -> None:
+    """Write one line on stderr with the prefix "slurmdl: debug: " through the logger `slurmdl`, if the log is on.
+
+    `logging` is imported only then: that takes longer than most of slurmdl's modules.
+    """
+    if is_debug_on():
+        _debug_logger().debug(message, *args)
+
+
+@functools.cache
+def _debug_logger() -> logging.Logger:
+    import logging
+
+    class StderrHandler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            print_stderr(truncate_middle(f"slurmdl: debug: {' '.join(record.getMessage().split())}", _MAX_LINE_CHARS))
+
+    logger = logging.getLogger("slurmdl")
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    logger.addHandler(StderrHandler())
+    return logger
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print the traceback of an error on stderr, if SLURMDL_DEBUG=1."""
+    if is_debug_on():
+        import traceback
+
+        traceback.print_exception(error)
+
+
 def internal_error_text(error: BaseException) -> str:
     """Text of an exception that is no SlurmdlError."""
     if isinstance(error, ImportError) and error.__cause__:
@@ -141,10 +183,7 @@ def internal_error_text(error: BaseException) -> str:
 
 def report_error(error: BaseException) -> int:
     """Print `error` as one line on stderr, after the traceback with SLURMDL_DEBUG=1; return its exit status."""
-    if os.environ.get("SLURMDL_DEBUG") == "1":
-        import traceback
-
-        traceback.print_exception(error)
+    print_traceback(error)
     if isinstance(error, SlurmdlError):
         warn(str(error))
         return error.exit_status

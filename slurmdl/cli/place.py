@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from slurmdl.cli.arguments import write_output_file
-from slurmdl.errors import PlacementError, UnavailableError, UsageError
+from slurmdl.errors import PlacementError, UnavailableError, UsageError, debug
 from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def _make_decision(job: Submission, state: ClusterState, query_slurm: bool) -> D
         with suppress(UnavailableError):
             sbatch = find_sbatch(os.environ)
     decision = decide_with_slurm(job, state, sbatch)
+    debug("decision: %s", decision.summary(dl))
     if decision.reason and dl.strict:
         raise PlacementError(decision.reason)
     return decision

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmdl.config import Config
-from slurmdl.errors import InputError, UnavailableError, warn
+from slurmdl.errors import InputError, UnavailableError, debug, warn
 
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
@@ -56,7 +56,10 @@ def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = 
             raise UnavailableError("no topology: neither a topology.yaml or topology.conf nor an answer of "
                                    "`scontrol show topology`")
         topologies = scontrol_topology.parse_scontrol_topologies(topology_text)
-    return ClusterState(cluster, topologies.get(cluster.topology_of(partitions)), scores)
+    topology = topologies.get(cluster.topology_of(partitions))
+    debug("cluster %s: %d nodes; %s: %d zones", cluster.name or "without a name", len(cluster.names), topology.source,
+          len(topology.zones))
+    return ClusterState(cluster, topology, scores)
 
 
 def load_link_scores(config: Config, source: str, on_warning: Callable[[str], None] = warn,
@@ -75,6 +78,8 @@ def load_link_scores(config: Config, source: str, on_warning: Callable[[str], No
     from slurmdl.links.score_sources import load_from_sources
 
     loaded = load_from_sources(config, source, os.environ, get_cluster)
+    debug("link scores: %d links%s", loaded.scores.link_count,
+          f" ({'; '.join(loaded.warnings)})" if loaded.warnings else "")
     if loaded.warnings and strict:
         raise InputError(loaded.warnings[0])
     if loaded.warnings:

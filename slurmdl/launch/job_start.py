@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slurmdl.errors import InputError, UnavailableError, warn
+from slurmdl.errors import InputError, UnavailableError, debug, warn
 from slurmdl.slurm import hostlist, jobs, process
 
 if TYPE_CHECKING:
@@ -54,6 +54,9 @@ class PredictedStart:
     nodes: tuple[str, ...] = ()
     wait_s: float = 0.0
     failure: str = ""
+
+    def __str__(self) -> str:
+        return self.failure or f"{hostlist.fold_hostlist(self.nodes)} in {self.wait_s:.0f} s"
 
     @property
     def is_now(self) -> bool:
@@ -101,6 +104,7 @@ def revert_unless_started(job_id: str, field: str) -> None:
     update = ["scontrol", "update", f"JobId={job_id}", f"{field}="]
     try:
         states = jobs.query_states(job_id, timeout=_TIMEOUT_S)
+        debug("job %s: state and reason %s", job_id, states)
         if ("PENDING", "None") in states:
             process.run_detached_after(update, _SCHEDULER_PASS_S)
         elif all(state == "PENDING" for state, _ in states):

@@ -23,8 +23,10 @@ from slurmdl.errors import (
     SlurmdlError,
     UnavailableError,
     UsageError,
+    debug,
     internal_error_text,
     print_stderr,
+    print_traceback,
     report_error,
     warn,
 )
@@ -223,10 +225,7 @@ class SubmissionAttempt:
         self.bound_command = None
         reason = str(error)
         if not isinstance(error, SlurmdlError):
-            if os.environ.get("SLURMDL_DEBUG") == "1":
-                import traceback
-
-                traceback.print_exception(error)
+            print_traceback(error)
             reason = f"{internal_error_text(error)} (SLURMDL_DEBUG=1 shows where)"
         failed = bool(self.dl.zone) or not isinstance(error, PlacementError)
         self.decision = Decision(reason=binding.zone_not_applied_reason(self.dl, reason), failed=failed)
@@ -234,6 +233,7 @@ class SubmissionAttempt:
 
     def print_messages(self) -> None:
         """Print the decision and warnings on stderr; nothing with -Q."""
+        debug("decision: %s", self.decision.summary(self.dl))
         if self.quiet:
             return
         if self.dl.explain and self.decision.explanation:
@@ -294,7 +294,9 @@ def decide_with_slurm(job: Submission, state: ClusterState, program: str = "") -
     def predict_start(decision: Decision) -> job_start.PredictedStart:
         if not program:
             return job_start.PredictedStart(failure="Slurm is not queried")
-        return job_start.predict_start(build_submit_command(program, job, decision, os.environ))
+        start = job_start.predict_start(build_submit_command(program, job, decision, os.environ))
+        debug("prediction with %s: %s", " ".join(decision.binding_options) or "no binding", start)
+        return start
 
     return binding.decide_binding(job, state, traffic_file.load_traffic_matrices(job.request.dl),
                                   inside_job="SLURM_JOB_ID" in os.environ,

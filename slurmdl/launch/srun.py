@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +23,9 @@ from slurmdl.errors import (
     PlacementError,
     SlurmdlError,
     UnavailableError,
+    debug,
     internal_error_text,
+    print_traceback,
     report_error,
     warn,
 )
@@ -137,6 +138,8 @@ def _decide(args: SrunArgs, dl: DlOptions, environ: Mapping[str, str], on_warnin
             on_warning(warning)
         if record and (problem := step_plan.broken_promise(record, step, dl)):
             on_warning(problem)
+        debug("decision: %d ranks in the order %s, zones from %s", len(step.plan), step.rank_map.order,
+              step.topology_source)
         if dl.explain:
             for line in step_plan.explanation_lines(step):
                 warn(line)
@@ -166,8 +169,7 @@ def _unmapped_step(args: SrunArgs, dl: DlOptions | None, error: Exception,
     reason = str(error)
     if not isinstance(error, SlurmdlError):
         reason = internal_error_text(error)
-        if environ.get("SLURMDL_DEBUG") == "1":
-            traceback.print_exception(error)
+        print_traceback(error)
     extra_options: list[str] = []
     note = ""
     with suppress(Exception):
@@ -176,6 +178,7 @@ def _unmapped_step(args: SrunArgs, dl: DlOptions | None, error: Exception,
                 get_slurm_config):
             mpi_option, note = [], ", without --mpi=pmix: with it, srun before Slurm 24.11 can hang at the step's end"
         extra_options = [*mpi_option, *args.kill_on_bad_exit_option(environ)]
+    debug("decision: srun's own order: %s", reason)
     with suppress(Exception):
         on_warning(f"{reason}; the step runs in srun's own order{note}")
     with suppress(Exception):

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from slurmdl.errors import UnavailableError, report_error
+from slurmdl.errors import UnavailableError, debug, is_debug_on, report_error
+from slurmdl.text import truncate
 
 if TYPE_CHECKING:
     import subprocess
@@ -29,6 +30,8 @@ QUERY_TIMEOUT_S = 5.0
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 #: maximum length of a line that `run_passthrough` hands to its callback
 _MAX_LINE_BYTES = 4096
+#: maximum length of a command in the debug log
+_MAX_SHOWN_CHARS = 1000
 
 #: variables that change the output of Slurm's commands, unset for queries; so are all of squeue, which filter jobs
 _FORMAT_VARIABLES = ("SINFO_FORMAT", "SLURM_TOPO_LEN", "SLURM_TIME_FORMAT", "SLURM_JSON", "SLURM_YAML",
@@ -71,10 +74,38 @@ def run_command(argv: Sequence[str], *, stdin: str = "", timeout: float = QUERY_
     program is missing or exceeds the time limit. `name` is the name of the command in errors, "" for the program's
     name.
     """
+    started, name = time.monotonic(), name or os.path.basename(argv[0])
+    try:
+        result = _run_command(argv, stdin, timeout, os.environ if env is None else env, cwd, name)
+    except UnavailableError as error:
+        _log_query(argv, stdin, started, str(error))
+        raise
+    _log_query(argv, stdin, started, result)
+    return result
+
+
+def _log_query(argv: Sequence[str], stdin: str, started: float, outcome: CommandResult | str) -> None:
+    """Log a query with what scontrol reads from its standard input; others may read the user's script there."""
+    if not is_debug_on():
+        return
+    reports = f" ({', '.join(stdin.splitlines())})" if stdin and os.path.basename(argv[0]) == "scontrol" else ""
+    if not isinstance(outcome, str):
+        outcome = f"{len(outcome.stdout.encode())} bytes, status {outcome.returncode}" + \
+                  (f", {outcome.first_error}" if outcome.first_error else "")
+    debug("query: %s%s: %.0f ms, %s", _shown_command(argv), reports, (time.monotonic() - started) * 1000, outcome)
+
+
+def _shown_command(argv: Sequence[str]) -> str:
+    import shlex
+
+    return truncate(shlex.join(argv), _MAX_SHOWN_CHARS)
+
+
+def _run_command(argv: Sequence[str], stdin: str, timeout: float, env: Mapping[str, str], cwd: str | None,
+                 name: str) -> CommandResult:
     import subprocess
 
-    name = name or os.path.basename(argv[0])
-    clean_env = {k: v for k, v in (os.environ if env is None else env).items()
+    clean_env = {k: v for k, v in env.items()
                  if k not in _FORMAT_VARIABLES and not k.startswith("SQUEUE_")}
     try:
         child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -244,6 +275,8 @@ def stream_lines(argv: Sequence[str], *, stdin: str, timeout: float,
     import tempfile
     import threading
 
+    if is_debug_on():
+        debug("run: %s", _shown_command(argv))
     name, deadline = os.path.basename(argv[0]), time.monotonic() + timeout
     with tempfile.TemporaryFile() as stderr:
         try:
@@ -294,6 +327,8 @@ def run_detached_after(argv: Sequence[str], delay_s: float) -> None:
     """Start a command after a delay, even if this process and its terminal are gone by then."""
     import subprocess
 
+    if is_debug_on():
+        debug("in %g s: %s", delay_s, _shown_command(argv))
     subprocess.Popen(["/bin/sh", "-c", 'sleep "$0"; exec "$@"', str(delay_s), *argv], cwd="/", start_new_session=True,
                      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -309,6 +344,8 @@ def exec_program(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | Non
         stdin: content of standard input; None leaves standard input unchanged.
         restore_signals: False lets the program ignore SIGPIPE and SIGXFSZ, as Python does.
     """
+    if is_debug_on():
+        debug("exec: %s", _shown_command(argv))
     restored = _IGNORED_BY_PYTHON if restore_signals else ()
     if stdin is not None:
         os.dup2(_memfd_containing(stdin), 0)
@@ -334,6 +371,8 @@ def run_passthrough(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | 
     """
     import subprocess
 
+    if is_debug_on():
+        debug("run: %s", _shown_command(argv))
     try:
         child = subprocess.Popen([os.path.basename(argv[0]), *argv[1:]], executable=argv[0], env=dict(env),
                                  stdin=None if stdin is None else _memfd_containing(stdin), stdout=subprocess.PIPE,

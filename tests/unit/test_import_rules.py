@@ -154,7 +154,8 @@ def test_public_function_names_are_unique():
     dry_run("--array=1-2", "-N2", "--wrap=true"),
 ])
 def test_submission_without_placement_imports_nothing_heavy(code, slurm, tmp_path):
-    assert not loaded_modules(code, tmp_path, **slurm) & {*HEAVY, "numpy", "yaml", "argparse", "subprocess"}
+    assert not loaded_modules(code, tmp_path, **slurm) & {*HEAVY, "numpy", "yaml", "argparse", "subprocess",
+                                                               "logging"}
 
 
 def test_submission_with_placement_imports_no_training_package(slurm, tmp_path):

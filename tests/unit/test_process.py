@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -137,3 +138,21 @@ def test_programs_start_with_default_signal_actions(call):
     masks = [{words[i]: int(words[i + 1], 16) & ~(3 << 31) for i in (0, 2)} for words in outputs]
     assert masks[0] == masks[1]
     assert masks[0].keys() == {"SigBlk:", "SigIgn:"}
+
+
+def test_debug_log_has_queries_with_duration_size_and_status(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("SLURMDL_DEBUG", "1")
+    (tmp_path / "scontrol").write_text("#!/bin/sh\ncat >/dev/null; printf 'mü'; echo broken >&2; exit 3\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    run_command([str(tmp_path / "scontrol"), "-o"], stdin="show nodes\nshow config\n")
+    run_command(["cat", "a b"], stdin="secret", timeout=5)
+    with pytest.raises(UnavailableError):
+        run_command(["sleep", "60"], timeout=0.1)
+    lines = [re.sub(r"\d+ ms", "N ms", line) for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        f"slurmdl: debug: query: {tmp_path}/scontrol -o (show nodes, show config): N ms, 3 bytes, status 3, broken",
+        "slurmdl: debug: query: cat 'a b': N ms, 0 bytes, status 1, cat: 'a b': No such file or directory",
+        "slurmdl: debug: query: sleep 60: N ms, sleep: no answer within 0.1 s"]
+    monkeypatch.delenv("SLURMDL_DEBUG")
+    run_command(["true"])
+    assert not capsys.readouterr().err
