@@ -19,9 +19,8 @@ import numpy as np
 from benchmarks import results
 from benchmarks.results import Row, make_row
 from benchmarks.suite import run_repeated, start
-from slurmdl.history.best_nodes import BestNodes
-from slurmdl.history.comm_costs import CommCosts
-from slurmdl.history.job_nodes import LeafZones
+from slurmdl.history.best_nodes import BestNodes, CommCosts
+from slurmdl.history.leaves import Leaves
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.slurm.hostlist import ranged_string
 from slurmdl.topology import example, write
@@ -50,9 +49,9 @@ print(json.dumps({"seconds": seconds, "cpu": used.ru_utime + used.ru_stime, "pea
 def write_records(path: str, records: int, strategy: str = "") -> None:
     """Write the output of sacct for a simulated cluster; with a strategy the jobs get the best nodes for it."""
     random = np.random.default_rng(SEED)
-    leaves = LeafZones.from_topology(example.tree_topology(SHAPE))
-    names = [leaves.topology.nodes[i] for i in leaves.order.tolist()]
-    best = BestNodes(leaves, CommCosts(leaves, LinkScores(), [strategy or "gossip"], 100e6))
+    leaves = Leaves.from_topology(example.tree_topology(SHAPE))
+    names = leaves.node_names
+    best = BestNodes(leaves, CommCosts(leaves, LinkScores(), [strategy or "gossip"], 100e6), is_quick=True)
     is_free = np.ones(len(names), bool)
     running: list[tuple[int, int, list[int]]] = []
     sizes = np.where(random.random(2 * records) < ONE_NODE_SHARE, 1, 2 ** random.integers(1, 9, 2 * records))
@@ -72,12 +71,12 @@ def write_records(path: str, records: int, strategy: str = "") -> None:
                 continue
             chosen = free[:size]
             if strategy:
-                counts = np.bincount(leaves.leaf_of_node[free], minlength=len(leaves.zones))
+                leaf = leaves.leaf_of_node[free]
+                counts = np.bincount(leaf, minlength=len(leaves.size))
                 # any free nodes in several zones stand for nodes of the job
-                spread = np.append(free[:size - 1], free[-1]).astype(np.int32)
-                zones, quota = best.find(spread, counts).counts
-                chosen = np.concatenate([free[leaves.leaf_of_node[free] == zone][:number]
-                                         for zone, number in zip(zones, quota, strict=True)])
+                spread = np.bincount(np.append(leaf[:size - 1], leaf[-1]), minlength=len(leaves.size))
+                quota = best.compare(spread, counts)[2]
+                chosen = np.concatenate([free[leaf == zone][:quota[zone]] for zone in np.flatnonzero(quota)])
             is_free[chosen] = False
             heapq.heappush(running, (when + run, written, chosen.tolist()))
             nodes = ranged_string(names[i] for i in chosen.tolist())

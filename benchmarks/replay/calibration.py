@@ -21,10 +21,10 @@ from benchmarks.replay.controller import Controller, start_controller
 from benchmarks.results import Row, make_row
 from slurmdl.errors import SandboxError
 from slurmdl.history.lublin import generate_lublin_trace
-from slurmdl.history.placing import Communication, Machine, RandomNodes
-from slurmdl.history.replay import ReplaySettings
-from slurmdl.history.scheduler import Schedule, SchedulerTiming, Simulation
-from slurmdl.history.trace import FloatArray, IntArray, JobTrace
+from slurmdl.history.replay import ReplaySettings, random_nodes
+from slurmdl.history.scheduler import Communication, Machine, Schedule, SchedulerTiming, Simulation
+from slurmdl.history.traces import JobTrace
+from slurmdl.placement.arrays import FloatArray, IntArray
 from slurmdl.slurm import hostlist
 from slurmdl.topology import example
 from slurmdl.topology.topology import Topology
@@ -184,5 +184,5 @@ def compare(name: str, observed: Observed, trace: JobTrace, machine: Machine,
 
 def _simulate(trace: JobTrace, machine: Machine, timing: SchedulerTiming, seed: int = 0) -> Schedule:
     none = np.zeros(len(trace), bool)
-    choice = RandomNodes(machine.rule, seed) if seed else machine.rule
+    choice = random_nodes(machine.rule, seed) if seed else machine.rule.choose
     return Simulation(trace, machine, choice, none, none, Communication(0.0, 0.0, True), timing).run()

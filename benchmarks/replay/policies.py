@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.results import Row, make_row
-from slurmdl.history.placing import POLICIES, Communication
-from slurmdl.history.replay import GeneratedTraces, PolicyOutcome, ReplaySettings, replay_seeds
+from slurmdl.history.replay import POLICIES, PolicyOutcome, ReplaySettings, replay_seeds
+from slurmdl.history.scheduler import Communication
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.topology import example
 from slurmdl.topology.topology import Topology
@@ -56,7 +56,7 @@ def rows(seed: int) -> Iterator[Row]:
         settings = ReplaySettings(case.topology, tuple(POLICIES), strategy=case.strategy, scores=case.scores)
         for load in LOADS:
             seeds = range(seed, seed + SEEDS)
-            outcomes = list(replay_seeds(settings, GeneratedTraces(JOBS, load), seeds, os.cpu_count() or 1))
+            outcomes = list(replay_seeds(settings, JOBS, load, seeds, os.cpu_count() or 1))
             yield from evaluate(f"{case.name}, load {load:g}", outcomes, has_control=case.scores is THIN)
 
 

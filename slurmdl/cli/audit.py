@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from slurmdl.history.accounting import JobTable
     from slurmdl.history.audit import AuditOptions
 
+_DEFAULT_PERIOD_S = 7 * 86_400  # of sacct, without --since
+
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CliParser(prog="slurmdl audit",
@@ -51,9 +53,8 @@ def run(argv: list[str]) -> int:
 
     from slurmdl import config
     from slurmdl.history.audit import audit_jobs
-    from slurmdl.history.report_html import format_html
-    from slurmdl.history.report_text import format_audit, format_csv
-    from slurmdl.history.summary import audit_to_json, summarize_audit
+    from slurmdl.history.audit_html import format_html
+    from slurmdl.history.audit_report import audit_to_json, format_audit, format_csv, summarize_audit
     from slurmdl.launch import cluster_state
     from slurmdl.topology import load
 
@@ -74,7 +75,7 @@ def run(argv: list[str]) -> int:
 
 def _audit_options(arguments: argparse.Namespace) -> AuditOptions:
     from slurmdl.history.audit import AuditOptions
-    from slurmdl.history.sacct import DEFAULT_PERIOD_S, parse_moment
+    from slurmdl.history.sacct_format import parse_moment
 
     if not 0 <= arguments.comm_share <= 0.95:
         raise UsageError(f"--comm-share {arguments.comm_share:g}: expected 0 to 0.95")
@@ -82,7 +83,7 @@ def _audit_options(arguments: argparse.Namespace) -> AuditOptions:
     since_s, until_s = (None if text is None else parse_moment(text, option, now_s) for text, option in (
         (arguments.since, "--since"), (arguments.until, "--until")))
     if arguments.records is None and since_s is None:
-        since_s = int(until_s or now_s) - DEFAULT_PERIOD_S
+        since_s = int(until_s or now_s) - _DEFAULT_PERIOD_S
     if since_s is not None and until_s is not None and since_s >= until_s:
         raise UsageError(f"--since {arguments.since}: expected a time before --until {arguments.until}")
     users, partitions, strategies = (tuple(dict.fromkeys(filter(None, text.split(",")))) for text in (
@@ -94,11 +95,11 @@ def _audit_options(arguments: argparse.Namespace) -> AuditOptions:
 
 
 def _read_records(path: str | None, options: AuditOptions) -> JobTable:
-    from slurmdl.history import accounting, sacct
+    from slurmdl.history import accounting
 
     if path is None:
         assert options.since_s is not None, "_audit_options sets the default period"
-        return sacct.query_accounting(options.since_s, options.until_s or int(time.time()) + 1)
+        return accounting.query_accounting(options.since_s, options.until_s or int(time.time()) + 1)
     if path == "-":
         if not sys.stdin:
             raise UsageError("-: standard input is closed")

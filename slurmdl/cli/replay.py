@@ -16,8 +16,7 @@ from slurmdl.text import pluralize, print_escaped
 
 if TYPE_CHECKING:
     from slurmdl.history.replay import PolicyOutcome, ReplaySettings
-    from slurmdl.history.trace import JobTrace
-    from slurmdl.history.trace_files import TraceReading
+    from slurmdl.history.traces import JobTrace, TraceReading
 
 _MAX_JOBS, _MAX_SEEDS, _MAX_SEED = 10_000_000, 1000, 2**32
 _DEFAULT_JOBS, _DEFAULT_LOAD = 2000, 0.85
@@ -29,8 +28,8 @@ def build_parser() -> argparse.ArgumentParser:
                                    "slurmdl, by both, and at random (docs/replay.md).")
     trace = parser.add_argument_group("jobs")
     trace.add_argument("file", nargs="?", metavar="FILE",
-                       help="trace: output of sacct, Standard Workload Format, CSV or Philly's JSON (default: "
-                            "generated)")
+                       help="trace: output of sacct -P or --json, Standard Workload Format, CSV or Philly's JSON "
+                            "(default: generated)")
     trace.add_argument("--format", default="", choices=("sacct", "swf", "csv", "philly"),
                        help="format of FILE (default: by its content)")
     trace.add_argument("--columns", default="", metavar="FIELD=COLUMN,...", help="columns of a CSV file")
@@ -72,8 +71,8 @@ def run(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
     _check_options(options)
     settings, reading = _build_settings(options), _build_reading(options)
-    from slurmdl.history import replay_report as report
     from slurmdl.history.replay import pool_outcomes
+    from slurmdl.history.replay_report import draw_replay, format_replay, replay_to_json
 
     notes, by_seed = _simulate(options, settings, reading)
     outcomes = [pool_outcomes(of_policy) for of_policy in zip(*by_seed, strict=True)]
@@ -83,14 +82,12 @@ def run(argv: list[str]) -> int:
                "those on slurmdl's nodes of an empty cluster"
                + "; the simulation keeps them" * communication.fixed_run_times)
     if options.svg:
-        from slurmdl.history.replay_svg import draw_replay
-
         write_output_file(options.svg, "--svg", draw_replay(f"{notes[0]}: share of the jobs up to each value",
                                                             outcomes))
     if options.json:
-        print(json.dumps({"trace": notes, "assumed": assumed, "policies": report.replay_to_json(outcomes)}, indent=1))
+        print(json.dumps({"trace": notes, "assumed": assumed, "policies": replay_to_json(outcomes)}, indent=1))
         return 0
-    print_escaped("\n".join([*notes, assumed, "", *report.format_replay(outcomes)]))
+    print_escaped("\n".join([*notes, assumed, "", *format_replay(outcomes)]))
     return 0
 
 
@@ -112,8 +109,8 @@ def _check_options(options: argparse.Namespace) -> None:
 
 def _build_settings(options: argparse.Namespace) -> ReplaySettings:
     from slurmdl import config
-    from slurmdl.history.placing import POLICIES, Communication
-    from slurmdl.history.replay import ReplaySettings
+    from slurmdl.history.replay import POLICIES, ReplaySettings
+    from slurmdl.history.scheduler import Communication
     from slurmdl.launch import cluster_state
     from slurmdl.topology import load
 
@@ -130,7 +127,7 @@ def _build_settings(options: argparse.Namespace) -> ReplaySettings:
 
 
 def _build_reading(options: argparse.Namespace) -> TraceReading:
-    from slurmdl.history.trace_files import TraceReading, parse_column_map
+    from slurmdl.history.traces import TraceReading, parse_column_map
 
     return TraceReading(options.format, parse_column_map(options.columns), options.cpus_per_node,
                         options.gpus_per_node)
@@ -139,18 +136,16 @@ def _build_reading(options: argparse.Namespace) -> TraceReading:
 def _simulate(options: argparse.Namespace, settings: ReplaySettings,
               reading: TraceReading) -> tuple[list[str], list[list[PolicyOutcome]]]:
     """Notes on the trace, and the outcomes of the policies for each seed."""
-    from slurmdl.history.replay import GeneratedTraces, replay_policies, replay_seeds, usable_trace
+    from slurmdl.history.lublin import generate_lublin_trace
+    from slurmdl.history.replay import replay_policies, replay_seeds, usable_trace
+    from slurmdl.history.traces import read_trace
 
     machine = settings.machine()
     nodes = machine.leaves.nodes
     cluster = f"{settings.topology.source}: {nodes:,} nodes in {pluralize(len(machine.leaves.size), 'leaf zone')}"
-    traces = GeneratedTraces(options.jobs or _DEFAULT_JOBS, options.load or _DEFAULT_LOAD)
-    if options.file is None:
-        trace = traces.trace(nodes, options.seed)
-    else:
-        from slurmdl.history.trace_files import read_trace
-
-        trace = read_trace(options.file, reading).first(options.jobs or 0)
+    jobs, load = options.jobs or _DEFAULT_JOBS, options.load or _DEFAULT_LOAD
+    trace = generate_lublin_trace(jobs, nodes, load, options.seed) if options.file is None else \
+        read_trace(options.file, reading).first(options.jobs or 0)
     trace = usable_trace(trace, machine)
     if len(trace) < 2 or not trace.submit_s[-1]:
         raise UsageError(f"{trace.source}: expected at least two jobs, submitted at different times")
@@ -162,7 +157,7 @@ def _simulate(options: argparse.Namespace, settings: ReplaySettings,
         notes.append(f"pooled over {options.seeds} seeds from {options.seed}")
         seeds = range(options.seed, options.seed + options.seeds)
         results = []
-        for done, outcomes in enumerate(replay_seeds(settings, traces, seeds, options.processes), 1):
+        for done, outcomes in enumerate(replay_seeds(settings, jobs, load, seeds, options.processes), 1):
             _print_progress(f"{done} of {pluralize(len(seeds), 'seed')}")
             results.append(outcomes)
         return notes, results

@@ -8,28 +8,30 @@ from __future__ import annotations
 import gzip
 import io
 import itertools
+import os
 import re
 import time
 import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import comb
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
 from slurmdl import files
 from slurmdl.errors import InputError
-from slurmdl.history.sacct_json import job_fields
-from slurmdl.history.timestamps import TimestampParser, parse_time_limit
+from slurmdl.history.sacct_format import TimestampParser, job_fields, parse_time_limit
+from slurmdl.placement.arrays import BoolArray, IntArray
+from slurmdl.slurm import process
 from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.text import pluralize, truncate
 
-IntArray = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
 #: columns that `slurmdl audit` requests from sacct
@@ -55,6 +57,9 @@ _STATE = re.compile(r"[A-Z_]*(?: by .+|\+)?")
 _USER = re.compile(r"[\w.@\\-]*\$?")
 _COUNT = re.compile(r"[0-9]+(?:\.[0-9]+)?[KMG]?")
 _NO_NODES = frozenset({"", "None assigned", "None", "(null)", "Unknown"})
+#: variables of Slurm that a query keeps: where the cluster is, and how to log in
+_KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_KEY", "SLURM_SACK_JWKS")
+QUERY_TIMEOUT_S = 600.0
 _MAX_LINE_CHARS = 2**20
 _MAX_HEADER_LINES = 50  # lines before the header, such as warnings
 #: bounds of the memory: 0.6 GB per million records, and the text of distinct node lists
@@ -129,11 +134,11 @@ class JobTable:
         return len(self.job_ids)
 
     @property
-    def has_run(self) -> npt.NDArray[np.bool_]:
+    def has_run(self) -> BoolArray:
         """Whether a job has started and has nodes."""
         return np.asarray((self.start_s >= 0) & (self.hostlist >= 0))
 
-    def select(self, rows: npt.NDArray[np.bool_]) -> JobTable:
+    def select(self, rows: BoolArray) -> JobTable:
         """The records of a mask, with the same names."""
         index = np.flatnonzero(rows)
         arrays = {name: getattr(self, name)[index] for name in (
@@ -141,38 +146,72 @@ class JobTable:
         return replace(self, job_ids=tuple(self.job_ids[i] for i in index.tolist()), **arrays)
 
 
-def read_accounting_file(path: str) -> JobTable:
-    """Read the saved output of sacct; InputError if it cannot be read, or as `read_accounting_stream`."""
+@contextmanager
+def open_text(path: str) -> Iterator[TextIO]:
+    """A text file of records, which may be compressed; InputError if it cannot be read, and as `decoded_text`."""
     try:
-        with open(path, "rb") as file:
-            return read_accounting_stream(file, path)
+        with open(path, "rb") as file, decoded_text(file, path) as text:
+            yield text
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror or error})", file=path) from error
     except ValueError as error:
+        if "\0" not in path:
+            raise
         raise InputError("cannot be read (its name holds a NUL byte)", file=path.replace("\0", "?")) from error
 
 
-def read_accounting_stream(file: io.BufferedReader, source: str) -> JobTable:
-    """Read the output of `sacct -P` or `sacct --json`, which may be compressed by gzip.
+@contextmanager
+def decoded_text(file: io.BufferedReader, source: str) -> Iterator[TextIO]:
+    """The text of an open file, unpacked if gzip compressed it.
 
-    Raises InputError if it is damaged or unpacks to more than files.MAX_UNPACKED_BYTES, and as `read_job_records`.
+    Raises InputError if it is damaged or unpacks to more than files.MAX_UNPACKED_BYTES.
     """
-    content = files.unpacked(file, source)
     try:
-        start = content.peek(1)
-        if b"\0" in start:
-            raise InputError("is not text; expected the output of `sacct -P` or `sacct --json`", source)
-        is_json = start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
         # bytes that are no UTF-8 can occur in names only
-        text = io.TextIOWrapper(content, encoding="utf-8-sig", errors="replace", newline="\n")
-        reader = _RecordReader(source)
-        if not is_json:
-            return reader.read(enumerate(iter(partial(text.readline, _MAX_LINE_CHARS), ""), 1))
-        header = _Header("\x1f", SACCT_COLUMNS)
-        return reader.read(((line, "\x1f".join(fields)) for line, fields in
-                            job_fields(text, source, SACCT_COLUMNS)), header)
+        yield io.TextIOWrapper(files.unpacked(file, source), encoding="utf-8-sig", errors="replace", newline="\n")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"is damaged ({error})", file=source) from error
+
+
+def bounded_lines(text: TextIO) -> Iterator[str]:
+    """The lines; longer ones than _MAX_LINE_CHARS in pieces."""
+    return iter(partial(text.readline, _MAX_LINE_CHARS), "")
+
+
+def read_start(text: TextIO) -> str:
+    """The text up to the first line that is not blank, at most _MAX_HEADER_LINES lines."""
+    start = ""
+    for line in itertools.islice(bounded_lines(text), _MAX_HEADER_LINES):
+        start += line
+        if line.strip():
+            break
+    return start
+
+
+def read_accounting_text(text: TextIO, source: str, start: str) -> JobTable:
+    """Read the output of `sacct -P` or `sacct --json`; InputError as `read_job_records`.
+
+    `start` is what `read_start` returned.
+    """
+    if "\0" in start:
+        raise InputError("is not text; expected the output of `sacct -P` or `sacct --json`", source)
+    if not start.lstrip().startswith(("{", "[")):
+        return read_job_records(itertools.chain(io.StringIO(start), bounded_lines(text)), source)
+    jobs = job_fields(text, start, source, SACCT_COLUMNS)
+    return _RecordReader(source).read(((line, "\x1f".join(fields)) for line, fields in jobs),
+                                      _Header("\x1f", SACCT_COLUMNS))
+
+
+def read_accounting_file(path: str) -> JobTable:
+    """Read the saved output of sacct; InputError if it cannot be read, or as `read_accounting_stream`."""
+    with open_text(path) as text:
+        return read_accounting_text(text, path, read_start(text))
+
+
+def read_accounting_stream(file: io.BufferedReader, source: str) -> JobTable:
+    """Read the output of sacct from an open file; InputError as `decoded_text` and `read_accounting_text`."""
+    with decoded_text(file, source) as text:
+        return read_accounting_text(text, source, read_start(text))
 
 
 def read_job_records(lines: Iterable[str], source: str) -> JobTable:
@@ -182,6 +221,23 @@ def read_job_records(lines: Iterable[str], source: str) -> JobTable:
     NodeList, if there are more than _MAX_RECORDS records, or if none is usable.
     """
     return _RecordReader(source).read(enumerate(lines, 1))
+
+
+def query_accounting(since_s: int, until_s: int) -> JobTable:
+    """Records of all jobs that ran or waited in a period, from `sacct`.
+
+    Raises UnavailableError if sacct is missing, hangs or fails, and InputError as `read_job_records`.
+    """
+    # sacct reads local times; these are times of its TZ, which is this process's
+    period = [f"-{option}{time.strftime('%FT%T', time.localtime(seconds))}"
+              for option, seconds in (("S", since_s), ("E", until_s))]
+    argv = ["sacct", "-a", "-X", "-P", "-D", *period, "-o", ",".join(SACCT_COLUMNS)]
+    # epoch seconds and English words, whatever the user has set
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(("SLURM_", "SACCT_", "LC_")) or name in _KEPT_VARIABLES}
+    lines = process.stream_lines(argv, stdin="", timeout=QUERY_TIMEOUT_S,
+                                 env={**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"})
+    return read_job_records(lines, "sacct")
 
 
 class _Header:
@@ -221,8 +277,9 @@ class _RecordReader:
     def __init__(self, source: str) -> None:
         self.source = source
         self.times = TimestampParser()
-        self.problems: dict[tuple[str, str], list[RecordProblem]] = {}
-        self.counts: dict[tuple[str, str], int] = {}
+        #: (kind, effect) -> the first such problem, and how often
+        self.problems: dict[tuple[str, str], RecordProblem] = {}
+        self.counts: Counter[tuple[str, str]] = Counter()
         self.users, self.partitions, self.states, self.hostlists = _Names(), _Names(), _Names(), _Names()
         self.job_ids: list[str] = []
         self.line_numbers, self.int32_columns = array("q"), [array("i") for _ in range(6)]
@@ -411,13 +468,12 @@ class _RecordReader:
 
     def _add_problem(self, kind: str, effect: str, number: int, example: str, count: int = 1) -> None:
         key = (kind, effect)
-        if key not in self.counts:
-            self.problems[key] = [RecordProblem(kind, effect, 0, number, truncate(" ".join(example.split()), 100))]
-        self.counts[key] = self.counts.get(key, 0) + count
+        if key not in self.problems:
+            self.problems[key] = RecordProblem(kind, effect, 0, number, truncate(" ".join(example.split()), 100))
+        self.counts[key] += count
 
     def _all_problems(self) -> tuple[RecordProblem, ...]:
-        return tuple(RecordProblem(first.kind, first.effect, self.counts[key], first.line, first.example)
-                     for key, (first,) in self.problems.items())
+        return tuple(replace(problem, count=self.counts[key]) for key, problem in self.problems.items())
 
     def _raise_nothing_usable(self) -> NoReturn:
         problems = self._all_problems()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -10,22 +10,19 @@ import numpy as np
 
 from slurmdl import units
 from slurmdl.errors import InputError
-from slurmdl.history.accounting import IntArray, JobTable, RecordProblem
-from slurmdl.history.best_nodes import BestNodes
-from slurmdl.history.comm_costs import STRATEGIES, CommCosts, NodeCounts
-from slurmdl.history.free_nodes import iter_free_counts
-from slurmdl.history.job_nodes import MAX_UNKNOWN, LeafZones, NodeLists
+from slurmdl.history.accounting import Int32Array, JobTable, RecordProblem
+from slurmdl.history.best_nodes import STRATEGIES, BestNodes, CommCosts
+from slurmdl.history.leaves import MAX_UNKNOWN, Leaves, NodeLists
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement import score_report
+from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray, run_starts
 from slurmdl.text import pluralize, sample_names, truncate
 from slurmdl.topology.topology import Topology
-
-FloatArray = np.typing.NDArray[np.float64]
-BoolArray = np.typing.NDArray[np.bool_]
 
 MAX_PICTURED_JOBS = 5  # worst jobs whose best nodes are kept
 _MAX_KEPT = 1000  # jobs of which these are selected
 _ROUNDING = 1e-9  # relative difference of equal times
+_MAX_SINGLE_UPDATES = 4  # nodes of a job above which NumPy updates them faster than a loop
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class AuditOptions:
     """What is audited, and what is assumed.
 
     Attributes:
-        strategies: names in comm_costs.STRATEGIES; the first one ranks the jobs.
+        strategies: names in best_nodes.STRATEGIES; the first one ranks the jobs.
         model_bytes: bytes of one replica of the parameters.
         comm_share: share of the run time that jobs spent in communication, 0 to 1.
         since_s, until_s: epoch seconds between which audited jobs started; None for no limit.
@@ -90,11 +87,11 @@ class Audit:
         problems: of the records and of their nodes.
         notes: assumptions, one sentence each.
         one_node_jobs: jobs of the period that ran on one node.
-        best: row -> its best nodes, of the worst jobs.
+        best: row -> its best nodes per leaf zone, of the worst jobs.
     """
 
     table: JobTable
-    leaves: LeafZones
+    leaves: Leaves
     options: AuditOptions
     jobs: AuditedJobs
     end_s: IntArray
@@ -102,7 +99,7 @@ class Audit:
     problems: tuple[RecordProblem | str, ...]
     notes: tuple[str, ...]
     one_node_jobs: int
-    best: dict[int, NodeCounts] = field(default_factory=dict)
+    best: dict[int, IntArray] = field(default_factory=dict)
 
     @cached_property
     def lost_node_hours(self) -> FloatArray:
@@ -126,11 +123,10 @@ class Audit:
         """Whether an audited job could have used fewer leaf zones, or communicated faster; shape (jobs,)."""
         return np.asarray(self.jobs.has_extra_zones | (self.jobs.factor > 1 + _ROUNDING).any(axis=0))
 
-    def leaf_counts(self, row: int) -> NodeCounts:
-        """Leaf zones that a record used, and its nodes in each."""
-        leaf, count = np.unique(self.leaves.leaf_of_node[self.lists.of(int(self.table.hostlist[row]))],
-                                return_counts=True)
-        return tuple(leaf.tolist()), tuple(count.tolist())
+    def leaf_counts(self, row: int) -> IntArray:
+        """Nodes of a record per leaf zone, shape (leaves,)."""
+        leaf = self.leaves.leaf_of_node[self.lists.of(int(self.table.hostlist[row]))]
+        return np.bincount(leaf, minlength=len(self.leaves.size))
 
 
 def audit_jobs(table: JobTable, topology: Topology, scores: LinkScores,
@@ -141,7 +137,9 @@ def audit_jobs(table: JobTable, topology: Topology, scores: LinkScores,
     zones, or if no job can be audited, and UsageError for an unknown strategy.
     """
     scores = replace(scores, nodes={}, zones={}, inter_leaf={})
-    leaves = LeafZones.from_topology(topology)
+    if topology.kind == "flat":
+        raise InputError("has no zones with nodes: there is nothing to audit", topology.source or "the topology")
+    leaves = Leaves.from_topology(topology)
     costs = CommCosts(leaves, scores, options.strategies, options.model_bytes)
     lists = NodeLists.expand(table.hostlists, leaves)
     latest = int(max(table.end_s.max(initial=0), table.start_s.max(initial=0)))
@@ -189,7 +187,7 @@ def _in_period(table: JobTable, end_s: IntArray, options: AuditOptions) -> BoolA
     return selected
 
 
-def _zones_per_list(lists: NodeLists, leaves: LeafZones) -> IntArray:
+def _zones_per_list(lists: NodeLists, leaves: Leaves) -> IntArray:
     """Number of leaf zones of each node list."""
     zones = np.zeros(len(lists.counts), np.int64)
     step = 100_000  # lists at a time, to bound the memory
@@ -197,46 +195,123 @@ def _zones_per_list(lists: NodeLists, leaves: LeafZones) -> IntArray:
         counts = lists.counts[first:first + step]
         begin = lists.begin[first]
         leaf = leaves.leaf_of_node[lists.numbers[begin:begin + counts.sum()]]
-        pairs = np.unique(np.repeat(np.arange(len(counts)), counts) * len(leaves.zones) + leaf)
-        zones[first:first + step] = np.bincount(pairs // len(leaves.zones), minlength=len(counts))
+        pairs = np.unique(np.repeat(np.arange(len(counts)), counts) * len(leaves.size) + leaf)
+        zones[first:first + step] = np.bincount(pairs // len(leaves.size), minlength=len(counts))
     return zones
 
 
-def _compare_with_best(table: JobTable, end_s: IntArray, lists: NodeLists, leaves: LeafZones,
-                       costs: CommCosts, jobs: AuditedJobs) -> dict[int, NodeCounts]:
+def _compare_with_best(table: JobTable, end_s: IntArray, lists: NodeLists, leaves: Leaves,
+                       costs: CommCosts, jobs: AuditedJobs) -> dict[int, IntArray]:
     """Fill the fewest zones and the factors; jobs in one leaf zone cannot be better. Return the worst jobs' best."""
-    search = BestNodes(leaves, costs)
+    search, has_roots = BestNodes(leaves, costs, is_quick=True), bool(np.ptp(leaves.root))
     wanted = np.zeros(len(table), bool)
     wanted[jobs.row[jobs.used_zones > 1]] = True
     position = np.full(len(table), -1)
     position[jobs.row] = np.arange(len(jobs))
-    kept: list[tuple[float, float, int, NodeCounts]] = []
+    kept: list[tuple[float, float, int, IntArray]] = []
     hours, used_zones = jobs.node_hours.tolist(), jobs.used_zones.tolist()
     for row, free in iter_free_counts(table, end_s, lists, leaves, wanted):
         numbers, i = lists.of(int(table.hostlist[row])), int(position[row])
-        result = search.find(numbers, free)
-        own, best = result.own_seconds, result.seconds
+        leaf = leaves.leaf_of_node[numbers]
+        if has_roots:  # jobs do not span roots, unless this one does
+            free = np.where(np.isin(leaves.root, leaves.root[leaf]), free, 0)
+        fewest = int(np.searchsorted(np.cumsum(np.sort(free)[::-1]), len(numbers))) + 1
+        own, best, counts = search.compare(np.bincount(leaf, minlength=len(free)), free)
         factors = [max(used / least, 1.0) for used, least in zip(costs.of_nodes(numbers, own), best, strict=True)]
-        jobs.fewest_zones[i], jobs.factor[:, i] = result.fewest_zones, factors
+        jobs.fewest_zones[i], jobs.factor[:, i] = fewest, factors
         jobs.leaf_order_factor[:, i] = [used / least for used, least in zip(own, best, strict=True)]
-        lost, extra = (1 - 1 / factors[0]) * hours[i], (used_zones[i] - result.fewest_zones) * hours[i]
-        kept.append((round(lost, 9), extra, -row, result.counts))
+        lost, extra = (1 - 1 / factors[0]) * hours[i], (used_zones[i] - fewest) * hours[i]
+        kept.append((round(lost, 9), extra, -row, counts))  # rows differ, so counts are not compared
         if len(kept) > _MAX_KEPT:
             kept = sorted(kept, reverse=True)[:MAX_PICTURED_JOBS]
     return {-row: counts for _, _, row, counts in sorted(kept, reverse=True)[:MAX_PICTURED_JOBS]}
 
 
-def _broken_segments(table: JobTable, lists: NodeLists, leaves: LeafZones, jobs: AuditedJobs) -> IntArray:
-    topology = leaves.topology
-    base = topology.block_sizes[0] if topology.block_sizes else int(np.diff(leaves.begin)[0])
+def partition_nodes(table: JobTable, lists: NodeLists) -> dict[int, IntArray]:
+    """Node numbers, ascending, that jobs of each partition used; partition -> nodes."""
+    ran = table.has_run
+    pairs = np.unique(table.partition[ran].astype(np.int64) << 32 | table.hostlist[ran])
+    nodes: dict[int, IntArray] = {}
+    for partition in np.unique(pairs >> 32).tolist():
+        used = np.zeros(int(lists.numbers.max(initial=-1)) + 1, bool)
+        for index in (pairs[pairs >> 32 == partition] & 0xFFFFFFFF).tolist():
+            used[lists.of(index)] = True
+        nodes[partition] = np.flatnonzero(used)
+    return nodes
+
+
+def iter_free_counts(table: JobTable, end_s: IntArray, lists: NodeLists, leaves: Leaves,
+                     wanted: BoolArray) -> Iterator[tuple[int, IntArray]]:
+    """Yield (row, free nodes of each leaf zone when that job started) for the wanted rows, by start.
+
+    Free are the job's own nodes, and the nodes that a job of its partition used at any time and that no other job
+    held at that moment. Jobs that end at the same second have released their nodes; jobs that start at the same
+    second hold theirs.
+
+    Args:
+        end_s: end of each record, also of running jobs.
+        wanted: mask of rows; jobs with a run time.
+    """
+    busy = np.zeros(leaves.nodes, np.int32)
+    count = memoryview(busy)
+    free_of = {partition: _FreeNodes(nodes, leaves) for partition, nodes in partition_nodes(table, lists).items()}
+    rows = np.flatnonzero(table.has_run & (end_s > table.start_s))
+    # ends before starts at the same second
+    event_time = np.concatenate([end_s[rows], table.start_s[rows]])
+    is_start = np.repeat([False, True], len(rows))
+    order = np.lexsort((is_start, event_time))
+    times = event_time[order]
+    # an event is row + 1 for a start and -(row + 1) for an end
+    events = np.where(is_start, 1, -1)[order] * (np.concatenate([rows, rows])[order] + 1)
+    # memory views: single elements of arrays are slow
+    hostlist, begin, numbers = memoryview(table.hostlist), memoryview(lists.begin), memoryview(lists.numbers)
+    is_wanted = memoryview(wanted)
+    pending: list[int] = []
+    last = len(events) - 1
+    for i, (event, when) in enumerate(zip(events.tolist(), times.tolist(), strict=True)):
+        row = abs(event) - 1
+        index = hostlist[row]
+        low, high = begin[index], begin[index + 1]
+        step = 1 if event > 0 else -1
+        if high - low <= _MAX_SINGLE_UPDATES:
+            for k in range(low, high):
+                count[numbers[k]] += step
+        else:
+            busy[lists.numbers[low:high]] += step
+        if event > 0 and is_wanted[row]:
+            pending.append(row)
+        if pending and (i == last or times[i + 1] != when):
+            for row in pending:
+                yield row, free_of[int(table.partition[row])].counts(busy, lists.of(hostlist[row]))
+            pending.clear()
+
+
+class _FreeNodes:
+    """Free nodes of one partition per leaf zone."""
+
+    def __init__(self, nodes: IntArray, leaves: Leaves) -> None:
+        self.leaf_of_node, self.leaf_count = leaves.leaf_of_node, len(leaves.size)
+        #: a slice is faster than an index array
+        self.nodes = slice(None) if len(nodes) == leaves.nodes else nodes
+        leaf = self.leaf_of_node[nodes]
+        self.first = run_starts(leaf)
+        self.leaf = leaf[self.first]
+
+    def counts(self, busy: Int32Array, own: Int32Array) -> IntArray:
+        free = np.bincount(self.leaf_of_node[own], minlength=self.leaf_count)
+        free[self.leaf] += np.add.reduceat(busy[self.nodes] == 0, self.first, dtype=np.int64)
+        return free
+
+
+def _broken_segments(table: JobTable, lists: NodeLists, leaves: Leaves, jobs: AuditedJobs) -> IntArray:
     broken = np.zeros(len(jobs), np.int64)
     for i in np.flatnonzero(jobs.used_zones > 1).tolist():
         leaf = leaves.leaf_of_node[lists.of(int(table.hostlist[jobs.row[i]]))]
-        broken[i] = count_broken_segments(np.bincount(leaf).tolist(), base)
+        broken[i] = count_broken_segments(np.bincount(leaf).tolist(), leaves.block_size)
     return broken
 
 
-def _all_problems(table: JobTable, lists: NodeLists, leaves: LeafZones, selected: BoolArray,
+def _all_problems(table: JobTable, lists: NodeLists, leaves: Leaves, selected: BoolArray,
                   end_s: IntArray) -> tuple[RecordProblem | str, ...]:
     problems: list[RecordProblem | str] = list(table.problems)
     incomplete = ~np.append(lists.is_complete, True)[table.hostlist]
@@ -255,7 +330,7 @@ def _all_problems(table: JobTable, lists: NodeLists, leaves: LeafZones, selected
     return tuple(problems)
 
 
-def _why_none(table: JobTable, lists: NodeLists, leaves: LeafZones, selected: BoolArray, end_s: IntArray,
+def _why_none(table: JobTable, lists: NodeLists, leaves: Leaves, selected: BoolArray, end_s: IntArray,
               options: AuditOptions) -> str:
     """Why no record can be audited; at least one of the reasons holds."""
     ran = table.has_run & (end_s > table.start_s)
@@ -267,10 +342,10 @@ def _why_none(table: JobTable, lists: NodeLists, leaves: LeafZones, selected: Bo
                   if value not in (None, ())]
         return f"{pluralize(int(ran.sum()), 'job')} in the records, none selected by {', '.join(limits)}"
     if lists.unknown:
-        known = [leaves.topology.nodes[index] for index in leaves.order[:4].tolist()]
+        known = leaves.node_names[:4]
         return (f"nodes of the records are in no zone of {leaves.topology.source or 'the topology'}: "
                 f"{sample_names(lists.unknown, 3)}; expected {', '.join(known)}"
-                f"{', ...' if len(leaves.order) > len(known) else ''}")
+                f"{', ...' if leaves.nodes > len(known) else ''}")
     return f"{pluralize(len(lists.unreadable), 'unreadable node list')}, e.g. {truncate(lists.unreadable[0], 60)!r}"
 
 

@@ -20,7 +20,8 @@ import math
 import numpy as np
 
 from slurmdl.errors import UsageError
-from slurmdl.history.trace import FloatArray, IntArray, JobTrace
+from slurmdl.history.traces import JobTrace
+from slurmdl.placement.arrays import FloatArray, IntArray
 
 SERIAL_PROBABILITY, POWER_OF_TWO_PROBABILITY = 0.244, 0.576
 #: two-stage uniform of log2 of the size: lowest value, middle below the highest, probability of the lower stage

@@ -1,26 +1,54 @@
-"""The policies of a replay on one trace, or on the generated traces of several seeds in parallel processes."""
+"""Replay of a job trace on a simulated cluster: what Slurm's and slurmdl's choice of nodes do to all jobs.
+
+The policies run on one trace, or on the generated traces of several seeds in parallel processes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from slurmdl.errors import InputError
+from slurmdl.history.best_nodes import CommCosts
 from slurmdl.history.leaves import Leaves
 from slurmdl.history.lublin import generate_lublin_trace
-from slurmdl.history.placing import Communication, Machine, RandomNodes, jobs_with_slurmdl
-from slurmdl.history.scheduler import Schedule, SchedulerTiming, Simulation
-from slurmdl.history.step_cost import StepCost
-from slurmdl.history.trace import FloatArray, JobTrace
+from slurmdl.history.scheduler import Communication, Machine, NodeChoice, Schedule, SchedulerTiming, Simulation
+from slurmdl.history.slurm_rules import SlurmRule
+from slurmdl.history.traces import JobTrace
 from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
 from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
 
+#: policy -> description
+POLICIES = {"slurm": "all jobs by Slurm's rule", "slurmdl": "all jobs by slurmdl's preference",
+            "mixed": "a share of the users by slurmdl's preference", "random": "control: random nodes"}
 SLOWDOWN_BOUND_S = 10.0  # Feitelson: run times below it count as this long
+
+
+def random_nodes(rule: SlurmRule, seed: int) -> NodeChoice:
+    """Random free nodes whenever Slurm's rule could start the job."""
+    generator = np.random.default_rng(seed)
+
+    def choose(free: IntArray, nodes: int) -> IntArray | None:
+        if not rule.fits(free, nodes):
+            return None
+        return np.asarray(generator.multivariate_hypergeometric(free, nodes, method="marginals"))
+
+    return choose
+
+
+def jobs_with_slurmdl(trace: JobTrace, policy: str, share: float, seed: int) -> BoolArray:
+    """Whether slurmdl places each job; shape (jobs,). With `mixed`, users are drawn by the seed."""
+    if policy != "mixed":
+        return np.full(len(trace), policy == "slurmdl")
+    users = int(trace.user.max(initial=0)) + 1
+    chosen = np.random.default_rng([seed, 2]).permutation(users)[:round(share * users)]
+    return np.isin(trace.user, chosen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +56,9 @@ class ReplaySettings:
     """What to simulate.
 
     Attributes:
-        policies: names in placing.POLICIES.
+        policies: names in POLICIES.
         share: share of the users with slurmdl in the policy `mixed`.
-        strategy, model_bytes: communication of the jobs, see StepCost.
+        strategy, model_bytes: communication of the jobs, see CommCosts.
         scores: default link scores.
     """
 
@@ -45,18 +73,7 @@ class ReplaySettings:
 
     def machine(self) -> Machine:
         leaves = Leaves.from_topology(self.topology)
-        return Machine(leaves, StepCost(leaves, self.strategy, self.model_bytes, self.scores))
-
-
-@dataclass(frozen=True, eq=False)
-class GeneratedTraces:
-    """Traces of the Lublin-Feitelson generator, one per seed."""
-
-    jobs: int
-    load: float
-
-    def trace(self, nodes: int, seed: int) -> JobTrace:
-        return generate_lublin_trace(self.jobs, nodes, self.load, seed)
+        return Machine(leaves, CommCosts(leaves, self.scores, [self.strategy], self.model_bytes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +97,7 @@ class PolicyOutcome:
     factor: FloatArray
     run_ratio: FloatArray
     response_s: FloatArray
-    placed: npt.NDArray[np.bool_]
+    placed: BoolArray
     utilization: float
     useful: float
     leaf_nodes: float
@@ -97,8 +114,9 @@ def usable_trace(trace: JobTrace, machine: Machine) -> JobTrace:
         if rejected.all():
             raise InputError(f"no usable job: {note}", trace.source)
         trace = replace(trace.selected(~rejected), notes=(*trace.notes, note))
-    if machine.leaves.note():
-        trace = replace(trace, notes=(*trace.notes, machine.leaves.note()))
+    if unused := len(machine.leaves.topology.nodes) - machine.leaves.nodes:
+        note = f"{pluralize(unused, 'node')} in no zone not used, as by Slurm"
+        trace = replace(trace, notes=(*trace.notes, note))
     return trace
 
 
@@ -108,14 +126,14 @@ def replay_policies(trace: JobTrace, machine: Machine, settings: ReplaySettings,
     bound = settings.communication.bound_jobs(trace, seed)
     for policy in settings.policies:
         placed = jobs_with_slurmdl(trace, policy, settings.share, seed)
-        choice = RandomNodes(machine.rule, seed) if policy == "random" else machine.rule
+        choice = random_nodes(machine.rule, seed) if policy == "random" else machine.rule.choose
         simulation = Simulation(trace, machine, choice, placed, bound, settings.communication, settings.timing)
         progress = (lambda count, policy=policy: on_progress(policy, count)) if on_progress else None
         yield summarize_schedule(simulation.run(progress), trace, machine, policy, seed, placed, bound)
 
 
 def summarize_schedule(schedule: Schedule, trace: JobTrace, machine: Machine, policy: str, seed: int,
-                       placed: npt.NDArray[np.bool_], bound: npt.NDArray[np.bool_]) -> PolicyOutcome:
+                       placed: BoolArray, bound: BoolArray) -> PolicyOutcome:
     """Compute the metrics of one simulation."""
     wait = schedule.start_s - trace.submit_s
     response = wait + schedule.run_s
@@ -127,25 +145,24 @@ def summarize_schedule(schedule: Schedule, trace: JobTrace, machine: Machine, po
                          schedule.useful, schedule.leaf_nodes, schedule.startable_nodes)
 
 
-def _replay_seed(work: tuple[ReplaySettings, GeneratedTraces, int]) -> list[PolicyOutcome]:
+def _replay_seed(settings: ReplaySettings, jobs: int, load: float, seed: int) -> list[PolicyOutcome]:
     """Simulate the policies for one seed; runs in a worker process."""
-    settings, traces, seed = work
     machine = settings.machine()
-    trace = usable_trace(traces.trace(machine.leaves.nodes, seed), machine)
+    trace = usable_trace(generate_lublin_trace(jobs, machine.leaves.nodes, load, seed), machine)
     return list(replay_policies(trace, machine, settings, seed))
 
 
-def replay_seeds(settings: ReplaySettings, traces: GeneratedTraces, seeds: Sequence[int],
+def replay_seeds(settings: ReplaySettings, jobs: int, load: float, seeds: Sequence[int],
                  processes: int = 1) -> Iterator[list[PolicyOutcome]]:
-    """Outcomes of each seed, in the order of the seeds; equal for any number of processes."""
-    work = [(settings, traces, seed) for seed in seeds]
+    """Outcomes of a generated trace of each seed, in the order of the seeds; equal for any number of processes."""
+    replay_seed = partial(_replay_seed, settings, jobs, load)
     if processes <= 1 or len(seeds) == 1:
-        yield from map(_replay_seed, work)
+        yield from map(replay_seed, seeds)
         return
     import multiprocessing
 
     with multiprocessing.get_context("spawn").Pool(min(processes, len(seeds))) as pool:
-        yield from pool.imap(_replay_seed, work)
+        yield from pool.imap(replay_seed, seeds)
 
 
 def pool_outcomes(outcomes: Sequence[PolicyOutcome]) -> PolicyOutcome:

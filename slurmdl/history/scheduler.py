@@ -1,4 +1,4 @@
-"""Event-driven simulation of first come, first served with EASY backfill.
+"""A simulated cluster: jobs start first come, first served with EASY backfill; their run time depends on their nodes.
 
 The first waiting job has a reservation at the earliest time at which it can start if all jobs run up to their limits.
 Another job may start before it if the reservation still holds. Reference: Lifka, The ANL/IBM SP scheduling system,
@@ -10,14 +10,85 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from slurmdl.errors import InputError
-from slurmdl.history.placing import Communication, Machine, NodeChoice
-from slurmdl.history.trace import FloatArray, IntArray, JobTrace
+from slurmdl.history.best_nodes import BestNodes, CommCosts
+from slurmdl.history.leaves import Leaves
+from slurmdl.history.slurm_rules import SlurmRule, slurm_rule
+from slurmdl.history.traces import JobTrace
+from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
+from slurmdl.placement.result import is_good_enough
 from slurmdl.text import pluralize
+
+#: (free nodes per leaf zone, wanted nodes) -> nodes per leaf zone, or None if the job cannot start; shapes (leaves,)
+NodeChoice = Callable[[IntArray, int], IntArray | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A cluster with its rule and cost model; built once for all policies of a trace."""
+
+    leaves: Leaves
+    costs: CommCosts
+
+    @cached_property
+    def rule(self) -> SlurmRule:
+        return slurm_rule(self.leaves)
+
+    @cached_property
+    def best(self) -> BestNodes:
+        return BestNodes(self.leaves, self.costs, self.rule)
+
+    def bind(self, free: IntArray, nodes: int) -> IntArray | None:
+        """A NodeChoice as that of `slurmdl sbatch`: slurmdl's choice, unless Slurm's own is good enough."""
+        best, own = self.best.choose(free, nodes), self.rule.choose(free, nodes)
+        if best is None or own is None:
+            return best
+        return own if is_good_enough(self.costs.sort_key(own), self.costs.sort_key(best)) else best
+
+    @cached_property
+    def _ideal_seconds(self) -> dict[int, float]:
+        return {}
+
+    def factor(self, counts: IntArray) -> float:
+        """Communication time on these nodes over that of slurmdl's choice on the empty cluster; 1 for one node."""
+        nodes = int(counts.sum())
+        if nodes not in self._ideal_seconds:
+            best = self.best.choose(self.leaves.size, nodes) if nodes > 1 else None
+            self._ideal_seconds[nodes] = 0.0 if best is None else self.costs.sort_key(best)[0]
+        ideal = self._ideal_seconds[nodes]
+        return self.costs.sort_key(counts)[0] / ideal if ideal else 1.0
+
+    def never_starts(self, trace: JobTrace) -> BoolArray:
+        """Whether Slurm's rule rejects a job on the empty cluster; shape (jobs,)."""
+        sizes = np.unique(trace.nodes)
+        rejected = [size for size in sizes.tolist() if self.rule.choose(self.leaves.size, size) is None]
+        return np.isin(trace.nodes, rejected)
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Which jobs are bound by communication, and by how much.
+
+    Attributes:
+        bound_share: share of the jobs with several nodes, drawn by `seed`.
+        comm_share: share of communication in the recorded run time of such a job.
+        fixed_run_times: the simulation keeps the recorded run times; the resulting ones are only reported.
+    """
+
+    bound_share: float = 0.5
+    comm_share: float = 0.3
+    fixed_run_times: bool = False
+
+    def bound_jobs(self, trace: JobTrace, seed: int) -> BoolArray:
+        draws = np.random.default_rng([seed, 1]).random(len(trace))
+        return np.asarray((trace.nodes > 1) & (draws < self.bound_share))
+
+    def resulting_run_s(self, run_s: float, factor: float) -> float:
+        return run_s * (1 - self.comm_share + self.comm_share * factor)
 
 
 @dataclass(frozen=True)
@@ -70,8 +141,8 @@ class Simulation:
         bound: whether each job is bound by communication.
     """
 
-    def __init__(self, trace: JobTrace, machine: Machine, choice: NodeChoice, placed: npt.NDArray[np.bool_],
-                 bound: npt.NDArray[np.bool_], communication: Communication,
+    def __init__(self, trace: JobTrace, machine: Machine, choice: NodeChoice, placed: BoolArray,
+                 bound: BoolArray, communication: Communication,
                  timing: SchedulerTiming | None = None, keep_nodes: bool = False) -> None:
         self.trace, self.machine, self.choice, self.placed, self.bound = trace, machine, choice, placed, bound
         self.communication, self.timing, self.keep_nodes = communication, timing or SchedulerTiming(), keep_nodes
@@ -99,7 +170,7 @@ class Simulation:
     def run(self, on_progress: Callable[[int], None] | None = None) -> Schedule:
         """Simulate until the last job has started; `on_progress` is called with the number of started jobs.
 
-        Raises InputError if a job cannot start even on the empty cluster; see `experiment.usable_trace`.
+        Raises InputError if a job cannot start even on the empty cluster; see `replay.usable_trace`.
         """
         submit, jobs, arrived, started = self.trace.submit_s, len(self.trace), 0, 0
         interval, next_pass = self.timing.backfill_interval_s, 0.0
@@ -164,17 +235,15 @@ class Simulation:
 
     def _start_first(self, now: float, job: int) -> bool:
         counts = self._choose(job, self.free)
-        if counts is None:
-            return False
-        self._start(now, job, counts)
-        return True
+        if counts is not None:
+            self._start(now, job, counts)
+        return counts is not None
 
     def _choose(self, job: int, free: IntArray) -> IntArray | None:
         wanted = int(self.trace.nodes[job])
         if wanted > self.total_free:
             return None
-        choice = self.machine.automatic if self.placed[job] else self.choice
-        return choice.choose(free, wanted)
+        return (self.machine.bind if self.placed[job] else self.choice)(free, wanted)
 
     def _reserve(self, job: int) -> None:
         """Find the earliest time at which the job can start by the limits of the running jobs."""
@@ -244,14 +313,9 @@ class Simulation:
     def _keeps_reservation(self, left: IntArray) -> bool:
         return bool((left >= 0).all()) and self.machine.rule.fits(left, self.reserved)
 
-    def _factor(self, job: int, counts: IntArray) -> float:
-        wanted = int(self.trace.nodes[job])
-        ideal = self.machine.ideal_seconds(wanted) if wanted > 1 else 0.0
-        return self.machine.cost.seconds(counts) / ideal if ideal else 1.0
-
     def _run_time(self, job: int, counts: IntArray) -> float:
         run_s = float(self.trace.run_s[job])
-        return self.communication.resulting_run_s(run_s, self._factor(job, counts)) if self.bound[job] else run_s
+        return self.communication.resulting_run_s(run_s, self.machine.factor(counts)) if self.bound[job] else run_s
 
     def _limit(self, job: int, counts: IntArray) -> float:
         """The job's limit; a job that its nodes slow down gets as much longer as it needs."""
@@ -266,7 +330,7 @@ class Simulation:
         begin = now + timing.start_s
         self.start_s[job] = begin
         self.zones[job] = np.count_nonzero(counts)
-        self.factor[job] = self._factor(job, counts)
+        self.factor[job] = self.machine.factor(counts)
         self.run_s[job] = self._run_time(job, counts)
         occupied = float(self.trace.run_s[job]) if self.communication.fixed_run_times else self.run_s[job]
         self.free_at[nodes] = begin + self._limit(job, counts)

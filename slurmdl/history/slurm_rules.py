@@ -12,8 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
+from slurmdl.errors import InputError
 from slurmdl.history.leaves import Leaves
-from slurmdl.history.trace import IntArray
+from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.block_rule import BlockRule, block_rule
 
 
@@ -31,8 +32,12 @@ class SlurmRule(Protocol):
 
 
 def slurm_rule(leaves: Leaves) -> SlurmRule:
-    """The rule of a topology: that of blocks, or that of trees, which a flat topology follows as a single leaf."""
-    return SlurmBlockRule(leaves) if leaves.topology.kind == "block" else SlurmTreeRule(leaves)
+    """The rule of blocks, or of trees, which a flat topology follows as a single leaf; InputError for other kinds."""
+    kind = leaves.topology.kind
+    if kind not in ("tree", "block", "flat"):
+        raise InputError(f"topology/{kind}: its node selection is not simulated; expected tree, block or flat",
+                         leaves.topology.source)
+    return SlurmBlockRule(leaves) if kind == "block" else SlurmTreeRule(leaves)
 
 
 def pack_siblings(free: IntArray, nodes: int) -> IntArray:
@@ -64,11 +69,14 @@ class SlurmTreeRule:
         # a leaf without a parent is a group of its own
         group_key = np.where(parent >= 0, parent, -2 - np.arange(len(parent)))
         _, first, group = np.unique(group_key, return_index=True, return_inverse=True)
-        rank = np.argsort(np.argsort(first))
+        # groups in the order of their first leaves in the topology
+        first = first[np.argsort(leaves.zone[first])]
+        rank = np.empty_like(first)
+        rank[group[first]] = np.arange(len(first))
         self._group = rank[group]
         self._order = np.argsort(self._group, kind="stable")
         self._begin = np.searchsorted(self._group[self._order], np.arange(len(first)))
-        paths = [[zone for zone in row if zone >= 0] or [-1] for row in ancestors[np.sort(first)].tolist()]
+        paths = [[zone for zone in row if zone >= 0] or [-1] for row in ancestors[first].tolist()]
         self._distance = np.array([[_hops(a, b) for b in paths] for a in paths])
         #: zones above the leaves of each group, from their switch upwards
         self._above: list[list[int]] = [path[1:] for path in paths]
@@ -163,9 +171,6 @@ class SlurmBlockRule:
     def __init__(self, leaves: Leaves) -> None:
         self.leaves = leaves
         self._rules: dict[int, BlockRule] = {}
-        sizes, size = leaves.topology.block_sizes, leaves.size
-        #: nodes of a base block
-        self.base_size = sizes[0] if sizes else int(size[size > 0][0])
 
     def rule(self, nodes: int) -> BlockRule:
         """Limits for a job of this size."""
@@ -191,7 +196,7 @@ class SlurmBlockRule:
 
     def _max_parts(self, nodes: int) -> int:
         """Parts that a job may use, without the bound of BlockRule by the parts of an aggregate."""
-        return -(-nodes // (self.rule(nodes).part * self.base_size))
+        return -(-nodes // (self.rule(nodes).part * self.leaves.block_size))
 
     def largest(self, free: IntArray) -> int:
         total = int(free.sum())

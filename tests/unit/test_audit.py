@@ -9,9 +9,9 @@ from placing import SCORES, three_level, two_level
 from slurmdl.errors import InputError, UsageError
 from slurmdl.history.accounting import JobTable, read_job_records
 from slurmdl.history.audit import Audit, AuditOptions, audit_jobs, count_broken_segments
-from slurmdl.history.comm_costs import CommCosts
-from slurmdl.history.job_nodes import LeafZones
-from slurmdl.history.summary import audit_to_json, summarize_audit
+from slurmdl.history.audit_report import audit_to_json, summarize_audit
+from slurmdl.history.best_nodes import CommCosts
+from slurmdl.history.leaves import Leaves
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.traffic import Traffic
@@ -126,7 +126,7 @@ def test_all_jobs_of_the_best_nodes_have_factor_one():
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip"])
 def test_cached_costs_are_those_of_the_cost_model(strategy, leaf_bandwidth):
     topology = three_level(3, 3, 4)
-    leaves = LeafZones.from_topology(topology)
+    leaves = Leaves.from_topology(topology)
     scores = LinkScores(default_node_bandwidth=1000.0, default_zone_bandwidth=(2500.0, 4000.0), default_latency=1e-3,
                         default_leaf_bandwidth=leaf_bandwidth)
     costs = CommCosts(leaves, scores, [strategy], 5000.0)
@@ -135,13 +135,18 @@ def test_cached_costs_are_those_of_the_cost_model(strategy, leaf_bandwidth):
         numbers = random.permutation(36)[:random.integers(2, 12)].astype(np.int32)
         if random.random() < 0.5:
             numbers.sort()
-        leaf, count = np.unique(leaves.leaf_of_node[numbers], return_counts=True)
-        in_order = costs.of_counts((tuple(leaf.tolist()), tuple(count.tolist())))
+        counts = np.bincount(leaves.leaf_of_node[numbers], minlength=len(leaves.size))
+        in_order = costs.of_counts(counts)
         for seconds, order in ((in_order, np.sort(numbers)), (costs.of_nodes(numbers, in_order), numbers)):
-            names = [topology.nodes[leaves.order[number]] for number in order]
+            names = [leaves.node_names[number] for number in order]
             expected = predict_cost(Traffic(strategy, 5000.0).phases(len(names)),
-                                    network_links(names, topology, scores), np.arange(len(names))).seconds
-            assert seconds[0] == pytest.approx(expected)
+                                    network_links(names, topology, scores), np.arange(len(names)))
+            assert seconds[0] == pytest.approx(expected.seconds)
+            if order is not numbers:
+                messages = len(names) * (1 if strategy == "allreduce" or len(names) == 2 else len(names) - 1)
+                bytes_per_message = expected.inter_node_bytes / messages
+                assert costs.sort_key(counts)[:2] == pytest.approx(
+                    (expected.seconds, expected.inter_zone_bytes / bytes_per_message))
 
 
 def test_best_nodes_are_below_the_smallest_zone():
@@ -157,7 +162,7 @@ def test_best_nodes_are_below_the_smallest_zone():
     assert zones(result)["1"] == (2, 2)
     assert result.jobs.factor[0, 1] == pytest.approx(500 / 10)
     row = int(result.jobs.row[1])
-    assert [result.leaves.names[leaf] for leaf in result.best[row][0]] == ["z0", "z1"]
+    assert [result.leaves.zone_names[leaf] for leaf in np.flatnonzero(result.best[row])] == ["z0", "z1"]
 
 
 def test_jobs_do_not_span_roots():
@@ -250,5 +255,5 @@ def test_groups_and_json_are_deterministic():
 def test_errors():
     with pytest.raises(InputError, match="no zones with nodes"):
         audit(ALL, topology=Topology.flat(["a1"]))
-    with pytest.raises(UsageError, match="--strategy ps: not supported; expected allreduce or gossip"):
+    with pytest.raises(UsageError, match="--strategy ps: expected allreduce or gossip"):
         audit(ALL, strategies=("ps",))

@@ -16,10 +16,9 @@ import pytest
 
 from slurmdl import files
 from slurmdl.errors import InputError, UsageError
-from slurmdl.history import accounting, sacct_json
+from slurmdl.history import accounting, sacct_format
 from slurmdl.history.accounting import JobTable, read_accounting_file, read_accounting_stream, read_job_records
-from slurmdl.history.sacct import parse_moment
-from slurmdl.history.timestamps import TimestampParser, parse_time_limit
+from slurmdl.history.sacct_format import TimestampParser, parse_moment, parse_time_limit
 
 HEADER = "JobID|User|Partition|State|Submit|Start|End|Timelimit|NNodes|NCPUS|NodeList"
 DATA = Path(__file__).parent / "data"
@@ -157,7 +156,8 @@ def test_values_of_json():
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json_is_read_in_pieces_of_any_size(indent, monkeypatch):
     content = json.dumps({"jobs": [json_job(i, name='a"}]{|' * (i % 3)) for i in range(1, 60)]}, indent=indent)
-    monkeypatch.setattr(sacct_json, "_CHUNK_CHARS", 7)
+    monkeypatch.setattr(sacct_format, "_CHUNK_CHARS", 7)
+    monkeypatch.setattr(accounting, "_MAX_LINE_CHARS", 7)
     # two outputs, one after the other
     table = read_bytes(b"\xef\xbb\xbf\n" + f"{content}\n{content}\n".encode())
     assert table.job_ids == tuple(map(str, range(1, 60)))
@@ -212,8 +212,9 @@ def test_json_that_is_not_of_sacct(content, message):
 
 
 def test_one_value_of_json_is_bounded(monkeypatch):
-    monkeypatch.setattr(sacct_json, "_MAX_VALUE_CHARS", 5_000)
-    monkeypatch.setattr(sacct_json, "_CHUNK_CHARS", 1_000)
+    monkeypatch.setattr(sacct_format, "_MAX_VALUE_CHARS", 5_000)
+    monkeypatch.setattr(sacct_format, "_CHUNK_CHARS", 1_000)
+    monkeypatch.setattr(accounting, "_MAX_LINE_CHARS", 1_000)
     with pytest.raises(InputError, match="a value of more than 5,000 characters"):
         read_bytes(json.dumps({"jobs": [json_job(name="x" * 20_000)]}).encode())
 
@@ -399,7 +400,7 @@ def test_other_times_are_refused(text):
 def test_time_limits():
     assert [parse_time_limit(text) for text in ("UNLIMITED", "Partition_Limit", "", "00:00:30", "2-03:04:05")] == [
         -1, -1, -1, 30, 183_845]
-    with pytest.raises(ValueError, match="no time limit"):
+    with pytest.raises(ValueError, match="not a time limit"):
         parse_time_limit("30")
 
 

@@ -114,7 +114,7 @@ def test_sacct_is_run_with_epoch_seconds_and_english_words(files, monkeypatch, c
     (["jobs.txt", "--since", "2024-05-02", "--until", "2024-05-01"], 64, "expected a time before --until 2024-05-01"),
     (["jobs.txt", "--comm-share", "1"], 64, "--comm-share 1: expected 0 to 0.95"),
     (["jobs.txt", "--comm-share", "nan"], 64, "--comm-share nan: expected 0 to 0.95"),
-    (["jobs.txt", "--strategy", "ps"], 64, "--strategy ps: not supported; expected allreduce or gossip"),
+    (["jobs.txt", "--strategy", "ps"], 64, "--strategy ps: expected allreduce or gossip"),
     (["jobs.txt", "--html", "no/such/file"], 64, "--html=no/such/file: cannot be written"),
     ([], 69, "sacct: "),
     (["empty"], 65, "slurmdl: empty: is empty; expected the output of `sacct -a -X -P"),

@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from slurmdl.cli.main import main
+from slurmdl.history.replay_report import round_ticks
 from slurmdl.topology import example, write
 
 
@@ -35,11 +36,21 @@ def test_generated_trace_as_text_json_and_chart(capsys, topology, tmp_path):
     assert re.search(r"mixed: with slurmdl \d+ jobs", text)
     drawing = ET.parse(chart).getroot()
     assert len(drawing.findall(".//{*}polyline")) == 4 * 5
+    labels = [element.text for element in drawing.findall(".//{*}text")]
+    assert {"0%", "50%", "100%", "1x", "0.1 min"} <= set(labels)
     first = run(capsys, "--topology", topology, "--jobs", "60", "--json")[1]
     assert first == run(capsys, "--topology", topology, "--jobs", "60", "--json")[1]
     policies = json.loads(first)["policies"]
     assert [policy["policy"] for policy in policies] == ["slurm", "slurmdl", "mixed", "random"]
     assert all(0 < policy["utilization"] <= 1 and policy["jobs"] == 60 for policy in policies)
+
+
+@pytest.mark.parametrize(("low", "high", "is_log", "ticks"), [
+    (0, 50, False, [0, 10, 20, 30, 40, 50]), (1, 2, False, [1, 1.2, 1.4, 1.6, 1.8, 2]),
+    (0.93, 1.07, False, [0.95, 1, 1.05]), (0.1, 3700, True, [0.1, 1, 10, 100, 1000]),
+    (0, 7, False, [0, 2, 4, 6])])
+def test_axes_have_round_numbers(low, high, is_log, ticks):
+    assert round_ticks(low, high, is_log) == pytest.approx(ticks)
 
 
 def test_seeds_give_the_same_result_in_any_number_of_processes(capsys, topology):

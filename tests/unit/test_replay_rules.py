@@ -1,4 +1,6 @@
-"""Slurm's choice of nodes by leaf, compared with hand cases and with its loops written out; slurmdl's fast path."""
+"""Slurm's choice of nodes by leaf, compared with hand cases and with its loops written out; slurmdl's fast search."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -7,19 +9,17 @@ from placing import three_level, two_level
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError
+from slurmdl.history.best_nodes import BestNodes, CommCosts
 from slurmdl.history.leaves import Leaves
-from slurmdl.history.preferred_nodes import PreferredNodes
 from slurmdl.history.slurm_rules import SlurmBlockRule, SlurmTreeRule, slurm_rule
-from slurmdl.history.step_cost import StepCost
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.block_rule import BlockRule
 from slurmdl.placement.place import place_job
+from slurmdl.placement.search import MAX_BLOCK_TIE
 from slurmdl.topology import example
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
-
-THIN = LinkScores(default_zone_bandwidth=(6.25e8,))
 
 
 def tree_rule(topology):
@@ -196,44 +196,75 @@ def test_the_largest_job_of_blocks_is_the_largest_that_has_enough_nodes():
         assert rule.largest(free) == max(sizes, default=0)
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "gossip"])
-@pytest.mark.parametrize("scores", [LinkScores(), THIN], ids=["2:1", "thin"])
-@pytest.mark.parametrize("topology", [example.tree_topology((1, 8, 96)), example.tree_topology((1, 4, 12, 96)),
-                                      example.block_topology((8, 96), (12, 48))], ids=["two", "three", "block"])
-def test_preferred_nodes_cost_as_much_as_those_of_place_job(topology, scores, strategy):
+def test_groups_of_leaves_tie_in_the_order_of_the_topology():
+    """Slurm compares leaves in its own order, which need not be depth first."""
+    zones = [ZoneDecl(f"l{i}", nodes=(f"n{i}", f"m{i}")) for i in range(3)]
+    switches = [ZoneDecl(f"s{i}", children=(f"l{i}",)) for i in range(3)]
+    topology = build_topology([*zones, *switches, ZoneDecl("p", children=("s0", "s2")),
+                               ZoneDecl("q", children=("s1",)), ZoneDecl("r", children=("p", "q"))], kind="tree",
+                              source="test")
     leaves = Leaves.from_topology(topology)
-    rule, cost = slurm_rule(leaves), StepCost(leaves, strategy, 1e8, scores)
-    preferred = PreferredNodes(leaves, rule, cost)
+    assert leaves.zone_names == ("l0", "l2", "l1")
+    assert slurm_rule(leaves).choose(np.array([0, 2, 2]), 2).tolist() == [0, 0, 2]
+
+
+def random_tree(generator):
+    """Two or three levels with leaves of different sizes."""
+    zones, rows, nodes = [], int(generator.integers(1, 4)), 0
+    for row in range(rows):
+        leaves = [f"l{row}-{i}" for i in range(generator.integers(2, 5))]
+        for leaf in leaves:
+            size = int(generator.integers(3, 13))
+            zones.append(ZoneDecl(leaf, nodes=tuple(f"n{nodes + i:03}" for i in range(size))))
+            nodes += size
+        zones.append(ZoneDecl(f"r{row}", children=tuple(leaves)))
+    root = ZoneDecl("root", children=tuple(f"r{row}" for row in range(rows)))
+    return build_topology([*zones, root], kind="tree", source="test")
+
+
+def compare_with_place_job(generator, kind, strategy):
+    """Times of a search and of a quick one over that of place_job, for a random job on a random cluster."""
+    blocks = int(generator.integers(4, 10))
+    topology = random_tree(generator) if kind == "tree" else example.block_topology((blocks, 6 * blocks), (6, 12, 24))
+    scores = LinkScores(default_zone_bandwidth=((6.25e8,), (1.25e9, 3e9), ())[generator.integers(3)])
+    leaves = Leaves.from_topology(topology)
+    rule, costs = slurm_rule(leaves), CommCosts(leaves, scores, [strategy], 1e8)
+    busy = generator.random(leaves.nodes) < generator.uniform(0.1, 0.7)
+    free = np.bincount(leaves.leaf_of_node[~busy], minlength=len(leaves.size))
+    nodes = int(generator.integers(2, max(3, free.sum())))
+    counts = BestNodes(leaves, costs, rule).choose(free, nodes)
+    if counts is None:
+        return None
+    assert counts.sum() == nodes
+    assert (counts <= free).all()
+    snapshot = ClusterSnapshot.from_nodes(
+        [Node(name, ("ALLOCATED",) if taken else ("IDLE",), True, 4, 0 if taken else 4, 4000, 0 if taken else 4000,
+              partitions=("main",)) for name, taken in zip(leaves.node_names, busy.tolist(), strict=True)],
+        (Partition("main", True),))
+    request = JobRequest(DlOptions(strategy=strategy, model_bytes=1e8, rank0="any"), (nodes, nodes),
+                         ntasks_per_node=1, exclusive=True)
+    placed = place_job(request, snapshot, topology, scores)
+    leaf = [leaves.leaf_of_node[leaves.node_names.index(name)] for name in placed.nodes]
+    seconds = placed.rank_map.cost.seconds
+    assert costs.of_counts(np.bincount(leaf, minlength=len(free)))[0] == pytest.approx(seconds, rel=1e-9)
+    quick = min(costs.of_counts(quota)[0] for _, quota in
+                BestNodes(leaves, costs, is_quick=True).candidates(free, nodes))
+    return costs.of_counts(counts)[0] / seconds, quick / seconds
+
+
+@pytest.mark.parametrize(("kind", "strategy", "least", "equal", "quick_equal"), [
+    ("tree", "allreduce", 1, 1, 1), ("block", "allreduce", 1, 1, 1), ("tree", "gossip", 1, 0.85, 0.7),
+    ("block", "gossip", 1 / (1 + MAX_BLOCK_TIE), 0.9, 0)])
+def test_best_nodes_beside_those_of_place_job(kind, strategy, least, equal, quick_equal):
+    """A ring is always as fast; dense traffic mostly, else slower. On blocks both may prefer slower whole ones."""
     generator = np.random.default_rng(4)
-    for _ in range(3):
-        busy = generator.random(96) < generator.uniform(0.2, 0.7)
-        snapshot = ClusterSnapshot.from_nodes(
-            [Node(name, ("ALLOCATED",) if taken else ("IDLE",), True, 4, 0 if taken else 4, 4000,
-                  0 if taken else 4000, partitions=("main",))
-             for name, taken in zip(topology.nodes, busy.tolist(), strict=True)], (Partition("main", True),))
-        free = np.bincount(topology.leaf[~busy], minlength=len(topology.zones))[leaves.zone]
-        for nodes in (3, 13, 25):
-            if not rule.fits(free, nodes):
-                continue
-            request = JobRequest(DlOptions(strategy=strategy, model_bytes=1e8, rank0="any"), (nodes, nodes),
-                                 ntasks_per_node=1, exclusive=True)
-            placed = place_job(request, snapshot, topology, scores)
-            counts = preferred.choose(free, nodes)
-            assert counts.sum() == nodes
-            assert (counts <= free).all()
-            # latencies of a path may differ a little
-            assert cost.seconds(counts) == pytest.approx(placed.rank_map.cost.seconds, rel=1e-3)
-
-
-def test_the_cached_cost_depends_on_the_shape_of_an_allocation_only():
-    leaves = Leaves.from_topology(example.tree_topology((1, 3, 6, 24)))
-    cost = StepCost(leaves, "gossip", 1e8, THIN)
-    near, same, far = (np.array(counts) for counts in ([3, 2, 0, 0, 0, 0], [0, 0, 0, 0, 2, 3], [3, 0, 2, 0, 0, 0]))
-    assert cost.seconds(near) == cost.seconds(same)
-    assert cost.seconds(far) != cost.seconds(near)
-    fresh = StepCost(leaves, "gossip", 1e8, THIN)
-    assert fresh.seconds(same) == cost.seconds(same)
-    assert cost.seconds(np.array([1, 0, 0, 0, 0, 0])) == 0
+    ratios = filter(None, (compare_with_place_job(generator, kind, strategy) for _ in range(200)))
+    thorough, quick = np.array(list(itertools.islice(ratios, 25))).T
+    assert least * (1 - 1e-9) <= thorough.min() and thorough.max() < 1.4
+    assert (abs(thorough - 1) < 1e-9).mean() >= equal
+    assert (abs(quick - 1) < 1e-9).mean() >= quick_equal
+    if kind == "tree":
+        assert (quick >= thorough * (1 - 1e-9)).all()
 
 
 def test_flat_and_unsupported_topologies():
@@ -242,4 +273,4 @@ def test_flat_and_unsupported_topologies():
     assert flat.fewest[3] == 1
     ring = build_topology([ZoneDecl("r", nodes=("a", "b"))], kind="ring", source="test")
     with pytest.raises(InputError, match=r"topology/ring: .* expected tree, block or flat"):
-        Leaves.from_topology(ring)
+        slurm_rule(Leaves.from_topology(ring))

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from placing import three_level, two_level
 
+from slurmdl.history.best_nodes import CommCosts
 from slurmdl.history.leaves import Leaves
-from slurmdl.history.placing import Communication, Machine, jobs_with_slurmdl
-from slurmdl.history.replay import ReplaySettings, replay_policies, usable_trace
-from slurmdl.history.scheduler import SchedulerTiming, Simulation
-from slurmdl.history.step_cost import StepCost
-from slurmdl.history.trace import JobTrace
+from slurmdl.history.replay import ReplaySettings, jobs_with_slurmdl, replay_policies, usable_trace
+from slurmdl.history.scheduler import Communication, Machine, SchedulerTiming, Simulation
+from slurmdl.history.traces import JobTrace
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.topology import example
 
@@ -27,12 +26,12 @@ def trace(*jobs):
 
 def machine(topology, strategy="gossip", **scores):
     leaves = Leaves.from_topology(topology)
-    return Machine(leaves, StepCost(leaves, strategy, 1e8, LinkScores(**scores)))
+    return Machine(leaves, CommCosts(leaves, LinkScores(**scores), [strategy], 1e8))
 
 
 def simulate(jobs, topology=TREE, placed=False, communication=FIXED, kind=Simulation, timing=None, bound=False):
     cluster = machine(topology)
-    simulation = kind(jobs, cluster, cluster.rule, np.full(len(jobs), placed), np.full(len(jobs), bound),
+    simulation = kind(jobs, cluster, cluster.rule.choose, np.full(len(jobs), placed), np.full(len(jobs), bound),
                       communication, timing, keep_nodes=True)
     return simulation, simulation.run()
 
@@ -146,7 +145,7 @@ def test_resulting_run_time_follows_the_factor_of_communication():
     # two nodes of different leaves with thin uplinks: slower than in one leaf
     jobs = trace((0, 1, 100, 100), (0, 1, 10, 10), (0, 1, 100, 100), (20, 2, 60, 60))
     cluster = machine(TREE, default_zone_bandwidth=(6.25e8,))
-    simulation = Simulation(jobs, cluster, cluster.rule, np.zeros(4, bool), np.array([False] * 3 + [True]),
+    simulation = Simulation(jobs, cluster, cluster.rule.choose, np.zeros(4, bool), np.array([False] * 3 + [True]),
                             communication)
     schedule = simulation.run()
     assert schedule.zones[3] == 2

@@ -4,16 +4,18 @@ import gzip
 import json
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from slurmdl import files
 from slurmdl.errors import InputError, UsageError
-from slurmdl.history import lublin, trace_files
+from slurmdl.history import lublin, traces
 from slurmdl.history.accounting import read_job_records
-from slurmdl.history.trace_files import TraceReading, parse_column_map, read_trace, trace_from_table
+from slurmdl.history.traces import TraceReading, parse_column_map, read_trace, trace_from_table
 
+DATA = Path(__file__).parent / "data"
 SWF_HEADER = "; MaxNodes: 64\n; MaxProcs: 256\n; UnixStartTime: 0\n"
 
 
@@ -136,13 +138,26 @@ def test_sacct_records(tmp_path):
     assert len(read(tmp_path, header + rows[0])) == 1
 
 
+def test_json_of_sacct_is_not_taken_for_that_of_philly(tmp_path):
+    text, from_json = (read_trace(str(DATA / f"sacct-24.11.5.{suffix}"), TraceReading())
+                       for suffix in ("txt", "json.gz"))
+    for name in ("submit_s", "run_s", "limit_s", "nodes", "user"):
+        assert getattr(text, name).tolist() == getattr(from_json, name).tolist()
+    for content, kind, message in (
+            ('\n{"a": 1}', "", r"trace:2: JSON without jobs; expected the output of `sacct --json`"),
+            ('{"jobs": []}', "philly", "expected a JSON list, cluster_job_log of the Philly traces"),
+            ("[]", "sacct", r"'\[' instead of '{'\); expected the output of `sacct --json`")):
+        with pytest.raises(InputError, match=message):
+            read(tmp_path, content, format=kind)
+
+
 def test_compressed_and_unreadable_files(tmp_path):
     path = tmp_path / "log.swf.gz"
     path.write_bytes(gzip.compress((SWF_HEADER + swf(1, 1, 1)).encode()))
     assert len(read_trace(str(path), TraceReading())) == 1
     path.write_bytes(b"\x1f\x8b broken")
     for name in (str(path), str(tmp_path), str(tmp_path / "missing"), "a\0b"):
-        with pytest.raises(InputError, match="cannot be read"):
+        with pytest.raises(InputError, match="is damaged" if name == str(path) else "cannot be read"):
             read_trace(name, TraceReading())
 
 
@@ -152,13 +167,13 @@ def test_memory_of_a_trace_is_bounded(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress((SWF_HEADER + swf(1, 1, 1) * 1000).encode()))
     assert path.stat().st_size < 1000
     assert len(read_trace(str(path), TraceReading())) == 1000
-    monkeypatch.setattr(trace_files, "MAX_LINES", 500)
+    monkeypatch.setattr(traces, "MAX_LINES", 500)
     with pytest.raises(InputError, match=r"log: more than 500 lines; expected a shorter period"):
         read_trace(str(path), TraceReading())
     monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 10_000)
     with pytest.raises(InputError, match=r"log: unpacks to more than .* GiB; expected the records of a shorter"):
         read_trace(str(path), TraceReading())
-    monkeypatch.setattr(trace_files, "_MAX_JSON_CHARS", 500)
+    monkeypatch.setattr(traces, "_MAX_JSON_CHARS", 500)
     path.write_text("[" + "\n" * 400 + " " * 101 + "]")
     with pytest.raises(InputError, match="log: more than 500 characters of JSON"):
         read_trace(str(path), TraceReading())

@@ -1,17 +1,32 @@
-"""Job records of `sacct --json`, read one job at a time, so that memory does not grow with the file.
+"""How sacct prints jobs: times, time limits, and the JSON of `sacct --json`, read one job at a time.
 
-The schema is that of Slurm's data_parser plugins, v0.0.38 of 22.05 to v0.0.45 of 26.05. Since 23.02, numbers are
-objects `{"set": ..., "infinite": ..., "number": ...}`; since 23.11, the state is a list.
+Times are ISO 8601 with T or a blank, with or without zone, or epoch seconds. The JSON has the schema of Slurm's
+data_parser plugins, v0.0.38 of 22.05 to v0.0.45 of 26.05. Since 23.02, numbers are objects `{"set": ..., "infinite":
+..., "number": ...}`; since 23.11, the state is a list.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any, TextIO
 
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, UsageError
 
+#: texts of a time that is not known
+_UNKNOWN = frozenset({"", "Unknown", "None", "N/A", "NONE", "unknown"})
+_ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d) ?(?:(Z)|([+-]\d\d)(?::?(\d\d))?)?")
+_EPOCH = re.compile(r"[0-9]{1,11}")
+#: seconds of the last digit of the minute and the seconds, e.g. `7:59`
+_SECONDS = {f"{minute}:{second:02}": 60 * minute + second for minute in range(10) for second in range(60)}
+#: time limits that are no duration
+_NO_LIMIT = frozenset({"", "UNLIMITED", "Partition_Limit", "INVALID", "None", "Unknown"})
+_LIMIT = re.compile(r"(?:(\d{1,6})-)?(\d{1,6}):(\d\d):(\d\d)")
+_UNITS_S = {"minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
+_RELATIVE = re.compile(r"now(?:-([0-9]{1,6})(minute|hour|day|week)s?)?")
+_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}(:[0-9]{2})?)?")
 EXPECTED = "expected the output of `sacct --json`"
 _CHUNK_CHARS = 2**20
 #: size of one job with all its steps, and of each of the other values
@@ -22,13 +37,100 @@ _NO_NUMBER = (2**32 - 2, 2**32 - 1, 2**64 - 2, 2**64 - 1)
 _ONE_FIELD = str.maketrans("\x1f\r\n", "???")
 
 
-def job_fields(file: TextIO, source: str, names: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
+class TimestampParser:
+    """Parser with a cache: one entry for each ten minutes.
+
+    A local time that occurs twice, when clocks go back, is read as the first one; `second_occurrence` returns the
+    second. A local time that never occurs is read as if clocks had not gone forward.
+
+    Attributes:
+        has_local_times: whether a time without zone was read.
+    """
+
+    def __init__(self) -> None:
+        self.has_local_times = False
+        self._base: dict[str, int] = {}
+        self._shift: dict[str, int] = {}
+
+    def parse(self, text: str) -> int:
+        """Epoch seconds, -1 for an unknown time. Raises ValueError for any other format."""
+        base = self._base.get(text[:15] + text[19:])
+        if base is not None:
+            seconds = _SECONDS.get(text[15:19])
+            if seconds is not None:
+                return base + seconds
+        return self._parse_new(text)
+
+    def second_occurrence(self, text: str, seconds: int) -> int:
+        """The second time that the clock showed `text`, or `seconds`, its only one."""
+        return seconds + self._shift.get(text[:15] + text[19:], 0)
+
+    def _parse_new(self, text: str) -> int:
+        if text in _UNKNOWN:
+            return -1
+        if _EPOCH.fullmatch(text):
+            return int(text) or -1
+        match = _ISO.fullmatch(text)
+        if not match:
+            raise ValueError(f"{text!r} is not a time")
+        day, time, is_utc, hours, minutes = match.groups()
+        zone = "+00:00" if is_utc else f"{hours}:{minutes or '00'}" if hours else ""
+        moment = datetime.fromisoformat(f"{day}T{time[:4]}0:00{zone}")
+        try:
+            base = int(moment.timestamp())
+        except (OverflowError, OSError) as error:
+            raise ValueError(f"{text!r} is out of range") from error
+        if not zone:
+            self.has_local_times = True
+            shift = int(moment.replace(fold=1).timestamp()) - base
+            if shift > 0:
+                self._shift[text[:15]] = shift
+        seconds = _SECONDS.get(text[15:19])
+        if seconds is None or base <= 0:
+            raise ValueError(f"{text!r} is not a time")
+        self._base[text[:15] + text[19:]] = base
+        return base + seconds
+
+
+def parse_time_limit(text: str) -> int:
+    """Seconds of sacct's Timelimit, `[days-]hours:minutes:seconds`; -1 for none, or one that is not known.
+
+    Raises ValueError for any other format.
+    """
+    if text in _NO_LIMIT:
+        return -1
+    match = _LIMIT.fullmatch(text)
+    if not match:
+        raise ValueError(f"{text!r} is not a time limit")
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def parse_moment(text: str, option: str, now_s: float) -> int:
+    """Epoch seconds of `2024-05-01`, `2024-05-01T12:30`, `now-7days` or epoch seconds; UsageError otherwise."""
+    relative = _RELATIVE.fullmatch(text)
+    if relative:
+        return int(now_s) - int(relative[1] or 0) * _UNITS_S.get(relative[2], 0)
+    padded = text
+    if match := _MOMENT.fullmatch(text):
+        padded += "" if match[2] else ":00" if match[1] else "T00:00:00"
+    try:
+        seconds = TimestampParser().parse(padded)
+    except ValueError:
+        seconds = -1
+    if seconds < 0:
+        raise UsageError(f"{option} {text}: expected a time such as 2024-05-01, 2024-05-01T12:30 or now-7days")
+    return seconds
+
+
+def job_fields(file: TextIO, start: str, source: str, names: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
     """Yield the line at which each job begins, and its values as `sacct -P` prints them, in the order of `names`.
 
-    Times are epoch seconds, "0" if unknown. Steps are left out. Outputs may follow one another. Raises InputError if
-    the text is not the JSON of sacct, or ends early.
+    One job at a time is in memory. `start` is what was read of the text. Times are epoch seconds, "0" if unknown.
+    Steps are left out. Outputs may follow one another. Raises InputError if the text is not the JSON of sacct, or
+    ends early.
     """
-    reader = _JsonReader(file, source)
+    reader = _JsonReader(file, start, source)
     while reader.peek():
         yield from _read_output(reader, names)
 
@@ -65,10 +167,10 @@ class _JsonReader:
         line: number of the line that is read, from 1.
     """
 
-    def __init__(self, file: TextIO, source: str) -> None:
+    def __init__(self, file: TextIO, start: str, source: str) -> None:
         self.source, self.line = source, 1
         self._file, self._decoder = file, json.JSONDecoder()
-        self._text, self._position, self._is_end = "", 0, False
+        self._text, self._position, self._is_end = start, 0, False
 
     def peek(self) -> str:
         """The next character after white space, "" at the end of the text."""

@@ -1,4 +1,4 @@
-"""Files of job traces: records of sacct, the Standard Workload Format, CSV, and the JSON of the Philly traces.
+"""Job traces: records of sacct, the Standard Workload Format, CSV, and the JSON of the Philly traces, as arrays.
 
 Reference: Chapin et al., Benchmarks and standards for the evaluation of parallel job schedulers, JSSPP 1999, and the
 Parallel Workloads Archive (Standard Workload Format); github.com/msr-fiddle/philly-traces (Philly).
@@ -12,29 +12,141 @@ import itertools
 import json
 import math
 import re
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import partial
-from typing import TextIO
 
-from slurmdl import files
+import numpy as np
+
 from slurmdl.errors import InputError, UsageError
-from slurmdl.history.accounting import JobTable, read_job_records
-from slurmdl.history.trace import JobTrace, TraceBuilder
-from slurmdl.text import pluralize
+from slurmdl.history import accounting
+from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
+from slurmdl.text import pluralize, sample_names
 
 FORMATS = ("sacct", "swf", "csv", "philly")
 #: columns of CSV that have a meaning
 CSV_FIELDS = ("submit", "start", "end", "run", "limit", "nodes", "cpus", "gpus", "user")
 #: bounds of the memory: lines of a file, and JSON, which is read as a whole; the Philly traces have 130 MB
 MAX_LINES = 20_000_000
-_MAX_LINE_CHARS, _MAX_JSON_CHARS = 2**20, 2**29
+_MAX_JSON_CHARS = 2**29
 _SWF_FIELDS = 18
 _SWF_PARTIAL = ("2", "3", "4")  # status of pieces of a job whose whole has a line of its own
 _SWF_HEADER = re.compile(r";\s*(MaxNodes|MaxProcs):\s*([0-9]{1,9})")
+MAX_RUN_S = 366 * 86400.0  # longer run times are errors of the record
+MAX_NAMED_RECORDS = 3  # records that a note names as examples
+
+
+@dataclass(frozen=True, eq=False)
+class JobTrace:
+    """Jobs in order of submission; arrays of shape (jobs,).
+
+    Attributes:
+        submit_s: seconds since the first submission.
+        run_s: recorded run time.
+        limit_s: time limit, at least the run time.
+        nodes: whole nodes.
+        user: number of the user, from 0.
+        source: file or generator, for messages.
+        notes: what was assumed or skipped, one sentence each.
+    """
+
+    submit_s: FloatArray
+    run_s: FloatArray
+    limit_s: FloatArray
+    nodes: IntArray
+    user: IntArray
+    source: str
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.submit_s)
+
+    def load(self, nodes: int) -> float:
+        """Node-seconds of all jobs over those of `nodes` nodes from the first to the last submission."""
+        span = float(self.submit_s[-1]) if len(self) else 0.0
+        return float((self.run_s * self.nodes).sum()) / (span * nodes) if span else 0.0
+
+    def scaled_to_load(self, load: float, nodes: int) -> JobTrace:
+        """The same jobs with all times between submissions multiplied, so that `load(nodes)` is `load`."""
+        factor = self.load(nodes) / load
+        note = f"times between submissions multiplied by {factor:.3g} for a load of {load:g}"
+        return replace(self, submit_s=self.submit_s * factor, notes=(*self.notes, note))
+
+    def without_jobs_above(self, nodes: int) -> JobTrace:
+        """Skip the jobs that need more nodes than the cluster has; InputError if none is left."""
+        fits = self.nodes <= nodes
+        if fits.all():
+            return self
+        note = (f"{pluralize(int((~fits).sum()), 'job')} skipped: more than the cluster's {nodes:,} nodes, up to "
+                f"{int(self.nodes.max()):,}")
+        if not fits.any():
+            raise InputError(f"no usable job: {note}", self.source)
+        return replace(self.selected(fits), notes=(*self.notes, note))
+
+    def selected(self, chosen: BoolArray) -> JobTrace:
+        """Some of the jobs, at least one; shape (jobs,)."""
+        submit = self.submit_s[chosen]
+        return JobTrace(submit - submit[0], self.run_s[chosen], self.limit_s[chosen], self.nodes[chosen],
+                        self.user[chosen], self.source, self.notes)
+
+    def first(self, jobs: int) -> JobTrace:
+        """The first `jobs` jobs; 0 for all."""
+        if not 0 < jobs < len(self):
+            return self
+        part = self.selected(np.arange(len(self)) < jobs)
+        return replace(part, notes=(*self.notes, f"the first {jobs:,} of {len(self):,} jobs"))
+
+
+@dataclass
+class TraceBuilder:
+    """Collects records of a source, counts the skipped ones by reason, and makes the trace."""
+
+    source: str
+    rows: list[tuple[float, float, float, int, str]] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    remarks: Counter[str] = field(default_factory=Counter)
+
+    def skip(self, reason: str, record: str) -> None:
+        """Count a record that is not used; `record` names it, e.g. `line 7`."""
+        self.skipped[reason] += 1
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) <= MAX_NAMED_RECORDS:
+            examples.append(record)
+
+    def add(self, record: str, submit_s: float, run_s: float, limit_s: float, nodes: int, user: str) -> None:
+        """Add a job, or skip it if its values are impossible; a limit of 0 or less is unknown."""
+        if not np.isfinite(submit_s):
+            self.skip("no time of submission", record)
+        elif not 0 < run_s <= MAX_RUN_S:
+            self.skip(f"run time not above 0 s or above {MAX_RUN_S / 86400:g} days", record)
+        elif nodes < 1:
+            self.skip("no nodes", record)
+        else:
+            if limit_s <= 0:
+                self.remarks["without a time limit: the run time is taken as the limit"] += 1
+            elif limit_s < run_s:
+                self.remarks["ran longer than the time limit: the run time is taken as the limit"] += 1
+            self.rows.append((submit_s, run_s, max(limit_s, run_s), nodes, user))
+
+    def build(self, notes: Sequence[str] = ()) -> JobTrace:
+        """Return the trace in order of submission; InputError if no record is usable."""
+        said = [*notes, *(f"{pluralize(count, 'record')} skipped, {reason}: "
+                          f"{sample_names(self.examples[reason], MAX_NAMED_RECORDS)}"
+                          for reason, count in self.skipped.items()),
+                *(f"{pluralize(count, 'job')} {remark}" for remark, count in self.remarks.items())]
+        if not self.rows:
+            raise InputError(f"no usable job{': ' * bool(said)}{'; '.join(said)}", self.source)
+        submit, run, limit, nodes = np.array([row[:4] for row in self.rows], float).T
+        backwards = int((np.diff(submit) < 0).sum())
+        if backwards:
+            said.append(f"submission times go backwards at {pluralize(backwards, 'record')}: sorted")
+        users = {name: i for i, name in enumerate(dict.fromkeys(row[4] for row in self.rows))}
+        user = np.array([users[row[4]] for row in self.rows], np.int64)
+        order = np.argsort(submit, kind="stable")
+        return JobTrace(submit[order] - submit[order[0]], run[order], limit[order], nodes[order].astype(np.int64),
+                        user[order], self.source, tuple(said))
 
 
 @dataclass(frozen=True)
@@ -66,32 +178,19 @@ def parse_column_map(text: str) -> dict[str, str]:
 
 def read_trace(path: str, reading: TraceReading) -> JobTrace:
     """Read a trace file, which may be compressed by gzip; InputError if it cannot be read or has no usable job."""
-    try:
-        with _open_text(path) as file:
-            lines = _read_lines(file, path)
-            first = next(filter(str.strip, lines), "")
-            lines = itertools.chain([first] if first else [], lines)
-            name = reading.format or _recognize_format(first.strip())
-            if name == "philly":
-                return _read_philly(lines, path)
-            if name == "sacct":
-                return trace_from_table(read_job_records(lines, path))
-            return (_read_swf if name == "swf" else _read_csv)(lines, path, reading)
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise InputError(f"cannot be read ({getattr(error, 'strerror', None) or error})", file=path) from error
-    except ValueError as error:
-        raise InputError(f"cannot be read ({error})", file=path.replace("\0", "?")) from error
+    with accounting.open_text(path) as text:
+        start = accounting.read_start(text)
+        name = reading.format or _recognize_format(start.strip())
+        if name == "sacct":
+            return trace_from_table(accounting.read_accounting_text(text, path, start))
+        lines = _limited(itertools.chain(io.StringIO(start.lstrip()), accounting.bounded_lines(text)), path)
+        if name == "philly":
+            return _read_philly(lines, path)
+        return (_read_swf if name == "swf" else _read_csv)(lines, path, reading)
 
 
-@contextmanager
-def _open_text(path: str) -> Iterator[TextIO]:
-    with open(path, "rb") as file:
-        yield io.TextIOWrapper(files.unpacked(file, path), encoding="utf-8-sig", errors="replace")
-
-
-def _read_lines(file: TextIO, path: str) -> Iterator[str]:
+def _limited(lines: Iterator[str], path: str) -> Iterator[str]:
     """Yield the lines; InputError beyond MAX_LINES of them."""
-    lines = iter(partial(file.readline, _MAX_LINE_CHARS), "")
     yield from itertools.islice(lines, MAX_LINES)
     if next(lines, ""):
         raise InputError(f"more than {MAX_LINES:,} lines; expected a shorter period", path)
@@ -101,10 +200,10 @@ def _recognize_format(line: str) -> str:
     """The format of a file by its first line that is not blank."""
     if line.startswith(";") or (len(line.split()) == _SWF_FIELDS and _number(line.split()[0]) is not None):
         return "swf"
-    return "philly" if line.startswith(("[", "{")) else "sacct" if "|" in line else "csv"
+    return "philly" if line.startswith("[") else "sacct" if line.startswith("{") or "|" in line else "csv"
 
 
-def trace_from_table(table: JobTable) -> JobTrace:
+def trace_from_table(table: accounting.JobTable) -> JobTrace:
     """The jobs of accounting records that ran; each array task, component and run of a requeued job is a job."""
     builder = TraceBuilder(table.source)
     notes = [*(str(problem) for problem in table.problems), *table.notes]
@@ -162,7 +261,10 @@ def _read_swf(lines: Iterator[str], path: str, reading: TraceReading) -> JobTrac
 def _read_csv(lines: Iterator[str], path: str, reading: TraceReading) -> JobTrace:
     builder = TraceBuilder(path)
     rows = csv.reader(lines)
-    header = next(rows, [])
+    try:
+        header = next(rows, [])
+    except csv.Error as error:
+        raise InputError(f"not CSV ({error})", path, 1) from error
     index = {name: header.index(column) for name in CSV_FIELDS
              if (column := reading.columns.get(name, name)) in header}
     for name, column in reading.columns.items():
@@ -258,5 +360,3 @@ def _parse_time(text: str) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
     except (OverflowError, OSError):
         return None
-
-

@@ -1,0 +1,286 @@
+"""Report of an audit as text, CSV and JSON: sums over all jobs and by user, partition and size; the worst jobs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from slurmdl.history.accounting import Int32Array, RecordProblem
+from slurmdl.history.audit import Audit
+from slurmdl.placement.arrays import FloatArray, IntArray
+from slurmdl.text import csv_cell, pluralize, truncate
+
+MAX_WORST_JOBS = 20
+_MAX_ROWS = 10
+_CSV_FIELDS = ("job_id", "user", "partition", "state", "start_s", "end_s", "nodes", "node_hours", "used_zones",
+               "fewest_zones", "broken_segments")
+_CSV_STRATEGY_FIELDS = ("factor", "leaf_order_factor", "step_factor", "lost_node_hours")
+NO_BETTER_NODES = "no job could have had better nodes"
+JOB_COLUMNS = ("job", "user", "partition", "nodes", "zones", "fewest", "comm", "node-hours", "lost")
+GROUP_COLUMNS = ("", "jobs", "node-hours", "zones/job", "fewest", "extra", "comm", "lost")
+
+
+@dataclass(frozen=True)
+class StrategySums:
+    """Sums for one assumed strategy.
+
+    Attributes:
+        mean_factor: communication time on the used nodes over that on the best ones, mean by node-hours; 1 if there
+            is no job.
+        leaf_order_factor: the same with the ranks on the used nodes in leaf order.
+        lost_node_hours: node-hours that the slower communication took.
+    """
+
+    mean_factor: float
+    leaf_order_factor: float
+    lost_node_hours: float
+
+
+@dataclass(frozen=True)
+class GroupSums:
+    """Sums over jobs on several nodes.
+
+    Attributes:
+        jobs_in_several_zones: jobs on nodes of more than one leaf zone.
+        jobs_with_extra_zones: jobs that used more leaf zones than necessary at their start.
+        used_zones, fewest_zones, broken_segments: summed over the jobs.
+    """
+
+    name: str
+    jobs: int
+    node_hours: float
+    jobs_in_several_zones: int
+    jobs_with_extra_zones: int
+    used_zones: int
+    fewest_zones: int
+    broken_segments: int
+    strategies: dict[str, StrategySums]
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """One audited job; times in epoch seconds, `end_s` is -1 while it runs. `factor` etc.: strategy -> value."""
+
+    job_id: str
+    user: str
+    partition: str
+    state: str
+    start_s: int
+    end_s: int
+    nodes: int
+    node_hours: float
+    used_zones: int
+    fewest_zones: int
+    broken_segments: int
+    factor: dict[str, float]
+    leaf_order_factor: dict[str, float]
+    step_factor: dict[str, float]
+    lost_node_hours: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All sums; groups with most lost node-hours first, sizes ascending.
+
+    `worst_jobs` are jobs that could have used fewer leaf zones or communicated faster, at most MAX_WORST_JOBS.
+    """
+
+    total: GroupSums
+    users: tuple[GroupSums, ...]
+    partitions: tuple[GroupSums, ...]
+    sizes: tuple[GroupSums, ...]
+    worst_jobs: tuple[JobResult, ...]
+
+    @property
+    def tables(self) -> tuple[tuple[str, tuple[GroupSums, ...]], ...]:
+        """(kind of group, groups) in the order of reports."""
+        return ("job size", self.sizes), ("user", self.users), ("partition", self.partitions)
+
+
+def summarize_audit(audit: Audit) -> Summary:
+    table, jobs = audit.table, audit.jobs
+    size_class = np.ceil(np.log2(np.maximum(jobs.nodes, 2))).astype(np.int64)
+    sizes = [_sum_jobs(audit, f"{2 ** (k - 1) + 1}-{2 ** k}" if k > 1 else "2", np.flatnonzero(size_class == k))
+             for k in np.unique(size_class).tolist()]
+    worst = audit.worst_first[audit.improvable[audit.worst_first]]
+    return Summary(_sum_jobs(audit, "all", np.arange(len(jobs))), _by_name(audit, table.users, table.user[jobs.row]),
+                   _by_name(audit, table.partitions, table.partition[jobs.row]), tuple(sizes),
+                   tuple(job_result(audit, i) for i in worst[:MAX_WORST_JOBS].tolist()))
+
+
+def job_result(audit: Audit, i: int) -> JobResult:
+    """Result of an audited job by its index."""
+    table, jobs = audit.table, audit.jobs
+    row = int(jobs.row[i])
+
+    def by_strategy(values: FloatArray) -> dict[str, float]:
+        return dict(zip(audit.options.strategies, values[:, i].tolist(), strict=True))
+
+    return JobResult(table.job_ids[row], table.users[table.user[row]], table.partitions[table.partition[row]],
+                     table.states[table.state[row]], int(table.start_s[row]), int(table.end_s[row]),
+                     int(jobs.nodes[i]), float(jobs.node_hours[i]), int(jobs.used_zones[i]),
+                     int(jobs.fewest_zones[i]), int(jobs.broken_segments[i]), by_strategy(jobs.factor),
+                     by_strategy(jobs.leaf_order_factor), by_strategy(audit.step_factor),
+                     by_strategy(audit.lost_node_hours))
+
+
+def audit_to_json(audit: Audit, summary: Summary) -> dict[str, Any]:
+    """The audit as values for JSON."""
+    topology, table, options = audit.leaves.topology, audit.table, audit.options
+    starts = table.start_s[audit.jobs.row]
+    return {"records": len(table), "source": table.source,
+            "first_start_s": int(starts.min()) if len(starts) else None,
+            "last_start_s": int(starts.max()) if len(starts) else None,
+            "topology": {"source": topology.source, "kind": topology.kind,
+                         "leaf_zones": int(np.count_nonzero(audit.leaves.size)), "nodes": audit.leaves.nodes},
+            "comm_share": options.comm_share, "model_bytes": options.model_bytes,
+            "strategies": list(options.strategies), "one_node_jobs": audit.one_node_jobs,
+            "total": asdict(summary.total), **{key: [asdict(group) for group in getattr(summary, key)]
+                                               for key in ("users", "partitions", "sizes")},
+            "worst_jobs": [asdict(job) for job in summary.worst_jobs], "assumptions": list(audit.notes),
+            "problems": [asdict(problem) if isinstance(problem, RecordProblem) else {"text": problem}
+                         for problem in audit.problems]}
+
+
+def _by_name(audit: Audit, names: Sequence[str], index: Int32Array) -> tuple[GroupSums, ...]:
+    order = np.argsort(index, kind="stable")
+    present, begin = np.unique(index[order], return_index=True)
+    members = np.split(order, begin[1:])
+    groups = [_sum_jobs(audit, names[i] or "unknown", rows)
+              for i, rows in zip(present.tolist(), members, strict=False)]
+    first = audit.options.strategies[0]
+    return tuple(sorted(groups, key=lambda group: (-round(group.strategies[first].lost_node_hours, 6),
+                                                   -group.jobs_with_extra_zones, -group.node_hours, group.name)))
+
+
+def _sum_jobs(audit: Audit, name: str, i: IntArray) -> GroupSums:
+    jobs = audit.jobs
+    hours = jobs.node_hours[i]
+    total = float(hours.sum())
+    strategies = {}
+    for k, strategy in enumerate(audit.options.strategies):
+        factor, leaf_order = (float((values[k, i] * hours).sum() / total) if total else 1.0
+                              for values in (jobs.factor, jobs.leaf_order_factor))
+        strategies[strategy] = StrategySums(factor, leaf_order, float(audit.lost_node_hours[k, i].sum()))
+    return GroupSums(name, len(i), total, int((jobs.used_zones[i] > 1).sum()), int(jobs.has_extra_zones[i].sum()),
+                     int(jobs.used_zones[i].sum()), int(jobs.fewest_zones[i].sum()),
+                     int(jobs.broken_segments[i].sum()), strategies)
+
+
+def format_audit(audit: Audit, summary: Summary) -> Iterator[str]:
+    """Yield the lines of the report."""
+    yield describe_gain(audit, summary)
+    yield f"{describe_records(audit)}; {describe_topology(audit)}"
+    yield ""
+    for label, text in key_figures(audit, summary):
+        yield f"{label:26}{text}"
+    if summary.total.jobs:
+        yield ""
+        worst = [job_cells(job) for job in summary.worst_jobs[:_MAX_ROWS]]
+        yield from _format_table("worst jobs", JOB_COLUMNS, worst) if worst else [NO_BETTER_NODES]
+        for title, groups in summary.tables:
+            yield ""
+            rows = [group_cells(group) for group in groups[:_MAX_ROWS]]
+            hidden = len(groups) - len(rows)
+            yield from _format_table(f"by {title}{f', {hidden} more' if hidden else ''}", GROUP_COLUMNS, rows)
+    yield ""
+    for note in audit.notes:
+        yield f"assumed: {note}"
+    for problem in audit.problems:
+        yield f"skipped: {problem}"
+
+
+def describe_gain(audit: Audit, summary: Summary) -> str:
+    """What there was to gain, and how certain this is."""
+    total = summary.total
+    if not total.jobs:
+        return "Nothing to gain: no job ran on several nodes."
+    saved = ", or ".join(f"{sums.lost_node_hours:,.1f} ({sums.lost_node_hours / total.node_hours:.1%}) with {name}"
+                         for name, sums in total.strategies.items())
+    return (f"Better nodes and rank order would have saved {saved}, of {total.node_hours:,.1f} node-hours on several "
+            f"nodes. This is a prediction: {audit.options.comm_share:.0%} of the run time is assumed to be "
+            "communication, and nodes that no job held to be free.")
+
+
+def describe_records(audit: Audit) -> str:
+    starts = audit.table.start_s[audit.jobs.row]
+    period = f", started {format_time(int(starts.min()))} to {format_time(int(starts.max()))}" if len(starts) else ""
+    return f"{pluralize(len(audit.table), 'record')} of {audit.table.source}{period}"
+
+
+def describe_topology(audit: Audit) -> str:
+    topology = audit.leaves.topology
+    zones = pluralize(int(np.count_nonzero(audit.leaves.size)), "leaf zone")
+    return (f"{pluralize(audit.leaves.nodes, 'node')} in {zones} of {topology.source or 'the topology'} "
+            f"({topology.kind})")
+
+
+def key_figures(audit: Audit, summary: Summary) -> Iterator[tuple[str, str]]:
+    """Yield (label, text) of the most important results."""
+    total = summary.total
+    yield "jobs on several nodes", (f"{total.jobs:,} with {total.node_hours:,.1f} node-hours (and "
+                                    f"{audit.one_node_jobs:,} on one node)")
+    if not total.jobs:
+        return
+    yield "in several leaf zones", f"{total.jobs_in_several_zones:,} ({total.jobs_in_several_zones / total.jobs:.0%})"
+    yield "fewer zones were possible", (f"{total.jobs_with_extra_zones:,} "
+                                        f"({total.jobs_with_extra_zones / total.jobs:.0%})")
+    yield "leaf zones per job", (f"{total.used_zones / total.jobs:.2f} used, {total.fewest_zones / total.jobs:.2f} "
+                                 "possible")
+    if audit.leaves.topology.kind == "block":
+        yield "broken segments", f"{total.broken_segments:,}"
+    for name, sums in total.strategies.items():
+        yield f"communication, {name}", (
+            f"x{sums.mean_factor:.2f} of the best nodes (x{sums.leaf_order_factor:.2f} with ranks in leaf order), "
+            f"{sums.lost_node_hours:,.1f} node-hours lost ({sums.lost_node_hours / total.node_hours:.1%})")
+
+
+def job_cells(job: JobResult) -> tuple[str, ...]:
+    """Cells of JOB_COLUMNS, for the first strategy."""
+    strategy = next(iter(job.factor))
+    return (job.job_id, job.user, job.partition, f"{job.nodes:,}", f"{job.used_zones:,}", f"{job.fewest_zones:,}",
+            f"x{job.factor[strategy]:.2f}", f"{job.node_hours:,.1f}", f"{job.lost_node_hours[strategy]:,.1f}")
+
+
+def group_cells(group: GroupSums) -> tuple[str, ...]:
+    """Cells of GROUP_COLUMNS, for the first strategy."""
+    sums = next(iter(group.strategies.values()))
+    return (group.name, f"{group.jobs:,}", f"{group.node_hours:,.1f}", f"{group.used_zones / group.jobs:.2f}",
+            f"{group.fewest_zones / group.jobs:.2f}", f"{group.jobs_with_extra_zones / group.jobs:.0%}",
+            f"x{sums.mean_factor:.2f}", f"{sums.lost_node_hours:,.1f}")
+
+
+def format_csv(audit: Audit) -> str:
+    """All audited jobs as CSV with a header, worst first; times in epoch seconds."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    strategies = audit.options.strategies
+    writer.writerow([*_CSV_FIELDS, *(f"{name}_{field}" for name in strategies for field in _CSV_STRATEGY_FIELDS)])
+    for i in audit.worst_first.tolist():
+        job = job_result(audit, i)
+        values = [getattr(job, field)[name] for name in strategies for field in _CSV_STRATEGY_FIELDS]
+        writer.writerow([*(f"{value:.6g}" if isinstance(value, float) else csv_cell(value) for value in (
+            *(getattr(job, field) for field in _CSV_FIELDS), *values))])
+    return text.getvalue()
+
+
+def format_time(seconds: int) -> str:
+    """Local time to the minute, "2024-05-01 12:30"."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _format_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield a table whose first column, and columns of names, are left-aligned."""
+    cells = [[truncate(cell, 24) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    is_name = [not column or column in ("job", "user", "partition") for column in columns]
+    yield title
+    for row in cells:
+        yield "  " + "  ".join(cell.ljust(width) if name else cell.rjust(width) for cell, width, name
+                               in zip(row, widths, is_name, strict=True)).rstrip()
