@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from slurmdl.text import print_escaped, truncate, truncate_middle
@@ -45,6 +45,14 @@ class InputError(SlurmdlError):
         message = truncate_middle(" ".join(message.splitlines()), _MAX_MESSAGE_CHARS)
         super().__init__(f"{location}{quoted}: {message}" if location else message)
         self.file, self.line, self.text = file, line, text
+
+
+#: gets an error after which reading can continue: raises or collects it
+OnError = Callable[[InputError], None]
+
+
+def raise_error(error: InputError) -> None:
+    raise error
 
 
 class UnavailableError(SlurmdlError):

@@ -11,19 +11,20 @@ from slurmdl.slurm import process
 
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
+    from slurmdl.slurm.output import SlurmOutput
 
 
-def query_cluster(backend: str, with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
+def query_cluster(backend: str, with_topology: bool = False) -> tuple[ClusterSnapshot, SlurmOutput]:
     """Call `start_cluster_query` and wait for its result."""
     return start_cluster_query(backend, with_topology)()
 
 
-def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[], tuple[ClusterSnapshot, str]]:
+def start_cluster_query(
+        backend: str, with_topology: bool = False) -> Callable[[], tuple[ClusterSnapshot, SlurmOutput]]:
     """Start a query of nodes, partitions, reservations and defaults; do not wait.
 
-    The returned function waits and returns the snapshot and the text of `scontrol show topoconf` and `show topology`
-    ("" if not requested or not available). It raises UnavailableError if the backend is missing, hangs, fails or has
-    no node.
+    The returned function waits and returns the snapshot and the output of scontrol, which has the zones if they are
+    requested and available. It raises UnavailableError if the backend is missing, hangs, fails or has no node.
 
     scontrol runs while this process imports NumPy, which takes as long: 30 ms less per submission at 10,000 nodes
     (`benchmarks.placement --only sbatch-overhead`). `backend` is `cluster_backend` of slurmdl.yaml; `auto` is
@@ -36,14 +37,16 @@ def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[
         return lambda: pyslurm_backend.fetch_with_pyslurm(with_topology)
     wait = process.start_scontrol_show(("nodes", "partitions", "reservations", "config"), with_topology)
 
-    def result() -> tuple[ClusterSnapshot, str]:
-        from slurmdl.cluster import scontrol_parser
+    def result() -> tuple[ClusterSnapshot, SlurmOutput]:
+        from slurmdl.cluster.scontrol_parser import read_cluster
+        from slurmdl.slurm.output import split_output
 
-        output = wait()
-        snapshot = scontrol_parser.parse_snapshot(output.stdout)
+        answer = wait()
+        output = split_output(answer.stdout)
+        snapshot = read_cluster(output)
         if not snapshot.names:
-            raise UnavailableError(f"scontrol: {output.first_error or 'no node in its output'}")
-        return snapshot, scontrol_parser.topology_text(output.stdout) if with_topology else ""
+            raise UnavailableError(f"scontrol: {answer.first_error or 'no node in its output'}")
+        return snapshot, output
 
     return result
 
@@ -51,13 +54,13 @@ def start_cluster_query(backend: str, with_topology: bool = False) -> Callable[[
 def load_cluster_file(path: str, on_warning: Callable[[str], None] = warn) -> ClusterSnapshot:
     """Load a snapshot file: JSON of `ClusterSnapshot.to_json`, or saved text of scontrol and sinfo.
 
-    `on_warning` gets what is skipped or assumed (`parse_saved_cluster`). Raises InputError with the file if it cannot
+    `on_warning` gets what is skipped or assumed (`read_cluster`). Raises InputError with the file if it cannot
     be read, or has no node.
     """
-    from slurmdl.cluster.saved_cluster import parse_saved_cluster
+    from slurmdl.cluster.scontrol_parser import read_cluster
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.files import read_limited
-    from slurmdl.slurm.saved_output import MAX_SAVED_BYTES, decode_saved_text
+    from slurmdl.slurm.output import MAX_SAVED_BYTES, Problems, decode_saved_text, split_output
 
     try:
         with open(path, "rb") as file:  # possibly a pipe: `--cluster <(scontrol -d show nodes)`
@@ -65,7 +68,11 @@ def load_cluster_file(path: str, on_warning: Callable[[str], None] = warn) -> Cl
         if text.lstrip().startswith("{"):
             snapshot = ClusterSnapshot.from_json(json.loads(text))
         else:
-            snapshot = parse_saved_cluster(text, path, on_warning)
+            output = split_output(text, path)
+            problems = Problems(output)
+            snapshot = read_cluster(output, problems, on_warning)
+            if snapshot.names:
+                problems.report(on_warning)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", file=path) from error
     except InputError as error:

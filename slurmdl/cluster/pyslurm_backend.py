@@ -16,16 +16,16 @@ from itertools import compress
 
 import numpy as np
 
-from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster.scontrol_parser import read_cluster
 from slurmdl.cluster.snapshot import NODE_ARRAYS, ClusterSnapshot, NodeProfile
 from slurmdl.errors import UnavailableError
 from slurmdl.slurm import process
+from slurmdl.slurm.output import SlurmOutput, split_output
 from slurmdl.slurm.run_module import module_argv
-from slurmdl.slurm.slurm_conf import parse_key_values
 
 
-def fetch_with_pyslurm(with_topology: bool = False) -> tuple[ClusterSnapshot, str]:
-    """Return the same snapshot and topology text as `load.start_cluster_query` with scontrol.
+def fetch_with_pyslurm(with_topology: bool = False) -> tuple[ClusterSnapshot, SlurmOutput]:
+    """Return the same as `load.start_cluster_query` with scontrol.
 
     Raises UnavailableError if PySlurm or scontrol is missing, hangs or fails, or PySlurm is of another release.
     """
@@ -33,12 +33,14 @@ def fetch_with_pyslurm(with_topology: bool = False) -> tuple[ClusterSnapshot, st
     if worker.returncode:
         messages = worker.stderr.strip().splitlines() or [f"exit status {worker.returncode}"]
         raise UnavailableError(f"PySlurm: {messages[-1]}")
-    gres = parse_key_values(worker.stdout)["GresTypes"]
-    result = process.start_scontrol_show(("nodes", "partitions") if gres else ("partitions",), with_topology)()
-    snapshot = _merge_snapshots(*map(scontrol_parser.parse_snapshot, (worker.stdout, result.stdout)))
+    known = split_output(worker.stdout)
+    reports = ("nodes", "partitions") if known.config["GresTypes"] else ("partitions",)
+    answer = process.start_scontrol_show(reports, with_topology)()
+    output = split_output(answer.stdout)
+    snapshot = _merge_snapshots(read_cluster(known), read_cluster(output))
     if not snapshot.names:
-        raise UnavailableError(f"scontrol: {result.first_error or 'no partition with nodes in its output'}")
-    return snapshot, scontrol_parser.topology_text(result.stdout) if with_topology else ""
+        raise UnavailableError(f"scontrol: {answer.first_error or 'no partition with nodes in its output'}")
+    return snapshot, output
 
 
 def _merge_snapshots(pyslurm_snapshot: ClusterSnapshot, scontrol_snapshot: ClusterSnapshot) -> ClusterSnapshot:

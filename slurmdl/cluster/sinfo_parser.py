@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from slurmdl.cluster.scontrol_parser import parse_gres
 from slurmdl.cluster.snapshot import MAX_NUMBER, ClusterSnapshot, Node, Partition
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, OnError
 from slurmdl.slurm import hostlist
-from slurmdl.slurm.saved_output import LineProblems
-from slurmdl.slurm.sinfo_table import NODE_COLUMNS, STATE_COLUMNS, SinfoTable
+from slurmdl.slurm.output import NODE_COLUMNS, STATE_COLUMNS, SinfoTable, SlurmOutput
 from slurmdl.text import pluralize
 
 #: sinfo's short and long names of states -> Slurm's base state and flags, as `scontrol show nodes` gives them. Where
@@ -97,22 +96,21 @@ def _complete_name(name: str) -> str:
     return matches[0] if name not in names and len(matches) == 1 and len(name) >= _MIN_CUT_CHARS else name
 
 
-def read_sinfo_tables(tables: Iterable[SinfoTable], problems: LineProblems,
-                      on_warning: Callable[[str], None]) -> SinfoNodes:
-    """Return the nodes of all tables; add rows that are malformed to `problems`.
+def read_sinfo_tables(output: SlurmOutput, on_error: OnError, on_warning: Callable[[str], None]) -> SinfoNodes:
+    """Return the nodes of all tables; `on_error` gets rows that are malformed.
 
     `on_warning` gets what a table leaves open, and what is assumed instead.
     """
     result = SinfoNodes()
-    for table in tables:
+    for table in output.tables:
         reader = _TableReader(table, result)
         for line, text in table.rows:
             try:
                 reader.read_row(text)
             except InputError as error:
-                problems.add(line, text, str(error))
+                on_error(InputError(str(error), output.file, line, text))
         if assumed := reader.assumptions():
-            on_warning(f"{problems.file}:{table.line}: table of sinfo: {'; '.join(assumed)}")
+            on_warning(f"{output.file}:{table.line}: table of sinfo: {'; '.join(assumed)}")
     return result
 
 

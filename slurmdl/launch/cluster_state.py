@@ -50,12 +50,12 @@ def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = 
 
     topologies = load.load_slurm_topology_file()
     scores = load_link_scores(config, source, on_warning, strict, lambda: wait_for_cluster()[0].name)
-    cluster, topology_text = wait_for_cluster()
+    cluster, output = wait_for_cluster()
     if topologies is None:
-        if not topology_text.strip():
+        if not output.has_zones:
             raise UnavailableError("no topology: neither a topology.yaml or topology.conf nor an answer of "
                                    "`scontrol show topology`")
-        topologies = scontrol_topology.parse_scontrol_topologies(topology_text)
+        topologies = scontrol_topology.read_topologies(output)
     topology = topologies.get(cluster.topology_of(partitions))
     debug("cluster %s: %d nodes; %s: %d zones", cluster.name or "without a name", len(cluster.names), topology.source,
           len(topology.zones))

@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from slurmdl.errors import InputError
-from slurmdl.slurm.topoconf_text import TOPOCONF_BEGIN
+from slurmdl.slurm.output import TOPOCONF_BEGIN
 
 #: "conf": topology.conf; "yaml": topology.yaml; "json": slurmdl's own; "saved": text of scontrol
 TopologyFormat = Literal["conf", "yaml", "json", "saved"]
@@ -32,7 +32,7 @@ def format_of_content(text: str, path: str) -> TopologyFormat:
     Raises InputError for the text of other commands, and for a text that neither has a line of any format, nor a name
     that tells one.
     """
-    from slurmdl.topology.saved_topology import has_shown_topology  # lazy: a submission does not need it
+    from slurmdl.topology.scontrol_topology import has_shown_topology  # lazy: a submission does not need it
 
     if has_shown_topology(text):
         return "saved"

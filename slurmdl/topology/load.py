@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from slurmdl.errors import InputError, SlurmdlError, UnavailableError, warn
+from slurmdl.errors import InputError, OnError, SlurmdlError, UnavailableError, raise_error, warn
 from slurmdl.files import read_regular_file, read_text_limited
 from slurmdl.slurm import process
+from slurmdl.slurm.output import MAX_SAVED_BYTES, Problems, SlurmOutput, decode_saved_text, split_output
 from slurmdl.slurm.slurm_conf import topology_file_path
 from slurmdl.topology import scontrol_topology, topology_conf
 from slurmdl.topology.file_format import TopologyFormat, format_of_content, format_of_suffix
-from slurmdl.topology.source import OnError, TopologySource
+from slurmdl.topology.source import TopologySource, build_topologies
 from slurmdl.topology.topology import Topology, TopologySet
 
 MAX_JSON_BYTES = 16 * 2**20  # JSON names every node
@@ -43,32 +44,26 @@ def load_topologies(file: str | None = None) -> TopologySet:
 
 def query_topologies() -> TopologySet:
     """Query the topologies of the controller; raise as `load_topologies`."""
-    result = process.run_command(["scontrol", "-o"], stdin="show topoconf\nshow topology\n")
-    text = "".join(f"{line}\n" for line in result.stdout.splitlines() if not line.startswith("scontrol:"))
-    if not text.strip():
-        raise UnavailableError(f"scontrol show topology: {result.first_error or 'no result'}")
-    return scontrol_topology.parse_scontrol_topologies(text)
+    return scontrol_topology.read_topologies(_query_output())
+
+
+def _query_output() -> SlurmOutput:
+    answer = process.run_command(["scontrol", "-o"], stdin="show topoconf\nshow topology\n")
+    output = split_output(answer.stdout)
+    if not output.has_zones and not output.unknown:
+        raise UnavailableError(f"scontrol show topology: {answer.first_error or 'no result'}")
+    return output
 
 
 def load_sources(file: str | None, on_error: OnError, on_warning: OnWarning = warn) -> list[TopologySource]:
     """Like `load_topologies`, but return the declarations, and pass recoverable errors to `on_error`."""
     path = file if file is not None else topology_file_path()
     if path is None:
-        return [TopologySource.from_topology(topology) for topology in query_topologies().topologies]
-    text, format_name = "", format_of_suffix(path)
-    if file is not None:
-        text, format_name = _read_any(path, on_warning)
-    if format_name == "saved":
-        from slurmdl.topology import saved_topology  # lazy: a submission does not need it
-
-        return saved_topology.declare_saved_topologies(text, path, on_warning)
+        return scontrol_topology.declare_topologies(_query_output(), on_error)[0]
+    text, format_name = _read_any(path, on_warning) if file is not None else ("", format_of_suffix(path))
     if format_name == "json":
         return [TopologySource.from_topology(topology) for topology in _load_json(path).topologies]
-    if format_name == "conf":
-        return [topology_conf.declare_topology_conf(path, on_error)]
-    from slurmdl.topology import topology_yaml  # lazy: imports PyYAML
-
-    return topology_yaml.declare_topology_yaml(read_text_limited(path), path, on_error)[0]
+    return _declare(path, format_name, text, on_error, on_warning)[0]
 
 
 def load_topology_file(path: str, on_warning: OnWarning = warn) -> TopologySet:
@@ -78,37 +73,39 @@ def load_topology_file(path: str, on_warning: OnWarning = warn) -> TopologySet:
     malformed.
     """
     text, format_name = _read_any(path, on_warning)
-    if format_name == "saved":
-        from slurmdl.topology import saved_topology  # lazy: a submission does not need it
-
-        return saved_topology.parse_saved_topologies(text, path, on_warning)
-    return _load_strict(path, format_name)
+    return _load_json(path) if format_name == "json" else \
+        build_topologies(*_declare(path, format_name, text, on_warning=on_warning))
 
 
 def load_slurm_topology_file() -> TopologySet | None:
     """Return the topologies of the file next to slurm.conf, read as Slurm does, or None if there is no such file."""
     path = topology_file_path()
-    return None if path is None else _load_strict(path, format_of_suffix(path))
+    return None if path is None else build_topologies(*_declare(path, format_of_suffix(path)))
 
 
 def _read_any(path: str, on_warning: OnWarning) -> tuple[str, TopologyFormat]:
     """Return text and format of a file; the readers of configuration files read again, with their own checks."""
-    from slurmdl.slurm.saved_output import MAX_SAVED_BYTES, decode_saved_text
-
     data = read_regular_file(path, MAX_SAVED_BYTES)
     text = data.decode("utf-8-sig", errors="replace")
     format_name = format_of_content(text, path)
     return decode_saved_text(data, path, on_warning) if format_name == "saved" else "", format_name
 
 
-def _load_strict(path: str, format_name: TopologyFormat) -> TopologySet:
+def _declare(path: str, format_name: TopologyFormat, text: str = "", on_error: OnError = raise_error,
+             on_warning: OnWarning = warn) -> tuple[list[TopologySource], str]:
+    """Return the declarations of a file and the name of the default topology; `text`: of a file of saved output."""
     if format_name == "conf":
-        return TopologySet.single(topology_conf.parse_topology_conf(path))
-    if format_name == "json":
-        return _load_json(path)
-    from slurmdl.topology import topology_yaml  # lazy: imports PyYAML
+        source = topology_conf.declare_topology_conf(path, on_error)
+        return [source], source.name
+    if format_name == "yaml":
+        from slurmdl.topology import topology_yaml  # lazy: imports PyYAML
 
-    return topology_yaml.parse_topology_yaml(read_text_limited(path), path)
+        return topology_yaml.declare_topology_yaml(read_text_limited(path), path, on_error)
+    output = split_output(text, path)
+    problems = Problems(output)
+    declared = scontrol_topology.declare_topologies(output, problems)
+    problems.report(on_warning)
+    return declared
 
 
 def _load_json(path: str) -> TopologySet:

@@ -1,105 +1,152 @@
-"""Reader of `scontrol show topology` (all versions) and `scontrol show topoconf` (25.05 and newer)."""
+"""Zones as `scontrol show topology` (all versions) and `show topoconf` (25.05 and newer) print them.
+
+The output of the running cluster must be complete; in saved text a line that is not understood is skipped.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from dataclasses import replace
 
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, OnError, raise_error
 from slurmdl.slurm import hostlist
-from slurmdl.slurm.topoconf_text import find_topoconf
-from slurmdl.topology.source import ZoneDecl, aggregate_blocks, build_topology, level_multiples
-from slurmdl.topology.topology import Topology, TopologySet
-
-SOURCE_LABEL = "scontrol show topology"
+from slurmdl.slurm.output import SlurmOutput, split_output
+from slurmdl.text import pluralize, truncate
+from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl, build_topologies
+from slurmdl.topology.topology import MAX_LEVELS, TopologySet
 
 _PAIR = re.compile(r"(\w+)=(\S*)")
 _KINDS = {"SwitchName": "tree", "BlockName": "block", "RingName": "ring", "TorusName": "torus3d"}
-#: with a topology.conf, 26.05 shows one topology in which all kinds are empty
-_YAML_EMPTY = re.compile(r"-?\s*(topology|cluster_default):|\s*\w+: \{\}$")
+#: lines of `show topology`; those of topology.conf have neither these keys nor `Level=` in second place
+_SHOWN_ZONE = re.compile(r"^[ \t]*(?:SwitchName=\S+ +Level=\d|BlockName=\S+ +BlockIndex=|AggregatedBlock=\S"
+                         r"|RingName=\S.* RingSize=|TorusName=\S)", re.MULTILINE)
+_MAX_NAMES_WIDTH = 60
+_MAX_REPEATED_NAMES = 4 * hostlist.MAX_NAMES  # nodes of higher zones repeat those of leaves, once per level
+_LEVEL = re.compile(r"0*[1-9]\d*")
+
+
+def has_shown_topology(text: str) -> bool:
+    """Return whether a text has a line of `scontrol show topology`."""
+    return _SHOWN_ZONE.search(text) is not None
 
 
 def parse_scontrol_topologies(text: str) -> TopologySet:
-    """Parse the output of `show topoconf`, `show topology` or both; InputError if it is malformed or has no zone."""
-    lines = text.split("\n")
-    begin, end = find_topoconf(lines)
-    if is_empty_topoconf(lines[begin:end]):
-        return TopologySet.single(parse_show_topology(text))
-    from slurmdl.topology import topology_yaml
-
-    return topology_yaml.parse_topology_yaml("\n".join(lines[begin:end]), "scontrol show topoconf")
+    """Parse the output of the running cluster; InputError if it is malformed or has no zone."""
+    return read_topologies(split_output(text))
 
 
-def is_empty_topoconf(lines: Sequence[str]) -> bool:
-    """Return whether the YAML of `show topoconf` has no topology of its own, because there is a topology.conf."""
-    return all(_YAML_EMPTY.match(line) for line in lines)
+def read_topologies(output: SlurmOutput, on_error: OnError = raise_error) -> TopologySet:
+    """Return the canonical form of `declare_topologies`; raise as `TopologySource.to_topology`, too."""
+    return build_topologies(*declare_topologies(output, on_error))
 
 
-def parse_show_topology(text: str) -> Topology:
-    """Return the topology in the output of `scontrol show topology`, with or without -o.
+def declare_topologies(output: SlurmOutput, on_error: OnError = raise_error) -> tuple[list[TopologySource], str]:
+    """Return the topologies in the output of `show topoconf`, else `show topology`, and the name of the default.
+
+    A malformed line is skipped if `on_error` returns. Raises InputError if no zone is left.
+    """
+    if output.yaml:
+        from slurmdl.topology import topology_yaml  # imports PyYAML
+
+        try:
+            sources, default = topology_yaml.declare_topology_yaml(
+                output.yaml, output.file or "scontrol show topoconf", on_error)
+            if sources:
+                return sources, default
+        except InputError as error:
+            if not any(output.records[key] for key in _KINDS):
+                raise
+            on_error(error)
+    source = _declare_shown_topology(output, on_error)
+    return [source], source.name
+
+
+def _declare_shown_topology(output: SlurmOutput, on_error: OnError) -> TopologySource:
+    """Return the topology in the output of `show topology`.
 
     A switch above the leaves has both Switches and Nodes here; its Nodes repeat those of its leaves. Aggregates of
-    blocks follow from the blocks and their sizes. Other lines (prompts, messages) are ignored. Raises InputError if
-    the text has no zone, or a child zone is missing.
+    blocks follow from the blocks and their sizes.
     """
-    zones_by_kind: dict[str, list[ZoneDecl]] = {kind: [] for kind in _KINDS.values()}
+    file = output.file or "scontrol show topology"
+    declared: dict[str, dict[str, ZoneDecl]] = {kind: {} for kind in _KINDS.values()}
     sizes: dict[int, None] = {}
-    names_left = hostlist.MAX_NAMES
-    for number, line in enumerate(text.split("\n"), 1):
-        pairs = dict(_PAIR.findall(line))
-        size = block_size(pairs)
-        if size is not None:
+    names_left, repeated_left = hostlist.MAX_NAMES, _MAX_REPEATED_NAMES
+    for index, text in (record for key in (*_KINDS, "AggregatedBlock") for record in output.records[key]):
+        pairs = {key: "" if value == "(null)" else value for key, value in _PAIR.findall(text)}
+        size = _parse_number(pairs.get("BlockSize", ""))
+        if size is not None and (pairs.get("BlockName") or "AggregatedBlock" in pairs):
             sizes[size] = None
-        kind = zone_kind(pairs)
-        if kind is None:
+        kind = next((kind for key, kind in _KINDS.items() if pairs.get(key)), None)
+        if kind is None or "PlacementDims" in pairs:
             continue
-        zone = parse_zone(pairs, names_left, SOURCE_LABEL, number, line)
-        if not zone.children:
-            names_left -= 1 + len(zone.nodes)  # the nodes of higher zones repeat these
-        zones_by_kind[kind].append(zone)
-    kind = next((kind for kind, zones in zones_by_kind.items() if zones), None)
-    if kind is None:
-        raise InputError(f"{SOURCE_LABEL}: no zone; TopologyPlugin may be topology/flat or unset")
-    return build_shown_topology(zones_by_kind[kind], kind, tuple(sizes), SOURCE_LABEL)
-
-
-def record_pairs(line: str) -> dict[str, str]:
-    """Return the values of one line by key."""
-    return dict(_PAIR.findall(line))
-
-
-def block_size(pairs: dict[str, str]) -> int | None:
-    """Return the BlockSize of a block or aggregate; None for other lines."""
-    is_block = pairs.get("BlockName") or "AggregatedBlock" in pairs
-    return _parse_number(pairs.get("BlockSize", "")) if is_block else None
-
-
-def zone_kind(pairs: dict[str, str]) -> str | None:
-    """Return the kind of topology that a line declares a zone of, or None if it declares none."""
-    key = next((key for key in _KINDS if pairs.get(key)), None)
-    return None if key is None or "PlacementDims" in pairs else _KINDS[key]
-
-
-def parse_zone(pairs: dict[str, str], names_left: int, source: str, line: int, text: str) -> ZoneDecl:
-    """Return the zone of a line that declares one; InputError for a malformed hostlist, or too many names."""
-    name = next(pairs[key] for key in _KINDS if pairs.get(key))
-    children, nodes = (hostlist.expand_hostlist(pairs.get(key) or pairs.get(key.lower()) or "", names_left)
-                       for key in ("Switches", "Nodes"))
-    speed = _parse_number(pairs.get("LinkSpeed", ""))
-    return ZoneDecl(name, tuple(children), tuple(nodes), speed, source, line, text)
-
-
-def build_shown_topology(zones: Sequence[ZoneDecl], kind: str, sizes: Sequence[int], source: str,
-                         notes: tuple[str, ...] = ()) -> Topology:
-    """Return the topology of the zones of `show topology`; InputError as `build_topology`, or for invalid sizes."""
-    if kind == "block":
         try:
-            # no listed aggregate means none: one block only, or one size
-            zones = [*zones, *aggregate_blocks(zones, level_multiples(sizes) if sizes else ())]
-        except ValueError as error:
-            raise InputError(f"{source}: {error}") from error
-    return build_topology(zones, kind=kind, source=source, notes=notes, block_sizes=tuple(sizes))
+            max_names = min(repeated_left, hostlist.MAX_NAMES) if pairs.get("Switches") else names_left
+            zone = _parse_zone(pairs, max_names, file, output.line_number(index), text)
+            known = declared[kind].get(zone.name)
+            if known and (known.children, known.nodes) != (zone.children, zone.nodes):
+                raise InputError(f"zone {zone.name!r} is also in line {known.line}, with other content")
+            if kind == "tree" and not zone.children and _LEVEL.fullmatch(pairs.get("Level", "")):
+                raise InputError(f"Level={pairs['Level']} without Switches, as if it were cut off")
+        except InputError as error:
+            on_error(InputError(str(error), file, output.line_number(index), text))
+            continue
+        if known:
+            continue
+        if zone.children:
+            repeated_left -= len(zone.nodes) + len(zone.children)
+        else:
+            names_left -= 1 + len(zone.nodes)
+        declared[kind][zone.name] = zone
+    for kind, by_name in declared.items():
+        zones = _drop_undeclared_children(by_name, on_error)
+        if zones:
+            notes = [TREE_APPROXIMATION_NOTE.format(kind.removesuffix("3d"))] * (kind in ("ring", "torus3d"))
+            notes += filter(None, [_nodes_without_leaf_note(zones)])
+            zones = [replace(zone, nodes=()) if zone.children else zone for zone in zones]  # those of its leaves
+            return TopologySource(tuple(zones), kind, file, notes=tuple(notes), block_sizes=tuple(sizes), shown=True)
+    raise InputError("has no zone; " + ("expected the text of `scontrol show topology`, e.g. SwitchName=s1 Level=0 "
+                                        "LinkSpeed=1 Nodes=n[1-4]" if output.file else
+                                        "TopologyPlugin may be topology/flat or unset"), file)
+
+
+def _parse_zone(pairs: dict[str, str], max_names: int, file: str, line: int, text: str) -> ZoneDecl:
+    name = next(pairs[key] for key in _KINDS if pairs.get(key))
+    children, nodes = (hostlist.expand_hostlist(pairs.get(key) or pairs.get(key.lower()) or "", max_names)
+                       for key in ("Switches", "Nodes"))
+    return ZoneDecl(name, tuple(children), tuple(nodes), _parse_number(pairs.get("LinkSpeed", "")), file, line, text)
 
 
 def _parse_number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text) else None
+
+
+def _drop_undeclared_children(declared: dict[str, ZoneDecl], on_error: OnError) -> list[ZoneDecl]:
+    """Return the zones without children that are not in the text, and without zones that have no other children."""
+    zones = dict(declared)
+    for _ in range(MAX_LEVELS):
+        lacking = {name: missing for name, zone in zones.items()
+                   if (missing := [child for child in zone.children if child not in zones])}
+        if not lacking:
+            return list(zones.values())
+        for name, missing in lacking.items():
+            zone = zones[name]
+            kept = tuple(child for child in zone.children if child in zones)
+            on_error(zone.error(f"{pluralize(len(missing), 'zone')} below {name!r} not declared ({missing[0]!r}"
+                                f"{', ...' if len(missing) > 1 else ''})"))
+            if kept:
+                zones[name] = replace(zone, children=kept)
+            else:
+                del zones[name]
+    zone = next(iter(zones.values()))
+    raise zone.error(f"zones are above more than {MAX_LEVELS - 1} levels of zones")
+
+
+def _nodes_without_leaf_note(zones: list[ZoneDecl]) -> str:
+    """Describe the nodes of a root switch that are below no leaf, e.g. login nodes; "" for none."""
+    on_leaves = {node for zone in zones if not zone.children for node in zone.nodes}
+    children = {child for zone in zones for child in zone.children}
+    lost = {node for zone in zones if zone.children and zone.name not in children for node in zone.nodes} - on_leaves
+    if not lost:
+        return ""
+    names = truncate(hostlist.fold_hostlist(lost), _MAX_NAMES_WIDTH)
+    return f"{pluralize(len(lost), 'node')} below no leaf switch, thus in no zone: {names}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import graphlib
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import ranged_string
 from slurmdl.text import pluralize
 from slurmdl.topology.text_tree import children_by_zone, nodes_by_leaf
-from slurmdl.topology.topology import MAX_LEVELS, Topology
+from slurmdl.topology.topology import MAX_LEVELS, Topology, TopologySet
 
 LINK_SPEED_UNIT = 1e6 / 8  # bytes/s; topology.conf(5) leaves the unit of LinkSpeed open: Mbit/s is assumed
 PLAUSIBLE_LINK_SPEEDS = range(1_000, 10_000_000)  # in Mbit/s; a number outside this range has another unit, or none
@@ -23,8 +23,6 @@ PLAUSIBLE_LINK_SPEEDS = range(1_000, 10_000_000)  # in Mbit/s; a number outside 
 TREE_APPROXIMATION_NOTE = "each {0} is one zone; the position of a node in its {0} is not used"
 _DEFAULT_MULTIPLES = (2, 4, 8, 16)  # blocks per aggregate if the file gives no BlockSizes
 _MAX_MULTIPLE = 2**15  # Slurm rejects larger aggregates (MAX_BLOCK_LEVELS)
-
-OnError = Callable[[InputError], None]  # for errors that reading can continue after: raises or collects them
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,6 @@ def unused_link_speeds_note(zones: Iterable[ZoneDecl]) -> str:
             "or set link_defaults.zone_bandwidth in slurmdl.yaml")
 
 
-def raise_error(error: InputError) -> None:
-    raise error
-
-
 @dataclass(frozen=True)
 class TopologySource:
     """One topology as its source declares it.
@@ -89,6 +83,7 @@ class TopologySource:
     Attributes:
         zones: for blocks, the base blocks only; their aggregates follow from order and sizes.
         kind, source, name, notes, block_sizes: as in Topology.
+        shown: printed by the controller, which has checked the blocks, and has aggregates only with block sizes.
     """
 
     zones: tuple[ZoneDecl, ...]
@@ -97,6 +92,7 @@ class TopologySource:
     name: str = "default"
     notes: tuple[str, ...] = ()
     block_sizes: tuple[int, ...] = ()
+    shown: bool = False
 
     @classmethod
     def from_topology(cls, topology: Topology) -> TopologySource:
@@ -114,10 +110,20 @@ class TopologySource:
             return Topology.flat((), self.source, self.name, self.notes)
         zones = list(self.zones)
         if self.kind == "block":
-            _check_block_nodes(zones, self.block_sizes)
-            zones += aggregate_blocks(zones, level_multiples(self.block_sizes))
+            if not self.shown:
+                _check_block_nodes(zones, self.block_sizes)
+            try:
+                zones += aggregate_blocks(zones, () if self.shown and not self.block_sizes else
+                                          level_multiples(self.block_sizes))
+            except ValueError as error:
+                raise InputError(f"{self.source}: {error}") from error
         return build_topology(zones, kind=self.kind, source=self.source, name=self.name, notes=self.notes,
                               block_sizes=self.block_sizes)
+
+
+def build_topologies(sources: Sequence[TopologySource], default: str) -> TopologySet:
+    """Return the canonical forms; InputError as `TopologySource.to_topology`."""
+    return TopologySet(tuple(source.to_topology() for source in sources), default)
 
 
 def build_topology(declared: Sequence[ZoneDecl], *, kind: str, source: str, name: str = "default",

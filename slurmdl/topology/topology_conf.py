@@ -11,17 +11,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, OnError, raise_error
 from slurmdl.files import MAX_TEXT_BYTES, read_text_limited
 from slurmdl.slurm import hostlist
-from slurmdl.topology.source import (
-    TREE_APPROXIMATION_NOTE,
-    OnError,
-    TopologySource,
-    ZoneDecl,
-    parse_block_sizes,
-    raise_error,
-)
+from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl, parse_block_sizes
 from slurmdl.topology.topology import Topology
 
 # the expression of s_p_parse_line: a value is never empty, so any word after `Nodes=` is its value

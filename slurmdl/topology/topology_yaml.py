@@ -11,17 +11,9 @@ from dataclasses import dataclass
 
 import yaml
 
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, OnError, raise_error
 from slurmdl.slurm import hostlist
-from slurmdl.topology.source import (
-    TREE_APPROXIMATION_NOTE,
-    OnError,
-    TopologySource,
-    ZoneDecl,
-    level_multiples,
-    raise_error,
-)
-from slurmdl.topology.topology import TopologySet
+from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl, level_multiples
 from slurmdl.yaml_input import yaml_syntax_error
 
 _TRUE_WORDS, _FALSE_WORDS = ("y", "yes", "t", "true", "on"), ("n", "no", "f", "false", "off")
@@ -66,17 +58,12 @@ class YamlNode:
         return self.value
 
 
-def parse_topology_yaml(text: str, source: str) -> TopologySet:
-    """Return the topologies in a text; InputError wherever slurmctld rejects it, too. `source` is for messages."""
-    sources, default = declare_topology_yaml(text, source)
-    return TopologySet(tuple(declared.to_topology() for declared in sources), default)
-
-
 def declare_topology_yaml(text: str, source: str,
                           on_error: OnError = raise_error) -> tuple[list[TopologySource], str]:
     """Return the declarations of a text and the name of the default topology.
 
-    A faulty zone or topology is skipped if `on_error` returns. InputError if the text is not YAML or has no topology.
+    A faulty zone or topology is skipped if `on_error` returns. InputError if the text is not YAML or has no topology;
+    slurmctld rejects it, too. `source` is for messages.
     """
     try:
         root = _build_tree(text, source)

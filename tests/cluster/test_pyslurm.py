@@ -88,7 +88,8 @@ COMPARE_BACKENDS = """\
 import json
 from slurmdl.cluster import load
 snapshots = [load.query_cluster(backend, True) for backend in ("scontrol", "pyslurm")]
-print(json.dumps([(snapshot.to_json(), zones) for snapshot, zones in snapshots]))
+print(json.dumps([(snapshot.to_json(), [output.yaml.strip(), *(line for _, line in output.records["SwitchName"])])
+                  for snapshot, output in snapshots]))
 """
 TIME_BACKENDS = """\
 import json, sys, time
@@ -134,7 +135,7 @@ class PySlurmCluster(RootCluster):
         assert not [(left, right) if None in (left, right) else
                     {key: (left[key], right[key]) for key in ("name", *left) if left[key] != right[key]}
                     for left, right in differences]
-        assert pyslurm[1] == scontrol[1] != ""
+        assert pyslurm[1] == scontrol[1] != [""]
         return dict(pyslurm[0])
 
 

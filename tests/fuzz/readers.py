@@ -17,10 +17,9 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.links", "slurmdl.slurm.hostlist",
-                                         "slurmdl.slurm.saved_output", "slurmdl.slurm.sinfo_table",
-                                         "slurmdl.cluster", "slurmdl.files", "slurmdl.yaml_input",
-                                         "slurmdl.train.trainer.options", "slurmdl.history"]):
-    from slurmdl.cluster.saved_cluster import parse_saved_cluster
+                                         "slurmdl.slurm.output", "slurmdl.cluster", "slurmdl.files",
+                                         "slurmdl.yaml_input", "slurmdl.train.trainer.options", "slurmdl.history"]):
+    from slurmdl.cluster.load import load_cluster_file
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.errors import InputError, UsageError
     from slurmdl.history.accounting import read_accounting_stream
@@ -108,8 +107,10 @@ def _prometheus(data: bytes) -> None:
 def _saved_cluster(data: bytes) -> None:
     """Fuzz saved text of scontrol and sinfo: nodes, and warnings of one line that name the file."""
     warnings: list[str] = []
-    snapshot = parse_saved_cluster(data.decode(errors="replace"), "saved", warnings.append)
-    assert all(warning.startswith("saved:") for warning in warnings), warnings
+    path = Path(_DIRECTORY.name, "nodes.txt")
+    path.write_bytes(data)
+    snapshot = load_cluster_file(str(path), warnings.append)
+    assert all(warning.startswith(f"{path}:") and "\n" not in warning for warning in warnings), warnings
     assert ClusterSnapshot.from_json(json.loads(json.dumps(snapshot.to_json()))).nodes == snapshot.nodes
 
 

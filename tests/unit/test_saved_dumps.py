@@ -171,7 +171,7 @@ def test_faulty_parts_of_a_cluster_dump() -> None:
     snapshot, warnings = read_cluster(text)
     assert (snapshot.names, snapshot.partitions, snapshot.reservations) == (("n1", "n3"), (), ())
     assert [warning.split(" ")[0] for warning in warnings] == [f"nodes.txt:{line}:" for line in (1, 3, 4, 5)]
-    with pytest.raises(InputError, match="no State"):
+    with pytest.raises(InputError, match="the record has no State"):
         scontrol_parser.parse_snapshot(text)  # live output must be complete
 
 

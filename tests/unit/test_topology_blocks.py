@@ -68,10 +68,10 @@ def test_undersized_block_is_rejected_but_empty_is_valid(tmp_path: Path) -> None
 
 def test_controller_output_equals_file(tmp_path: Path) -> None:
     from_file = parsed(tmp_path, 4, "4,8")
-    from_controller = scontrol_topology.parse_show_topology("".join(
+    from_controller = scontrol_topology.parse_scontrol_topologies("".join(
         [f"BlockName=b{i} BlockIndex={i - 1} Nodes=n[{i * 4}-{i * 4 + 3}] BlockSize=4\n" for i in range(1, 5)]
         + ["AggregatedBlock=b[1-2] BlockIndex=4 Nodes=n[4-11] BlockSize=8\n",
-           "AggregatedBlock=b[3-4] BlockIndex=5 Nodes=n[12-19] BlockSize=8\n"]))
+           "AggregatedBlock=b[3-4] BlockIndex=5 Nodes=n[12-19] BlockSize=8\n"])).get()
     assert {**from_controller.to_json(), "source": ""} == {**from_file.to_json(), "source": ""}
 
 

@@ -119,7 +119,7 @@ def test_rejected_file(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_controller_output_equals_file(tmp_path: Path) -> None:
-    from_controller = scontrol_topology.parse_show_topology((DATA / "scontrol-22.05.8.txt").read_text())
+    from_controller = scontrol_topology.parse_scontrol_topologies((DATA / "scontrol-22.05.8.txt").read_text()).get()
     from_file = parsed(tmp_path, "SwitchName=zoneA Nodes=n[1,3,5,7] LinkSpeed=10\n"
                                  "SwitchName=zoneB Nodes=n[2,4,6,8,9]\nSwitchName=core Switches=zoneA,zoneB\n")
     assert {**from_controller.to_json(), "source": ""} == {**from_file.to_json(), "source": ""}
@@ -127,7 +127,7 @@ def test_controller_output_equals_file(tmp_path: Path) -> None:
 
 def test_controller_output_without_zone_is_rejected() -> None:
     with pytest.raises(InputError, match="no zone"):
-        scontrol_topology.parse_show_topology("scontrol: show topology\nscontrol: \n")
+        scontrol_topology.parse_scontrol_topologies("scontrol: show topology\nscontrol: \n")
 
 
 def test_file_next_to_slurm_conf_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

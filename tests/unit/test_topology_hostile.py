@@ -179,7 +179,7 @@ def test_not_a_text_file(tmp_path: Path, make: Callable[[Path], object], expecte
 def test_invalid_block_sizes_of_the_controller(size: str) -> None:
     text = f"BlockName=b1 Nodes=n[1-2] BlockSize={size}\nBlockName=b2 Nodes=n[3-4] BlockSize=2 LinkSpeed={size}\n"
     try:
-        assert scontrol_topology.parse_show_topology(text).zones[:2] == ("b1", "b2")
+        assert scontrol_topology.parse_scontrol_topologies(text).get().zones[:2] == ("b1", "b2")
     except InputError as error:
         assert "BlockSizes" in str(error)
 

@@ -9,7 +9,7 @@ import pytest
 
 from slurmdl.cluster import scontrol_parser
 from slurmdl.topology import load, topology_conf
-from slurmdl.topology.scontrol_topology import parse_scontrol_topologies, parse_show_topology
+from slurmdl.topology.scontrol_topology import parse_scontrol_topologies
 from slurmdl.topology.topology import Topology
 
 DATA = Path(__file__).parent / "data"
@@ -29,13 +29,13 @@ def zones(topology: Topology) -> dict[str, tuple[int, str, tuple[str, ...]]]:
 @pytest.mark.parametrize("kind", ["tree", "block"])
 def test_24_11(kind: str) -> None:
     from_file = topology_conf.parse_topology_conf(str(DATA / f"topology-24.11.5-{kind}.conf"))
-    from_controller = parse_show_topology(scontrol_output(f"24.11.5-{kind}"))
+    from_controller = parse_scontrol_topologies(scontrol_output(f"24.11.5-{kind}")).get()
     assert from_file.kind == from_controller.kind == kind
     assert zones(from_file) == zones(from_controller)
 
 
 def test_24_11_speed() -> None:
-    from_controller = parse_show_topology(scontrol_output("24.11.5-tree"))
+    from_controller = parse_scontrol_topologies(scontrol_output("24.11.5-tree")).get()
     assert np.isnan(from_controller.uplink_bandwidth).all()  # 10 is not plausible, 1 is Slurm's default
     assert [note for note in from_controller.notes if note.startswith("LinkSpeed of 1 zone (10) is not used")]
 
@@ -64,12 +64,12 @@ def test_26_05(name: str, kinds: dict[str, str], default: str) -> None:
 
 
 def test_26_05_lists_one_topology_by_name() -> None:
-    blocks = parse_show_topology(scontrol_output("26.05.5-blocks"))
+    blocks = parse_scontrol_topologies(scontrol_output("26.05.5-blocks")).get()
     assert zones(blocks) == zones(parse_scontrol_topologies(scontrol_output("26.05.5")).get("blocks"))
 
 
 def test_26_05_lists_a_torus() -> None:
-    torus = parse_show_topology(scontrol_output("26.05.5-torus"))
+    torus = parse_scontrol_topologies(scontrol_output("26.05.5-torus")).get()
     assert torus.kind == "torus3d"
     assert zones(torus) == zones(parse_scontrol_topologies(scontrol_output("26.05.5-ring")).get("cube"))
 
@@ -77,7 +77,7 @@ def test_26_05_lists_a_torus() -> None:
 def test_26_05_without_topoconf() -> None:
     """`show topology` lists the default topology; it is used if `show topoconf` fails."""
     text = scontrol_output("26.05.5")
-    assert zones(parse_show_topology(text[text.index("show topology"):])) == zones(
+    assert zones(parse_scontrol_topologies(text[text.index("show topology"):]).get()) == zones(
         parse_scontrol_topologies(text).get())
 
 
