@@ -342,7 +342,7 @@ def test_place_makes_the_choice_of_sbatch(cluster):
 def test_predictions_state_their_assumptions(cluster):
     """place, sbatch and srun print the assumptions with the prediction; uplinks of a sandbox have 50 Mbit/s."""
     assumptions = "(model 400 MB, links 10 Gbit/s (default), uplinks 50 Mbit/s)"
-    script = cluster.script("#SBATCH -N3 --ntasks-per-node=1\n#DL --dl-model-bytes=400M\n"
+    script = cluster.script("#SBATCH -N3 --ntasks-per-node=1\n#DL --dl-bytes=400M\n"
                             "slurmdl srun --dl-explain true")
     placed = cluster.run(["slurmdl", "place", str(script)]).stdout
     assert f"considered {assumptions}\n" in placed
@@ -432,7 +432,7 @@ def test_signal_to_a_submission_stops_both_processes(cluster, signal, to, status
     env = environ_with_module(cluster, "numpy", "import os, time\nopen('decider', 'w').write(str(os.getpid()))\n"
                                                 "time.sleep(20)\n")
     script = cluster.script("true")
-    done = cluster.run(["bash", "-c", "setsid env --default-signal=INT slurmdl sbatch -N2 job.sh & pid=$!\n"
+    done = cluster.run(["bash", "-c", "setsid env --default-signal=INT,HUP slurmdl sbatch -N2 job.sh & pid=$!\n"
                                     f"until [ -s decider ]; do sleep 0.05; done\nkill -{signal} {to}\n"
                                     "wait $pid\necho status $?\n"
                                     "while kill -0 $(cat decider) 2>/dev/null; do sleep 0.05; done\n"],
