@@ -7,6 +7,6 @@
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=1
 #SBATCH --time=10
-#DL --dl-mesh=dp=2,pp=4 --dl-mesh-bytes=pp=400M,dp=100M
+#DL --dl-mesh=dp=2,pp=4 --dl-bytes=pp=400M,dp=100M
 
 slurmdl srun python examples/mesh.py

@@ -218,7 +218,7 @@ def _parse_options(base: Mapping[str, str], data: Any, path: str) -> dict[str, s
     settings = {}
     for name, value in yaml_input.check_keys(data, tuple(options), path, "options.").items():
         option = options[name]
-        if option.kind == "flag":
+        if option.is_flag:
             if value is True:
                 settings[option.field] = ""
             elif value is not False:
@@ -226,7 +226,7 @@ def _parse_options(base: Mapping[str, str], data: Any, path: str) -> dict[str, s
             continue
         parts = value if isinstance(value, list) else [value]
         if any(isinstance(part, (list, dict, set)) for part in parts):
-            raise _invalid_value(f"options.{name}", value, option.values, path)
+            raise _invalid_value(f"options.{name}", value, option.kind.values, path)
         # YAML reads a bare `off` as False
         text = "off" if value is False else ",".join(map(str, parts))
         try:
@@ -234,10 +234,12 @@ def _parse_options(base: Mapping[str, str], data: Any, path: str) -> dict[str, s
         except UsageError as error:
             raise InputError(str(error), path) from error
         settings[option.field] = text
+    merged = dl_options.overlay_settings(dict(base), settings)
     try:
-        return dl_options.overlay_settings(base, settings)
+        dl_options.merge_layers(merged)
     except UsageError as error:
         raise InputError(f"options: {error}", path) from error
+    return merged
 
 
 def _checked_setting(value: Any, name: str, path: str) -> Any:

@@ -2,77 +2,96 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from typing import Any
 
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
 from slurmdl.mesh import parse_mesh
+from slurmdl.options import FLAG, Option, choice, count, names, option, options_of, text
 from slurmdl.plan import COMM_PATTERNS, ISLAND_LEVELS, ISLAND_STRATEGIES, STRATEGIES
 from slurmdl.slurm import getopt
-from slurmdl.slurm.sbatch_options import is_flag_set
 from slurmdl.units import parse_bytes
 
-PROBE_CHOICES = ("0", "0.5", "1", "2")
-NODE_BINDING_CHOICES = ("auto", "nodelist", "zone", "late", "off")
-RANK0_CHOICES = ("first", "any")
-#: launchers that start the ranks of a node (launch.launchers), or how to find them
-LAUNCHER_CHOICES = ("auto", "none", "torchrun", "accelerate", "deepspeed", "ray")
-ON_BAD_NODES_CHOICES = ("stop", "wait", "run")
-ON_SLOW_CHOICES = ("warn", "exclude")
 #: valid seconds of --dl-preflight, besides 0 for none
 PREFLIGHT_RANGE_S = (5, 3600)
+#: launchers that start the ranks of a node (launch.launchers), or how to find them
+LAUNCHERS = ("auto", "none", "torchrun", "accelerate", "deepspeed", "ray")
+#: assumed size of one replica of the parameters
+DEFAULT_MODEL_BYTES = 100e6
 
 
 @dataclass(frozen=True)
 class DlOptions:
-    """Values of the --dl-* options after precedence (script < environment < command line).
+    """Values of the --dl-* options after precedence (script < environment < command line), and their descriptions.
 
-    Attributes:
-        strategy, node_binding, rank0: one of plan.STRATEGIES, NODE_BINDING_CHOICES, RANK0_CHOICES.
-        ps: number of parameter servers (0 unless the strategy is ps).
-        zone: zones that the job may use; () for any.
-        model_bytes: size of one replica of the parameters.
-        comm_pattern: one of plan.COMM_PATTERNS[strategy], "" for the first of them, or a file of matrices.
-        inside: what is an island of the strategy, one of plan.ISLAND_LEVELS; "" without islands.
-        mesh: dimensions of a mesh of ranks (mesh.parse_mesh), "" for none.
-        model, mesh_bytes: what its traffic is computed from (placement.mesh_traffic), "" if not given.
-        groups: groups of nodes (groups.parse_groups), whose meshes `mesh` then holds; "" for none.
-        group_bytes: their traffic (groups.parse_group_bytes), "" if not given.
-        link_scores: "auto", "off", a file, or the URL of a Prometheus server.
-        probe: seconds, one of PROBE_CHOICES.
-        launcher: one of LAUNCHER_CHOICES.
-        ranks_per_node: ranks that the program of a step starts on each node; 0 to read it from the command.
-        preflight: seconds for the checks of the nodes at the start of the job (health.preflight), 0 for none.
-        on_bad_nodes, on_slow: one of ON_BAD_NODES_CHOICES, ON_SLOW_CHOICES (docs/health.md).
-        max_requeues: how often the job may be requeued because of bad nodes.
+    The options of the group `traffic` are one value: a strategy, a mesh or groups, with what belongs to it.
     """
 
-    strategy: str = "allreduce"
-    ps: int = 0
-    node_binding: str = "auto"
-    zone: tuple[str, ...] = ()
-    rank0: str = "first"
-    model_bytes: float = 100e6
-    comm_pattern: str = ""
-    inside: str = ""
-    mesh: str = ""
-    model: str = ""
-    mesh_bytes: str = ""
-    groups: str = ""
-    group_bytes: str = ""
-    link_scores: str = "auto"
-    probe: str = "0"
-    launcher: str = "auto"
-    ranks_per_node: int = 0
-    preflight: int = 0
-    on_bad_nodes: str = "stop"
-    on_slow: str = "warn"
-    max_requeues: int = 3
-    explain: bool = False
-    dry_run: bool = False
-    strict: bool = False
+    strategy: str = option("allreduce", choice(*STRATEGIES), "training strategy: how replicas are kept in sync",
+                           group="traffic")
+    ps: int = option(0, count("N"), "number of parameter servers among the tasks (default with strategy ps: 1)",
+                     "0; 1 with strategy ps", "traffic")
+    node_binding: str = option("auto", choice("auto", "nodelist", "zone", "late", "off"),
+                               "how strictly the chosen nodes bind Slurm")
+    zone: tuple[str, ...] = option((), names("NAME,..."), "restrict the job to the nodes of these zones", "any zone")
+    rank0: str = option("first", choice("first", "any"), "keep rank 0 on the job's first node, where scripts "
+                        "expect it, or allow any node")
+    comm_pattern: str = option(
+        "", text("PATTERN|FILE"), "communication pattern of the ranks: ring or hierarchical; random-matching, "
+        "one-peer-exponential, base-2 or zone-aware (gossip); shards (ps); or a file of traffic matrices (.npz, CSV)",
+        "the first of the strategy", "traffic")
+    islands: str = option("", choice(*ISLAND_LEVELS), "islands: allreduce inside each zone or node, and the strategy "
+                          "(local-sgd, gossip, adaptive-gossip) between them", "none", "traffic")
+    mesh: str = option("", text("DIM=N,..."), "mesh of the ranks of a parallel model, slowest dimension first: dp, "
+                       "fsdp, pp, tp, cp, ep; e.g. dp=16,pp=4,tp=8", "none", "traffic")
+    groups: str = option("", text("NAME=NODES,..."), "groups of nodes, the first ranks in the first one, e.g. "
+                         "trainer=8,rollout=24; their meshes: --dl-mesh=GROUP:DIM=N,.../GROUP:...", "none", "traffic")
+    model: str = option("", text("KEY=N,..."), "model whose traffic the mesh carries, e.g. params=7B,hidden=4096,"
+                        "layers=32,seq=4096,micro-batch=1,dtype=bf16", "none", "traffic")
+    bytes: str = option("", text("N|NAME=N,..."), "bytes per iteration: size of one replica of the parameters, e.g. "
+                        "400M; of the dimensions of a mesh, e.g. tp=2G,dp=14G; inside a group and from one to "
+                        "another, e.g. trainer=1G,trainer:rollout=14G", "100M, or from --dl-model", "traffic")
+    link_scores: str = option("auto", text("auto|off|FILE|URL"), "source of link scores: JSON, CSV, or a Prometheus "
+                              "server")
+    launcher: str = option(
+        "auto", text("|".join(LAUNCHERS) + "[:N]", rf"none|(?!none)({'|'.join(LAUNCHERS)})(:[1-9][0-9]{{0,5}})?"),
+        "launcher that starts the ranks of each node: read from the command (auto), none, or by name; with :N it "
+        "starts N ranks on each node, else their number is read from the command, too, e.g. torchrun:4")
+    preflight: int = option(0, count("SECONDS", *PREFLIGHT_RANGE_S), "check the job's nodes for this long before its "
+                            "first step starts, e.g. 30 (default: 0, no check)", "0: no check")
+    on_bad_nodes: str = option("stop", choice("stop", "wait", "run"), "if neither spare nodes nor a requeue replace "
+                               "bad nodes: stop the step, wait in the queue for other nodes, or run with them")
+    on_slow: str = option("warn", choice("warn", "exclude"), "if a rank computes more slowly than the others: warn, "
+                          "or requeue the job without its node")
+    max_requeues: int = option(3, count("N"), "how often the job may requeue itself because of bad nodes")
+    explain: bool = option(False, FLAG, "print the decision and its reasons on stderr")
+    dry_run: bool = option(False, FLAG, "print the command instead of submitting")
+    strict: bool = option(False, FLAG, "fail if no choice can be made, instead of submitting without one")
+
+    @property
+    def model_bytes(self) -> float:
+        """Size of one replica of the parameters."""
+        return parse_bytes(self.bytes, "--dl-bytes") if self.bytes and "=" not in self.bytes else DEFAULT_MODEL_BYTES
+
+    @property
+    def launcher_name(self) -> str:
+        return self.launcher.partition(":")[0]
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks that the program of a step starts on each node; 0 to read it from the command."""
+        return int(self.launcher.partition(":")[2] or 0)
+
+    def with_ranks_per_node(self, ranks: int) -> DlOptions:
+        return replace(self, launcher=f"{self.launcher_name}:{ranks}")
+
+    def step_settings(self) -> dict[str, str]:
+        """The settings of a submission that also apply to its steps, as text."""
+        values = {entry.field: getattr(self, entry.field) for entry in OPTIONS if entry.name not in SUBMISSION_ONLY}
+        return {field: "" if value is True else str(value) for field, value in values.items()
+                if value is not False and value != ""}
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,11 +104,10 @@ class DlOptions:
         """
         if not isinstance(data, dict):
             raise InputError(f"--dl-* options: expected an object, found {type(data).__name__}")
-        names = [field.name for field in fields(cls)]
         values: dict[str, Any] = {}
         for name, value in data.items():
-            if name not in names:
-                raise InputError(f"--dl-* options: unknown field {name!r}; expected {', '.join(names)}")
+            if name not in _BY_FIELD:
+                raise InputError(f"--dl-* options: unknown field {name!r}; expected {', '.join(_BY_FIELD)}")
             default = getattr(cls, name)
             value = tuple(map(str, value)) if isinstance(value, list) else value
             if not isinstance(value, (int, float) if isinstance(default, float) else type(default)):
@@ -98,97 +116,24 @@ class DlOptions:
         return cls(**values)
 
 
-@dataclass(frozen=True)
-class DlOption:
-    """One --dl-* option, as on the command line, in `#DL` lines, in SLURMDL_OPT_* and in slurmdl.yaml.
-
-    Attributes:
-        name: without the prefix, e.g. "model-bytes".
-        kind: "choice", "count", "bytes", "names", "text" or "flag".
-        values: value as shown in the help, "" for a flag; for a choice the valid values separated by |.
-    """
-
-    name: str
-    kind: str
-    values: str
-    help: str
-
-    @property
-    def field(self) -> str:
-        return self.name.replace("-", "_")
-
-    @property
-    def env_variable(self) -> str:
-        return f"SLURMDL_OPT_{self.field.upper()}"
-
-    def parse(self, value: str, source: str) -> Any:
-        """Convert to the value of `DlOptions.<field>`; UsageError names `source` and the expected values."""
-        if self.kind == "flag":
-            return is_flag_set(value)
-        if self.kind == "bytes":
-            return parse_bytes(value, source)
-        if self.kind == "count" and re.fullmatch(r"[0-9]{1,9}", value):
-            return int(value)
-        if self.kind == "names" and value.strip(","):
-            return tuple(dict.fromkeys(name for name in value.split(",") if name))
-        if (self.kind == "text" and value) or (self.kind == "choice" and value in self.values.split("|")):
-            return value
-        expected = {"count": "a whole number, 0 or more", "names": "names separated by commas", "text": self.values,
-                    "choice": ", ".join(sort_by_similarity(value, self.values.split("|")))}[self.kind]
-        raise UsageError(f"{source}: invalid value {value!r}; expected {expected}")
-
-
-#: every --dl-* option; the only list of them
-OPTIONS = (
-    DlOption("strategy", "choice", "|".join(STRATEGIES), "training strategy: how replicas are kept in sync"),
-    DlOption("ps", "count", "N", "number of parameter servers among the tasks (default with strategy ps: 1)"),
-    DlOption("node-binding", "choice", "|".join(NODE_BINDING_CHOICES), "how strictly the chosen nodes bind Slurm"),
-    DlOption("zone", "names", "NAME,...", "restrict the job to the nodes of these zones"),
-    DlOption("rank0", "choice", "|".join(RANK0_CHOICES), "keep rank 0 on the job's first node, where scripts "
-             "expect it, or allow any node"),
-    DlOption("model-bytes", "bytes", "N", "size of one replica of the parameters, e.g. 400M"),
-    DlOption("comm-pattern", "text", "PATTERN|FILE", "communication pattern of the ranks: ring or hierarchical; "
-             "random-matching, one-peer-exponential, base-2 or zone-aware (gossip); shards (ps); or a "
-             "file of traffic matrices, .npz or CSV"),
-    DlOption("inside", "choice", "|".join(ISLAND_LEVELS), "islands: allreduce inside each zone or node, and the "
-             "strategy (local-sgd, gossip, adaptive-gossip) between them"),
-    DlOption("mesh", "text", "DIM=N,...", "mesh of the ranks of a parallel model, slowest dimension first: dp, fsdp, "
-             "pp, tp, cp, ep; e.g. dp=16,pp=4,tp=8"),
-    DlOption("model", "text", "KEY=N,...", "model whose traffic the mesh carries, e.g. params=7B,hidden=4096,"
-             "layers=32,seq=4096,micro-batch=1,dtype=bf16"),
-    DlOption("mesh-bytes", "text", "DIM=N,...", "bytes per iteration of each of its dimensions, e.g. tp=2G,dp=14G"),
-    DlOption("groups", "text", "NAME=NODES,...", "groups of nodes, the first ranks in the first one, e.g. "
-             "trainer=8,rollout=24; their meshes: --dl-mesh=GROUP:DIM=N,.../GROUP:..."),
-    DlOption("group-bytes", "text", "GROUP[:GROUP]=N,...", "bytes per iteration inside a group, and from one group "
-             "to another, e.g. trainer:rollout=14G"),
-    DlOption("link-scores", "text", "auto|off|FILE|URL", "source of link scores: JSON, CSV, or a Prometheus server"),
-    DlOption("probe", "choice", "|".join(PROBE_CHOICES), "seconds to probe the links of the job's nodes before ranks "
-             "are mapped"),
-    DlOption("launcher", "choice", "|".join(LAUNCHER_CHOICES), "launcher that starts the ranks of each node: read "
-             "from the command (auto), none, or by name"),
-    DlOption("ranks-per-node", "count", "N", "ranks that the launcher starts on each node (default: read from the "
-             "command, e.g. --nproc-per-node)"),
-    DlOption("preflight", "count", "SECONDS", "check the job's nodes for this long before its first step starts, "
-             "e.g. 30 (default: 0, no check)"),
-    DlOption("on-bad-nodes", "choice", "|".join(ON_BAD_NODES_CHOICES), "if neither spare nodes nor a requeue replace "
-             "bad nodes: stop the step, wait in the queue for other nodes, or run with them"),
-    DlOption("on-slow", "choice", "|".join(ON_SLOW_CHOICES), "if a rank computes more slowly than the others: warn, "
-             "or requeue the job without its node"),
-    DlOption("max-requeues", "count", "N", "how often the job may requeue itself because of bad nodes (default: 3)"),
-    DlOption("explain", "flag", "", "print the decision and its reasons on stderr"),
-    DlOption("dry-run", "flag", "", "print the command instead of submitting"),
-    DlOption("strict", "flag", "", "fail if no choice can be made, instead of submitting without one"),
-)
+#: every --dl-* option
+OPTIONS = options_of(DlOptions)
 
 #: options of the wrapper alone: they replace the submission or change messages
 WRAPPER_ONLY = ("explain", "dry-run")
 
-_BY_NAME = {f"dl-{option.name}": option for option in OPTIONS}
-_BY_FIELD = {option.field: option for option in OPTIONS}
+#: options that say what the ranks send; the others of the group `traffic` describe it further
+TRAFFIC_SELECTORS = ("strategy", "ps", "mesh", "groups")
+
+#: options that decide the submission, not its steps
+SUBMISSION_ONLY = ("node-binding", "zone", "dry-run")
+
+_BY_NAME = {f"dl-{entry.name}": entry for entry in OPTIONS}
+_BY_FIELD = {entry.field: entry for entry in OPTIONS}
 
 #: long name -> whether it takes an argument, for getopt.parse_command_line
 LONG_OPTIONS: dict[str, getopt.HasArg] = {
-    name: "no" if option.kind == "flag" else "required" for name, option in _BY_NAME.items()}
+    name: "no" if entry.is_flag else "required" for name, entry in _BY_NAME.items()}
 #: options that the SPANK plugin adds to sbatch, salloc and srun
 SPANK_OPTIONS: dict[str, getopt.HasArg] = {
     name: has_arg for name, has_arg in LONG_OPTIONS.items() if _BY_NAME[name].name not in WRAPPER_ONLY}
@@ -196,15 +141,19 @@ SPANK_OPTIONS: dict[str, getopt.HasArg] = {
 
 def to_environ(settings: Mapping[str, str]) -> dict[str, str]:
     """Settings as SLURMDL_OPT_* variables, in which the plugin passes them to the job."""
-    return {_BY_FIELD[field].env_variable: value for field, value in settings.items()
+    return {env_variable(field): value for field, value in settings.items()
             if _BY_FIELD[field].name not in WRAPPER_ONLY}
+
+
+def env_variable(field: str) -> str:
+    return f"SLURMDL_OPT_{field.upper()}"
 
 
 def help_text() -> str:
     """Help on the options, as in `slurmdl sbatch --help`."""
-    heads = [f"--dl-{option.name}{'=' * bool(option.values)}{option.values}" for option in OPTIONS]
-    lines = [f"  {head}\n{'':30}{option.help}" if len(head) > 26 else f"  {head:28}{option.help}"
-             for head, option in zip(heads, OPTIONS, strict=True)]
+    heads = [f"--dl-{entry.name}{'=' * bool(entry.kind.values)}{entry.kind.values}" for entry in OPTIONS]
+    lines = [f"  {head}\n{'':30}{entry.help}" if len(head) > 26 else f"  {head:28}{entry.help}"
+             for head, entry in zip(heads, OPTIONS, strict=True)]
     return "\n".join(["Placement options, also in #DL lines of the script and as SLURMDL_OPT_* in the environment:",
                       *lines, ""])
 
@@ -221,23 +170,23 @@ def collect_settings(options: Iterable[getopt.Option], location: str = "") -> di
     of messages, e.g. "job.sh:3: ".
     """
     settings = {}
-    for option in options:
-        dl_option = _BY_NAME.get(option.name)
-        if dl_option is not None:
-            settings[dl_option.field] = _checked_value(dl_option, option, location)
-        elif option.name.startswith("dl-"):
-            written = option.args[0].partition("=")[0]
+    for given in options:
+        entry = _BY_NAME.get(given.name)
+        if entry is not None:
+            settings[entry.field] = _checked_value(entry, given, location)
+        elif given.name.startswith("dl-"):
+            written = given.args[0].partition("=")[0]
             raise UsageError(f"{location}unknown option {written}; expected {_similar_options(written)}")
     return settings
 
 
-def _checked_value(dl_option: DlOption, option: getopt.Option, location: str) -> str:
-    if dl_option.kind == "flag" and option.value is not None:
-        raise UsageError(f"{location}--{option.name} takes no value")
-    if dl_option.kind != "flag" and option.value is None:
-        raise UsageError(f"{location}--{option.name} needs a value: {dl_option.values}")
-    dl_option.parse(option.value or "", f"{location}--{option.name}")
-    return option.value or ""
+def _checked_value(entry: Option, given: getopt.Option, location: str) -> str:
+    if entry.is_flag and given.value is not None:
+        raise UsageError(f"{location}--{given.name} takes no value")
+    if not entry.is_flag and given.value is None:
+        raise UsageError(f"{location}--{given.name} needs a value: {entry.kind.values}")
+    entry.parse(given.value or "", f"{location}--{given.name}")
+    return given.value or ""
 
 
 def misplaced_option_warning(operands: Sequence[str], operand_kind: str) -> str:
@@ -261,16 +210,16 @@ def parse_directive(args: Sequence[str], location: str) -> dict[str, str]:
 
 def dl_settings_from_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """Settings of the SLURMDL_OPT_* variables. UsageError for an unknown variable or an invalid value."""
-    variables = {option.env_variable: option for option in OPTIONS}
+    variables = {env_variable(entry.field): entry for entry in OPTIONS}
     settings = {}
     for name, value in environ.items():
         if name.startswith("SLURMDL_OPT_"):
-            option = variables.get(name)
-            if option is None:
+            entry = variables.get(name)
+            if entry is None:
                 similar = ", ".join(sort_by_similarity(name, list(variables)))
                 raise UsageError(f"unknown variable {name}; expected {similar}")
-            if option.parse(value, name) is not False:
-                settings[option.field] = value
+            if entry.parse(value, name) is not False:
+                settings[entry.field] = value
     return settings
 
 
@@ -278,80 +227,67 @@ def _similar_options(written: str) -> str:
     return ", ".join(sort_by_similarity(written, [f"--{name}" for name in LONG_OPTIONS]))
 
 
-def overlay_settings(base: Mapping[str, str], layer: Mapping[str, str]) -> dict[str, str]:
+def overlay_settings(base: dict[str, str], layer: Mapping[str, str]) -> dict[str, str]:
     """Settings of `base` overridden by those of `layer`.
 
-    A layer that names a strategy drops parameter servers, islands, mesh and pattern of another strategy from `base`.
-    A layer that sets parameter servers without a strategy selects the strategy ps, one that sets a mesh or groups the
-    strategy allreduce without a pattern, one that sets islands local-sgd unless the strategy of `base` has them.
-    Raises UsageError if the layer itself sets a strategy or pattern that excludes them.
+    A layer with one of TRAFFIC_SELECTORS replaces the traffic as a whole: a mesh on the command line does not keep
+    the parameter servers of the script. Only the size of a replica stays, which does not depend on the strategy.
     """
-    merged = dict(base)
-    strategy, servers, inside = layer.get("strategy"), layer.get("ps"), layer.get("inside")
-    if inside:
-        if strategy not in (None, *ISLAND_STRATEGIES) or servers not in (None, "0"):
-            other = f"the strategy {strategy}" if strategy else f"--dl-ps={servers}"
-            raise UsageError(f"--dl-inside={inside}: not valid with {other}; expected --dl-strategy="
-                             f"{', '.join(ISLAND_STRATEGIES)}")
-        if not strategy and base.get("strategy") not in ISLAND_STRATEGIES:
-            layer, strategy = {**layer, "strategy": "local-sgd"}, "local-sgd"
-    pattern: str | None
-    if servers not in (None, "0") and strategy not in (None, "ps"):
-        raise UsageError(f"--dl-ps={servers}: the strategy {strategy} has no parameter servers; "
-                         "expected --dl-strategy=ps")
-    mapped = next((name for name in ("groups", "mesh") if name in layer), None)
-    if mapped:
-        layer = {"strategy": "allreduce", **layer}
-        pattern = layer.get("comm_pattern", "ring")
-        if strategy not in (None, "allreduce") or servers not in (None, "0") or pattern != "ring":
-            other = f"--dl-comm-pattern={pattern}" if pattern != "ring" else f"--dl-strategy={strategy or 'ps'}"
-            raise UsageError(f"--dl-{mapped}={layer[mapped]}: not valid with {other}; expected allreduce and ring")
-        merged.pop("comm_pattern", None)
-        if mapped == "groups":
-            merged.pop("mesh", None)
-        elif ":" not in layer["mesh"].removeprefix("megatron:"):
-            merged.pop("groups", None)
-    if layer.get("strategy") not in (None, "allreduce") or servers not in (None, "0"):
-        merged.pop("mesh", None)
-        merged.pop("groups", None)
-    if layer.get("strategy") not in (None, "ps"):
-        merged.pop("ps", None)
-    if layer.get("strategy") not in (None, *ISLAND_STRATEGIES) or servers not in (None, "0"):
-        merged.pop("inside", None)
-    merged.update(layer)
-    if servers not in (None, "0"):
-        merged["strategy"] = "ps"
-    pattern = merged.get("comm_pattern")
-    if "comm_pattern" not in layer and is_comm_pattern(pattern) \
-            and pattern not in COMM_PATTERNS[merged.get("strategy", DlOptions.strategy)]:
-        del merged["comm_pattern"]
-    return merged
+    if not layer.keys().isdisjoint(TRAFFIC_SELECTORS):
+        base = {field: value for field, value in base.items() if _BY_FIELD[field].group != "traffic"
+                or (field == "bytes" and "=" not in value and "mesh" not in layer)}
+    return base | dict(layer)
 
 
 def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
-    """Options from layers of settings, the weakest first (see `overlay_settings`).
+    """Options from layers of settings, the weakest first.
 
-    Raises UsageError if a value is invalid, or as `overlay_settings`. A model and bytes without a mesh, or without
-    groups, are ignored.
+    Raises UsageError if a value is invalid, or the traffic contradicts itself.
     """
-    merged: dict[str, str] = {}
-    for layer in layers:
-        merged = overlay_settings(merged, layer)
-    if merged.get("strategy") == "ps":
-        merged.setdefault("ps", "1")
-    if "groups" in merged:
-        from slurmdl.groups import parse_group_bytes, parse_groups
+    nothing: dict[str, str] = {}
+    merged = reduce(overlay_settings, layers, nothing)
+    dl = DlOptions(**{field: _BY_FIELD[field].parse(value, f"--{_prefixed(field)}")
+                      for field, value in merged.items()})
+    return _with_checked_traffic(dl, set(merged))
 
-        groups = parse_groups(merged["groups"], "--dl-groups", merged.get("mesh", ""))
-        if "group_bytes" in merged:
-            parse_group_bytes(merged["group_bytes"], groups, "--dl-group-bytes")
-    elif "mesh" in merged:
-        parse_mesh(merged["mesh"], "--dl-mesh")
-    preflight = merged.get("preflight", "0")
-    if preflight.isdigit() and int(preflight) and not PREFLIGHT_RANGE_S[0] <= int(preflight) <= PREFLIGHT_RANGE_S[1]:
-        raise UsageError(f"--dl-preflight={preflight}: expected 0, or {PREFLIGHT_RANGE_S[0]} to "
-                         f"{PREFLIGHT_RANGE_S[1]} seconds")
-    for unused in ("model", "mesh_bytes") * ("mesh" not in merged) + ("group_bytes",) * ("groups" not in merged):
-        merged.pop(unused, None)
-    return DlOptions(**{field: _BY_FIELD[field].parse(value, f"--dl-{_BY_FIELD[field].name}")
-                        for field, value in merged.items()})
+
+def _prefixed(field: str) -> str:
+    return f"dl-{_BY_FIELD[field].name}"
+
+
+def _with_checked_traffic(dl: DlOptions, given: set[str]) -> DlOptions:
+    """Complete the strategy; UsageError if options contradict each other."""
+    strategy, ps = dl.strategy, dl.ps
+    if ps and "strategy" not in given:
+        strategy = "ps"
+    if dl.islands and "strategy" not in given and not ps:
+        strategy = "local-sgd"
+    if strategy == "ps" and "ps" not in given:
+        ps = 1
+    dl = replace(dl, strategy=strategy, ps=ps)
+    if ps and strategy != "ps":
+        raise UsageError(f"--dl-ps={ps}: the strategy {strategy} has no parameter servers; expected --dl-strategy=ps")
+    if dl.islands and strategy not in ISLAND_STRATEGIES:
+        raise UsageError(f"--dl-islands={dl.islands}: not valid with the strategy {strategy}; expected "
+                         f"--dl-strategy={', '.join(ISLAND_STRATEGIES)}")
+    patterns = COMM_PATTERNS[strategy]
+    if is_comm_pattern(dl.comm_pattern) and dl.comm_pattern not in patterns:
+        raise UsageError(f"--dl-comm-pattern={dl.comm_pattern}: not valid with the strategy {strategy}; expected "
+                         f"{', '.join(patterns)}, a file, or also another --dl-strategy")
+    mapped = "groups" if dl.groups else "mesh" if dl.mesh else ""
+    if mapped and (strategy, dl.comm_pattern or "ring") != ("allreduce", "ring"):
+        other = f"--dl-strategy={strategy}" if strategy != "allreduce" else f"--dl-comm-pattern={dl.comm_pattern}"
+        raise UsageError(f"--dl-{mapped}={getattr(dl, mapped)}: not valid with {other}; expected allreduce and ring")
+    if dl.model and not dl.mesh:
+        raise UsageError(f"--dl-model={dl.model}: expected also --dl-mesh, the mesh of its ranks")
+    if dl.groups:
+        from slurmdl.groups import parse_group_bytes, parse_groups, split_bytes
+
+        groups = parse_groups(dl.groups, "--dl-groups", dl.mesh)
+        if between := split_bytes(dl.bytes, groups)[0]:
+            parse_group_bytes(between, groups, "--dl-bytes")
+    elif dl.mesh:
+        parse_mesh(dl.mesh, "--dl-mesh")
+    elif dl.bytes:
+        parse_bytes(dl.bytes, "--dl-bytes")
+    return dl

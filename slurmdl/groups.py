@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurmdl.errors import UsageError, sort_by_similarity
-from slurmdl.mesh import Mesh, parse_mesh
+from slurmdl.mesh import KINDS, Mesh, parse_mesh
 from slurmdl.text import pluralize
 from slurmdl.units import parse_bytes
 
-#: role names of parameter servers, which --dl-ps requests, and the prefix of a mesh in Megatron-LM's order
-_RESERVED = ("ps", "worker", "megatron")
+#: role names of parameter servers (--dl-ps), prefix of a mesh in Megatron-LM's order, dimensions of meshes
+_RESERVED = ("ps", "worker", "megatron", *KINDS)
 _EXPECTED = "expected names and numbers of nodes, e.g. trainer=8,rollout=24"
 
 
@@ -96,6 +96,14 @@ class GroupBytes:
     between: Mapping[tuple[str, str], float]
 
 
+def split_bytes(text: str, groups: tuple[Group, ...]) -> tuple[str, str]:
+    """Split `--dl-bytes` into the items of groups, `trainer=1G` or `trainer:rollout=1G`, and those of dimensions."""
+    has_mesh = any(group.mesh for group in groups)
+    items = text.split(",") if "=" in text else []
+    of_dimensions = [item for item in items if has_mesh and item.strip().partition("=")[0] in KINDS]
+    return ",".join(item for item in items if item not in of_dimensions), ",".join(of_dimensions)
+
+
 def parse_group_bytes(text: str, groups: tuple[Group, ...], source: str) -> GroupBytes:
     """Parse `trainer=14G,trainer:rollout=14G`; UsageError for an unknown group or an invalid number of bytes."""
     names, inside, between = [group.name for group in groups], dict[str, float](), dict[tuple[str, str], float]()
@@ -111,7 +119,7 @@ def parse_group_bytes(text: str, groups: tuple[Group, ...], source: str) -> Grou
             between[first, second] = count
         elif next(group for group in groups if group.name == first).mesh:
             raise UsageError(f"{source}={text}: {first} has a mesh; its bytes follow from --dl-model or "
-                             "--dl-mesh-bytes")
+                             "those of its dimensions, e.g. tp=2G")
         else:
             inside[first] = count
     return GroupBytes(inside, between)

@@ -92,8 +92,7 @@ class Job:
         text = _HEADER.format(ranks=self.ranks, name=name)
         start = f"export PYTHONPATH={_FAST_START}\n"
         if self.is_placed(variant):
-            options = "".join(f"#DL --dl-{key.replace('_', '-')}={value:g}\n" if isinstance(value, float) else
-                              f"#DL --dl-{key.replace('_', '-')}={value}\n" for key, value in self._options().items())
+            options = "".join(f"#DL --dl-{key.replace('_', '-')}={value}\n" for key, value in self._options().items())
             return f"{text}{options}{start}slurmdl srun -K --mpi=pmix {command}\n"
         if variant == LEAF or (variant == CONTROL and self.control == "order"):
             order = "leaf" if variant == LEAF else f"'{json.dumps(self._options())}'"
@@ -156,17 +155,17 @@ def train_command(arguments: str, steps: int) -> str:
 
 
 _MESH, _VOLUMES, _MESH_STEPS = "dp=4,tp=2", "dp=50000,tp=1000000", 6
-MESH = Job("mesh", 8, mesh_command(_MESH, _VOLUMES, _MESH_STEPS), DlOptions(mesh=_MESH, mesh_bytes=_VOLUMES), 1,
+MESH = Job("mesh", 8, mesh_command(_MESH, _VOLUMES, _MESH_STEPS), DlOptions(mesh=_MESH, bytes=_VOLUMES), 1,
            _MESH_STEPS)
 _GRADIENTS, _LINK_STEPS = 4_000_000, 9
 BAD_LINK = Job("bad link", 3, mesh_command("dp=3", f"dp={_GRADIENTS}", _LINK_STEPS),
-               DlOptions(model_bytes=float(_GRADIENTS)), 1, _LINK_STEPS, control="")
+               DlOptions(bytes=str(_GRADIENTS)), 1, _LINK_STEPS, control="")
 PS = Job("ps", 6, train_command("--strategy ps --ps 2", 2 * PERIOD),
-         DlOptions(strategy="ps", ps=2, model_bytes=4.0 * PARAMETERS), PERIOD, 2 * PERIOD)
+         DlOptions(strategy="ps", ps=2, bytes=str(4 * PARAMETERS)), PERIOD, 2 * PERIOD)
 ALLREDUCE = Job("allreduce", 6, train_command("--strategy allreduce --comm-pattern ring", 2 * PERIOD),
-                DlOptions(model_bytes=4.0 * PARAMETERS), PERIOD, 2 * PERIOD, can_gain=False)
+                DlOptions(bytes=str(4 * PARAMETERS)), PERIOD, 2 * PERIOD, can_gain=False)
 _ISLANDS = "--strategy local-sgd --inside zone"
 ISLANDS = Job("islands", 6, train_command(f"{_ISLANDS} --period {PERIOD} --compression int4", 2 * PERIOD),
-              DlOptions(strategy="local-sgd", inside="zone", model_bytes=4.0 * PARAMETERS), PERIOD, 2 * PERIOD,
+              DlOptions(strategy="local-sgd", islands="zone", bytes=str(4 * PARAMETERS)), PERIOD, 2 * PERIOD,
               PERIOD, (PLACED,), ALLREDUCE.key, train_command(f"{_ISLANDS} --period 1", 2 * PERIOD))
 JOBS = (MESH, BAD_LINK, PS, ALLREDUCE, ISLANDS)

@@ -90,9 +90,9 @@ class Story:
         self.cluster.occupy(TWO_ZONES)
         self._say("4 of 4: training across two slow zones", f"""
             An allreduce of gradients crosses the uplinks in every step. Leaf order is already its best order, so
-            slurmdl's placement cannot gain over it. Islands (`--dl-inside=zone`) average gradients inside a zone, and
-            exchange models between zones every {jobs.PERIOD} steps as int4. This is another training method: compare
-            the accuracy as well.""")
+            slurmdl's placement cannot gain over it. Islands (`--dl-islands=zone`) average gradients inside a zone,
+            and exchange models between zones every {jobs.PERIOD} steps as int4. This is another training method:
+            compare the accuracy as well.""")
         self._run(jobs.ALLREDUCE)
         self._run(jobs.ISLANDS)
 

@@ -37,7 +37,7 @@ class Job:
     @property
     def request(self) -> JobRequest:
         strategy, comm_pattern = KINDS[self.kind]
-        options = DlOptions(strategy=strategy, ps=self.ps, model_bytes=4 * self.parameters, comm_pattern=comm_pattern)
+        options = DlOptions(strategy=strategy, ps=self.ps, bytes=str(4 * self.parameters), comm_pattern=comm_pattern)
         return JobRequest(options, (self.nodes, self.nodes), ntasks_per_node=self.tasks_per_node, requeue=False)
 
     @property
@@ -83,7 +83,7 @@ def run(jobs: Jobs, job: Job, variant: str, order: Sequence[str], steps: int) ->
         return Run.of(jobs.train(
             job.nodes, job.tasks_per_node, train, start="exec slurmdl srun -K", submit=["slurmdl", "sbatch"],
             lines=f"#DL --dl-strategy={strategy} --dl-comm-pattern={comm_pattern} "
-                  f"--dl-model-bytes={4 * job.parameters}{ps}\n"))
+                  f"--dl-bytes={4 * job.parameters}{ps}\n"))
     train += f" --ps {job.ps}" if job.ps else ""
     if variant == DEFAULT:
         return Run.of(jobs.train(job.nodes, job.tasks_per_node, train))

@@ -101,7 +101,7 @@ def draw_case(seed: int) -> Case | None:
     volumes = ",".join(f"{name}={generator.uniform(0.05, high[name]):.3f}G" for name in dimensions)
     scores = draw_scores(generator, topology.source)
     mesh = ",".join(f"{name}={size}" for name, size in dimensions.items())
-    dl = DlOptions(mesh=mesh, mesh_bytes=volumes, rank0="any", node_binding="zone")
+    dl = DlOptions(mesh=mesh, bytes=volumes, rank0="any", node_binding="zone")
     nodes = ranks // per_node
     return Case(JobRequest(dl, nodes=(nodes, nodes), ntasks_per_node=per_node), idle_cluster(topology), topology,
                 scores, per_node)

@@ -99,7 +99,7 @@ def _measured_rows(sandbox: lifecycle.Sandbox, seed: int) -> Iterator[Row]:
     topology, generator = sandbox.spec.topology, np.random.default_rng(seed)
     scores, network = shaped_scores(topology), make_network(topology)
     for mesh, volumes in MESHES.items():
-        dl = DlOptions(mesh=mesh, mesh_bytes=",".join(f"{name}={size}" for name, size in volumes.items()))
+        dl = DlOptions(mesh=mesh, bytes=",".join(f"{name}={size}" for name, size in volumes.items()))
         traffic = Traffic.from_options(dl)
         assert traffic.mesh
         placed = best_rank_map([(name, 1) for name in topology.nodes], topology, scores, traffic).nodes

@@ -84,7 +84,7 @@ class Pattern:
     def request(self, nodes: int) -> JobRequest:
         servers = nodes // self.nodes_per_server if self.nodes_per_server else 0
         # the other mappers do not constrain the node of rank 0
-        dl = DlOptions(strategy=self.strategy, ps=servers, model_bytes=MODEL_BYTES, rank0="any",
+        dl = DlOptions(strategy=self.strategy, ps=servers, bytes=str(MODEL_BYTES), rank0="any",
                        node_binding="zone")  # on blocks with segments of its own
         return JobRequest(dl, (nodes, nodes), ntasks_per_node=self.per_node, exclusive=True, requeue=False)
 

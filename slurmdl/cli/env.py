@@ -1,11 +1,11 @@
 """print the planned ranks as shell variables, for launchers that you start yourself
 
 In a job script, `eval "$(slurmdl env)"` exports the plan and the address of rank 0 (MASTER_ADDR, MASTER_PORT). It
-takes the layout options of srun and the --dl-* options, e.g. --dl-ranks-per-node=4. In a task of plain srun the same
+takes the layout options of srun and the --dl-* options, e.g. --dl-launcher=auto:4. In a task of plain srun the same
 line exports RANK, WORLD_SIZE, LOCAL_RANK and NODE_RANK of the plan, SLURMDL_ROLE and SLURMDL_ROLE_RANK, and
 PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT and PET_LOCAL_ADDR for torchrun:
 
-    eval "$(slurmdl env --dl-ranks-per-node=4)"
+    eval "$(slurmdl env --dl-launcher=auto:4)"
     srun bash -c 'eval "$(slurmdl env)"; torchrun --nnodes=$SLURM_NNODES --nproc-per-node=4 train.py'
 """
 

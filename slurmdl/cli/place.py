@@ -56,7 +56,7 @@ def run(argv: list[str]) -> int:
         print(HELP)
         return 0
     site = config.load_config()
-    job = submission.parse_submission(sbatch_args, os.environ).with_defaults(site.options)
+    job = submission.parse_submission(sbatch_args, os.environ, defaults=site.options)
     seed = own_options.get("seed", "0")
     if not seed.isdecimal() or int(seed) > MAX_SEED:
         raise UsageError(f"--seed={seed}: expected a number from 0 to {MAX_SEED}")

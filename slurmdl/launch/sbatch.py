@@ -139,14 +139,18 @@ class SubmissionAttempt:
 
         Raises UsageError if an option of the user is wrong, SlurmdlError if no nodes can be chosen.
         """
+        site_config, config_error = config.Config(), None
+        try:
+            site_config = config.load_config()
+        except SlurmdlError as error:
+            config_error = error
         job = submission.parse_submission(self.parsed_argv.argv, os.environ, stdin=self.stdin,
                                           has_plugin=partial(_sbatch_has_plugin, self.program),
-                                          plugin_options=partial(sbatch_options.plugin_options, self.program))
+                                          plugin_options=partial(sbatch_options.plugin_options, self.program),
+                                          defaults=site_config.options)
         self._update_job(job)
-        site_config = config.load_config()
-        if site_config.options:
-            job = job.with_defaults(site_config.options)
-            self._update_job(job)
+        if config_error:
+            raise config_error
         on_warning: Callable[[str], None] = (lambda _: None) if self.quiet else warn
         job = self._leave_out_bad_nodes(job, site_config, on_warning)
         if self.dl.node_binding == "off":

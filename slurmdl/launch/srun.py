@@ -196,7 +196,7 @@ def _tasks_are_ranks(args: SrunArgs, dl: DlOptions, environ: Mapping[str, str]) 
     """Whether each task of an unmapped step is one rank; otherwise a launcher or the program sets the ranks."""
     from slurmdl.launch import launchers
 
-    if dl.ranks_per_node or dl.mesh or dl.groups or dl.launcher not in ("auto", "none"):
+    if dl.ranks_per_node or dl.mesh or dl.groups or dl.launcher_name not in ("auto", "none"):
         return False
     return dl.launcher == "none" or launchers.find_launcher(args.line.operands, environ) is None
 

@@ -73,7 +73,7 @@ class SrunArgs:
         Raises UsageError for an invalid variable or value.
         """
         changed = record.environ_without_inputs(environ) if record else environ
-        return dl_options.merge_layers(site_options or {}, _step_settings(record.options) if record else {},
+        return dl_options.merge_layers(site_options or {}, record.options.step_settings() if record else {},
                                        dl_options.dl_settings_from_environ(changed), self.settings)
 
     def kill_on_bad_exit_option(self, environ: Mapping[str, str]) -> list[str]:
@@ -105,18 +105,6 @@ def parse_srun_argv(argv: Sequence[str],
                for i in range(len(option.args))}
     srun_argv = tuple(arg for i, arg in enumerate(argv) if i not in removed)
     return SrunArgs(line, srun_argv, launcher, map_format, settings)
-
-
-def _step_settings(dl: DlOptions) -> dict[str, str]:
-    """The settings of a submission that also apply to its steps."""
-    settings = {"strategy": dl.strategy, "ps": str(dl.ps), "model_bytes": str(dl.model_bytes),
-                "link_scores": dl.link_scores, "probe": dl.probe, "rank0": dl.rank0, "launcher": dl.launcher,
-                "ranks_per_node": str(dl.ranks_per_node), "preflight": str(dl.preflight),
-                "on_bad_nodes": dl.on_bad_nodes, "on_slow": dl.on_slow, "max_requeues": str(dl.max_requeues)}
-    texts = {"comm_pattern": dl.comm_pattern, "inside": dl.inside, "mesh": dl.mesh, "model": dl.model,
-             "mesh_bytes": dl.mesh_bytes, "groups": dl.groups, "group_bytes": dl.group_bytes}
-    settings |= {name: text for name, text in texts.items() if text}
-    return settings | {name: "" for name, is_set in (("explain", dl.explain), ("strict", dl.strict)) if is_set}
 
 
 def is_trainer(args: Sequence[str]) -> bool:

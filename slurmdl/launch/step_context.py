@@ -74,8 +74,7 @@ def gather_context(args: SrunArgs, dl: DlOptions, site_config: config.Config,
     """Gather the inputs of the plan.
 
     Raises PlacementError if the layout of the step is not known in advance, UnavailableError if Slurm does not
-    answer, or mpirun is missing, InputError if an input file is malformed. Link scores that are None are loaded, and
-    with --dl-probe the links are probed.
+    answer, or mpirun is missing, InputError if an input file is malformed. Link scores that are None are loaded.
     """
     job = jobs.read_allocation(environ)
     slurm_config = get_slurm_config()
@@ -88,7 +87,7 @@ def gather_context(args: SrunArgs, dl: DlOptions, site_config: config.Config,
     topology, no_zones_reason = load_job_topology(slurm_config, job.nodes, environ.get("SLURM_JOB_PARTITION", ""),
                                                   dl.strict)
     if link_scores is None:
-        link_scores = _load_link_scores(dl, site_config, job.nodes, topology, environ, on_warning)
+        link_scores = load_step_scores(dl, site_config, environ, on_warning)
     context = StepContext(args, dl, environ, job.job_id, job.nodes, layout, request.cpus_per_task or 1, topology,
                           no_zones_reason, link_scores, traffic_file.load_traffic_matrices(dl),
                           task_command.pick_free_port(),
@@ -111,8 +110,8 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
     dl, operands, environ = context.dl, context.args.line.operands, context.environ
     counts = [count for _, count in context.layout.node_tasks]
     launcher = None if dl.launcher == "none" else launchers.find_launcher(operands, environ)
-    if launcher is None and dl.launcher not in ("auto", "none"):
-        launcher = LauncherCommand.unread(dl.launcher, operands)
+    if launcher is None and dl.launcher_name not in ("auto", "none"):
+        launcher = LauncherCommand.unread(dl.launcher_name, operands)
     if launcher is None or not launcher.is_multi_node:
         ranks_per_node = dl.ranks_per_node or \
             launched_ranks_per_node(dl.mesh, dl.groups, sum(counts), len(counts))
@@ -133,7 +132,7 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
     ranks = dl.ranks_per_node or launcher.ranks_per_node(environ.get("SLURM_GPUS_ON_NODE", ""))
     if not ranks:
         on_warning(f"{launcher.name}: the number of ranks per node is unknown and 1 is assumed; expected "
-                   "--dl-ranks-per-node=N")
+                   f"--dl-launcher={launcher.name}:N")
     hosts = frozenset(filter(task_command.is_local_host, launcher.hosts()))
     check = context.rank_check_variables
     if check and launcher.name != "ray" and not launcher.is_elastic:
@@ -168,16 +167,10 @@ def load_job_topology(slurm_config: SlurmConfig, nodes: Sequence[str], partition
     return load.topology_or_flat(nodes, load_partition_topology)
 
 
-def _load_link_scores(dl: DlOptions, site_config: config.Config, nodes: Sequence[str], topology: Topology,
-                      environ: Mapping[str, str], on_warning: Callable[[str], None]) -> LinkScores:
-    """Load the link scores; with --dl-probe measure the links of the job's nodes."""
-    scores = cluster_state.load_link_scores(site_config, dl.link_scores, on_warning, dl.strict,
-                                            partial(slurm_conf.cluster_name, environ))
-    if dl.probe == "0":
-        return scores
-    from slurmdl.links.probe import probe_step
-
-    return probe_step.with_probed_scores(scores, nodes, topology, float(dl.probe), environ, on_warning)
+def load_step_scores(dl: DlOptions, site_config: config.Config, environ: Mapping[str, str],
+                     on_warning: Callable[[str], None]) -> LinkScores:
+    return cluster_state.load_link_scores(site_config, dl.link_scores, on_warning, dl.strict,
+                                          partial(slurm_conf.cluster_name, environ))
 
 
 def shrink_late_bound_job(record: SubmissionRecord, dl: DlOptions, site_config: config.Config,
@@ -200,7 +193,7 @@ def shrink_late_bound_job(record: SubmissionRecord, dl: DlOptions, site_config: 
         topology, _ = load_job_topology(get_slurm_config(), job.nodes, environ.get("SLURM_JOB_PARTITION", ""),
                                         dl.strict)
         request = JobRequest(dl, (size.nodes, size.nodes), size.tasks, size.tasks_per_node)
-        scores = _load_link_scores(dl, site_config, job.nodes, topology, environ, on_warning)
+        scores = load_step_scores(dl, site_config, environ, on_warning)
         return select_subset(job.nodes, request, job.batch_host, topology, scores,
                              traffic_file.load_traffic_matrices(dl))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slurmdl import units
-from slurmdl.dl_options import DlOptions
+from slurmdl.dl_options import OPTIONS, DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.launch import launchers, step_command
 from slurmdl.launch.launchers import AdaptedCommand
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 #: maximum number of leaf zones in a plan with zone costs
 MAX_ZONES = 64
-#: options that decide the traffic of a step
-TRAFFIC_OPTIONS = ("strategy", "ps", "rank0", "model_bytes", "comm_pattern", "inside", "mesh", "model", "mesh_bytes",
-                   "groups", "group_bytes")
+
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def build_plan(step_layout: StepLayout, topology: Topology, link_scores: LinkSco
     costs = compute_zone_costs(network_links(list(zones), topology, link_scores))
     pattern = dl.comm_pattern if dl.comm_pattern in COMM_PATTERNS[dl.strategy] else ""
     return Plan(dl.strategy, rank_map.nodes, rank_map.roles, zones, costs, pattern, dl.mesh,
-                dl.groups, dl.inside), rank_map
+                dl.groups, dl.islands), rank_map
 
 
 def broken_promise(record: SubmissionRecord, step: StepPlan, dl: DlOptions) -> str:
@@ -116,7 +114,8 @@ def broken_promise(record: SubmissionRecord, step: StepPlan, dl: DlOptions) -> s
     """
     promise, plan, seconds = record.promise, step.plan, step.rank_map.cost.seconds
     if promise is None or promise.ranks != len(plan) or seconds <= promise.seconds * (1 + MIN_GAIN) or \
-            any(getattr(dl, name) != getattr(record.options, name) for name in TRAFFIC_OPTIONS):
+            any(getattr(dl, entry.field) != getattr(record.options, entry.field) for entry in OPTIONS
+                if entry.group == "traffic" or entry.name == "rank0"):
         return ""
     zones = format_zone_counts(Counter(plan.zones[node][-1] if plan.zones[node] else "no zone"
                                        for node in dict.fromkeys(plan.nodes)))

@@ -137,11 +137,6 @@ class Submission:
         return (f"with --export={truncate(export, 100)} the job does not get this PATH and may not find slurmdl; "
                 f"write {program} in the script, or --export=PATH,...")
 
-    def with_defaults(self, defaults: Mapping[str, str]) -> Submission:
-        """Add --dl-* settings that are weaker than the user's own. UsageError for an invalid default."""
-        dl = dl_options.merge_layers(defaults, *self.layers)
-        return replace(self, request=replace(self.request, dl=dl))
-
 
 @dataclass(frozen=True)
 class ParsedArgv:
@@ -204,7 +199,8 @@ class SubmitCommand:
 
 def parse_submission(argv: Sequence[str], environ: Mapping[str, str], *,
                      stdin: bytes | None = b"", has_plugin: Callable[[], bool] = lambda: True,
-                     plugin_options: PluginOptions = dict) -> Submission:
+                     plugin_options: PluginOptions = dict,
+                     defaults: Mapping[str, str] | None = None) -> Submission:
     """Parse a call of sbatch; precedence: script < environment < command line.
 
     Raises UsageError for an unknown --dl-* option, an invalid value, or a `#DL` line with an open quote.
@@ -213,6 +209,7 @@ def parse_submission(argv: Sequence[str], environ: Mapping[str, str], *,
         stdin: content of a script without a name, or None if it cannot be read.
         has_plugin: whether sbatch has --dl-* in #SBATCH lines; called only if there are such lines.
         plugin_options: see `getopt.parse_command_line`.
+        defaults: --dl-* settings that are weaker than the user's own.
     """
     parsed_argv = ParsedArgv.from_argv(argv, plugin_options)
     line = parsed_argv.command_line
@@ -229,7 +226,7 @@ def parse_submission(argv: Sequence[str], environ: Mapping[str, str], *,
     layers = (directives.plugin, directives.dl, dl_options.dl_settings_from_environ(environ), cli_dl)
     reason = _unplaceable_reason(parsed_argv, settings, script, environ) or directives.unknown_reason
     sbatch_args, option_ends = parsed_argv.sbatch_args()
-    request = job_request.build_request(settings, dl_options.merge_layers(*layers), reason)
+    request = job_request.build_request(settings, dl_options.merge_layers(defaults or {}, *layers), reason)
     text = script.head.decode(errors="replace") if script else settings.get("wrap", "")
     if _LAUNCHER.search(text) and request.dl.launcher != "none":
         from slurmdl.launch.launchers import script_ranks_per_node

@@ -12,7 +12,7 @@ import numpy as np
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
-from slurmdl.groups import Group, GroupBytes, parse_group_bytes, parse_groups
+from slurmdl.groups import Group, GroupBytes, parse_group_bytes, parse_groups, split_bytes
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.mesh_traffic import MeshTraffic
 from slurmdl.placement.phase import Phase
@@ -31,18 +31,18 @@ class GroupTraffic:
 
     @classmethod
     def from_options(cls, dl: DlOptions) -> GroupTraffic | None:
-        """The groups of --dl-groups, --dl-mesh, --dl-group-bytes; None without groups.
+        """The groups of --dl-groups, --dl-mesh and --dl-bytes; None without groups.
 
-        Without --dl-group-bytes each group without a mesh reduces --dl-model-bytes; with it, groups that it does not
+        Unless --dl-bytes names groups, each group without a mesh reduces one replica; else groups that it does not
         name send nothing. Raises UsageError if an option is invalid.
         """
         if not dl.groups:
             return None
         groups = parse_groups(dl.groups, "--dl-groups", dl.mesh)
         rings = {group.name: dl.model_bytes for group in groups if not group.mesh}
-        group_bytes = parse_group_bytes(dl.group_bytes, groups, "--dl-group-bytes") if dl.group_bytes else \
-            GroupBytes(rings, {})
-        meshes = {group.name: MeshTraffic.of_mesh(group.mesh, dl) for group in groups if group.mesh}
+        between, inside = split_bytes(dl.bytes, groups)
+        group_bytes = parse_group_bytes(between, groups, "--dl-bytes") if between else GroupBytes(rings, {})
+        meshes = {group.name: MeshTraffic.of_mesh(group.mesh, dl.model, inside) for group in groups if group.mesh}
         return cls(groups, group_bytes, meshes)
 
     @property

@@ -34,7 +34,7 @@ from slurmdl.placement.phase import Phase
 from slurmdl.units import parse_bytes
 
 BYTES_PER_NUMBER = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
-#: a model of 7 billion parameters, used if neither --dl-model nor --dl-mesh-bytes is given
+#: a model of 7 billion parameters, used if neither --dl-model nor --dl-bytes is given
 DEFAULT_MODEL = "params=7B,hidden=4096,layers=32,seq=4096"
 _COUNT_FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 #: kinds in the order of their phases
@@ -164,20 +164,22 @@ class MeshTraffic:
     @classmethod
     def from_options(cls, dl: DlOptions) -> MeshTraffic | None:
         """The mesh of --dl-mesh; None without one, and for meshes of groups."""
-        return cls.of_mesh(parse_mesh(dl.mesh, "--dl-mesh"), dl) if dl.mesh and not dl.groups else None
+        if not dl.mesh or dl.groups:
+            return None
+        return cls.of_mesh(parse_mesh(dl.mesh, "--dl-mesh"), dl.model, dl.bytes)
 
     @classmethod
-    def of_mesh(cls, mesh: Mesh, dl: DlOptions) -> MeshTraffic:
-        """A mesh with the bytes of --dl-model and --dl-mesh-bytes.
+    def of_mesh(cls, mesh: Mesh, model: str, bytes_text: str) -> MeshTraffic:
+        """A mesh with the bytes of --dl-model and --dl-bytes.
 
         Bytes given directly take precedence. Without both options the traffic is that of DEFAULT_MODEL; with
-        --dl-mesh-bytes alone, dimensions that it does not name send nothing.
+        --dl-bytes alone, dimensions that it does not name send nothing.
         """
         volumes: dict[str, Volume] = {}
-        if dl.model or not dl.mesh_bytes:
-            volumes = model_volumes(parse_model(dl.model or DEFAULT_MODEL, "--dl-model"), mesh)
-        if dl.mesh_bytes:
-            volumes.update(parse_volumes(dl.mesh_bytes, mesh, "--dl-mesh-bytes"))
+        if model or not bytes_text:
+            volumes = model_volumes(parse_model(model or DEFAULT_MODEL, "--dl-model"), mesh)
+        if bytes_text:
+            volumes.update(parse_volumes(bytes_text, mesh, "--dl-bytes"))
         return cls(mesh, volumes)
 
     @cached_property

@@ -33,8 +33,8 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     Each choice that may win is evaluated with its own rank map. The least cost wins, then the fewest zones, the least
     Slurm weight, and the fewest unused nodes. Powered-down nodes are used if the job does not fit on those that are
     up. If too few nodes are free now, the choice is among the nodes that fit when idle, and `free_now` is false.
-    `matrices` is the user's own traffic, see traffic.Traffic. With --dl-ranks-per-node, or a mesh with more ranks
-    than one task per node, the job still needs nodes for its tasks, but the traffic is that of its ranks.
+    `matrices` is the user's own traffic, see traffic.Traffic. With ranks per node in --dl-launcher, or a mesh with
+    more than one task per node, the job still needs nodes for its tasks, but the traffic is that of its ranks.
 
     Raises PlacementError with the reason if no choice is possible or determined by the request, and UsageError for an
     unknown zone in --dl-zone, or for a mesh or groups that do not have the job's number of ranks or nodes.
@@ -51,7 +51,8 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
         ranks_per_node = launched_ranks_per_node(request.dl.mesh, request.dl.groups, job.tasks, job.nodes)
         if not ranks_per_node and job.tasks == job.nodes and not request.dl.ps and request.script_ranks_per_node > 1:
             ranks_per_node = request.script_ranks_per_node
-        request = replace(request, dl=replace(request.dl, ranks_per_node=ranks_per_node))
+        if ranks_per_node:
+            request = replace(request, dl=request.dl.with_ranks_per_node(ranks_per_node))
     if ranks_per_node:
         job = JobSize(job.nodes, job.nodes * ranks_per_node)
     if mismatch := traffic.size_mismatch(job.nodes, job.tasks):

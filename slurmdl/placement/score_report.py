@@ -85,14 +85,14 @@ def format_score_report(decisive: list[DecisiveScore], scores: LinkScores) -> It
 
 def format_assumptions(dl: DlOptions, topology: Topology, scores: LinkScores) -> str:
     """Assumptions of predictions: "model 100 MB (default), links 10 Gbit/s (default), uplinks by LinkSpeed"."""
-    default = " (default)" if dl.model_bytes == DlOptions.model_bytes else ""
+    default = "" if dl.bytes else " (default)"
     traffic = f"traffic of {dl.comm_pattern}" if dl.comm_pattern and not is_comm_pattern(dl.comm_pattern) else \
         f"model {units.format_bytes(dl.model_bytes)}{default}"
     if dl.groups:
-        volumes = f"{dl.group_bytes}{' and the meshes' if dl.mesh else ''}" if dl.group_bytes else traffic
+        volumes = f"{dl.bytes}{' and the meshes' if dl.mesh else ''}" if "=" in dl.bytes else traffic
         traffic = f"groups {dl.groups}, {volumes}"
     elif dl.mesh:
-        volumes = ", ".join(filter(None, [dl.model, dl.mesh_bytes])) or f"{DEFAULT_MODEL} (default)"
+        volumes = ", ".join(filter(None, [dl.model, dl.bytes])) or f"{DEFAULT_MODEL} (default)"
         traffic = f"mesh {dl.mesh}, {volumes}"
     return f"{traffic}, {link_assumption(topology, scores)}"
 

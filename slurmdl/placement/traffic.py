@@ -54,7 +54,7 @@ class Traffic:
     @classmethod
     def from_options(cls, dl: DlOptions, matrices: tuple[FloatArray, ...] = ()) -> Traffic:
         return cls(dl.strategy, dl.model_bytes, dl.ps, dl.comm_pattern, matrices, MeshTraffic.from_options(dl),
-                   GroupTraffic.from_options(dl), dl.inside)
+                   GroupTraffic.from_options(dl), dl.islands)
 
     @property
     def pattern_name(self) -> str:

@@ -98,8 +98,8 @@ class SimulatedJob:
             slots = list(zip(self.fixed_nodes, tasks, strict=True))
             rank_map = best_rank_map(slots, self.topology, self.scores, traffic)
             return self.fixed_nodes, rank_map.nodes
-        options = DlOptions(traffic.strategy, traffic.ps, model_bytes=traffic.model_bytes,
-                            comm_pattern=traffic.pattern, inside=traffic.inside)
+        options = DlOptions(traffic.strategy, traffic.ps, bytes=str(traffic.model_bytes),
+                            comm_pattern=traffic.pattern, islands=traffic.inside)
         request = JobRequest(options, (self.node_count, self.node_count), self.rank_count, exclusive=True)
         cpus = max(tasks)
         nodes = (Node(name, ("IDLE",) if idle else ("ALLOCATED",), True, cpus, cpus * idle, partitions=("main",))

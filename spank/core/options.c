@@ -59,34 +59,6 @@ static bool is_choice(const char *values, const char *value)
 	return false;
 }
 
-/* A finite decimal number above 0, optionally followed by k, K, M, G or T, by i, and by B. */
-static bool is_bytes(const char *value)
-{
-	const char *at = value + strspn(value, "0123456789.");
-	if (at == value)
-		return false;
-	if (*at == 'e' || *at == 'E') {
-		const char *exponent = at + 1 + (at[1] == '+' || at[1] == '-');
-		size_t length = strspn(exponent, digits);
-		if (!length)
-			return false;
-		at = exponent + length;
-	}
-	/* decimal point in every locale */
-	locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-	if (!c)
-		return false;
-	char *end;
-	double number = strtod_l(value, &end, c);
-	freelocale(c);
-	if (end != at || !(number > 0) || isinf(number))
-		return false;
-	if (*at && strchr("kKMGT", *at))
-		at += 1 + (at[1] == 'i');
-	at += *at == 'B';
-	return !*at;
-}
-
 static void list_choices(const char *values, char *buf, size_t size)
 {
 	size_t at = 0;
@@ -115,10 +87,6 @@ bool dl_option_check(const struct dl_option *option, const char *value, const ch
 	case DL_COUNT:
 		valid = dl_number(value, &number);
 		expected = "a whole number, 0 or more";
-		break;
-	case DL_BYTES:
-		valid = length <= DL_VALUE_MAX && is_bytes(value);
-		expected = "bytes greater than 0, e.g. 1e8, 400M, 1.5Gi";
 		break;
 	case DL_NAMES:
 		valid = value[strspn(value, ",")] != '\0';

@@ -8,15 +8,14 @@
 enum dl_kind {
 	DL_CHOICE,
 	DL_COUNT,
-	DL_BYTES,
 	DL_NAMES,
 	DL_TEXT,
 	DL_FLAG
 };
 
 struct dl_option {
-	const char *name;           /* "dl-model-bytes" */
-	const char *variable;       /* environment variable, "SLURMDL_OPT_MODEL_BYTES" */
+	const char *name;           /* "dl-link-scores" */
+	const char *variable;       /* environment variable, "SLURMDL_OPT_LINK_SCORES" */
 	const char *spank_variable; /* variable in which Slurm passes the option to the steps of a job */
 	enum dl_kind kind;
 	const char *values; /* as in the help, "" for a flag; for a choice the valid values separated by | */

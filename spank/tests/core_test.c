@@ -34,14 +34,6 @@ static void options(void)
 		{DL_OPT_PS, "1000000000", false}, {DL_OPT_PS, "-1", false}, {DL_OPT_PS, "+1", false},
 		{DL_OPT_PS, " 1", false}, {DL_OPT_PS, "1x", false}, {DL_OPT_PS, "", false},
 		{DL_OPT_ZONE, "a,b", true}, {DL_OPT_ZONE, ",a", true}, {DL_OPT_ZONE, ",,", false}, {DL_OPT_ZONE, "", false},
-		{DL_OPT_MODEL_BYTES, "1", true}, {DL_OPT_MODEL_BYTES, ".5", true}, {DL_OPT_MODEL_BYTES, "5.", true},
-		{DL_OPT_MODEL_BYTES, "1e8", true}, {DL_OPT_MODEL_BYTES, "1.5Gi", true}, {DL_OPT_MODEL_BYTES, "1kB", true},
-		{DL_OPT_MODEL_BYTES, "4E+2TiB", true}, {DL_OPT_MODEL_BYTES, "0", false}, {DL_OPT_MODEL_BYTES, "0.0e9", false},
-		{DL_OPT_MODEL_BYTES, "1e999", false}, {DL_OPT_MODEL_BYTES, "1e-999", false},
-		{DL_OPT_MODEL_BYTES, "1.2.3", false}, {DL_OPT_MODEL_BYTES, ".", false}, {DL_OPT_MODEL_BYTES, "1e", false},
-		{DL_OPT_MODEL_BYTES, "0x10", false}, {DL_OPT_MODEL_BYTES, "inf", false}, {DL_OPT_MODEL_BYTES, "nan", false},
-		{DL_OPT_MODEL_BYTES, "1m", false}, {DL_OPT_MODEL_BYTES, "1i", false}, {DL_OPT_MODEL_BYTES, "1BB", false},
-		{DL_OPT_MODEL_BYTES, "-1", false}, {DL_OPT_MODEL_BYTES, "", false},
 		{DL_OPT_LINK_SCORES, "any text\n", true}, {DL_OPT_LINK_SCORES, "", false}, {DL_OPT_STRICT, "whatever", true},
 	};
 	char message[DL_MESSAGE];

@@ -42,9 +42,9 @@ def test_scripts_are_valid_shell_and_write_both_files(job: Job, variant: str) ->
 
 def test_script_has_the_options_of_placement() -> None:
     assert "#DL --dl-strategy=ps\n#DL --dl-ps=2\n" in jobs.PS.script(PLACED)
-    options = DlOptions(mesh="dp=2,tp=2", mesh_bytes="tp=5")
+    options = DlOptions(mesh="dp=2,tp=2", bytes="tp=5")
     job = Job("x", 4, "true", options, 0, 1)
-    assert "#DL --dl-mesh=dp=2,tp=2\n#DL --dl-mesh-bytes=tp=5\n" in job.script(PLACED)
+    assert "#DL --dl-mesh=dp=2,tp=2\n#DL --dl-bytes=tp=5\n" in job.script(PLACED)
 
 
 def test_step_seconds_leave_out_the_warmup_and_keep_periods_whole() -> None:

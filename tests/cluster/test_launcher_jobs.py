@@ -178,13 +178,13 @@ def test_launcher_in_a_script_keeps_the_planned_order(cluster):
         "script": "slurmdl srun env A=1 bash run.sh", "by_name": "slurmdl srun bash run.sh --local-addr",
         "alone": "slurmdl srun bash alone.sh; cat alone-2",
         "halves": "slurmdl srun bash halves.sh n1,n2; cat half-1-*",
-        "forced": "slurmdl srun --dl-launcher=torchrun --dl-ranks-per-node=2 bash run.sh",
+        "forced": "slurmdl srun --dl-launcher=torchrun:2 bash run.sh",
         "unknown": "slurmdl srun --dl-launcher=torchrun bash run.sh"}, files)
     order = planned(cluster, 4)
     assert results["script"] == results["forced"] == (twice(order), "slurmdl: 8 of 8 ranks on their planned nodes")
     assert results["unknown"] == (twice(order), (
         "slurmdl: torchrun: the number of ranks per node is unknown and 1 is assumed; "
-        "expected --dl-ranks-per-node=N\nslurmdl: 8 of 8 ranks on their planned nodes"))
+        "expected --dl-launcher=torchrun:N\nslurmdl: 8 of 8 ranks on their planned nodes"))
     assert results["by_name"][0] == twice(sorted(order))
     assert "4 of 8 ranks on their planned nodes" in results["by_name"][1]
     assert results["by_name"][1].endswith("expected --dl-launcher=torchrun"), results["by_name"]

@@ -17,7 +17,7 @@ def test_device_mesh_is_the_placed_one(cluster):
     program = cluster.script(EXAMPLE.read_text(), "mesh.py")
     script = cluster.script(f"export GLOO_SOCKET_IFNAME=eth0\nslurmdl srun python {program}")
     output = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N8", "--dl-mesh=pp=4,dp=2",
-                                            "--dl-mesh-bytes=pp=400M,dp=1M", str(script)]))
+                                            "--dl-bytes=pp=400M,dp=1M", str(script)]))
     lines = re.findall(r"rank (\d+) on (n\d+): \{'pp': (\d), 'dp': (\d)\}, sums \{'pp': 6.0, 'dp': 1.0\}", output)
     assert len(lines) == 8, output
     zones = {replica: {int(node[1:]) % 2 for _, node, _, at in lines if at == replica} for replica in "01"}
@@ -31,7 +31,7 @@ def test_tasks_find_their_group(cluster):
     script = cluster.script(f'slurmdl srun sh -c "{task}"'.replace("$", "\\$"))
     output = cluster.output(cluster.submit([
         "slurmdl", "sbatch", "-N8", "--dl-groups=trainer=3,rollout=5", "--dl-mesh=trainer:dp=3",
-        "--dl-mesh-bytes=dp=400M", "--dl-group-bytes=rollout=1M", str(script)]))
+        "--dl-bytes=dp=400M,rollout=1M", str(script)]))
     lines = sorted((line.split(maxsplit=4) for line in output.splitlines()), key=lambda fields: int(fields[0]))
     assert [fields[2:4] for fields in lines] == \
         [["trainer", str(i)] for i in range(3)] + [["rollout", str(i)] for i in range(5)], output
@@ -41,11 +41,11 @@ def test_tasks_find_their_group(cluster):
 
 @pytest.mark.parametrize(("options", "message"), [
     (["-N4", "--dl-groups=a=2,b=3"], r"--dl-groups=a=2,b=3: 5 nodes; the job has 4; expected b=2"),
-    (["-N4", "--dl-groups=a=2,b=2", "--dl-group-bytes=a:c=1G"], r"unknown group 'c'; expected a, b"),
+    (["-N4", "--dl-groups=a=2,b=2", "--dl-bytes=a:c=1G"], r"unknown group 'c'; expected a, b"),
     (["-N4", "-n8", "--dl-mesh=dp=2,tp=8"], r"a mesh of 16 ranks; the job has 8; expected dp=1"),
     (["-N4", "--dl-mesh=dp=2,ttp=2"], r"unknown dimension 'ttp'; expected tp"),
     (["-N4", "--dl-mesh=dp=4", "--dl-model=params=7B,layers=2,seq=8"], r"hidden is missing"),
-    (["-N4", "--dl-mesh=dp=4", "--dl-mesh-bytes=tp=1G"], r"unknown dimension 'tp'; expected dp"),
+    (["-N4", "--dl-mesh=dp=4", "--dl-bytes=tp=1G"], r"unknown dimension 'tp'; expected dp"),
     (["-N4", "--dl-mesh=dp=4", "--dl-strategy=gossip"], r"not valid with --dl-strategy=gossip")])
 def test_bad_mesh_submits_nothing(cluster, options, message):
     script = cluster.script("true")

@@ -16,6 +16,8 @@ from slurmdl.links.samples import LinkSample, parse_sample_lines
 
 #: rate of the slow link in bits/s
 SLOW = 2e7
+#: line of a job script: the job has no samples but its own
+OWN_SAMPLES = "export XDG_STATE_HOME=$PWD/state-$SLURM_JOB_ID\n"
 
 
 def parse_samples(text: str) -> dict[str, LinkSample]:
@@ -61,21 +63,22 @@ def test_probe_measures_slow_high_latency_and_lossy_links(shaped):
 
 def test_probe_of_a_job_changes_its_rank_map(shaped):
     """The parameter server, which has the most traffic, is not mapped to the slow first node."""
-    script = "#!/bin/sh\n#SBATCH -N3 --ntasks-per-node=1 -w n3,n5,n7\nslurmdl srun --dl-strategy=ps --dl-ps=1 " \
-             "--dl-rank0=any {probe} sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
+    script = f"#!/bin/sh\n#SBATCH -N3 --ntasks-per-node=1 -w n3,n5,n7\n{OWN_SAMPLES}{{probe}}\n" \
+             "slurmdl srun --dl-ps=1 --dl-rank0=any sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
     server_node = {}
-    for probe in ("--dl-probe=2", "--dl-link-scores=off"):
+    for probe in ("slurmdl links probe --budget=3s", "true"):
         job = shaped.submit(["sbatch", "--output=out-%j", str(shaped.script(script.format(probe=probe)))])
         text = shaped.output(job)
         server_node[probe] = next(line.split()[2] for line in text.splitlines() if line.endswith(" ps"))
         assert "slurmdl:" not in text
-    assert server_node["--dl-link-scores=off"] == "n3"
-    assert server_node["--dl-probe=2"] in ("n5", "n7")
+    assert server_node.pop("true") == "n3"
+    assert set(server_node.values()) <= {"n5", "n7"}
 
 
 def test_late_bound_job_releases_the_worst_node_of_its_probe(shaped):
     """The same probe decides which node is released and the rank map of the remaining nodes."""
-    script = shaped.script("slurmdl srun --dl-probe=2 --dl-explain --dl-model-bytes=100M sh -c "
+    script = shaped.script(f"{OWN_SAMPLES}slurmdl links probe --budget=3s\n"
+                           "slurmdl srun --dl-link-scores=auto --dl-explain --dl-bytes=100M sh -c "
                            "'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n")
     job = shaped.submit(["slurmdl", "sbatch", "--dl-node-binding=late", "--dl-link-scores=off", "-N3",
                          "-x", "n2,n4,n6,n8", "--output=out-%j", str(script)], directory=script.parent)
@@ -126,7 +129,7 @@ def test_probe_secret_is_visible_to_probe_tasks_only(cluster):
     """The secret is not in command lines, the output of Slurm, or the environment of the job's tasks."""
     script = cluster.script(
         "#!/bin/sh\n#SBATCH -N2 --ntasks-per-node=1\n"
-        "slurmdl srun --dl-probe=2 sh -c 'env; sleep 1' > env-$SLURM_JOB_ID &\n"
+        "{ slurmdl links probe --budget=2s --output -; srun env; } > env-$SLURM_JOB_ID &\n"
         "for i in $(seq 50); do cat /proc/[0-9]*/cmdline 2>/dev/null; scontrol show job; scontrol show step; "
         "sleep 0.05; done | tr '\\0' '\\n'\nwait\ncat env-$SLURM_JOB_ID\n")
     text = cluster.output(cluster.submit(["sbatch", "--output=out-%j", str(script)], directory=script.parent))
@@ -143,7 +146,7 @@ def test_unresponsive_nodes_do_not_affect_pairs_of_other_nodes(new_cluster):
         cluster.sandbox.command(["slurmdl", "links", "probe", "--nodes=n[1-6]", "--budget=12s", "--output", "-"],
                                 directory=str(cluster.directory())),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    os.kill(task_on(cluster, "n6"), signal.SIGSTOP)
+    os.kill(task_on(cluster, "n6", probe), signal.SIGSTOP)
     time.sleep(2)
     cluster.power_off("n5")
     output, stderr = probe.communicate(timeout=60)
@@ -154,11 +157,10 @@ def test_unresponsive_nodes_do_not_affect_pairs_of_other_nodes(new_cluster):
     assert all(line.startswith("slurmdl: probe:") for line in stderr.splitlines()), stderr
 
 
-def task_on(cluster, node: str) -> int:
+def task_on(cluster, node: str, probe: subprocess.Popen) -> int:
     """Wait for the probe's task on a node; return its process ID."""
     namespace = os.stat(f"/proc/{cluster.sandbox.pids[node]}/ns/pid").st_ino
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+    while probe.poll() is None:
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and os.stat(entry / "ns/pid").st_ino == namespace \
@@ -167,7 +169,7 @@ def task_on(cluster, node: str) -> int:
             except OSError:
                 continue
         time.sleep(0.02)
-    raise AssertionError(f"no task on {node}")
+    raise AssertionError(f"no task on {node}: {probe.communicate()}")
 
 
 def test_all_nodes_of_a_busy_cluster_get_scores(new_cluster):

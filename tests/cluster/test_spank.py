@@ -102,9 +102,9 @@ def test_options_of_all_commands_reach_the_tasks(plugged):
                   ["salloc", "-N4", "srun", "--dl-ps=2"]):
         done = cluster.run([*words, "sh", "-c", TASK])
         assert roles(done.stdout) == two, done.stderr
-    words = ["--dl-rank0=any", "--dl-zone=zoneA", "--dl-model-bytes=1M", "--dl-strict"]
+    words = ["--dl-rank0=any", "--dl-zone=zoneA", "--dl-bytes=1M", "--dl-strict"]
     assert cluster.output(cluster.submit(["sbatch", *words, "--wrap=env | grep SLURMDL_OPT | sort"])).split() == [
-        "SLURMDL_OPT_MODEL_BYTES=1M", "SLURMDL_OPT_RANK0=any", "SLURMDL_OPT_STRICT=", "SLURMDL_OPT_ZONE=zoneA"]
+        "SLURMDL_OPT_BYTES=1M", "SLURMDL_OPT_RANK0=any", "SLURMDL_OPT_STRICT=", "SLURMDL_OPT_ZONE=zoneA"]
 
 
 def test_tasks_have_their_variables(plugged):
@@ -158,7 +158,7 @@ def test_slurmdl_srun_with_the_plugin(plugged):
     assert roles(text) == ["ps0", "ps1", "worker0", "worker1"] and column(text, "RANK") == ["0", "1", "2", "3"]
     assert all("RANK" in task["SLURMDL_EXPORTED"].split() and task["MASTER_ADDR"] != "-" for task in tasks(text))
     # with the plugin, #SBATCH lines are valid for slurmdl sbatch, too; the command line overrides both
-    lines = cluster.script(f"#SBATCH --dl-ps=1 --dl-model-bytes=1M\n{STEP}\necho '@ mapped'\n"
+    lines = cluster.script(f"#SBATCH --dl-ps=1 --dl-bytes=1M\n{STEP}\necho '@ mapped'\n"
                            f"slurmdl srun sh -c '{TASK}'")
     text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", "--dl-ps=2", str(lines)]))
     mapped = sections(text)["mapped"]
@@ -175,7 +175,7 @@ def invalid_values() -> list[tuple[str, str, str]]:
     """Tuples of option, value, and expected part of the message."""
     return [("strategy", "gosip", "adaptive-gossip"), ("ps", "two", "whole number"), ("ps", "-1", "whole number"),
             ("rank0", "", "any"), ("node-binding", "hard", "late"), ("zone", ",", "names separated by commas"),
-            ("model-bytes", "0", "400M"), ("link-scores", "", "FILE"), ("comm-pattern", "", "PATTERN")]
+            ("bytes", "", "NAME=N"), ("link-scores", "", "FILE"), ("comm-pattern", "", "PATTERN")]
 
 
 def test_invalid_values_fail_the_submission(plugged, invalid_values):

@@ -58,7 +58,7 @@ def test_segments(new_cluster_since):
         return [(int(node[1:]) + 1) // 2 for node in rank_nodes(cluster.output(job))]
 
     script = cluster.script(MAPPED)
-    mesh = ["--dl-mesh=tp=2,dp=2", "--dl-mesh-bytes=tp=1G,dp=1M"]
+    mesh = ["--dl-mesh=tp=2,dp=2", "--dl-bytes=tp=1G,dp=1M"]
     shown = cluster.run(["slurmdl", "sbatch", "-N4", "--dl-dry-run", "--dl-node-binding=zone", *mesh, str(script)])
     assert "--segment=2" in shown.stdout.split(), shown.stdout + shown.stderr
     for options in (["--dl-node-binding=zone"], ["--segment=2"], ["--segment=2", "--no-requeue"]):

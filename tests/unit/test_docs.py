@@ -16,7 +16,7 @@ from slurmdl import config
 from slurmdl.cli.links.counters import state_dir
 from slurmdl.cli.links.ingest import DEFAULT_DATABASE
 from slurmdl.cli.main import COMMANDS, main
-from slurmdl.dl_options import OPTIONS, DlOptions
+from slurmdl.dl_options import OPTIONS, env_variable
 from slurmdl.errors import EXIT_STATUS_MEANINGS
 from slurmdl.links.score_sources import user_probe_file
 from slurmdl.train.strategy_config import ENV_PREFIX, StrategyConfig
@@ -50,17 +50,11 @@ def anchors(page: Path) -> set[str]:
 
 def test_reference_has_every_placement_option_and_its_default():
     for option in OPTIONS:
-        values = option.values.replace("|", ", ")
-        cells = f"| `--dl-{option.name}{'=' + values if values else ''}` | ", f" | {option.help} |"
-        row = next((line for line in REFERENCE.splitlines()
-                    if line.startswith(cells[0]) and line.endswith(cells[1])), "")
-        assert row, "".join(cells)
-        default = row.removeprefix(cells[0]).removesuffix(cells[1])
-        value = getattr(DlOptions, option.field)
-        if value in ("", (), False) and option.kind != "count":
-            assert not default[0].isdigit() and (option.kind != "flag" or default == "off"), row
-        else:
-            assert option.parse(re.split("[:;]", default)[0], row) == value, row
+        values = option.kind.values.replace("|", ", ")
+        name = f"--dl-{option.name}{'=' + values if values else ''}"
+        assert f"| `{name}` | {option.shown_default} | {option.help} |\n" in REFERENCE
+        if option.default not in ("", (), False) or option.kind.name == "count":
+            assert option.parse(re.split("[:;]", option.shown_default)[0], option.name) == option.default
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -94,7 +88,7 @@ def test_pages_have_every_option_of_the_command(page, command, capsys):
 
 
 def test_reference_has_every_variable():
-    families = {option.env_variable for option in OPTIONS} | {
+    families = {env_variable(option.field) for option in OPTIONS} | {
         f"{ENV_PREFIX}{'ASYNC' if field.name == 'asynchronous' else field.name.upper()}"
         for field in fields(StrategyConfig)}
     assert set().union(*map(variables, code())) - families == variables(REFERENCE) - families

@@ -50,22 +50,22 @@ def test_invalid_meshes_of_groups(meshes: str, message: str) -> None:
     ("a=x", "a: invalid value 'x'"), ("a:b", "a:b: invalid value ''"), ("b=1G", "b has a mesh")])
 def test_invalid_bytes_of_groups(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        parse_group_bytes(text, parse_groups("a=2,b=2", "--dl-groups", "b:dp=4"), "--dl-group-bytes")
+        parse_group_bytes(text, parse_groups("a=2,b=2", "--dl-groups", "b:dp=4"), "--dl-bytes")
 
 
 def test_layers() -> None:
-    """Groups replace a plain mesh of a weaker layer, and keep the meshes of groups only if both are in one layer."""
+    """Groups replace a mesh of a weaker layer, a mesh the groups: both belong in one layer."""
     assert merge_layers({"mesh": "dp=4"}, {"groups": "a=2,b=1"}).mesh == ""
     assert merge_layers({"groups": "a=2,b=1"}, {"mesh": "dp=4"}).groups == ""
-    merged = merge_layers({"groups": "a=2,b=1"}, {"mesh": "a:dp=4"})
-    assert (merged.groups, merged.mesh) == ("a=2,b=1", "a:dp=4")
+    with pytest.raises(UsageError, match="--dl-mesh=a:dp=4: unknown dimension 'a:dp'"):
+        merge_layers({"groups": "a=2,b=1"}, {"mesh": "a:dp=4"})
     assert merge_layers({"groups": "a=2,b=1"}, {"strategy": "gossip"}).groups == ""
     with pytest.raises(UsageError, match="--dl-groups=a=2,b=1: not valid with --dl-strategy=ps"):
         merge_layers({"groups": "a=2,b=1", "ps": "1"})
 
 
 def test_traffic_inside_and_between_groups() -> None:
-    dl = DlOptions(groups="a=2,b=3", group_bytes="a=1G,a:b=6G")
+    dl = DlOptions(groups="a=2,b=3", bytes="a=1G,a:b=6G")
     traffic = Traffic.from_options(dl)
     total = sum(matrix(phase, 10) for phase in traffic.phases(10))
     assert isinstance(total, np.ndarray)
@@ -79,12 +79,12 @@ def test_traffic_inside_and_between_groups() -> None:
 
 
 def test_default_traffic_is_a_ring_in_each_group() -> None:
-    phases = Traffic.from_options(DlOptions(groups="a=2,b=3", model_bytes=8.0)).phases(5)
+    phases = Traffic.from_options(DlOptions(groups="a=2,b=3", bytes="8")).phases(5)
     assert [sorted({*phase.source.tolist(), *phase.target.tolist()}) for phase in phases] == [[0, 1], [2, 3, 4]]
 
 
 def test_meshes_of_groups() -> None:
-    dl = DlOptions(groups="a=2,b=1", mesh="a:dp=2,tp=4/b:tp=4", mesh_bytes="tp=1G")
+    dl = DlOptions(groups="a=2,b=1", mesh="a:dp=2,tp=4/b:tp=4", bytes="tp=1G")
     total = sum(matrix(phase, 12) for phase in Traffic.from_options(dl).phases(12))
     assert isinstance(total, np.ndarray)
     assert {tuple(pair) for pair in np.argwhere(total).tolist()} == {
@@ -95,7 +95,7 @@ def test_meshes_of_groups() -> None:
 
 def test_each_group_fills_zones_of_its_own() -> None:
     """Rings over thin uplinks: three groups of four nodes, three leaf zones of four nodes."""
-    dl = DlOptions(groups="x=4,y=4,z=4", group_bytes="x=1G,y=1G,z=1G")
+    dl = DlOptions(groups="x=4,y=4,z=4", bytes="x=1G,y=1G,z=1G")
     placement = place_job(JobRequest(dl, nodes=(12, 12), ntasks_per_node=2), IDLE, LEAVES, THIN)
     rank_map = placement.rank_map
     assert rank_map is not None
@@ -105,7 +105,7 @@ def test_each_group_fills_zones_of_its_own() -> None:
 
 
 def test_groups_that_exchange_much_share_a_zone() -> None:
-    dl = DlOptions(groups="x=2,y=2,z=4", group_bytes="x:y=8G,z=1G")
+    dl = DlOptions(groups="x=2,y=2,z=4", bytes="x:y=8G,z=1G")
     placement = place_job(JobRequest(dl, nodes=(8, 8)), IDLE, LEAVES, THIN)
     assert placement.rank_map is not None
     zones = zones_by_role(placement.rank_map.nodes, placement.rank_map.roles)
@@ -114,7 +114,7 @@ def test_groups_that_exchange_much_share_a_zone() -> None:
 
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_a_node_has_ranks_of_one_group(tasks: int) -> None:
-    dl = DlOptions(groups="x=3,y=2,z=4", group_bytes="x=1G,y:z=3G,z:x=1G", rank0="any")
+    dl = DlOptions(groups="x=3,y=2,z=4", bytes="x=1G,y:z=3G,z:x=1G", rank0="any")
     placement = place_job(JobRequest(dl, nodes=(9, 9), ntasks_per_node=tasks), IDLE, LEAVES, THIN)
     assert placement.rank_map is not None
     pairs = set(zip(placement.rank_map.nodes, placement.rank_map.roles, strict=True))

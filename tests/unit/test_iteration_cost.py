@@ -175,11 +175,11 @@ def naive_seconds(traffic: Traffic, nodes: list[str], topology: Topology, leaf_b
 @pytest.mark.parametrize(("strategy", "dl"), [
     ("allreduce", {}), ("ps", {"ps": 2}), ("gossip", {"comm_pattern": "random-matching"}),
     ("gossip", {"comm_pattern": "base-2"}),
-    ("allreduce", {"mesh": "dp=2,pp=2,tp=2", "mesh_bytes": "dp=900,pp=50,tp=3000"}),
-    ("allreduce", {"mesh": "dp=2,ep=4", "mesh_bytes": "dp=900,ep=500"})])
+    ("allreduce", {"mesh": "dp=2,pp=2,tp=2", "bytes": "dp=900,pp=50,tp=3000"}),
+    ("allreduce", {"mesh": "dp=2,ep=4", "bytes": "dp=900,ep=500"})])
 def test_links_of_two_tiers_and_rails(strategy: str, dl: dict[str, object], rails: int,
                                       leaf_bandwidth: float) -> None:
-    traffic = Traffic.from_options(DlOptions(strategy, model_bytes=N, **dl))  # type: ignore[arg-type]
+    traffic = Traffic.from_options(DlOptions(strategy, **{"bytes": str(N), **dl}))  # type: ignore[arg-type]
     scores = LinkScores(default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,), default_latency=0.0,
                         default_leaf_bandwidth=leaf_bandwidth, default_rails=rails)
     generator = np.random.default_rng(rails)

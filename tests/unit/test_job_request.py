@@ -1,6 +1,7 @@
 """JobRequest from sbatch options, `#DL` lines, variables and slurmdl.yaml; loading of slurmdl.yaml."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from slurmdl.launch import submission
 
 
 def read(*argv, script="#!/bin/sh\ntrue\n", environ=None, defaults=None):
-    return submission.parse_submission(argv, environ or {}, stdin=script.encode()).with_defaults(defaults or {})
+    return submission.parse_submission(argv, environ or {}, stdin=script.encode(), defaults=defaults)
 
 
 def dl(*argv, **layers) -> DlOptions:
@@ -30,19 +31,19 @@ def test_precedence_script_environment_command_line():
 EVERY_OPTION = {
     "parameter servers": (
         {"strategy": "ps", "ps": "3", "node_binding": "nodelist", "zone": "a,b",
-         "model_bytes": "1.5G", "comm_pattern": "shards", "link_scores": "off", "probe": "0.5", "rank0": "any",
-         "launcher": "none", "ranks_per_node": "8", "max_requeues": "5", "preflight": "20",
+         "bytes": "1.5G", "comm_pattern": "shards", "link_scores": "off", "rank0": "any",
+         "launcher": "torchrun:8", "max_requeues": "5", "preflight": "20",
          "on_bad_nodes": "wait", "on_slow": "exclude"},
-        DlOptions(strategy="ps", ps=3, node_binding="nodelist", zone=("a", "b"), model_bytes=1.5e9,
-                  comm_pattern="shards", link_scores="off", probe="0.5", rank0="any", launcher="none",
-                  ranks_per_node=8, max_requeues=5, preflight=20, on_bad_nodes="wait", on_slow="exclude")),
-    "islands": ({"strategy": "gossip", "inside": "node"}, DlOptions("gossip", inside="node")),
+        DlOptions(strategy="ps", ps=3, node_binding="nodelist", zone=("a", "b"), bytes="1.5G",
+                  comm_pattern="shards", link_scores="off", rank0="any", launcher="torchrun:8",
+                  max_requeues=5, preflight=20, on_bad_nodes="wait", on_slow="exclude")),
+    "islands": ({"strategy": "gossip", "islands": "node"}, DlOptions("gossip", islands="node")),
     "mesh": (
-        {"mesh": "dp=2,tp=4", "model": "params=1B,hidden=64,layers=2,seq=8", "mesh_bytes": "tp=2G"},
-        DlOptions(mesh="dp=2,tp=4", model="params=1B,hidden=64,layers=2,seq=8", mesh_bytes="tp=2G")),
+        {"mesh": "dp=2,tp=4", "model": "params=1B,hidden=64,layers=2,seq=8", "bytes": "tp=2G"},
+        DlOptions(mesh="dp=2,tp=4", model="params=1B,hidden=64,layers=2,seq=8", bytes="tp=2G")),
     "groups": (
-        {"groups": "a=2,b=1", "group_bytes": "b=1G,a:b=2G", "mesh": "a:dp=2,tp=4"},
-        DlOptions(groups="a=2,b=1", group_bytes="b=1G,a:b=2G", mesh="a:dp=2,tp=4"))}
+        {"groups": "a=2,b=1", "bytes": "b=1G,a:b=2G,tp=1M", "mesh": "a:dp=2,tp=4"},
+        DlOptions(groups="a=2,b=1", bytes="b=1G,a:b=2G,tp=1M", mesh="a:dp=2,tp=4"))}
 
 
 @pytest.mark.parametrize(("values", "expected"), EVERY_OPTION.values(), ids=EVERY_OPTION)
@@ -59,55 +60,52 @@ def test_every_option_is_tested():
     assert tested | {"explain", "dry_run", "strict"} == {option.field for option in dl_options.OPTIONS}
 
 
-def test_mesh_selects_allreduce_and_other_strategies_drop_it():
-    assert dl("--dl-mesh=dp=2,tp=2", defaults={"strategy": "gossip", "comm_pattern": "base-2"}) == \
-        DlOptions("allreduce", mesh="dp=2,tp=2")
-    assert dl("--dl-strategy=gossip", environ={"SLURMDL_OPT_MESH": "dp=2", "SLURMDL_OPT_MODEL": "x"}) == \
-        DlOptions("gossip")
-    for other in ("--dl-strategy=gossip", "--dl-ps=1", "--dl-comm-pattern=hierarchical"):
-        with pytest.raises(UsageError, match="--dl-mesh=dp=2: not valid with"):
-            dl("--dl-mesh=dp=2", other)
-    with pytest.raises(UsageError, match=r"--dl-mesh=dpp=2: unknown dimension 'dpp'; expected .*dp"):
-        dl("--dl-mesh=dpp=2")
+@pytest.mark.parametrize(("argv", "environ", "expected"), [
+    # a strategy, servers, a mesh or groups replace the traffic of weaker layers, but for the size of a replica
+    ("--dl-strategy=gossip", {"PS": "2", "BYTES": "1M"}, DlOptions("gossip", bytes="1M")),
+    ("--dl-strategy=gossip", {"MESH": "dp=2", "MODEL": "x", "BYTES": "dp=1G"}, DlOptions("gossip")),
+    ("--dl-strategy=ps", {"STRATEGY": "gossip", "COMM_PATTERN": "base-2"}, DlOptions("ps", ps=1)),
+    ("--dl-strategy=gossip", {"ISLANDS": "zone"}, DlOptions("gossip")),
+    ("--dl-mesh=dp=2,tp=2", {"STRATEGY": "gossip", "BYTES": "1M"}, DlOptions(mesh="dp=2,tp=2")),
+    ("--dl-groups=a=1,b=1", {"ISLANDS": "zone", "BYTES": "1M"}, DlOptions(groups="a=1,b=1", bytes="1M")),
+    # the others describe it further
+    ("--dl-bytes=1M", {"STRATEGY": "gossip", "BYTES": "2M"}, DlOptions("gossip", bytes="1M")),
+    ("--dl-comm-pattern=base-2", {"STRATEGY": "gossip"}, DlOptions("gossip", comm_pattern="base-2")),
+    ("--dl-islands=zone", {"STRATEGY": "gossip"}, DlOptions("gossip", islands="zone")),
+    ("--dl-islands=zone", {}, DlOptions("local-sgd", islands="zone")),
+    ("--dl-ps=2", {}, DlOptions("ps", ps=2)),
+    ("--dl-ps=2", {"STRATEGY": "gossip", "COMM_PATTERN": "base-2"}, DlOptions("ps", ps=2)),
+    ("--dl-ps=2", {"STRATEGY": "ps", "BYTES": "1M"}, DlOptions("ps", ps=2, bytes="1M"))])
+def test_stronger_layer_replaces_the_traffic_or_describes_it(argv, environ, expected):
+    assert dl(argv, environ={f"SLURMDL_OPT_{name}": value for name, value in environ.items()}) == expected
+    assert dl(argv, defaults={name.lower(): value for name, value in environ.items()}) == expected
 
 
-def test_islands_select_local_sgd_and_other_strategies_drop_them():
-    assert dl("--dl-inside=zone") == DlOptions("local-sgd", inside="zone")
-    assert dl("--dl-inside=zone", environ={"SLURMDL_OPT_STRATEGY": "gossip"}) == DlOptions("gossip", inside="zone")
-    assert dl("--dl-inside=zone", environ={"SLURMDL_OPT_PS": "2"}) == DlOptions("local-sgd", inside="zone")
-    environ = {"SLURMDL_OPT_INSIDE": "zone"}
-    assert dl("--dl-strategy=allreduce", environ=environ) == DlOptions("allreduce")
-    assert dl("--dl-ps=1", environ=environ).inside == ""
-    assert dl("--dl-mesh=dp=2", environ=environ).inside == ""
-    assert dl("--dl-strategy=gossip", environ=environ).inside == "zone"
-    for other in ("--dl-strategy=allreduce", "--dl-ps=1"):
-        with pytest.raises(UsageError, match=r"--dl-inside=zone: not valid with .*; expected --dl-strategy=loc"):
-            dl("--dl-inside=zone", other)
-    with pytest.raises(UsageError, match="not valid with"):
-        dl("--dl-inside=zone", "--dl-mesh=dp=2")
+@pytest.mark.parametrize(("argv", "message"), [
+    ("--dl-mesh=dp=2 --dl-strategy=gossip", "--dl-mesh=dp=2: not valid with --dl-strategy=gossip"),
+    ("--dl-mesh=dp=2 --dl-ps=1", "--dl-mesh=dp=2: not valid with --dl-strategy=ps"),
+    ("--dl-mesh=dp=2 --dl-comm-pattern=hierarchical", "not valid with --dl-comm-pattern=hierarchical"),
+    ("--dl-mesh=dpp=2", r"--dl-mesh=dpp=2: unknown dimension 'dpp'; expected .*dp"),
+    ("--dl-islands=zone --dl-mesh=dp=2", "--dl-mesh=dp=2: not valid with --dl-strategy=local-sgd"),
+    ("--dl-islands=zone --dl-strategy=allreduce", "--dl-islands=zone: not valid with .*; expected --dl-strategy=loc"),
+    ("--dl-islands=zone --dl-ps=1", "--dl-islands=zone: not valid with the strategy ps"),
+    ("--dl-ps=2 --dl-strategy=gossip", "--dl-ps=2: the strategy gossip .*expected --dl-strategy=ps")])
+def test_traffic_that_contradicts_itself(argv, message):
+    with pytest.raises(UsageError, match=message):
+        dl(*argv.split())
+
+
+def test_options_of_a_submission_apply_to_its_steps():
+    """Also against settings of the site, which are weaker, and weakened by no default of the submission."""
+    submitted = dl("--dl-bytes=2M", "--dl-zone=a", "--dl-strict", "--dl-preflight=20", "--dl-launcher=torchrun:2")
+    site = {"strategy": "gossip", "comm_pattern": "base-2", "launcher": "none", "rank0": "any"}
+    assert dl_options.merge_layers(site, submitted.step_settings()) == replace(submitted, zone=())
+    assert DlOptions.from_json(submitted.to_json()) == submitted
 
 
 @pytest.mark.parametrize(("value", "on"), [("", True), ("yes", True), ("1", True), ("no", False), ("0", False)])
 def test_flags_in_the_environment_follow_sbatch(value, on):
     assert dl(environ={"SLURMDL_OPT_STRICT": value}).strict is on
-
-
-def test_pattern_of_another_strategy_is_dropped():
-    environ = {"SLURMDL_OPT_STRATEGY": "gossip", "SLURMDL_OPT_COMM_PATTERN": "base-2"}
-    assert dl(environ=environ) == DlOptions("gossip", comm_pattern="base-2")
-    assert dl("--dl-strategy=adaptive-gossip", environ=environ).comm_pattern == "base-2"
-    assert dl("--dl-strategy=allreduce", environ=environ) == DlOptions("allreduce")
-    assert dl("--dl-ps=2", environ=environ) == DlOptions("ps", ps=2)
-    assert dl("--dl-strategy=ps", environ={"SLURMDL_OPT_COMM_PATTERN": "f.npz"}
-              ).comm_pattern == "f.npz", "a file is valid for any strategy"
-
-
-def test_servers_select_the_strategy_ps():
-    assert dl("--dl-ps=2") == DlOptions(strategy="ps", ps=2)
-    assert dl("--dl-strategy=ps").ps == 1
-    assert dl("--dl-strategy=gossip", environ={"SLURMDL_OPT_PS": "2"}) == DlOptions(strategy="gossip")
-    with pytest.raises(UsageError, match="expected --dl-strategy=ps"):
-        dl("--dl-ps=2", "--dl-strategy=gossip")
 
 
 @pytest.mark.parametrize(("argv", "message"), [
@@ -118,9 +116,16 @@ def test_servers_select_the_strategy_ps():
     (["--dl-ps=-1"], "--dl-ps: invalid value '-1'; expected a whole number"),
     (["--dl-ps"], "--dl-ps needs a value: N"),
     (["--dl-strict=1"], "--dl-strict takes no value"),
-    (["--dl-model-bytes=0"], "expected bytes greater than 0"),
-    (["--dl-model-bytes=1..2"], "expected bytes greater than 0"),
-    (["--dl-preflight=3"], "--dl-preflight=3: expected 0, or 5 to 3600 seconds"),
+    (["--dl-bytes=0"], "--dl-bytes: .*expected bytes greater than 0"),
+    (["--dl-bytes=1..2"], "expected bytes greater than 0"),
+    (["--dl-preflight=3"], "--dl-preflight: invalid value '3'; expected a whole number, 0, or 5 to 3600"),
+    (["--dl-launcher=none:2"], r"--dl-launcher: invalid value 'none:2'; expected auto\|none\|torchrun.*\[:N\]"),
+    (["--dl-launcher=torchrun:0"], "--dl-launcher: invalid value"),
+    (["--dl-model=params=7B"], "--dl-model=params=7B: expected also --dl-mesh"),
+    (["--dl-bytes=tp=1G"], "--dl-bytes: invalid value 'tp=1G'; expected bytes"),
+    (["--dl-comm-pattern=base-2"], "base-2: not valid with the strategy allreduce; expected ring, .*, a file,"),
+    (["--dl-groups=a=1,b=1", "--dl-bytes=a:c=1G"], "--dl-bytes=a:c=1G: unknown group 'c'; expected a, b"),
+    (["--dl-groups=tp=1,b=1"], "--dl-groups=tp=1,b=1: tp is a reserved name"),
     (["--dl-preflight=x"], "--dl-preflight: invalid value 'x'; expected a whole number"),
     (["--dl-on-bad-nodes=go"], "--dl-on-bad-nodes: invalid value 'go'; expected"),
     (["--dl-zone=,"], "expected names separated by commas"),
@@ -155,7 +160,7 @@ def test_directives_end_at_the_first_command_and_comments_are_ignored():
 
 @pytest.mark.parametrize(("text", "number"), [("1e8", 1e8), ("400M", 4e8), ("1.5Gi", 1.5 * 2**30), ("7kB", 7e3)])
 def test_bytes(text, number):
-    assert dl(f"--dl-model-bytes={text}").model_bytes == number
+    assert dl(f"--dl-bytes={text}").model_bytes == number
 
 
 def test_request_holds_placement_inputs():

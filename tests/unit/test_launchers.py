@@ -198,7 +198,7 @@ def test_placement_counts_the_ranks_of_the_script(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\n#SBATCH -N2 --gpus-per-node=8\n"
                       "slurmdl srun torchrun --nnodes=2 --nproc-per-node=gpu t.py\n")
     nodes = cluster(*(node(name, gres={"gpu": 8}) for name in ("a", "b")))
-    for options, ranks in ((), 16), (("-n4",), 4), (("--dl-launcher=none",), 2), (("--dl-ranks-per-node=3",), 6):
+    for options, ranks in ((), 16), (("-n4",), 4), (("--dl-launcher=none",), 2), (("--dl-launcher=auto:3",), 6):
         request = submission.parse_submission([*options, str(script)], {}).request
         placement = place_job(request, nodes, two_level(["a", "b"]), LinkScores())
         assert placement.rank_map is not None

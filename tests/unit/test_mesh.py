@@ -34,7 +34,7 @@ EIGHT = cluster(*(node(f"n{i}") for i in range(1, 9)))
 
 
 def traffic_of(mesh: str, volumes: str) -> MeshTraffic:
-    traffic = MeshTraffic.from_options(DlOptions(mesh=mesh, mesh_bytes=volumes))
+    traffic = MeshTraffic.from_options(DlOptions(mesh=mesh, bytes=volumes))
     assert traffic
     return traffic
 
@@ -193,7 +193,7 @@ def test_groups_with_most_traffic_stay_in_a_zone(mesh: str, together: str) -> No
     """Whatever the order of the dimensions, unlike the numbering of plain srun."""
     names = parse_mesh(mesh, "--dl-mesh").names
     volumes = ",".join(f"{name}={1000 if name == together else 1}" for name in names)
-    request = JobRequest(DlOptions(mesh=mesh, mesh_bytes=volumes), nodes=(8, 8))
+    request = JobRequest(DlOptions(mesh=mesh, bytes=volumes), nodes=(8, 8))
     placement = place_job(request, EIGHT, TWO_ZONES, SCORES)
     assert placement.rank_map
     traffic = traffic_of(mesh, f"{together}=1")
@@ -207,21 +207,21 @@ def test_nodes_are_chosen_in_segments_that_hold_whole_groups() -> None:
     """Leaves with 5, 5 and 4 free nodes, groups of 4: 4 + 4 instead of 5 + 3."""
     topology = two_level(["a1", "a2", "a3", "a4", "a5"], ["b1", "b2", "b3", "b4", "b5"], ["c1", "c2", "c3", "c4"])
     nodes = cluster(*(node(name) for name in topology.nodes))
-    request = JobRequest(DlOptions(mesh="dp=3,tp=4", mesh_bytes="tp=1000,dp=1"), nodes=(12, 12))
+    request = JobRequest(DlOptions(mesh="dp=3,tp=4", bytes="tp=1000,dp=1"), nodes=(12, 12))
     placement = place_job(request, nodes, topology, SCORES)
     assert sorted(placement.nodes_per_zone.values()) == [4, 4, 4]
 
 
 def test_launcher_numbers_the_ranks_of_a_node_consecutively() -> None:
     slots = [(f"n{i}", 2) for i in range(1, 9)]
-    traffic = Traffic.from_options(DlOptions(mesh="pp=2,dp=4,tp=2", mesh_bytes="tp=5,dp=1000,pp=1"))
+    traffic = Traffic.from_options(DlOptions(mesh="pp=2,dp=4,tp=2", bytes="tp=5,dp=1000,pp=1"))
     rank_map = best_rank_map(slots, TWO_ZONES, SCORES, traffic, node_by_node=True)
     assert all(rank_map.nodes[2 * i] == rank_map.nodes[2 * i + 1] for i in range(8))
     assert {TWO_ZONES.leaf_of(name) for name in rank_map.nodes[:8]} == {"z0"}
 
 
 def test_one_task_per_node_starts_the_ranks_of_the_mesh() -> None:
-    request = JobRequest(DlOptions(mesh="dp=4,tp=2", mesh_bytes="tp=1000,dp=1"), nodes=(4, 4))
+    request = JobRequest(DlOptions(mesh="dp=4,tp=2", bytes="tp=1000,dp=1"), nodes=(4, 4))
     placement = place_job(request, EIGHT, TWO_ZONES, SCORES)
     assert placement.rank_map and len(placement.rank_map.nodes) == 8
     assert all(placement.rank_map.nodes[2 * i] == placement.rank_map.nodes[2 * i + 1] for i in range(4))
@@ -310,7 +310,7 @@ def test_a_leaf_zone_with_a_network_of_its_own_is_preferred() -> None:
     """Three nodes in the zone of fast node links, or with NVLink between four slow ones."""
     fast = {name: LinkScore(4000.0, 0.0) for name in ("n1", "n3", "n5", "n7")}
     slow = {name: LinkScore(1000.0, 0.0) for name in ("n2", "n4", "n6", "n8")}
-    request = JobRequest(DlOptions(mesh="dp=4", mesh_bytes="dp=1000"), nodes=(4, 4))
+    request = JobRequest(DlOptions(mesh="dp=4", bytes="dp=1000"), nodes=(4, 4))
     plain = LinkScores(nodes={**fast, **slow}, default_latency=0.0)
     assert place_job(request, EIGHT, TWO_ZONES, plain).nodes_per_zone == {"z0": 4}
     tiers = LinkScores(nodes={**fast, **slow}, default_latency=0.0, default_leaf_bandwidth=10000.0)

@@ -51,9 +51,9 @@ def test_text(case: str, capsys: pytest.CaptureFixture[str], golden: Callable[[s
 
 
 def test_number_of_ranks_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:
-    """A rank needs 150 bytes of memory: 2 * 99,999,999 ranks needed 30 GB."""
-    assert main(["place", *FILES, "-N2", "--dl-ranks-per-node=99999999"]) == 0
-    assert "choice     none: 199,999,998 ranks; expected at most 1048576\n" in capsys.readouterr().out
+    """A rank needs 150 bytes of memory: 2 * 999,999 ranks need 300 MB."""
+    assert main(["place", *FILES, "-N2", "--dl-launcher=auto:999999"]) == 0
+    assert "choice     none: 1,999,998 ranks; expected at most 1048576\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("case", ["two-zones-ps", "no-choice"])

@@ -99,7 +99,7 @@ def test_slow_nodes_are_avoided_if_zones_are_declared_in_another_order() -> None
 
 
 def test_ranks_per_node_decide_the_traffic_and_tasks_the_nodes() -> None:
-    request = JobRequest(DlOptions(ranks_per_node=8), nodes=(3, 3), ntasks_per_node=1)
+    request = JobRequest(DlOptions(launcher="auto:8"), nodes=(3, 3), ntasks_per_node=1)
     placement = place_job(request, busy("n1", "n3"), EIGHT, SCORES)  # nodes of 4 CPUs
     assert placement.nodes_per_zone == {"z1": 3} and placement.rank_map
     assert Counter(placement.rank_map.nodes) == dict.fromkeys(placement.nodes, 8)

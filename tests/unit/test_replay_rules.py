@@ -241,7 +241,7 @@ def compare_with_place_job(generator, kind, strategy):
         [Node(name, ("ALLOCATED",) if taken else ("IDLE",), True, 4, 0 if taken else 4, 4000, 0 if taken else 4000,
               partitions=("main",)) for name, taken in zip(leaves.node_names, busy.tolist(), strict=True)],
         (Partition("main", True),))
-    request = JobRequest(DlOptions(strategy=strategy, model_bytes=1e8, rank0="any"), (nodes, nodes),
+    request = JobRequest(DlOptions(strategy=strategy, bytes="100M", rank0="any"), (nodes, nodes),
                          ntasks_per_node=1, exclusive=True)
     placed = place_job(request, snapshot, topology, scores)
     leaf = [leaves.leaf_of_node[leaves.node_names.index(name)] for name in placed.nodes]

@@ -128,7 +128,7 @@ def blocks_state(*sizes: int, base: int = 4) -> ClusterState:
 
 @pytest.mark.parametrize(("argv", "sizes", "answer", "options"), [
     (["-N8", "--dl-mesh=dp=2,tp=4"], (4, 4), "", ["--segment=4"]),
-    (["-N12", "--dl-mesh=dp=3,tp=4", "--dl-mesh-bytes=tp=1G,dp=1M"], (6, 5, 4), "", ["--segment=4"]),
+    (["-N12", "--dl-mesh=dp=3,tp=4", "--dl-bytes=tp=1G,dp=1M"], (6, 5, 4), "", ["--segment=4"]),
     (["-N6"], (6, 5), "", ["--segment=3"]),  # one block, whose base size is 4
     (["-N8", "--segment=2"], (4, 4), "", None),  # the user's own
     (["-N8"], (4, 4), "Slurm rejects it: unrecognized option '--segment'", None),
@@ -305,7 +305,7 @@ def test_dry_run_output(name, golden, tmp_path, monkeypatch):
             "wrap": ["-N2", "--wrap=slurmdl srun true"],
             "stdin": ["--parsable"],
             "export": ["--export=A,B=c d", "--", "job.sh"],
-            "ps": ["--dl-strategy=ps", "--dl-ps=2", "--dl-model-bytes=400M", "-N3", "job.sh"]}[name]
+            "ps": ["--dl-strategy=ps", "--dl-ps=2", "--dl-bytes=400M", "-N3", "job.sh"]}[name]
     job = parse(*argv)
     environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_SUBMISSION": "{}", "SLURMDL_PLAN": "x",
                "RANK": "3", "SLURMDL_EXPORTED": " RANK", "SLURMDL_OPT_RANK0": "first", "MASTER_ADDR": "n9"}
@@ -317,7 +317,7 @@ def test_dry_run_output(name, golden, tmp_path, monkeypatch):
 
 
 class TestSubmissionRecord:
-    DL = DlOptions("ps", 2, zone=("a", "b"), model_bytes=4e8, strict=True)
+    DL = DlOptions("ps", 2, zone=("a", "b"), bytes="400M", strict=True)
 
     def test_round_trip(self):
         record = submission_record.new_record(self.DL, {"SLURM_JOB_ID": "12"})

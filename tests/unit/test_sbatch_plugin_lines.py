@@ -15,7 +15,7 @@ def read(text: str, *argv: str, plugin: bool = True, **environ: str) -> submissi
 
 
 def test_precedence_script_environment_command_line():
-    job = read("#SBATCH -N2 --dl-ps 2 --dl-model-bytes=1M\n#DL --dl-model-bytes=2M")
+    job = read("#SBATCH -N2 --dl-ps 2 --dl-bytes=1M\n#DL --dl-bytes=2M")
     assert (job.request.dl.strategy, job.request.dl.ps, job.request.nodes) == ("ps", 2, (2, 2))
     assert job.request.dl.model_bytes == 2e6
     assert read("#SBATCH --dl-ps=2", SLURMDL_OPT_PS="3").request.dl.ps == 3

@@ -384,7 +384,7 @@ def test_topology_yaml_applies_regardless_of_topology_plugin(tmp_path, monkeypat
     ("", 4), ("--launcher=mpirun", 1), ("--dl-launcher=none", 4)])
 def test_ranks_per_node_are_those_of_one_task_under_srun_only(options, ranks_per_task):
     """mpirun starts every rank of the plan itself."""
-    args = srun_args.parse_srun_argv([*options.split(), "--dl-ranks-per-node=4", "program"])
+    args = srun_args.parse_srun_argv([*options.split(), "--dl-launcher=auto:4", "program"])
     context = step_context.StepContext(args, args.merge_options({}), {}, 1, ("n1", "n2"),
                                        step_layout.StepLayout((("n1", 1), ("n2", 1))), 1, two_level(["n1"], ["n2"]),
                                        "", SCORES, (), 12345)

@@ -51,7 +51,7 @@ def test_no_costs_without_zones_or_with_too_many() -> None:
      "links have become slower since the submission, 3.00 times the promised time"),
     (Promise(2.95, 4, "a x2 + b x2"), DlOptions(), ""),
     (Promise(1.0, 8, "a x2 + b x2"), DlOptions(), ""),
-    (Promise(1.0, 4, "a x2 + b x2"), DlOptions(model_bytes=1e9), ""),
+    (Promise(1.0, 4, "a x2 + b x2"), DlOptions(bytes="1G"), ""),
     (None, DlOptions(), ""),
 ])
 def test_nodes_worse_than_promised_are_reported(promise: Promise | None, dl: DlOptions, text: str) -> None:

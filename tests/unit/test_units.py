@@ -71,7 +71,7 @@ def tree(**link_speeds: int) -> Topology:
 
 @pytest.mark.parametrize(("dl", "topology", "scores", "text"), [
     (DlOptions(), Topology.flat(["n1"]), LinkScores(), "model 100 MB (default), links 10 Gbit/s (default)"),
-    (DlOptions(model_bytes=4e8), tree(a=0, b=0), LinkScores(default_node_bandwidth=1.25e8),
+    (DlOptions(bytes="400M"), tree(a=0, b=0), LinkScores(default_node_bandwidth=1.25e8),
      "model 400 MB, links 1 Gbit/s, uplinks 1/2 of their nodes"),
     (DlOptions(), tree(a=0, b=2), LinkScores(default_zone_bandwidth=(6.25e6,)),
      "model 100 MB (default), links 10 Gbit/s (default), uplinks 50 Mbit/s"),

@@ -26,22 +26,11 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--rate-limit", default=0.0, type=lambda text: units.parse_bytes(text, "--rate-limit"),
                         metavar="RATE", help="bytes/s of one stream, e.g. 100M; throughput at the limit is not "
                                              "reported")
-    parser.add_argument("--transport", default="tcp", choices=("tcp", "mpi"),
-                        help="protocol of the probes; mpi uses the path of the training (default: %(default)s)")
     parser.add_argument("--interface", default="", metavar="IF",
-                        help="network interface, tcp only (default: that of the route to the leader)")
+                        help="network interface (default: that of the route to the leader)")
     parser.add_argument("--output", metavar="FILE",
                         help="file for the samples as JSON lines, - for stdout (default: the user's own samples)")
-    options = parser.parse_args(own_args)
-    if options.interface and options.transport == "mpi":
-        raise UsageError("--interface: not available with --transport=mpi; configure the MPI instead (for Open MPI "
-                         "OMPI_MCA_btl_tcp_if_include)")
-    if options.transport == "mpi":
-        from slurmdl.slurm import getopt, pmi, slurm_conf, srun_options
-
-        line = getopt.parse_command_line(srun_args, srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS)
-        srun_args += pmi.mpi_type_option(line, slurm_conf.SlurmConfig.query, os.environ)  # as `slurmdl srun` does
-    return _run_probe(options, srun_args)
+    return _run_probe(parser.parse_args(own_args), srun_args)
 
 
 def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
@@ -58,8 +47,7 @@ def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
     topology = load_topology_or_flat(None, nodes, "all nodes count as one zone")
     immediate = () if "SLURM_JOB_ID" in os.environ else ("--immediate=30",)
     step = probe_step.ProbeStep(nodes, topology, ProbeConfig(rate_limit=options.rate_limit), options.budget,
-                                transport=options.transport, interface=options.interface,
-                                srun_args=(*immediate, *srun_args))
+                                interface=options.interface, srun_args=(*immediate, *srun_args))
     samples = probe_step.run_probe_step(step, os.environ, warn).samples
     if options.output == "-":
         print(format_sample_lines(samples), end="")

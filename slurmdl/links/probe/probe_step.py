@@ -6,11 +6,9 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from slurmdl.errors import InputError, SlurmdlError, UnavailableError
-from slurmdl.links import aggregate
-from slurmdl.links.link_scores import LinkScores
+from slurmdl.errors import InputError, UnavailableError
 from slurmdl.links.probe import tcp_task
 from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
 from slurmdl.links.probe.pairs import PAIRS_PER_ZONE_PAIR, ROUNDS_IN_ZONE, estimate_links, round_robin_schedule
@@ -18,11 +16,6 @@ from slurmdl.links.samples import LinkSample
 from slurmdl.slurm import node_step, process
 from slurmdl.slurm.run_module import module_argv
 from slurmdl.topology.topology import Topology
-
-#: transport of the probes -> module of the tasks
-TRANSPORTS = {"tcp": "slurmdl.links.probe.tcp_task", "mpi": "slurmdl.links.probe.mpi_task"}
-#: time for the step of --dl-probe to start, in addition to the budget
-_START_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -33,11 +26,10 @@ class ProbeStep:
         nodes, topology: at least two nodes, and their zones.
         config: of one pair; scaled so that all rounds fit in the budget.
         budget_s: time for all rounds.
-        start_timeout_s: time for the step to start.
-        transport: one of TRANSPORTS.
+        start_timeout_s: time for the step to start, in addition to the budget.
         interface: to probe over; "" for the interface by which the nodes reach each other's names.
         rounds_in_zone, pairs_per_zone_pair: see `round_robin_schedule`.
-        checks_all_pairs: also check that every pair of nodes can exchange data; over TCP only.
+        checks_all_pairs: also check that every pair of nodes can exchange data.
     """
 
     nodes: tuple[str, ...]
@@ -45,7 +37,6 @@ class ProbeStep:
     config: ProbeConfig = field(default_factory=ProbeConfig)
     budget_s: float = 30.0
     start_timeout_s: float = 30.0
-    transport: str = "tcp"
     interface: str = ""
     srun_args: tuple[str, ...] = ()
     source: str = "probe"
@@ -71,9 +62,8 @@ class ProbeStep:
 
     def srun_argv(self, environ: Mapping[str, str]) -> list[str]:
         """srun's command line."""
-        options = (*(("--mpi=none",) if self.transport == "tcp" else ()), *self.srun_args)
-        return [*node_step.node_step_argv(self.nodes, environ, "slurmdl-probe", options),
-                *module_argv(TRANSPORTS[self.transport])]
+        return [*node_step.node_step_argv(self.nodes, environ, "slurmdl-probe", ("--mpi=none", *self.srun_args)),
+                *module_argv("slurmdl.links.probe.tcp_task")]
 
 
 @dataclass(frozen=True)
@@ -135,23 +125,3 @@ def _parse_pair(names: object) -> tuple[str, str]:
         case [str(first), str(second)]:
             return first, second
     raise InputError(f"the step wrote {names!r} as a pair of nodes")
-
-
-def with_probed_scores(scores: LinkScores, nodes: Sequence[str], topology: Topology, budget_s: float,
-                       environ: Mapping[str, str], on_warning: Callable[[str], None]) -> LinkScores:
-    """Replace the scores of the links that a probe of the job's nodes measures within `budget_s`.
-
-    If the probe fails or does not start in time, the scores are unchanged, and a warning says so.
-    """
-    if len(nodes) < 2:
-        return scores
-    probe = ProbeStep(tuple(nodes), topology, budget_s=budget_s, start_timeout_s=_START_TIMEOUT_S, source="job",
-                      rounds_in_zone=3, pairs_per_zone_pair=1)
-    try:
-        fresh = aggregate.aggregate_scores(run_probe_step(probe, environ, lambda _: None).samples, time.time())
-    except SlurmdlError as error:
-        on_warning(f"--dl-probe: {error}; the map is made without")
-        return scores
-    return replace(scores, nodes={**scores.nodes, **fresh.nodes}, zones={**scores.zones, **fresh.zones},
-                   inter_leaf={**scores.inter_leaf, **fresh.inter_leaf},
-                   tolerance=max(scores.tolerance, fresh.tolerance))
