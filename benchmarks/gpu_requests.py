@@ -29,8 +29,7 @@ from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import PlacementError, SandboxError
 from slurmdl.job_request import JobRequest
 from slurmdl.launch import job_start, submission
-from slurmdl.placement.eligibility import eligible_tasks
-from slurmdl.placement.job_size import resolve_job_size, split_tasks
+from slurmdl.placement.eligibility import eligible_tasks, resolve_job_size, split_tasks
 from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology

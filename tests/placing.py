@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.iteration_cost import network_links, predict_cost
-from slurmdl.placement.phase import Phase
+from slurmdl.placement.iteration_cost import Phase, network_links, predict_cost
 from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology

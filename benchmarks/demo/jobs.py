@@ -35,7 +35,7 @@ from slurmdl import config
 from slurmdl.dl_options import DlOptions
 from slurmdl.launch.cluster_state import load_link_scores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
-from slurmdl.placement.ranks.rank_orders import leaf_order
+from slurmdl.placement.rank_orders import leaf_order
 from slurmdl.placement.traffic import Traffic
 from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.topology.load import load_topology

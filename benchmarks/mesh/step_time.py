@@ -19,7 +19,7 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
-from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology

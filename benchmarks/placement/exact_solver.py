@@ -20,10 +20,8 @@ from slurmdl.errors import PlacementError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import FloatArray
-from slurmdl.placement.eligibility import candidate_partitions, eligible_tasks
-from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
-from slurmdl.placement.job_size import JobSize, resolve_job_size
-from slurmdl.placement.phase import Phase
+from slurmdl.placement.eligibility import JobSize, candidate_partitions, eligible_tasks, resolve_job_size
+from slurmdl.placement.iteration_cost import NetworkLinks, Phase, network_links, predict_cost
 from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology

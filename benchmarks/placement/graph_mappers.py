@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.placement.iteration_cost import NetworkLinks
-from slurmdl.placement.phase import Phase
+from slurmdl.placement.iteration_cost import NetworkLinks, Phase
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

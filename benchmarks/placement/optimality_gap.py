@@ -20,9 +20,8 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import SlurmdlError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.placement.eligibility import eligible_tasks
+from slurmdl.placement.eligibility import eligible_tasks, resolve_job_size
 from slurmdl.placement.iteration_cost import network_links, predict_cost
-from slurmdl.placement.job_size import resolve_job_size
 from slurmdl.placement.place import place_job
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology

@@ -34,7 +34,7 @@ from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
-from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Traffic
 from slurmdl.sandbox import lifecycle as sandbox_cluster

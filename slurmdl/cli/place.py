@@ -160,7 +160,7 @@ def _format_text(dl: DlOptions, decision: Decision, state: ClusterState) -> str:
 
 
 def _format_json(dl: DlOptions, decision: Decision, state: ClusterState) -> str:
-    from slurmdl.placement.score_report import decisive_scores
+    from slurmdl.placement.explain import decisive_scores
 
     placement = decision.placement
     result: dict[str, Any] = {

@@ -78,7 +78,7 @@ def run(argv: list[str]) -> int:
                           "ranks": job.rank_count, "busy_share": job.busy_share, "seed": job.seed,
                           "policies": {policy: asdict(each) for policy, each in predictions.items()}}, indent=1))
         return 0
-    from slurmdl.placement import score_report
+    from slurmdl.placement import explain
     from slurmdl.simulate.compare import format_predictions
 
     first, workload = next(iter(predictions.values())), job.workload
@@ -86,7 +86,7 @@ def run(argv: list[str]) -> int:
     print_escaped(f"{workload.strategy} ({workload.effective_pattern}{islands}), {workload.parameters:,} parameters, "
                   f"{pluralize(job.rank_count, 'rank')} on {job.node_count} of "
                   f"{pluralize(len(job.topology.nodes), 'node')}; {pluralize(first.steps, 'step')} simulated as "
-                  f"{first.granularity}; {score_report.link_assumption(job.topology, job.scores)}")
+                  f"{first.granularity}; {explain.link_assumption(job.topology, job.scores)}")
     print_escaped("\n".join(format_predictions(predictions)))
     return 0
 

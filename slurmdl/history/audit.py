@@ -14,7 +14,7 @@ from slurmdl.history.accounting import Int32Array, JobTable, RecordProblem
 from slurmdl.history.best_nodes import STRATEGIES, BestNodes, CommCosts
 from slurmdl.history.leaves import MAX_UNKNOWN, Leaves, NodeLists
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement import score_report
+from slurmdl.placement import explain
 from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray, run_starts
 from slurmdl.text import pluralize, sample_names, truncate
 from slurmdl.topology.topology import Topology
@@ -354,7 +354,7 @@ def _assumptions(topology: Topology, scores: LinkScores, options: AuditOptions) 
              "were down or reserved at that moment count as free",
              f"communication: one rank per node, the job alone on the network, "
              f"{units.format_bytes(options.model_bytes)} per exchange, "
-             f"{score_report.unmeasured_link_assumption(topology, scores)}",
+             f"{explain.unmeasured_link_assumption(topology, scores)}",
              f"{options.comm_share:.0%} of the run time was communication (--comm-share)"]
     notes += [f"records name no strategy; {strategy} is {STRATEGIES[strategy]}" for strategy in options.strategies]
     if topology.kind == "block":

@@ -18,7 +18,7 @@ from slurmdl.history.leaves import Leaves
 from slurmdl.history.slurm_rules import SlurmBlockRule, SlurmRule
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.algorithms.apportion import fill_largest_first, zone_quotas
+from slurmdl.placement.quotas import fill_largest_first, zone_quotas
 from slurmdl.placement.arrays import FloatArray, IntArray
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.result import SortKey

@@ -20,7 +20,7 @@ from slurmdl.launch.step_command import StepCommand
 from slurmdl.launch.submission_record import SubmissionRecord
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links
-from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.result import MIN_GAIN, RankMap, format_zone_counts
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, Plan
@@ -81,13 +81,13 @@ def plan_step(context: StepContext) -> StepPlan:
                     tuple(warnings), launcher_changes=changes)
     if not dl.explain:
         return step
-    from slurmdl.placement import score_report
+    from slurmdl.placement import explain
 
     report: tuple[str, ...] = ()
     if scores.link_count:
-        decisive = score_report.decisive_step_scores(rank_map, context.job_nodes, topology, scores)
-        report = tuple(" ".join(line.split()) for line in score_report.format_score_report(decisive, scores))
-    return replace(step, score_report=report, assumptions=score_report.format_assumptions(dl, topology, scores))
+        decisive = explain.decisive_step_scores(rank_map, context.job_nodes, topology, scores)
+        report = tuple(" ".join(line.split()) for line in explain.format_score_report(decisive, scores))
+    return replace(step, score_report=report, assumptions=explain.format_assumptions(dl, topology, scores))
 
 
 def build_plan(step_layout: StepLayout, topology: Topology, link_scores: LinkScores, dl: DlOptions,

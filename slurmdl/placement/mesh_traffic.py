@@ -30,7 +30,7 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import UsageError, sort_by_similarity
 from slurmdl.mesh import KINDS, Mesh, parse_mesh
 from slurmdl.placement.arrays import IntArray
-from slurmdl.placement.phase import Phase
+from slurmdl.placement.iteration_cost import Phase
 from slurmdl.units import parse_bytes
 
 BYTES_PER_NUMBER = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}

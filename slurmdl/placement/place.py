@@ -13,15 +13,14 @@ from slurmdl.groups import launched_ranks_per_node
 from slurmdl.job_request import JobRequest
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.algorithms.problem import SearchProblem
 from slurmdl.placement.arrays import BoolArray, FloatArray
 from slurmdl.placement.candidate_nodes import topology_index
-from slurmdl.placement.eligibility import candidate_partitions, eligible_tasks
-from slurmdl.placement.job_size import JobSize, resolve_job_size
-from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.eligibility import JobSize, candidate_partitions, eligible_tasks, resolve_job_size
+from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.result import Placement
 from slurmdl.placement.search import PlacementSearch
 from slurmdl.placement.traffic import Traffic
+from slurmdl.placement.zones import SearchProblem
 from slurmdl.text import pluralize, sample_names
 from slurmdl.topology.topology import Topology
 

@@ -17,20 +17,18 @@ from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import PlacementError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.algorithms.all_to_all import all_to_all_choices
-from slurmdl.placement.algorithms.apportion import even_choices, uneven_choices
-from slurmdl.placement.algorithms.lower_bound import compute_lower_bound
-from slurmdl.placement.algorithms.problem import NodeChoice, Proposal, SearchProblem, make_choice
-from slurmdl.placement.algorithms.ps_search import ps_choices
-from slurmdl.placement.algorithms.segments import group_choices, segment_choices
-from slurmdl.placement.algorithms.zone_candidates import rank_zones
+from slurmdl.placement.all_to_all import all_to_all_choices
 from slurmdl.placement.arrays import IntArray, run_starts
 from slurmdl.placement.block_rule import BlockRule, block_rule
 from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
-from slurmdl.placement.job_size import JobSize, split_tasks
-from slurmdl.placement.ranks.rank_orders import RankOrders
+from slurmdl.placement.eligibility import JobSize, split_tasks
+from slurmdl.placement.lower_bound import compute_lower_bound
+from slurmdl.placement.parameter_servers import ps_choices
+from slurmdl.placement.quotas import even_choices, group_choices, segment_choices, uneven_choices
+from slurmdl.placement.rank_orders import RankOrders
 from slurmdl.placement.result import Candidate, Placement, format_zone_counts, rank_tied_costs
 from slurmdl.placement.traffic import Traffic
+from slurmdl.placement.zones import NodeChoice, Proposal, SearchProblem, make_choice, rank_zones
 from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
 

@@ -14,10 +14,10 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import UsageError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.eligibility import JobSize
 from slurmdl.placement.iteration_cost import network_links
-from slurmdl.placement.job_size import JobSize
 from slurmdl.placement.place import place_job
-from slurmdl.placement.ranks.rank_orders import best_rank_map, leaf_order
+from slurmdl.placement.rank_orders import best_rank_map, leaf_order
 from slurmdl.simulate.background_load import best_fit_nodes, occupied_nodes
 from slurmdl.simulate.predict import Prediction, predict_step
 from slurmdl.simulate.workload import TrainingWorkload

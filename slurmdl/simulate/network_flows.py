@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.placement.arrays import FloatArray, IntArray
-from slurmdl.placement.iteration_cost import NetworkLinks
-from slurmdl.placement.phase import Phase
+from slurmdl.placement.iteration_cost import NetworkLinks, Phase
 from slurmdl.placement.traffic import gather_phases, shard_phase
 from slurmdl.plan import group_ranks
 from slurmdl.simulate.workload import TrainingWorkload

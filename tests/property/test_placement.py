@@ -14,7 +14,7 @@ from slurmdl.errors import InputError, PlacementError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.place import place_job
-from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, STRATEGIES
 from slurmdl.slurm.hostlist import expand_hostlist, fold_hostlist

@@ -14,9 +14,9 @@ from test_placement import link_scores, topologies
 from slurmdl.launch import rankmap_formats
 from slurmdl.launch.rankmap_formats import RankMapInput
 from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement import rank_search
 from slurmdl.placement.iteration_cost import network_links, predict_cost
-from slurmdl.placement.ranks import rank_swaps
-from slurmdl.placement.ranks.rank_orders import RankOrders, best_rank_map, depth_first, largest_first, leaf_order
+from slurmdl.placement.rank_orders import RankOrders, best_rank_map, depth_first, largest_first, leaf_order
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, Plan
 
@@ -134,10 +134,10 @@ def test_swap_search_updates_every_link_load(data: st.DataObject) -> None:
     flow = np.stack([data.draw(sparse(len(node_of_rank))) for _ in range(2)])
     for phase in flow:
         np.fill_diagonal(phase, 0)
-    search = rank_swaps._SwapSearch(flow, network, node_of_rank)
-    for power in rank_swaps.NORM_POWERS:
+    search = rank_search._SwapSearch(flow, network, node_of_rank)
+    for power in rank_search.NORM_POWERS:
         assert search.descend(power, 400) > 0, "the swaps end"
-    fresh = rank_swaps._SwapSearch(flow, network, search.node_of_rank)
+    fresh = rank_search._SwapSearch(flow, network, search.node_of_rank)
     assert np.allclose(search.load, fresh.load, atol=1e-6)
     assert np.allclose(search.below, fresh.below, atol=1e-6)
     assert Counter(search.node_of_rank.tolist()) == Counter(node_of_rank.tolist())
@@ -148,8 +148,8 @@ def test_swaps_end_if_phases_differ_much() -> None:
     topology = two_level(["n0", "n1", "n2", "n3", "n4", "n5"], ["n6", "n7"])
     network = network_links(sorted(topology.nodes), topology, SCORES)
     flow = np.stack([matrix(phase, 8) for phase in Traffic("gossip", 1e8, pattern="base-2").phases(8)])
-    search = rank_swaps._SwapSearch(flow, network, np.arange(8))
-    for power in rank_swaps.NORM_POWERS:
+    search = rank_search._SwapSearch(flow, network, np.arange(8))
+    for power in rank_search.NORM_POWERS:
         assert search.descend(power, 100) > 0
 
 

@@ -15,8 +15,7 @@ from slurmdl.errors import PlacementError
 from slurmdl.gpu_request import GpuRequest
 from slurmdl.job_request import JobRequest, build_request
 from slurmdl.launch import submission
-from slurmdl.placement.eligibility import eligible_tasks
-from slurmdl.placement.job_size import JobSize, resolve_job_size, split_tasks
+from slurmdl.placement.eligibility import JobSize, eligible_tasks, resolve_job_size, split_tasks
 
 
 def request(options: str) -> JobRequest:

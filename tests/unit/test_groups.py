@@ -12,7 +12,7 @@ from slurmdl.groups import launched_ranks_per_node, parse_group_bytes, parse_gro
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
-from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import Plan, encode_plan
 from tests.placing import cluster, matrix, node, two_level

@@ -18,7 +18,7 @@ from slurmdl.launch import late_binding
 from slurmdl.launch.submission_record import RequestedSize
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.place import select_subset
-from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.slurm import jobs
 from slurmdl.slurm.jobs import JobRecord

@@ -15,13 +15,12 @@ from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.score_sources import load_from_sources
 from slurmdl.mesh import Mesh, parse_mesh, size_mismatch
+from slurmdl.placement.explain import link_assumption
 from slurmdl.placement.iteration_cost import network_links, predict_cost
-from slurmdl.placement.mesh_boxes import boxes, bytes_leaving, consecutive_box, min_bytes_leaving
+from slurmdl.placement.mesh_orders import boxes, bytes_leaving, consecutive_box, mesh_orders, min_bytes_leaving
 from slurmdl.placement.mesh_traffic import DEFAULT_MODEL, MeshTraffic, model_volumes, parse_model
 from slurmdl.placement.place import place_job
-from slurmdl.placement.ranks.mesh_orders import mesh_orders
-from slurmdl.placement.ranks.rank_orders import best_rank_map
-from slurmdl.placement.score_report import link_assumption
+from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology
 from tests.placing import cluster, node, two_level

@@ -12,7 +12,7 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.place import place_job
-from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology

@@ -14,10 +14,9 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.placement.algorithms.apportion import fill_largest_first, water_fill
-from slurmdl.placement.eligibility import eligible_tasks
-from slurmdl.placement.job_size import JobSize, resolve_job_size
+from slurmdl.placement.eligibility import JobSize, eligible_tasks, resolve_job_size
 from slurmdl.placement.place import place_job
+from slurmdl.placement.quotas import fill_largest_first, water_fill
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 

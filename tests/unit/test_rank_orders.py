@@ -11,7 +11,7 @@ from placing import SCORES, three_level, two_level
 
 from slurmdl.errors import PlacementError
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.placement.ranks.rank_orders import best_rank_map
+from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology

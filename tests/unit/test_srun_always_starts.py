@@ -23,7 +23,7 @@ import slurmdl
 from slurmdl import config, dl_options, plan
 from slurmdl.errors import InputError
 from slurmdl.launch import srun, step_command, submission_record, task_command
-from slurmdl.placement.ranks import rank_orders
+from slurmdl.placement import rank_orders
 from slurmdl.slurm import process
 
 PACKAGE = os.path.dirname(slurmdl.__file__)

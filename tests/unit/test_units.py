@@ -12,7 +12,7 @@ from slurmdl import units
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import UsageError
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.placement import score_report
+from slurmdl.placement import explain
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 
@@ -82,7 +82,7 @@ def tree(**link_speeds: int) -> Topology:
      "measured"),
 ])
 def test_assumptions_of_predictions(dl, topology, scores, text):
-    assert score_report.format_assumptions(dl, topology, scores) == text
+    assert explain.format_assumptions(dl, topology, scores) == text
 
 
 @pytest.mark.parametrize("seconds, text", [(-1, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (125, "2 min 5 s"),

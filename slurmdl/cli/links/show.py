@@ -25,7 +25,7 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     from slurmdl.links import link_table
     from slurmdl.links.score_sources import load_from_sources
-    from slurmdl.placement import score_report
+    from slurmdl.placement import explain
     from slurmdl.slurm.slurm_conf import cluster_name
 
     def own_cluster_name() -> str:
@@ -55,6 +55,6 @@ def run(argv: list[str]) -> int:
         max_rows = len(rows) if options.all else max(8, shutil.get_terminal_size().lines - 4)
         print_escaped(link_table.format_link_table(rows, max_rows))
         if rows:
-            assumption = score_report.unmeasured_link_assumption(topology, loaded.scores)
+            assumption = explain.unmeasured_link_assumption(topology, loaded.scores)
             print_escaped(f"x1: same as a link without a score ({assumption})")
     return 0

@@ -12,13 +12,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurmdl.placement.algorithms.apportion import take_nodes
-from slurmdl.placement.algorithms.problem import Proposal, SearchProblem, make_choice
-from slurmdl.placement.algorithms.zone_candidates import LatencyCap, ZoneCandidate, relevant_latency_caps
 from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
 from slurmdl.placement.candidate_nodes import CandidateNodes
-from slurmdl.placement.job_size import JobSize
-from slurmdl.placement.phase import Phase
+from slurmdl.placement.eligibility import JobSize
+from slurmdl.placement.iteration_cost import Phase
+from slurmdl.placement.quotas import take_nodes
+from slurmdl.placement.zones import (
+    LatencyCap,
+    Proposal,
+    SearchProblem,
+    ZoneCandidate,
+    make_choice,
+    relevant_latency_caps,
+)
 
 TIME_STEPS = 24  # times that are evaluated at once
 BRACKET_ROUNDS = 4  # subdivisions of the interval between two of them

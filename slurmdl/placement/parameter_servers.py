@@ -16,14 +16,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slurmdl.placement.algorithms.all_to_all import AllToAllEstimate, rank_zones_all_to_all
-from slurmdl.placement.algorithms.apportion import fill_largest_first
-from slurmdl.placement.algorithms.problem import Proposal, SearchProblem, make_choice
-from slurmdl.placement.algorithms.zone_candidates import ZoneCandidate, path_widths, relevant_latency_caps
+from slurmdl.placement.all_to_all import AllToAllEstimate, rank_zones_all_to_all
 from slurmdl.placement.arrays import BoolArray, IntArray, sorted_unique
 from slurmdl.placement.candidate_nodes import CandidateNodes, subset
-from slurmdl.placement.job_size import JobSize
+from slurmdl.placement.eligibility import JobSize
+from slurmdl.placement.quotas import fill_largest_first
 from slurmdl.placement.traffic import count_shards
+from slurmdl.placement.zones import (
+    Proposal,
+    SearchProblem,
+    ZoneCandidate,
+    make_choice,
+    path_widths,
+    relevant_latency_caps,
+)
 
 MAX_PS_ZONES = 12  # zones in which a choice is made
 MAX_SERVER_LEAVES = 16  # leaves over which the servers are split

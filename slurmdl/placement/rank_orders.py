@@ -14,12 +14,10 @@ from slurmdl.errors import PlacementError
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import IntArray, new_indices, run_starts, sorted_unique
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
-from slurmdl.placement.ranks import ps_assignment, rank_swaps
-from slurmdl.placement.ranks.group_orders import group_nodes
-from slurmdl.placement.ranks.mesh_orders import mesh_orders
-from slurmdl.placement.ranks.mesh_refinement import refine_map
-from slurmdl.placement.ranks.recursive_bisection import bisection_map
+from slurmdl.placement.mesh_orders import group_nodes, mesh_orders
+from slurmdl.placement.rank_search import bisection_map, is_tractable, refine_map, swap_search, traffic_matrices
 from slurmdl.placement.result import Cost, RankMap, rank_tied_costs
+from slurmdl.placement.server_assignment import assign_servers
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology
 
@@ -35,7 +33,7 @@ def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: 
     All traffic: alphabetical order (Slurm with one task per node), leaf order (block distribution of Slurm 26.05),
     depth-first order of the zone tree, and a detour around slow inter-leaf paths. Parameter servers: the assignment
     of `ps_assignment`. Traffic without a rule: largest zones first, recursive bisection for the user's matrices, and
-    swaps in the best order, if `rank_swaps.is_tractable`. A mesh: the best of `mesh_orders`, and swaps.
+    swaps in the best order, if `is_tractable`. A mesh: the best of `mesh_orders`, and swaps.
     Groups of nodes: the best of `group_orders`, with the best order inside each group, and swaps of nodes.
 
     With rank 0 fixed, each order starts with the first node and its zones. If that costs time, the best free order
@@ -145,7 +143,7 @@ class RankOrders:
                 orders["bisection"] = self._bisection(orders["depth-first"])
             return orders
         if self.traffic.ps:
-            servers = ps_assignment.assign_servers(self.network, tasks, self.phases, self.traffic.ps, rank0_node)
+            servers = assign_servers(self.network, tasks, self.phases, self.traffic.ps, rank0_node)
             workers = tasks - servers
             return {"roles": np.concatenate([np.repeat(depth, servers[depth]), np.repeat(depth, workers[depth])])}
         orders = {"depth-first": np.repeat(depth, tasks[depth])}
@@ -212,7 +210,7 @@ class RankOrders:
         return {name: np.repeat(order, self.tasks[order]) for name, order in nodes.items()}
 
     def _bisection(self, slots: IntArray) -> IntArray:
-        flow = rank_swaps.traffic_matrices(self.phases, self.rank_count).sum(axis=0)
+        flow = traffic_matrices(self.phases, self.rank_count).sum(axis=0)
         return bisection_map(flow + flow.T, self.network, slots)
 
     def _best_of(self, orders: dict[str, IntArray], incumbent: _BestOrder | None = None) -> _BestOrder:
@@ -251,14 +249,14 @@ class RankOrders:
             return self._best_of({"swaps": refined}, current)
         if not self._is_swappable():
             return current
-        return self._best_of({"swaps": rank_swaps.swap_search(
+        return self._best_of({"swaps": swap_search(
             self.phases, self.network, current.node_of_rank, keep_rank0)}, current)
 
     def _is_swappable(self) -> bool:
         return self.traffic.needs_search and not self.node_by_node and self._is_tractable()
 
     def _is_tractable(self) -> bool:
-        return rank_swaps.is_tractable(self.phases, self.network, self.rank_count)
+        return is_tractable(self.phases, self.network, self.rank_count)
 
     def _order_cost(self, order: IntArray) -> Cost:
         phases = self.phases

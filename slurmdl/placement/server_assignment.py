@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from slurmdl.placement.arrays import FloatArray, IntArray, round_mantissa, sorted_unique
-from slurmdl.placement.iteration_cost import NetworkLinks, ps_split_costs
-from slurmdl.placement.phase import Phase
+from slurmdl.placement.iteration_cost import NetworkLinks, Phase, ps_split_costs
 from slurmdl.placement.traffic import count_shards
 
 MAX_MOVES = 256  # moves of a server between two nodes in a round

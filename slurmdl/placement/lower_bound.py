@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurmdl.placement.algorithms.all_to_all import AllToAllModel, Feasibility, narrow_time
-from slurmdl.placement.algorithms.problem import SearchProblem, min_node_bytes
-from slurmdl.placement.algorithms.ps_search import min_serving_seconds
-from slurmdl.placement.algorithms.zone_candidates import (
-    MAX_LATENCY_CAPS,
-    UNCAPPED,
-    kth_widest_paths,
-    latency_caps,
-    min_node_link_seconds,
-)
+from slurmdl.placement.all_to_all import AllToAllModel, Feasibility, narrow_time
 from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray, sorted_unique, transfer_seconds
 from slurmdl.placement.candidate_nodes import CandidateNodes
+from slurmdl.placement.parameter_servers import min_serving_seconds
+from slurmdl.placement.zones import (
+    MAX_LATENCY_CAPS,
+    UNCAPPED,
+    SearchProblem,
+    kth_widest_paths,
+    latency_caps,
+    min_node_bytes,
+    min_node_link_seconds,
+)
 
 LOWER_BOUND_ROUNDS = 3  # subdivisions of the time interval
 

@@ -1,1 +1,0 @@
-"""Search algorithms for the nodes of a job, and lower bounds on the time of any choice."""
