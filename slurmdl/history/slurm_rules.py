@@ -15,7 +15,7 @@ import numpy as np
 from slurmdl.errors import InputError
 from slurmdl.history.leaves import Leaves
 from slurmdl.placement.arrays import IntArray
-from slurmdl.placement.block_rule import BlockRule, block_rule
+from slurmdl.placement.slurm_limits import BlockRule, block_rule
 
 
 class SlurmRule(Protocol):

@@ -1,9 +1,15 @@
-"""Placement of a job: nodes and rank map, computed from values alone."""
+"""Placement of a job, computed from values alone: the nodes, and the ranks on them.
+
+Choices of nodes are proposed, evaluated with their rank maps, and the best one is improved. An algorithm that
+proposes choices is a function `(pool, problem, zone candidates) -> proposals`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -13,16 +19,34 @@ from slurmdl.groups import launched_ranks_per_node
 from slurmdl.job_request import JobRequest
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.arrays import BoolArray, FloatArray
-from slurmdl.placement.candidate_nodes import topology_index
-from slurmdl.placement.eligibility import JobSize, candidate_partitions, eligible_tasks, resolve_job_size
-from slurmdl.placement.rank_orders import best_rank_map
-from slurmdl.placement.result import Placement
-from slurmdl.placement.search import PlacementSearch
+from slurmdl.placement.all_to_all import all_to_all_choices
+from slurmdl.placement.arrays import FloatArray, IntArray, run_starts
+from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
+from slurmdl.placement.eligibility import JobSize, candidate_partitions, eligible_tasks, resolve_job_size, split_tasks
+from slurmdl.placement.lower_bound import compute_lower_bound
+from slurmdl.placement.parameter_servers import ps_choices
+from slurmdl.placement.quotas import even_choices, group_choices, segment_choices, uneven_choices
+from slurmdl.placement.rank_orders import RankOrders, best_rank_map, rank_orders
+from slurmdl.placement.result import Candidate, Placement, best_cost, format_zone_counts
+from slurmdl.placement.slurm_limits import SlurmLimits, in_idle_leaf
 from slurmdl.placement.traffic import Traffic
-from slurmdl.placement.zones import SearchProblem
+from slurmdl.placement.zones import NodeChoice, Proposal, SearchProblem, make_choice, rank_zones
 from slurmdl.text import pluralize, sample_names
 from slurmdl.topology.topology import Topology
+
+MAX_TOO_SMALL_ZONES = 4  # zones listed as too small
+MAX_EVALUATED_TASKS = 2048  # total tasks of evaluated choices; beyond it only choices that can win or tie
+MAX_TIE_FACTOR = 2  # multiple of it, beyond which only choices that can win
+MAX_SLOWDOWN = 2.0  # count-based choices are evaluated up to this multiple of the least estimate
+MAX_FULL_SEARCH_TASKS = 256  # above it only the best count-based choice is evaluated
+MAX_EVEN_ZONES = 1  # zones with even choices for such large jobs
+MAX_SWAPS_PER_ROUND = 32  # node swaps
+MAX_SWAP_ROUNDS = 4
+MAX_SWAP_TASKS = 64  # largest job with node swaps
+MAX_LARGE_MESH_ZONES = 2  # zones whose choices are compared for a mesh of such a large job
+MAX_AVOIDED_PATHS = 4  # slow inter-leaf paths that are avoided one after the other
+#: relative difference of times up to which choices on blocks count as equal; docs/replay.md has the figures
+MAX_BLOCK_TIE = 0.5
 
 
 def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores,
@@ -44,7 +68,7 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
         raise PlacementError("-w is given: the nodes are chosen already")
     job, traffic = resolve_job_size(request), Traffic.from_options(request.dl, matrices)
     check_feasible(job, cluster, topology)
-    check_segment(request, job, topology)
+    limits = SlurmLimits.of_job(request, topology, job.nodes)
     ranks_per_node, tasks_per_node = request.dl.ranks_per_node, job.max_tasks_per_node
     if not ranks_per_node:
         ranks_per_node = launched_ranks_per_node(request.dl.mesh, request.dl.groups, job.tasks, job.nodes)
@@ -56,9 +80,8 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
         job = JobSize(job.nodes, job.nodes * ranks_per_node)
     if mismatch := traffic.size_mismatch(job.nodes, job.tasks):
         raise UsageError(mismatch)
-    problem = SearchProblem(job, traffic.phases(job.tasks), traffic.is_zone_dependent, traffic.mesh,
-                            tuple(group.nodes for group in traffic.groups.groups) if traffic.groups else ())
-    search = PlacementSearch(request, cluster, topology, scores, problem, traffic)
+    problem = SearchProblem(job, traffic, traffic.phases(job.tasks))
+    search = PlacementSearch(request, cluster, topology, scores, problem, limits)
     reason = ""
     for boots, free_now in ((False, True), (True, True), (True, False)):
         for partition in candidate_partitions(request, cluster) or (None,):
@@ -97,25 +120,261 @@ def check_feasible(job: JobSize, cluster: ClusterSnapshot, topology: Topology) -
         raise PlacementError(f"{pluralize(job.tasks, 'task')} requested; the cluster has {pluralize(cpus, 'CPU')}")
 
 
-def check_segment(request: JobRequest, job: JobSize, topology: Topology) -> None:
-    """Raise PlacementError if no allocation can consist of the segments of --segment."""
-    if topology.kind != "block" or not 0 < request.segment <= job.nodes:
-        return  # Slurm ignores larger segments
-    if job.nodes % request.segment:
-        valid = ", ".join(str(size) for size in range(1, job.nodes + 1) if job.nodes % size == 0)
-        raise PlacementError(f"--segment={request.segment} does not divide {pluralize(job.nodes, 'node')}; "
-                             f"expected {valid}")
-    largest = int(np.bincount(topology.leaf[topology.leaf >= 0]).max())
-    if request.segment > largest:
-        raise PlacementError(f"--segment={request.segment}: the largest block has {pluralize(largest, 'node')}")
+@dataclass(frozen=True)
+class EvaluatedChoice:
+    """A choice of nodes of a pool with its rank orders and costs.
+
+    `remainders` are the numbers of leaf zones of which only a part of the candidate nodes is chosen, and of their
+    other candidates.
+    """
+
+    pool: CandidateNodes
+    choice: NodeChoice
+    nodes: tuple[str, ...]
+    nodes_per_zone: Counter[str]
+    rank_orders: RankOrders
+    weight: int
+    remainders: tuple[int, int]
+
+    @property
+    def seconds(self) -> float:
+        return self.rank_orders.rule_based_cost.sort_key[0]
+
+    @property
+    def sort_key(self) -> tuple[tuple[float, ...], int, int, int, int]:
+        """Cost, zones, Slurm's weight, unused nodes and partly used zones; `loss_reason` names them."""
+        return (self.rank_orders.rule_based_cost.sort_key, len(self.nodes_per_zone), self.weight,
+                self.choice.unused_nodes, self.remainders[0])
+
+    def loss_reason(self, winner: EvaluatedChoice, keeps_blocks_whole: bool) -> str:
+        if keeps_blocks_whole and self.sort_key < winner.sort_key and self.remainders > winner.remainders:
+            return f"{'faster, but ' * (self.seconds < winner.seconds)}leaves more blocks partly used"
+        if self.seconds > winner.seconds:
+            ratio = self.seconds / winner.seconds if winner.seconds else np.inf
+            return f"{ratio:.3g} times the time per iteration" if 1.005 <= ratio < np.inf else "slower"
+        reasons = ("more bytes", "more zones", "higher Slurm weight", "leaves more nodes of the zone unused",
+                   "same cost, leaves more zones partly used")
+        for reason, value, best in zip(reasons, self.sort_key, winner.sort_key, strict=True):
+            if value != best:
+                return reason
+        return "same cost, later in topology order"
 
 
-def in_idle_leaf(cluster: ClusterSnapshot, topology: Topology) -> BoolArray:
-    """Whether no node of a node's leaf zone runs anything; shape (nodes of the snapshot,)."""
-    index = topology_index(cluster, topology)
-    leaf = np.append(topology.leaf, -1)[index]
-    is_busy = cluster.cpus_unallocated < cluster.cpus
-    return np.asarray(~np.isin(leaf, leaf[is_busy & (leaf >= 0)]))
+@dataclass(frozen=True)
+class PlacementSearch:
+    """Search for the placement of one job on one cluster."""
+
+    request: JobRequest
+    cluster: ClusterSnapshot
+    topology: Topology
+    scores: LinkScores
+    problem: SearchProblem
+    limits: SlurmLimits
+
+    @property
+    def job(self) -> JobSize:
+        return self.problem.job
+
+    def best_placement(self, max_tasks: IntArray, free_now: bool) -> Placement:
+        """Best placement on the nodes that can take their tasks; PlacementError if no zone has enough nodes.
+
+        `max_tasks` gives the tasks that each node of the snapshot can take.
+        """
+        traffic = self.problem.traffic
+        even_pool = self.build_pool(np.where(max_tasks >= self.job.max_tasks_per_node, max_tasks, 0))
+        has_fixed_split = bool(self.request.ntasks_per_node or self.request.dl.ranks_per_node)
+        evaluated: list[EvaluatedChoice] = []
+        if not self.has_enough_nodes(even_pool) and not has_fixed_split:
+            # uneven: nodes with fewer slots than an even split needs, next to nodes with more
+            pool = self.build_pool(max_tasks)
+            evaluated = [self.evaluate(pool, choice) for choice in uneven_choices(pool, self.job)
+                         if self.limits.allows(pool, choice.nodes)]
+        is_even = not evaluated
+        evaluated = evaluated or self.evaluate_proposals(even_pool)
+        winner = self.best_choice(evaluated)
+        if is_even:
+            winner, others = improve(winner, self.without_slow_path, MAX_AVOIDED_PATHS)
+            evaluated += others
+            depends_on_nodes = (traffic.needs_search or traffic.is_zone_dependent) and not traffic.tie
+            if depends_on_nodes and self.job.tasks <= MAX_SWAP_TASKS and not self.keeps_blocks_whole:
+                winner, _ = improve(winner, self.node_swaps, MAX_SWAP_ROUNDS)
+        rank_map = winner.rank_orders.best_map
+        has_bound = is_even and np.ptp(winner.rank_orders.tasks) <= 1 and not self.scores.default_leaf_bandwidth and \
+            not (traffic.is_zone_dependent or traffic.matrices or traffic.mesh or traffic.groups)
+        bound = compute_lower_bound(even_pool, self.problem, rank_map.cost.seconds) if has_bound else None
+        # the first of several choices with the same nodes per zone is enough
+        losers = {format_zone_counts(entry.nodes_per_zone): entry for entry in reversed(evaluated)
+                  if entry.nodes_per_zone != winner.nodes_per_zone}
+        candidates = (Candidate(format_zone_counts(winner.nodes_per_zone), "chosen", rank_map.cost),
+                      *(Candidate(label, entry.loss_reason(winner, self.keeps_blocks_whole),
+                                  entry.rank_orders.rule_based_cost) for label, entry in reversed(losers.items())),
+                      *self.too_small_zones(even_pool))
+        zone_paths = {name: self.topology.path_of(name) for name in winner.nodes}
+        return Placement(winner.nodes, rank_map, zone_paths, dict(winner.nodes_per_zone), free_now, candidates,
+                         self.choice_reason(winner, free_now), *(bound or (None, "")))
+
+    def build_pool(self, max_tasks: IntArray) -> CandidateNodes:
+        return build_candidate_nodes(self.request, self.cluster, self.topology, self.scores, max_tasks)
+
+    def has_enough_nodes(self, pool: CandidateNodes) -> bool:
+        """Whether any zone has enough nodes."""
+        return bool((pool.node_count >= self.job.nodes).any())
+
+    def proposals(self, pool: CandidateNodes) -> Iterator[Proposal]:
+        """Choices that may win."""
+        problem, zones = self.problem, rank_zones(pool, self.problem)
+        is_large = self.job.tasks > MAX_FULL_SEARCH_TASKS
+        if self.limits.segment:
+            yield from segment_choices(pool, problem, zones, self.limits.segment)
+            return
+        if problem.traffic.mesh:
+            zones = zones[:MAX_LARGE_MESH_ZONES] if is_large else zones
+            yield from segment_choices(pool, problem, zones)
+        elif problem.traffic.groups:
+            yield from group_choices(pool, problem, zones)
+        elif problem.depends_on_counts:
+            if self.job.nodes > 1:
+                count_based = ps_choices if problem.has_two_roles else all_to_all_choices
+                proposals = list(count_based(pool, problem, zones))
+                least = min((proposal.estimated_seconds for proposal in proposals), default=0.0)
+                limit = (1.0 if is_large else MAX_SLOWDOWN) * least
+                yield from (proposal for proposal in proposals if proposal.estimated_seconds <= limit)
+            zones = zones[:MAX_EVEN_ZONES] if is_large else zones
+        yield from even_choices(pool, problem, zones)
+
+    def evaluate_proposals(self, pool: CandidateNodes) -> list[EvaluatedChoice]:
+        """Evaluate the choices that may win, and a few more to show the alternatives."""
+        if not self.has_enough_nodes(pool):
+            most = int(pool.node_count.argmax()) if pool.zone_count else -1
+            largest = f" (the most: {pool.node_count[most]} in {self.zone_name(pool, most)})" if most >= 0 else ""
+            raise PlacementError(f"no zone has {self.job.nodes} fitting nodes{largest}")
+        evaluated: list[EvaluatedChoice] = []
+        seen: set[tuple[bytes, int]] = set()
+        for choice, min_seconds, _ in self.proposals(pool):
+            if not self.limits.allows(pool, choice.nodes):
+                continue
+            least = min((entry.seconds for entry in evaluated), default=np.inf)
+            signature = pool.choice_signature(choice.nodes), choice.unused_nodes
+            effort = len(evaluated) * self.job.tasks / MAX_EVALUATED_TASKS
+            cannot_win = min_seconds > least if effort <= MAX_TIE_FACTOR else min_seconds >= least
+            if signature not in seen and (effort <= 1 or not cannot_win):
+                seen.add(signature)
+                evaluated.append(self.evaluate(pool, choice))
+        if not evaluated:
+            raise PlacementError(f"{self.limits}: no choice of {pluralize(self.job.nodes, 'node')} satisfies it now")
+        return evaluated
+
+    @property
+    def keeps_blocks_whole(self) -> bool:
+        """Whether the choice that leaves the fewest partly used blocks wins, unless others are much faster.
+
+        Slurm's rule gives a job that a block can hold only a single block, so other jobs wait for whole blocks.
+        """
+        return self.limits.block_rule is not None and not self.problem.traffic.tie
+
+    def evaluate(self, pool: CandidateNodes, choice: NodeChoice) -> EvaluatedChoice:
+        """Compute the rank orders of a choice; Slurm distributes the tasks over the nodes in snapshot order."""
+        nodes = choice.nodes[np.argsort(pool.snapshot_index[choice.nodes])]
+        names = [self.cluster.names[i] for i in pool.snapshot_index[nodes].tolist()]
+        tasks = split_tasks(self.request, self.job, pool.max_tasks[nodes].tolist())
+        orders = rank_orders(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.problem.traffic,
+                             self.request.dl.rank0, node_by_node=self.request.dl.ranks_per_node > 0)
+        counts = np.bincount(pool.leaf[nodes])
+        nodes_per_zone = Counter({self.zone_name(pool, leaf): count for leaf, count in enumerate(counts.tolist())
+                                  if count})
+        used = np.flatnonzero(counts)
+        left = pool.node_count[used] - counts[used]
+        return EvaluatedChoice(pool, choice, tuple(names), nodes_per_zone, orders, int(pool.weight[nodes].sum()),
+                               (int(np.count_nonzero(left)), int(left.sum())))
+
+    def without_slow_path(self, best: EvaluatedChoice) -> Iterator[EvaluatedChoice]:
+        """Choices without one of two leaf zones with a slow path between them."""
+        paths, bottleneck = best.rank_orders.network.slow_paths, best.rank_orders.rule_based_cost.bottleneck_link
+        if not paths.names:
+            return
+        path = bottleneck if bottleneck in paths.names else paths.names[int(paths.latency.argmax())]
+        for leaf in path.split("|"):
+            kept = np.flatnonzero(best.pool.topology_zone_index[best.pool.leaf] != self.topology.zone_index[leaf])
+            max_tasks = np.zeros(len(self.cluster.names), np.int64)
+            max_tasks[best.pool.snapshot_index[kept]] = best.pool.max_tasks[kept]
+            smaller = self.build_pool(max_tasks)
+            if self.has_enough_nodes(smaller):
+                yield from self.evaluate_proposals(smaller)
+
+    def node_swaps(self, best: EvaluatedChoice) -> Iterator[EvaluatedChoice]:
+        """Choices with one node swapped for an unused one."""
+        for choice in islice(single_node_swaps(best.pool, best.choice), MAX_SWAPS_PER_ROUND):
+            if self.limits.allows(best.pool, choice.nodes):
+                yield self.evaluate(best.pool, choice)
+
+    def best_choice(self, choices: Sequence[EvaluatedChoice]) -> EvaluatedChoice:
+        """The choice of least cost; for meshes and groups see `best_cost`, for blocks `keeps_blocks_whole`."""
+        if self.keeps_blocks_whole:
+            longest = min(entry.seconds for entry in choices) * (1 + MAX_BLOCK_TIE)
+            return min((entry for entry in choices if entry.seconds <= longest),
+                       key=lambda entry: (entry.remainders, entry.sort_key))
+        ordered = sorted(choices, key=lambda entry: entry.sort_key)
+        return ordered[best_cost([entry.rank_orders.rule_based_cost for entry in ordered], self.problem.traffic.tie)]
+
+    def zone_name(self, pool: CandidateNodes, zone: int) -> str:
+        index = int(pool.topology_zone_index[zone])
+        return self.topology.zones[index] if index >= 0 else "the whole cluster"
+
+    def too_small_zones(self, pool: CandidateNodes) -> Iterator[Candidate]:
+        """The largest of the zones with too few fitting nodes."""
+        small = np.flatnonzero(pool.node_count < self.job.nodes)
+        for zone in small[np.argsort(-pool.node_count[small], kind="stable")][:MAX_TOO_SMALL_ZONES]:
+            yield Candidate(self.zone_name(pool, zone),
+                            f"too small, {pool.node_count[zone]} of {pluralize(self.job.nodes, 'node')} fit")
+
+    def choice_reason(self, winner: EvaluatedChoice, free_now: bool) -> str:
+        zone, counts = self.zone_name(winner.pool, winner.choice.zone), format_zone_counts(winner.nodes_per_zone)
+        if len(winner.nodes_per_zone) == 1:
+            reason = f"zone {zone} holds all nodes"
+        elif winner.choice.is_smallest_zone:
+            reason = f"no smaller zone than {zone} holds all nodes; below it {counts}"
+        else:
+            reason = f"{counts} below {zone} take less time than any smaller zone"
+        return reason if free_now else f"{reason}; not all of them are free now"
+
+
+def improve(best: EvaluatedChoice, neighbors: Callable[[EvaluatedChoice], Iterator[EvaluatedChoice]],
+            max_rounds: int) -> tuple[EvaluatedChoice, list[EvaluatedChoice]]:
+    """Replace a choice by the best of its neighbors while that helps; also returns all evaluated neighbors."""
+    evaluated: list[EvaluatedChoice] = []
+    for _ in range(max_rounds):
+        found = [*neighbors(best)]
+        evaluated += found
+        better = min(found, key=lambda entry: entry.sort_key, default=best)
+        if better.sort_key >= best.sort_key:
+            break
+        best = better
+    return best, evaluated
+
+
+def single_node_swaps(pool: CandidateNodes, choice: NodeChoice) -> Iterator[NodeChoice]:
+    """Choices with one node swapped for an unused node of the same tree; leaves in use come first.
+
+    Only the last used and the first unused node of each leaf are swapped: its other nodes are no better.
+    """
+    is_used = np.zeros(len(pool.snapshot_index), bool)
+    is_used[choice.nodes] = True
+    root = choice.zone
+    while pool.parent[root] >= 0:
+        root = int(pool.parent[root])
+    is_free = ~is_used
+    is_free[:pool.node_begin[root]] = is_free[pool.node_end[root]:] = False
+    used, free = np.flatnonzero(is_used), np.flatnonzero(is_free)
+    removable = used[np.append(run_starts(pool.leaf[used])[1:], len(used)) - 1]
+    addable = free[run_starts(pool.leaf[free])] if len(free) else free
+    is_near = np.isin(pool.leaf[addable], pool.leaf[used])
+    for added in np.concatenate([addable[is_near], addable[~is_near]]):
+        for removed in removable:
+            nodes = np.append(used[used != removed], added)
+            zone = int(pool.leaf[nodes.min()])
+            while not pool.node_begin[zone] <= nodes.min() <= nodes.max() < pool.node_end[zone]:
+                zone = int(pool.parent[zone])
+            yield make_choice(pool, zone, nodes)
 
 
 def select_subset(allocated: Sequence[str], request: JobRequest, required_node: str, topology: Topology,

@@ -1,4 +1,4 @@
-"""Rank orders on given nodes, and the best rank map among them."""
+"""Rank orders on given nodes, one class for each kind of traffic, and the best rank map among them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurmdl.placement.arrays import IntArray, new_indices, run_starts, sorted_u
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
 from slurmdl.placement.mesh_orders import group_nodes, mesh_orders
 from slurmdl.placement.rank_search import bisection_map, is_tractable, refine_map, swap_search, traffic_matrices
-from slurmdl.placement.result import Cost, RankMap, rank_tied_costs
+from slurmdl.placement.result import Cost, RankMap, best_cost
 from slurmdl.placement.server_assignment import assign_servers
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology
@@ -31,10 +31,7 @@ def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: 
     """Best of the known orders for this traffic; the tasks per node stay as given.
 
     All traffic: alphabetical order (Slurm with one task per node), leaf order (block distribution of Slurm 26.05),
-    depth-first order of the zone tree, and a detour around slow inter-leaf paths. Parameter servers: the assignment
-    of `ps_assignment`. Traffic without a rule: largest zones first, recursive bisection for the user's matrices, and
-    swaps in the best order, if `is_tractable`. A mesh: the best of `mesh_orders`, and swaps.
-    Groups of nodes: the best of `group_orders`, with the best order inside each group, and swaps of nodes.
+    and depth-first order of the zone tree; for the others see the subclasses of RankOrders.
 
     With rank 0 fixed, each order starts with the first node and its zones. If that costs time, the best free order
     is also tried with renumbered ranks.
@@ -46,7 +43,15 @@ def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: 
     Raises PlacementError if there is no task, for invalid traffic (`Traffic.phases`), and for parameter servers with
     `node_by_node`: their ranks come first.
     """
-    return RankOrders(slots, topology, scores, traffic, rank0, node_by_node=node_by_node).best_map
+    return rank_orders(slots, topology, scores, traffic, rank0, node_by_node=node_by_node).best_map
+
+
+def rank_orders(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
+                rank0: str = "first", *, node_by_node: bool = False) -> RankOrders:
+    """The rank orders for this kind of traffic; parameters and errors as for `best_rank_map`."""
+    kind = MeshOrders if traffic.mesh else GroupOrders if traffic.groups else \
+        SearchedOrders if traffic.needs_search else ServerOrders if traffic.ps else RankOrders
+    return kind(slots, topology, scores, traffic, rank0, node_by_node=node_by_node)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +68,10 @@ class _BestOrder:
 
 
 class RankOrders:
-    """Rank orders of one job on given slots; parameters as for `best_rank_map`.
+    """Rank orders of one job on given slots, for rings and for messages from each rank to each other.
 
-    `rank0_node` is the index of the node that holds rank 0; None for any node.
+    They follow the zone tree depth-first, also with a detour around slow inter-leaf paths. `rank0_node` is the index
+    of the node that holds rank 0; None for any node.
     """
 
     def __init__(self, slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
@@ -82,93 +88,186 @@ class RankOrders:
             raise PlacementError("--dl-groups: the nodes have different numbers of tasks; expected --ntasks-per-node")
         self.traffic, self.rank_count, self.node_by_node = traffic, int(self.tasks.sum()), node_by_node
         self.slots, self.topology, self.scores = slots, topology, scores
-        self._group_maps: dict[tuple[str, bytes], IntArray] = {}
         self.rank0_node = int(np.flatnonzero(self.tasks)[0]) if rank0 == "first" else None
         self.phases = traffic.phases(self.rank_count)
         self.network = network_links([node for node, _ in slots], topology, scores)
 
+    def rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
+        """Orders for this traffic that are quick to find: name -> node of each rank, the preferred first."""
+        depth = depth_first(self.network, rank0_node)
+        orders = {"depth-first": np.repeat(depth, self.tasks[depth])}
+        if self.network.slow_paths.names:
+            detour = detour_order(self.network, depth)
+            orders["detour"] = np.repeat(detour, self.tasks[detour])
+        return orders
+
+    def all_orders(self, rank0_node: int | None) -> dict[str, IntArray]:
+        """Orders of the chosen nodes, before any swaps."""
+        return {**self.rule_based(rank0_node), **self.generic(rank0_node)}
+
+    def swapped(self, node_of_rank: IntArray, keep_rank0: bool) -> IntArray | None:
+        """The order with ranks swapped; None if there is no search for this traffic, or it would take too long."""
+        return None
+
+    def renumbered(self, node_of_rank: IntArray, rank0_node: int) -> dict[str, IntArray]:
+        """Orders with the same messages over each link, if the traffic is symmetric, and rank 0 on `rank0_node`."""
+        return {**renumber_orders(node_of_rank, rank0_node),
+                "zones-swapped": swap_zones(self.network, self.tasks, node_of_rank, rank0_node)}
+
+    def generic(self, rank0_node: int | None) -> dict[str, IntArray]:
+        """Orders for any traffic, the preferred first: name -> node of each rank."""
+        nodes = {"depth-first": depth_first(self.network, rank0_node), "leaf": leaf_order(self.network, rank0_node),
+                 "alphabetical": np.arange(len(self.tasks))}
+        return {name: np.repeat(order, self.tasks[order]) for name, order in nodes.items()}
+
+    def cost(self, order: IntArray) -> Cost:
+        phases = self.phases
+        if self.traffic.is_zone_dependent:
+            phases = self.traffic.phases(self.rank_count, self.network.leaf[order])
+        return predict_cost(phases, self.network, order)
+
     @cached_property
     def rule_based_cost(self) -> Cost:
         """Cost of the best order that needs no search; quick enough to compare many choices of nodes."""
-        return self._order_cost(self.best_rule_based(self.rank0_node))
+        return self.cost(self.best_rule_based(self.rank0_node))
 
     def best_rule_based(self, rank0_node: int | None) -> IntArray:
         """The best order that needs no search: the node of each rank."""
-        orders = self._rule_based(rank0_node).values()
-        return min(orders, key=lambda order: self._order_cost(order).sort_key)
+        return min(self.rule_based(rank0_node).values(), key=lambda order: self.cost(order).sort_key)
 
     @cached_property
     def best_map(self) -> RankMap:
         """Best of all orders; of equal ones the first."""
-        free = best = self._search(None)
+        free = best = self._improve(self._best_of(self.all_orders(None)), keep_rank0=False)
         if self.rank0_node is not None and free.node_of_rank[0] != self.rank0_node:
-            best = self._with_fixed_rank0(free)
+            best = self._best_of(self.all_orders(self.rank0_node))
+            if best.cost.sort_key > free.cost.sort_key:
+                best = self._best_of(self.renumbered(free.node_of_rank, self.rank0_node), best)
+            if best.cost.sort_key > free.cost.sort_key:
+                best = self._improve(best, keep_rank0=True)
         return RankMap(tuple(self.network.nodes[i] for i in best.node_of_rank.tolist()),
                        self.traffic.roles(self.rank_count), best.cost, best.name, best.costs, free.cost)
 
-    @property
-    def _keeps_nodes_whole(self) -> bool:
-        """Whether the ranks of a node stay together in a search."""
-        return self.node_by_node or self.traffic.groups is not None
+    def _improve(self, best: _BestOrder, keep_rank0: bool) -> _BestOrder:
+        swapped = self.swapped(best.node_of_rank, keep_rank0)
+        return best if swapped is None else self._best_of({"swaps": swapped}, best)
 
-    def _search(self, rank0_node: int | None) -> _BestOrder:
-        """Best order by rules, or with rank 0 on any node also by swaps."""
-        best = self._best_of({**self._generic(rank0_node), **self._rule_based(rank0_node, MAX_FINAL_MESH_RANKS)}
-                             if self.traffic.mesh else
-                             {**self._rule_based(rank0_node), **self._generic(rank0_node)})
-        return self._improve_by_swaps(best, keep_rank0=False) if rank0_node is None else best
+    def _best_of(self, orders: dict[str, IntArray], incumbent: _BestOrder | None = None) -> _BestOrder:
+        """Best of these orders and the incumbent."""
+        if self.node_by_node:
+            orders = {name: order for name, order in orders.items() if is_node_by_node(order)}
+        if not orders and incumbent:
+            return incumbent
+        costs: dict[str, Cost] = {}
+        for name, order in orders.items():
+            # in many trees the leaf order and the alphabetical order equal the depth-first order
+            same = next((known for known in costs if np.array_equal(orders[known], order)), name)
+            costs[name] = costs.get(same) or self.cost(order)
+        name = [*costs][best_cost([*costs.values()], self.traffic.tie)]
+        if incumbent is None:
+            return _BestOrder(name, orders[name], costs)
+        costs = {**incumbent.costs, **costs}
+        if best_cost([incumbent.cost, costs[name]], self.traffic.tie) == 0:
+            return replace(incumbent, costs=costs)
+        return _BestOrder(name, orders[name], costs)
 
-    def _with_fixed_rank0(self, free: _BestOrder) -> _BestOrder:
-        """Best order with rank 0 on its node, given the best order with rank 0 on another node."""
-        assert self.rank0_node is not None
-        best = self._search(self.rank0_node)
-        # renumbered ranks would divide the nodes of groups
-        if best.cost.sort_key > free.cost.sort_key and not self.traffic.groups:
-            orders = renumber_orders(free.node_of_rank, self.rank0_node)
-            orders["zones-swapped"] = swap_zones(self.network, self.tasks, free.node_of_rank, self.rank0_node)
-            best = self._best_of(orders, best)
-        return self._improve_by_swaps(best, keep_rank0=True) if best.cost.sort_key > free.cost.sort_key else best
+    def _is_tractable(self) -> bool:
+        return is_tractable(self.phases, self.network, self.rank_count)
 
-    def _rule_based(self, rank0_node: int | None, max_mesh_ranks: int = MAX_MESH_RANKS) -> dict[str, IntArray]:
-        """Orders for this traffic that need no swaps: name -> node of each rank."""
-        depth, tasks = depth_first(self.network, rank0_node), self.tasks
-        if self.traffic.mesh:
-            return self._mesh_order(depth, max_mesh_ranks) or self._generic(rank0_node)
-        if self.traffic.groups:
-            return {"groups": self._group_order(depth, rank0_node)}
-        if self.traffic.needs_search:
-            largest = largest_first(self.network, tasks, rank0_node)
-            orders = {**self._generic(rank0_node), "largest-first": np.repeat(largest, tasks[largest])}
-            if rank0_node is None and self.traffic.matrices and self._is_swappable():
-                orders["bisection"] = self._bisection(orders["depth-first"])
-            return orders
-        if self.traffic.ps:
-            servers = assign_servers(self.network, tasks, self.phases, self.traffic.ps, rank0_node)
-            workers = tasks - servers
-            return {"roles": np.concatenate([np.repeat(depth, servers[depth]), np.repeat(depth, workers[depth])])}
-        orders = {"depth-first": np.repeat(depth, tasks[depth])}
-        if self.network.slow_paths.names:
-            detour = detour_order(self.network, depth)
-            orders["detour"] = np.repeat(detour, tasks[detour])
+
+class ServerOrders(RankOrders):
+    """Orders of parameter servers and workers: the servers of `assign_servers`, both depth-first."""
+
+    def rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
+        depth = depth_first(self.network, rank0_node)
+        servers = assign_servers(self.network, self.tasks, self.phases, self.traffic.ps, rank0_node)
+        workers = self.tasks - servers
+        return {"roles": np.concatenate([np.repeat(depth, servers[depth]), np.repeat(depth, workers[depth])])}
+
+
+class SearchedOrders(RankOrders):
+    """Orders for graphs and the user's matrices: largest zones first, recursive bisection for matrices, and swaps."""
+
+    def rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
+        largest = largest_first(self.network, self.tasks, rank0_node)
+        orders = {**self.generic(rank0_node), "largest-first": np.repeat(largest, self.tasks[largest])}
+        if rank0_node is None and self.traffic.matrices and self._is_swappable():
+            flow = traffic_matrices(self.phases, self.rank_count).sum(axis=0)
+            orders["bisection"] = bisection_map(flow + flow.T, self.network, orders["depth-first"])
         return orders
 
-    def _group_order(self, depth: IntArray, rank0_node: int | None) -> IntArray:
-        """The best order of the groups, with the nodes and the ranks of each as if it were a job of its own."""
-        traffic = self.traffic.groups
-        assert traffic
-        orders = {}
-        sizes = [group.nodes for group in traffic.groups]
-        for nodes_of_groups in group_nodes(self.network, depth, sizes, rank0_node):
+    def swapped(self, node_of_rank: IntArray, keep_rank0: bool) -> IntArray | None:
+        return swap_search(self.phases, self.network, node_of_rank, keep_rank0) if self._is_swappable() else None
+
+    def _is_swappable(self) -> bool:
+        return not self.node_by_node and self._is_tractable()
+
+
+class MeshOrders(RankOrders):
+    """Orders of a mesh: the best of `mesh_orders` on the nodes in depth-first order; swaps of nodes and of ranks."""
+
+    def rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
+        return self._mesh_order(rank0_node, MAX_MESH_RANKS)
+
+    def all_orders(self, rank0_node: int | None) -> dict[str, IntArray]:
+        return {**self.generic(rank0_node), **self._mesh_order(rank0_node, MAX_FINAL_MESH_RANKS)}
+
+    def swapped(self, node_of_rank: IntArray, keep_rank0: bool) -> IntArray | None:
+        if self.rank_count > MAX_REFINED_RANKS or not self._is_tractable():
+            return None
+        return refine_map(self.phases, self.network, node_of_rank, node_by_node=self.node_by_node,
+                          keep_rank0=keep_rank0)
+
+    def _mesh_order(self, rank0_node: int | None, max_ranks: int) -> dict[str, IntArray]:
+        """The best order of the mesh, of up to `max_ranks` ranks in all; the generic orders if it has none."""
+        assert self.traffic.mesh
+        depth = depth_first(self.network, rank0_node)
+        slots = np.repeat(depth, self.tasks[depth])
+        nodes_per_zone = [gcd(*np.bincount(group + 1).tolist()) for group in self.network.level_group.T]
+        ranks_per_node = int(self.tasks[0]) if (self.tasks == self.tasks[0]).all() else 0
+        orders = mesh_orders(self.traffic.mesh, ranks_per_node, nodes_per_zone, node_by_node=self.node_by_node)
+        maps = []
+        for order in islice(orders, max(2, max_ranks // self.rank_count)):
+            node_of_rank = np.empty_like(slots)
+            node_of_rank[order] = slots
+            maps.append(node_of_rank)
+        if not maps:
+            return self.generic(rank0_node)
+        return {"mesh": maps[best_cost([*map(self.cost, maps)], self.traffic.tie)]}
+
+
+class GroupOrders(RankOrders):
+    """Orders of named groups: each on nodes of its own, with the ranks inside it as in a job of its own."""
+
+    def __init__(self, slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
+                 rank0: str = "first", *, node_by_node: bool = False) -> None:
+        super().__init__(slots, topology, scores, traffic, rank0, node_by_node=node_by_node)
+        self._orders_inside: dict[tuple[str, bytes], IntArray] = {}
+
+    def rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
+        """The best order of the groups."""
+        assert self.traffic.groups
+        groups, found = self.traffic.groups.groups, {}
+        depth = depth_first(self.network, rank0_node)
+        for nodes_of_groups in group_nodes(self.network, depth, [group.nodes for group in groups], rank0_node):
             parts = []
-            for group, nodes in zip(traffic.groups, nodes_of_groups, strict=True):
+            for group, nodes in zip(groups, nodes_of_groups, strict=True):
                 key = group.name, nodes.tobytes()
-                if key not in self._group_maps:
-                    self._group_maps[key] = self._order_inside(group.name, nodes, rank0_node)
-                parts.append(self._group_maps[key])
+                if key not in self._orders_inside:
+                    self._orders_inside[key] = self._order_inside(group.name, nodes, rank0_node)
+                parts.append(self._orders_inside[key])
             order = np.concatenate(parts)
-            orders[order.tobytes()] = order
-        found = list(orders.values())
-        return found[rank_tied_costs([*map(self._order_cost, found)])[0]]
+            found[order.tobytes()] = order
+        orders = [*found.values()]
+        return {"groups": orders[best_cost([*map(self.cost, orders)], self.traffic.tie)]}
+
+    def swapped(self, node_of_rank: IntArray, keep_rank0: bool) -> IntArray | None:
+        if self.rank_count > MAX_REFINED_RANKS or not self._is_tractable():
+            return None
+        return refine_map(self.phases, self.network, node_of_rank, node_by_node=True, keep_rank0=keep_rank0)
+
+    def renumbered(self, node_of_rank: IntArray, rank0_node: int) -> dict[str, IntArray]:
+        return {}  # it would divide the nodes of groups
 
     def _order_inside(self, name: str, nodes: IntArray, rank0_node: int | None) -> IntArray:
         """The node of each rank of a group; a ring follows the depth-first order of its nodes."""
@@ -179,90 +278,10 @@ class RankOrders:
             ordered = np.concatenate([[rank0_node], nodes[nodes != rank0_node]]) if is_fixed else nodes
             return np.repeat(ordered, self.tasks[ordered])
         members = np.sort(nodes)
-        inside = RankOrders([self.slots[i] for i in members.tolist()], self.topology, self.scores,
-                            replace(self.traffic, groups=None, mesh=mesh), node_by_node=self.node_by_node)
+        inside = rank_orders([self.slots[i] for i in members.tolist()], self.topology, self.scores,
+                             replace(self.traffic, groups=None, mesh=mesh), node_by_node=self.node_by_node)
         fixed = int(np.flatnonzero(members == rank0_node)[0]) if is_fixed else None
         return members[inside.best_rule_based(fixed)]
-
-    def _mesh_order(self, depth: IntArray, max_ranks: int) -> dict[str, IntArray]:
-        """The best of the orders of the mesh."""
-        maps = self._mesh_maps(depth, max_ranks)
-        return {"mesh": maps[rank_tied_costs([*map(self._order_cost, maps)])[0]]} if maps else {}
-
-    def _mesh_maps(self, depth: IntArray, max_ranks: int) -> list[IntArray]:
-        """Orders of the mesh on the nodes in depth-first order: the node of each rank, up to `max_ranks` in all."""
-        assert self.traffic.mesh
-        slots = np.repeat(depth, self.tasks[depth])
-        nodes_per_zone = [gcd(*np.bincount(group + 1).tolist()) for group in self.network.level_group.T]
-        ranks_per_node = int(self.tasks[0]) if (self.tasks == self.tasks[0]).all() else 0
-        orders = mesh_orders(self.traffic.mesh, ranks_per_node, nodes_per_zone, node_by_node=self.node_by_node)
-        maps = []
-        for order in islice(orders, max(2, max_ranks // self.rank_count)):
-            node_of_rank = np.empty_like(slots)
-            node_of_rank[order] = slots
-            maps.append(node_of_rank)
-        return maps
-
-    def _generic(self, rank0_node: int | None) -> dict[str, IntArray]:
-        """Orders for any traffic, the preferred first: name -> node of each rank."""
-        nodes = {"depth-first": depth_first(self.network, rank0_node), "leaf": leaf_order(self.network, rank0_node),
-                 "alphabetical": np.arange(len(self.tasks))}
-        return {name: np.repeat(order, self.tasks[order]) for name, order in nodes.items()}
-
-    def _bisection(self, slots: IntArray) -> IntArray:
-        flow = traffic_matrices(self.phases, self.rank_count).sum(axis=0)
-        return bisection_map(flow + flow.T, self.network, slots)
-
-    def _best_of(self, orders: dict[str, IntArray], incumbent: _BestOrder | None = None) -> _BestOrder:
-        """Best of these orders and the incumbent."""
-        if self.node_by_node:
-            orders = {name: order for name, order in orders.items() if is_node_by_node(order)}
-            if not orders and incumbent:
-                return incumbent
-        costs: dict[str, Cost] = {}
-        for name, order in orders.items():
-            # in many trees the leaf order and the alphabetical order equal the depth-first order
-            same = next((known for known in costs if np.array_equal(orders[known], order)), name)
-            costs[name] = costs.get(same) or self._order_cost(order)
-        names = [*costs]
-        if self.traffic.prefers_few_bytes:
-            name = names[rank_tied_costs([costs[name] for name in names])[0]]
-        else:
-            name = min(names, key=lambda name: costs[name].sort_key)
-        best = _BestOrder(name, orders[name], {**(incumbent.costs if incumbent else {}), **costs})
-        if incumbent and self._is_no_worse(incumbent.cost, best.cost):
-            return replace(incumbent, costs=best.costs)
-        return best
-
-    def _is_no_worse(self, cost: Cost, other: Cost) -> bool:
-        if self.traffic.prefers_few_bytes:
-            return rank_tied_costs([cost, other])[0] == 0
-        return cost.sort_key <= other.sort_key
-
-    def _improve_by_swaps(self, current: _BestOrder, keep_rank0: bool) -> _BestOrder:
-        """Swap ranks if no rule fits the traffic, the search is tractable, and it helps."""
-        if self.traffic.mesh or self.traffic.groups:
-            if self.rank_count > MAX_REFINED_RANKS or not self._is_tractable():
-                return current
-            refined = refine_map(self.phases, self.network, current.node_of_rank,
-                                 node_by_node=self._keeps_nodes_whole, keep_rank0=keep_rank0)
-            return self._best_of({"swaps": refined}, current)
-        if not self._is_swappable():
-            return current
-        return self._best_of({"swaps": swap_search(
-            self.phases, self.network, current.node_of_rank, keep_rank0)}, current)
-
-    def _is_swappable(self) -> bool:
-        return self.traffic.needs_search and not self.node_by_node and self._is_tractable()
-
-    def _is_tractable(self) -> bool:
-        return is_tractable(self.phases, self.network, self.rank_count)
-
-    def _order_cost(self, order: IntArray) -> Cost:
-        phases = self.phases
-        if self.traffic.is_zone_dependent:
-            phases = self.traffic.phases(self.rank_count, self.network.leaf[order])
-        return predict_cost(phases, self.network, order)
 
 
 def is_node_by_node(node_of_rank: IntArray) -> bool:

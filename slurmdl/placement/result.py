@@ -10,7 +10,6 @@ from slurmdl.slurm.hostlist import fold_hostlist
 
 MAX_NAMED_ZONES = 4  # zones, or groups of zones, in a label
 MAX_LABEL_LENGTH = 80  # characters
-MAX_TIE = 0.005  # relative difference of times of a mesh or of groups that count as equal
 #: share of time, or of bytes between zones, that other nodes must save to be better than a choice
 MIN_GAIN = 0.02
 #: Cost.sort_key: time, bytes between zones, bytes between nodes
@@ -56,18 +55,21 @@ class Cost:
                 float(f"{self.inter_node_bytes:.9e}"))
 
 
-def rank_tied_costs(costs: Sequence[Cost]) -> list[int]:
-    """Indices of these costs, the best first: those within MAX_TIE of the fastest by bytes between zones.
+def best_cost(costs: Sequence[Cost], tie: float = 0.0) -> int:
+    """Index of the best cost: the least, or with a tie of those within this fraction of the fastest the fewest bytes.
 
-    The times of meshes and groups are not predicted that exactly, and the bytes also burden the links of other jobs.
+    The times of meshes and groups are not predicted that exactly, and bytes between zones burden the links of other
+    jobs.
     """
-    longest = min(cost.seconds for cost in costs) * (1 + MAX_TIE)
+    longest = min(cost.seconds for cost in costs) * (1 + tie)
 
     def key(i: int) -> tuple[float, ...]:
-        tied = costs[i].seconds <= longest
-        return (not tied, round(costs[i].inter_zone_bytes) if tied else 0, *costs[i].sort_key)
+        if not tie:
+            return costs[i].sort_key
+        is_tied = costs[i].seconds <= longest
+        return (not is_tied, round(costs[i].inter_zone_bytes) if is_tied else 0, *costs[i].sort_key)
 
-    return sorted(range(len(costs)), key=key)
+    return min(range(len(costs)), key=key)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class RankMap:
 
     Attributes:
         nodes, roles: node and role (see plan.Plan) of each rank.
-        order: name of the best order, e.g. "depth-first"; see ranks.rank_orders.best_rank_map.
+        order: name of the best order, e.g. "depth-first"; see rank_orders.best_rank_map.
         order_costs: predicted cost of every evaluated order, including the best one.
         any_rank0_cost: predicted cost of the best order with rank 0 on any node; None if unknown.
     """

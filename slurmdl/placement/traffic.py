@@ -26,6 +26,7 @@ from slurmdl.placement.mesh_traffic import MeshTraffic
 from slurmdl.plan import COMM_PATTERNS, group_ranks
 from slurmdl.text import pluralize
 
+MAX_TIE = 0.005  # relative difference of times of a mesh or of groups that count as equal
 MAX_LISTED_PAIRS = 2**12  # pairs of ranks of two groups that are listed, so that swaps of nodes can be evaluated
 
 
@@ -75,9 +76,9 @@ class Traffic:
             self.pattern_name in ("one-peer-exponential", "base-2") and self.inside != "zone")
 
     @property
-    def prefers_few_bytes(self) -> bool:
-        """Whether the bytes between zones decide between nearly equal times (result.rank_tied_costs)."""
-        return bool(self.mesh or self.groups)
+    def tie(self) -> float:
+        """Relative difference of times that count as equal, so that bytes between zones decide (see best_cost)."""
+        return MAX_TIE if self.mesh or self.groups else 0.0
 
     def size_mismatch(self, nodes: int, ranks: int) -> str:
         """Why a mesh or groups do not fit a job of this size, and the sizes that would; "" if they fit."""

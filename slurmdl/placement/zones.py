@@ -20,8 +20,7 @@ from slurmdl.placement.candidate_nodes import CandidateNodes
 from slurmdl.placement.eligibility import JobSize
 from slurmdl.placement.iteration_cost import Phase
 from slurmdl.placement.mesh_orders import min_bytes_leaving
-from slurmdl.placement.mesh_traffic import MeshTraffic
-from slurmdl.placement.traffic import count_shards
+from slurmdl.placement.traffic import Traffic, count_shards
 
 MAX_ZONES_PER_LEVEL = 8  # zones with the best links first, then the smallest ones
 MAX_LATENCY_CAPS = 512  # caps that are tried
@@ -156,10 +155,10 @@ def rank_zones(pool: CandidateNodes, problem: SearchProblem) -> list[ZoneCandida
         seconds[better], capacity[better], cap_index[better] = time[better], widths[better], len(caps)
         caps.append(cap)
     kept = seconds < np.inf
-    if problem.has_two_roles or problem.is_zone_dependent:
+    if problem.has_two_roles or problem.traffic.is_zone_dependent:
         # an uplink, e.g. with servers and workers on both sides, may carry less than a node link
         seconds = np.where(kept, min_node_link_seconds(pool, problem), np.inf)
-    if not problem.depends_on_counts and not problem.is_zone_dependent:
+    if not problem.depends_on_counts and not problem.traffic.is_zone_dependent:
         best_below = np.full(pool.zone_count, np.inf)
         for level in pool.levels:
             np.minimum.at(best_below, pool.parent[level.zones], np.minimum(seconds, best_below)[level.zones])
@@ -189,33 +188,24 @@ def min_node_link_seconds(pool: CandidateNodes, problem: SearchProblem) -> Float
 
 @dataclass(frozen=True, eq=False)
 class SearchProblem:
-    """Job whose nodes are searched.
-
-    Attributes:
-        phases: traffic of one iteration of ranks in a single zone.
-        is_zone_dependent: ranks in several zones send less over the uplinks, and in fewer rounds.
-        mesh: the traffic of a mesh, which sends nothing over a link around whole groups; None without one.
-        group_sizes: nodes of each named group; () without groups.
-    """
+    """Job whose nodes are searched; `phases` is the traffic of one iteration of its ranks in a single zone."""
 
     job: JobSize
+    traffic: Traffic
     phases: Sequence[Phase]
-    is_zone_dependent: bool
-    mesh: MeshTraffic | None = None
-    group_sizes: tuple[int, ...] = ()
 
     @cached_property
     def rounds(self) -> float:
         """Message rounds of one iteration; of a mesh only those of groups that no node can hold."""
-        if self.mesh:
-            return sum(dimension.rounds for dimension in self.mesh.dimensions
+        if self.traffic.mesh:
+            return sum(dimension.rounds for dimension in self.traffic.mesh.dimensions
                        if dimension.size > self.job.max_tasks_per_node)
         return sum(phase.rounds for phase in self.phases)
 
     @cached_property
     def depends_on_counts(self) -> bool:
         """Whether the time depends on the number of ranks below each link, not only on the links in use."""
-        return bool(self.phases) and not self.group_sizes and all(phase.all_pairs for phase in self.phases)
+        return bool(self.phases) and not self.traffic.groups and all(phase.all_pairs for phase in self.phases)
 
     @cached_property
     def has_two_roles(self) -> bool:
@@ -225,17 +215,15 @@ class SearchProblem:
     @cached_property
     def min_node_bytes(self) -> float:
         """Lower bound on the bytes over the busier direction of each used node link, summed over the phases."""
-        if self.group_sizes:
+        if self.traffic.groups or self.job.nodes == 1:
             return 0.0  # some groups may send nothing
-        if self.mesh:
-            return min_bytes_leaving(self.mesh, self.job.max_tasks_per_node) if self.job.nodes > 1 else 0.0
+        if self.traffic.mesh:
+            return min_bytes_leaving(self.traffic.mesh, self.job.max_tasks_per_node)
         return sum(min_node_bytes(phase, self.job) for phase in self.phases)
 
 
 def min_node_bytes(phase: Phase, job: JobSize) -> float:
     """Lower bound on the bytes of one phase over the busier direction of each used node link."""
-    if job.nodes == 1:
-        return 0.0
     tasks = np.array([job.tasks // job.nodes, job.max_tasks_per_node])
     if not phase.all_pairs:
         return float(np.mean(phase.bytes_per_pair)) if len(phase.source) else 0.0

@@ -16,7 +16,7 @@ from slurmdl.launch.rankmap_formats import RankMapInput
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement import rank_search
 from slurmdl.placement.iteration_cost import network_links, predict_cost
-from slurmdl.placement.rank_orders import RankOrders, best_rank_map, depth_first, largest_first, leaf_order
+from slurmdl.placement.rank_orders import best_rank_map, depth_first, largest_first, leaf_order, rank_orders
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, Plan
 
@@ -109,7 +109,7 @@ def test_searched_map_keeps_the_tasks_and_is_never_worse(data: st.DataObject) ->
     traffic = Traffic("gossip", 60.0, pattern="m.npz" if matrices else "one-peer-exponential", matrices=matrices)
     rank0 = data.draw(st.sampled_from(["first", "any"]))
     rank_map = best_rank_map(slots, topology, scores, traffic, rank0)
-    rule_based_cost = RankOrders(slots, topology, scores, traffic, rank0).rule_based_cost
+    rule_based_cost = rank_orders(slots, topology, scores, traffic, rank0).rule_based_cost
     assert Counter(rank_map.nodes) == dict(slots)
     network = network_links([name for name, _ in slots], topology, scores)
     tasks = np.array([count for _, count in slots])

@@ -120,6 +120,8 @@ def test_volumes_of_a_model() -> None:
     activations = 4096 * 4096 * 2
     assert volumes["tp"].bytes == 4 * 8 * 3 * activations  # 8 layers of each stage, 3 micro-batches
     assert volumes["pp"].bytes == 3 * activations / 8
+    context = model_volumes(parse_model(DEFAULT_MODEL, "--dl-model"), parse_mesh("cp=2,tp=4", "--dl-mesh"))
+    assert (context["cp"].bytes, context["cp"].operations) == (6 * 32 * activations / 4, 3 * 32)
     assert volumes["dp"].bytes == 7e9 * 2 / 32
     assert model_volumes(parse_model(DEFAULT_MODEL, "--dl-model"), mesh)["pp"].bytes == 16 * activations / 8
     hybrid = model_volumes(parse_model(DEFAULT_MODEL, "--dl-model"), parse_mesh("hsdp=4x8", "--dl-mesh"))

@@ -14,9 +14,10 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement.candidate_nodes import build_candidate_nodes
 from slurmdl.placement.eligibility import JobSize, eligible_tasks, resolve_job_size
 from slurmdl.placement.place import place_job
-from slurmdl.placement.quotas import fill_largest_first, water_fill
+from slurmdl.placement.quotas import fill_largest_first, uneven_choices, water_fill
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 
@@ -215,6 +216,10 @@ def test_job_size_of_request(request_: JobRequest, expected: JobSize) -> None:
     assert resolve_job_size(request_) == expected
 
 
+def test_first_nodes_take_the_remainder() -> None:
+    assert [JobSize(3, 10).tasks_on_node(i) for i in range(3)] == [4, 3, 3]
+
+
 @pytest.mark.parametrize(("request_", "message"), [
     (JobRequest(ntasks=4), "not certain"), (JobRequest(nodes=(2, 4)), "not certain"),
     (JobRequest(nodes=(2, None)), "not certain"), (JobRequest(nodes=(4, 4), ntasks=2), "do not fill"),
@@ -283,6 +288,8 @@ def test_uneven_choice_in_several_leaves_names_their_zone() -> None:
     placement = place_job(request, nodes, two_level(["a"], ["b"]), SCORES)
     assert placement.nodes_per_zone == {"z0": 1, "z1": 1}
     assert "root" in placement.reason
+    pool = build_candidate_nodes(JobRequest(), FOUR_IDLE, FOUR, SCORES, np.full(16, 4))
+    assert [choice.unused_nodes for choice in uneven_choices(pool, JobSize(3, 12))] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("degraded", [LinkScore(500.0), LinkScore(1000.0, rtt=0.2), LinkScore(1000.0, loss=0.01)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from placing import SCORES, three_level, two_level
 
 from slurmdl.errors import PlacementError
 from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.rank_orders import best_rank_map
+from slurmdl.placement.server_assignment import assign_servers
 from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
@@ -67,6 +70,16 @@ def test_servers_get_the_best_links_on_different_nodes() -> None:
     assert rank_map.rank0_slowdown == rank_map.cost.seconds / rank_map.any_rank0_cost.seconds - 1 > 0
 
 
+def test_server_avoids_the_zone_with_a_slow_uplink_unless_a_node_of_it_is_required() -> None:
+    topology = two_level(*([f"n{z}{i:02d}" for i in range(100)] for z in range(3)))
+    links = network_links(topology.nodes, topology, replace(SCORES, zones={"z0": LinkScore(25.0)}))
+    phases, tasks = Traffic("ps", ps=1).phases(300), np.ones(300, np.int64)
+    servers = assign_servers(links, tasks, phases, 1)
+    assert (servers[:100].sum(), servers.sum()) == (0, 1)
+    required = assign_servers(links, tasks, phases, 1, required_node=43)
+    assert (required[43], required.sum()) == (1, 1)
+
+
 def test_without_zones_slurm_order_is_kept() -> None:
     rank_map = best_rank_map(ALL, Topology.flat([name for name, _ in ALL]), SCORES, Traffic("allreduce"))
     assert rank_map.nodes == tuple(name for name, _ in ALL)
@@ -75,6 +88,7 @@ def test_without_zones_slurm_order_is_kept() -> None:
 def test_node_outside_the_topology_comes_last() -> None:
     rank_map = best_rank_map([ALL[0], ("alien", 1), *ALL[1:]], ALTERNATING, SCORES, Traffic("allreduce"))
     assert rank_map.nodes[-1] == "alien"
+    assert best_rank_map([("alien", 1), *ALL], ALTERNATING, SCORES, Traffic("allreduce"), "any").nodes[-1] == "alien"
     assert Counter(rank_map.nodes) == Counter([name for name, _ in ALL] + ["alien"])
     assert best_rank_map([("alien", 1), *ALL], ALTERNATING, SCORES, Traffic("allreduce")).nodes[0] == "alien"
 

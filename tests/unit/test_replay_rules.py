@@ -14,9 +14,8 @@ from slurmdl.history.leaves import Leaves
 from slurmdl.history.slurm_rules import SlurmBlockRule, SlurmTreeRule, slurm_rule
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.block_rule import BlockRule
-from slurmdl.placement.place import place_job
-from slurmdl.placement.search import MAX_BLOCK_TIE
+from slurmdl.placement.place import MAX_BLOCK_TIE, place_job
+from slurmdl.placement.slurm_limits import BlockRule
 from slurmdl.topology import example
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
