@@ -195,7 +195,7 @@ class PlacementSearch:
         if is_even:
             winner, others = improve(winner, self.without_slow_path, MAX_AVOIDED_PATHS)
             evaluated += others
-            depends_on_nodes = (traffic.needs_search or traffic.is_zone_dependent) and not traffic.tie
+            depends_on_nodes = traffic.needs_search or traffic.is_zone_dependent
             if depends_on_nodes and self.job.tasks <= MAX_SWAP_TASKS and not self.keeps_blocks_whole:
                 winner, _ = improve(winner, self.node_swaps, MAX_SWAP_ROUNDS)
         rank_map = winner.rank_orders.best_map
