@@ -51,7 +51,7 @@ def write_records(path: str, records: int, strategy: str = "") -> None:
     random = np.random.default_rng(SEED)
     leaves = Leaves.from_topology(example.tree_topology(SHAPE))
     names = leaves.node_names
-    best = BestNodes(leaves, CommCosts(leaves, LinkScores(), [strategy or "gossip"], 100e6), is_quick=True)
+    best = BestNodes(CommCosts(leaves, LinkScores(), [strategy or "gossip"], 100e6), is_quick=True)
     is_free = np.ones(len(names), bool)
     running: list[tuple[int, int, list[int]]] = []
     sizes = np.where(random.random(2 * records) < ONE_NODE_SHARE, 1, 2 ** random.integers(1, 9, 2 * records))

@@ -13,10 +13,10 @@ import re
 import time
 import zlib
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import comb
 from typing import NoReturn, TextIO
@@ -261,14 +261,11 @@ class _Header:
         self.free = [i for i, name in enumerate(names) if name.lower() in may_contain]
 
 
-@dataclass
-class _Names:
-    """Distinct strings in order of appearance."""
-
-    index: dict[str, int] = field(default_factory=dict)
-
-    def add(self, name: str) -> int:
-        return self.index.setdefault(name, len(self.index))
+def _new_names() -> dict[str, int]:
+    """A map of distinct strings to their numbers, in order of appearance."""
+    names: defaultdict[str, int] = defaultdict()
+    names.default_factory = names.__len__
+    return names
 
 
 class _RecordReader:
@@ -280,7 +277,7 @@ class _RecordReader:
         #: (kind, effect) -> the first such problem, and how often
         self.problems: dict[tuple[str, str], RecordProblem] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
-        self.users, self.partitions, self.states, self.hostlists = _Names(), _Names(), _Names(), _Names()
+        self.users, self.partitions, self.states, self.hostlists = (_new_names() for _ in range(4))
         self.job_ids: list[str] = []
         self.line_numbers, self.int32_columns = array("q"), [array("i") for _ in range(6)]
         self.int64_columns = [array("q") for _ in range(4)]
@@ -314,10 +311,10 @@ class _RecordReader:
         user, partition, state, nodes, cpus, hostlist = (
             np.frombuffer(column, np.int32) for column in self.int32_columns)
         submit, start, end, limit = (np.frombuffer(column, np.int64) for column in self.int64_columns)
-        hostlists = tuple(self.hostlists.index)
+        hostlists = tuple(self.hostlists)
         return JobTable(tuple(self.job_ids), user, partition, state, submit, start, end, limit,
-                        _filled_node_counts(nodes, hostlist, hostlists), cpus, hostlist, tuple(self.users.index),
-                        tuple(self.partitions.index), tuple(self.states.index), hostlists, self.source,
+                        _filled_node_counts(nodes, hostlist, hostlists), cpus, hostlist, tuple(self.users),
+                        tuple(self.partitions), tuple(self.states), hostlists, self.source,
                         notes=tuple(notes))
 
     def _read_header(self, numbered: Iterator[tuple[int, str]]) -> _Header:
@@ -402,15 +399,14 @@ class _RecordReader:
                 if end > start >= 0:
                     self._add_problem("a run time but no nodes", "not used as a run", number, line)
             else:
-                hostlist = self.hostlists.add(nodelist)
+                hostlist = self.hostlists[nodelist]
             self.het_components += "+" in job_id
             if len(self.job_ids) == _MAX_RECORDS:
                 raise InputError(f"more than {_MAX_RECORDS:,} records; expected a shorter period (sacct -S, -E)",
                                  self.source, number)
             self.job_ids.append(job_id)
             self.line_numbers.append(number)
-            values = (self.users.add(user), self.partitions.add(partition),
-                      self.states.add(state.partition(" ")[0].upper()),
+            values = (self.users[user], self.partitions[partition], self.states[state.partition(" ")[0].upper()],
                       int(node_text) if node_text.isdecimal() and len(node_text) < 9 else 0,
                       int(cpu_text) if cpu_text.isdecimal() and len(cpu_text) < 10 else 0, hostlist)
             for column, value in zip(self.int32_columns, values, strict=True):

@@ -82,8 +82,8 @@ class Audit:
 
     Attributes:
         table: the records, with their problems and notes.
-        leaves: leaf zones of the topology.
         end_s: end of each record; of a running job the latest time in the records.
+        lists: their nodes in the leaf zones of the topology.
         problems: of the records and of their nodes.
         notes: assumptions, one sentence each.
         one_node_jobs: jobs of the period that ran on one node.
@@ -91,7 +91,6 @@ class Audit:
     """
 
     table: JobTable
-    leaves: Leaves
     options: AuditOptions
     jobs: AuditedJobs
     end_s: IntArray
@@ -100,6 +99,10 @@ class Audit:
     notes: tuple[str, ...]
     one_node_jobs: int
     best: dict[int, IntArray] = field(default_factory=dict)
+
+    @property
+    def leaves(self) -> Leaves:
+        return self.lists.leaves
 
     @cached_property
     def lost_node_hours(self) -> FloatArray:
@@ -125,8 +128,7 @@ class Audit:
 
     def leaf_counts(self, row: int) -> IntArray:
         """Nodes of a record per leaf zone, shape (leaves,)."""
-        leaf = self.leaves.leaf_of_node[self.lists.of(int(self.table.hostlist[row]))]
-        return np.bincount(leaf, minlength=len(self.leaves.size))
+        return np.bincount(self.lists.leaves_of(int(self.table.hostlist[row])), minlength=len(self.leaves.size))
 
 
 def audit_jobs(table: JobTable, topology: Topology, scores: LinkScores,
@@ -148,20 +150,20 @@ def audit_jobs(table: JobTable, topology: Topology, scores: LinkScores,
     complete = np.append(lists.is_complete, False)[table.hostlist]
     node_count = np.append(lists.counts, 0)[table.hostlist]
     if not (selected & complete).any():
-        why = _why_none(table, lists, leaves, selected, end_s, options)
+        why = _why_none(table, lists, selected, end_s, options)
         raise InputError(f"no job to audit: {why}", table.source)
     rows = np.flatnonzero(selected & complete & (node_count > 1))
-    used_zones = np.append(_zones_per_list(lists, leaves), 0)[table.hostlist[rows]]
+    used_zones = np.append(_zones_per_list(lists), 0)[table.hostlist[rows]]
     jobs = AuditedJobs(rows, node_count[rows], used_zones, np.minimum(used_zones, 1), np.zeros(len(rows), np.int64),
                        node_count[rows] * (end_s - table.start_s)[rows] / 3600,
                        *np.ones((2, len(options.strategies), len(rows))))
-    best = _compare_with_best(table, end_s, lists, leaves, costs, jobs)
+    best = _compare_with_best(table, end_s, lists, costs, jobs)
     if topology.kind == "block":
-        jobs = replace(jobs, broken_segments=_broken_segments(table, lists, leaves, jobs))
+        jobs = replace(jobs, broken_segments=_broken_segments(table, lists, jobs))
     one_node_jobs = int((selected & (node_count == 1) & complete).sum())
     notes = (*_assumptions(topology, scores, options), *_notes(table, lists, topology, end_s, rows, options))
-    return Audit(table, leaves, options, jobs, end_s, lists, _all_problems(table, lists, leaves, selected, end_s),
-                 notes, one_node_jobs, best)
+    return Audit(table, options, jobs, end_s, lists, _all_problems(table, lists, selected, end_s), notes,
+                 one_node_jobs, best)
 
 
 def count_broken_segments(counts: Sequence[int], base_size: int) -> int:
@@ -187,9 +189,9 @@ def _in_period(table: JobTable, end_s: IntArray, options: AuditOptions) -> BoolA
     return selected
 
 
-def _zones_per_list(lists: NodeLists, leaves: Leaves) -> IntArray:
+def _zones_per_list(lists: NodeLists) -> IntArray:
     """Number of leaf zones of each node list."""
-    zones = np.zeros(len(lists.counts), np.int64)
+    leaves, zones = lists.leaves, np.zeros(len(lists.counts), np.int64)
     step = 100_000  # lists at a time, to bound the memory
     for first in range(0, len(zones), step):
         counts = lists.counts[first:first + step]
@@ -200,21 +202,22 @@ def _zones_per_list(lists: NodeLists, leaves: Leaves) -> IntArray:
     return zones
 
 
-def _compare_with_best(table: JobTable, end_s: IntArray, lists: NodeLists, leaves: Leaves,
-                       costs: CommCosts, jobs: AuditedJobs) -> dict[int, IntArray]:
+def _compare_with_best(table: JobTable, end_s: IntArray, lists: NodeLists, costs: CommCosts,
+                       jobs: AuditedJobs) -> dict[int, IntArray]:
     """Fill the fewest zones and the factors; jobs in one leaf zone cannot be better. Return the worst jobs' best."""
-    search, has_roots = BestNodes(leaves, costs, is_quick=True), bool(np.ptp(leaves.root))
+    search, root = BestNodes(costs, is_quick=True), lists.leaves.root
+    has_roots = bool(np.ptp(root))
     wanted = np.zeros(len(table), bool)
     wanted[jobs.row[jobs.used_zones > 1]] = True
     position = np.full(len(table), -1)
     position[jobs.row] = np.arange(len(jobs))
     kept: list[tuple[float, float, int, IntArray]] = []
     hours, used_zones = jobs.node_hours.tolist(), jobs.used_zones.tolist()
-    for row, free in iter_free_counts(table, end_s, lists, leaves, wanted):
+    for row, free in iter_free_counts(table, end_s, lists, wanted):
         numbers, i = lists.of(int(table.hostlist[row])), int(position[row])
-        leaf = leaves.leaf_of_node[numbers]
+        leaf = lists.leaves.leaf_of_node[numbers]
         if has_roots:  # jobs do not span roots, unless this one does
-            free = np.where(np.isin(leaves.root, leaves.root[leaf]), free, 0)
+            free = np.where(np.isin(root, root[leaf]), free, 0)
         fewest = int(np.searchsorted(np.cumsum(np.sort(free)[::-1]), len(numbers))) + 1
         own, best, counts = search.compare(np.bincount(leaf, minlength=len(free)), free)
         factors = [max(used / least, 1.0) for used, least in zip(costs.of_nodes(numbers, own), best, strict=True)]
@@ -240,7 +243,7 @@ def partition_nodes(table: JobTable, lists: NodeLists) -> dict[int, IntArray]:
     return nodes
 
 
-def iter_free_counts(table: JobTable, end_s: IntArray, lists: NodeLists, leaves: Leaves,
+def iter_free_counts(table: JobTable, end_s: IntArray, lists: NodeLists,
                      wanted: BoolArray) -> Iterator[tuple[int, IntArray]]:
     """Yield (row, free nodes of each leaf zone when that job started) for the wanted rows, by start.
 
@@ -252,9 +255,10 @@ def iter_free_counts(table: JobTable, end_s: IntArray, lists: NodeLists, leaves:
         end_s: end of each record, also of running jobs.
         wanted: mask of rows; jobs with a run time.
     """
-    busy = np.zeros(leaves.nodes, np.int32)
+    busy = np.zeros(lists.leaves.nodes, np.int32)
     count = memoryview(busy)
-    free_of = {partition: _FreeNodes(nodes, leaves) for partition, nodes in partition_nodes(table, lists).items()}
+    free_of = {partition: _FreeNodes(nodes, lists.leaves)
+               for partition, nodes in partition_nodes(table, lists).items()}
     rows = np.flatnonzero(table.has_run & (end_s > table.start_s))
     # ends before starts at the same second
     event_time = np.concatenate([end_s[rows], table.start_s[rows]])
@@ -303,19 +307,19 @@ class _FreeNodes:
         return free
 
 
-def _broken_segments(table: JobTable, lists: NodeLists, leaves: Leaves, jobs: AuditedJobs) -> IntArray:
+def _broken_segments(table: JobTable, lists: NodeLists, jobs: AuditedJobs) -> IntArray:
     broken = np.zeros(len(jobs), np.int64)
     for i in np.flatnonzero(jobs.used_zones > 1).tolist():
-        leaf = leaves.leaf_of_node[lists.of(int(table.hostlist[jobs.row[i]]))]
-        broken[i] = count_broken_segments(np.bincount(leaf).tolist(), leaves.block_size)
+        counts = np.bincount(lists.leaves_of(int(table.hostlist[jobs.row[i]])))
+        broken[i] = count_broken_segments(counts.tolist(), lists.leaves.block_size)
     return broken
 
 
-def _all_problems(table: JobTable, lists: NodeLists, leaves: Leaves, selected: BoolArray,
+def _all_problems(table: JobTable, lists: NodeLists, selected: BoolArray,
                   end_s: IntArray) -> tuple[RecordProblem | str, ...]:
     problems: list[RecordProblem | str] = list(table.problems)
     incomplete = ~np.append(lists.is_complete, True)[table.hostlist]
-    source = leaves.topology.source or "the topology"
+    source = lists.leaves.topology.source or "the topology"
     if lists.unknown:
         bound = "at least " if len(lists.unknown) == MAX_UNKNOWN else ""
         problems.append(f"{bound}{pluralize(len(lists.unknown), 'node')} in no zone of {source}: "
@@ -330,8 +334,7 @@ def _all_problems(table: JobTable, lists: NodeLists, leaves: Leaves, selected: B
     return tuple(problems)
 
 
-def _why_none(table: JobTable, lists: NodeLists, leaves: Leaves, selected: BoolArray, end_s: IntArray,
-              options: AuditOptions) -> str:
+def _why_none(table: JobTable, lists: NodeLists, selected: BoolArray, end_s: IntArray, options: AuditOptions) -> str:
     """Why no record can be audited; at least one of the reasons holds."""
     ran = table.has_run & (end_s > table.start_s)
     if not ran.any():
@@ -342,10 +345,10 @@ def _why_none(table: JobTable, lists: NodeLists, leaves: Leaves, selected: BoolA
                   if value not in (None, ())]
         return f"{pluralize(int(ran.sum()), 'job')} in the records, none selected by {', '.join(limits)}"
     if lists.unknown:
-        known = leaves.node_names[:4]
-        return (f"nodes of the records are in no zone of {leaves.topology.source or 'the topology'}: "
+        known, source = lists.leaves.node_names[:4], lists.leaves.topology.source or "the topology"
+        return (f"nodes of the records are in no zone of {source}: "
                 f"{sample_names(lists.unknown, 3)}; expected {', '.join(known)}"
-                f"{', ...' if leaves.nodes > len(known) else ''}")
+                f"{', ...' if lists.leaves.nodes > len(known) else ''}")
     return f"{pluralize(len(lists.unreadable), 'unreadable node list')}, e.g. {truncate(lists.unreadable[0], 60)!r}"
 
 

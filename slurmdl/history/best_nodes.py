@@ -157,14 +157,13 @@ class BestNodes:
             that are made for all-to-all traffic.
     """
 
-    def __init__(self, leaves: Leaves, costs: CommCosts, rule: SlurmRule | None = None,
-                 is_quick: bool = False) -> None:
-        self.leaves, self.costs, self.rule = leaves, costs, rule
+    def __init__(self, costs: CommCosts, rule: SlurmRule | None = None, is_quick: bool = False) -> None:
+        self.leaves, self.costs, self.rule = costs.leaves, costs, rule
         self._is_all_to_all = next(iter(costs.traffic)) == "gossip" and not is_quick
         self._zones_per_level = 1 if is_quick else MAX_ZONES_PER_LEVEL
-        level, self._low, self._high = np.array(leaves.upper_zones, np.int64).reshape(-1, 3).T
+        level, self._low, self._high = np.array(self.leaves.upper_zones, np.int64).reshape(-1, 3).T
         self._of_level = [np.flatnonzero(level == height) for height in np.unique(level).tolist()]
-        self._tie_break = np.arange(len(leaves.size))
+        self._tie_break = np.arange(len(self.leaves.size))
 
     def compare(self, own: IntArray, free: IntArray) -> tuple[Seconds, Seconds, IntArray]:
         """Compare a job's own nodes with the best ones, which are never worse.

@@ -117,6 +117,7 @@ class NodeLists:
     """Distinct node lists as node numbers; a name with a domain is also the node without it, and vice versa.
 
     Attributes:
+        leaves: in whose order nodes are numbered.
         numbers: node numbers of all lists, one list after the other, without repeats.
         begin: shape (lists + 1,), offset of each list in `numbers`.
         is_complete: shape (lists,), whether the list could be read, and the topology has all its nodes.
@@ -125,6 +126,7 @@ class NodeLists:
         same_host: name in the lists -> name in the topology, where only one of the two has a domain.
     """
 
+    leaves: Leaves
     numbers: Int32Array
     begin: IntArray
     is_complete: BoolArray
@@ -159,8 +161,8 @@ class NodeLists:
                 found = list(dict.fromkeys(found))
             numbers.extend(found)
             begin.append(len(numbers))
-        return cls(np.frombuffer(numbers, np.int32) if numbers else np.zeros(0, np.int32), np.array(begin, np.int64),
-                   is_complete, tuple(unreadable), tuple(unknown), other_names.found)
+        return cls(leaves, np.frombuffer(numbers, np.int32) if numbers else np.zeros(0, np.int32),
+                   np.array(begin, np.int64), is_complete, tuple(unreadable), tuple(unknown), other_names.found)
 
     @cached_property
     def counts(self) -> IntArray:
@@ -169,6 +171,10 @@ class NodeLists:
 
     def of(self, index: int) -> Int32Array:
         return self.numbers[self.begin[index]:self.begin[index + 1]]
+
+    def leaves_of(self, index: int) -> IntArray:
+        """Leaf zone of each node of a list."""
+        return np.asarray(self.leaves.leaf_of_node[self.of(index)])
 
 
 class _OtherNames:

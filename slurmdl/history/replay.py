@@ -73,7 +73,7 @@ class ReplaySettings:
 
     def machine(self) -> Machine:
         leaves = Leaves.from_topology(self.topology)
-        return Machine(leaves, CommCosts(leaves, self.scores, [self.strategy], self.model_bytes))
+        return Machine(CommCosts(leaves, self.scores, [self.strategy], self.model_bytes))
 
 
 @dataclass(frozen=True, eq=False)

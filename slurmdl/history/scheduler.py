@@ -31,8 +31,11 @@ NodeChoice = Callable[[IntArray, int], IntArray | None]
 class Machine:
     """A cluster with its rule and cost model; built once for all policies of a trace."""
 
-    leaves: Leaves
     costs: CommCosts
+
+    @property
+    def leaves(self) -> Leaves:
+        return self.costs.leaves
 
     @cached_property
     def rule(self) -> SlurmRule:
@@ -40,7 +43,7 @@ class Machine:
 
     @cached_property
     def best(self) -> BestNodes:
-        return BestNodes(self.leaves, self.costs, self.rule)
+        return BestNodes(self.costs, self.rule)
 
     def bind(self, free: IntArray, nodes: int) -> IntArray | None:
         """A NodeChoice as that of `slurmdl sbatch`: slurmdl's choice, unless Slurm's own is good enough."""

@@ -231,7 +231,7 @@ def compare_with_place_job(generator, kind, strategy):
     busy = generator.random(leaves.nodes) < generator.uniform(0.1, 0.7)
     free = np.bincount(leaves.leaf_of_node[~busy], minlength=len(leaves.size))
     nodes = int(generator.integers(2, max(3, free.sum())))
-    counts = BestNodes(leaves, costs, rule).choose(free, nodes)
+    counts = BestNodes(costs, rule).choose(free, nodes)
     if counts is None:
         return None
     assert counts.sum() == nodes
@@ -247,7 +247,7 @@ def compare_with_place_job(generator, kind, strategy):
     seconds = placed.rank_map.cost.seconds
     assert costs.of_counts(np.bincount(leaf, minlength=len(free)))[0] == pytest.approx(seconds, rel=1e-9)
     quick = min(costs.of_counts(quota)[0] for _, quota in
-                BestNodes(leaves, costs, is_quick=True).candidates(free, nodes))
+                BestNodes(costs, is_quick=True).candidates(free, nodes))
     return costs.of_counts(counts)[0] / seconds, quick / seconds
 
 

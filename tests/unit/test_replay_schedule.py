@@ -26,7 +26,7 @@ def trace(*jobs):
 
 def machine(topology, strategy="gossip", **scores):
     leaves = Leaves.from_topology(topology)
-    return Machine(leaves, CommCosts(leaves, LinkScores(**scores), [strategy], 1e8))
+    return Machine(CommCosts(leaves, LinkScores(**scores), [strategy], 1e8))
 
 
 def simulate(jobs, topology=TREE, placed=False, communication=FIXED, kind=Simulation, timing=None, bound=False):
