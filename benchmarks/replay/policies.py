@@ -53,7 +53,7 @@ def cases() -> tuple[Case, ...]:
 def rows(seed: int) -> Iterator[Row]:
     """Yield the rows of each case and load."""
     for case in cases():
-        settings = ReplaySettings(case.topology, tuple(POLICIES), strategy=case.strategy, scores=case.scores)
+        settings = ReplaySettings(case.topology, POLICIES, strategy=case.strategy, scores=case.scores)
         for load in LOADS:
             seeds = range(seed, seed + SEEDS)
             outcomes = list(replay_seeds(settings, JOBS, load, seeds, os.cpu_count() or 1))

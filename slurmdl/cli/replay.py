@@ -16,7 +16,7 @@ from slurmdl.text import pluralize, print_escaped
 
 if TYPE_CHECKING:
     from slurmdl.history.replay import PolicyOutcome, ReplaySettings
-    from slurmdl.history.traces import JobTrace, TraceReading
+    from slurmdl.history.traces import JobTrace
 
 _MAX_JOBS, _MAX_SEEDS, _MAX_SEED = 10_000_000, 1000, 2**32
 _DEFAULT_JOBS, _DEFAULT_LOAD = 2000, 0.85
@@ -70,11 +70,11 @@ def build_parser() -> argparse.ArgumentParser:
 def run(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
     _check_options(options)
-    settings, reading = _build_settings(options), _build_reading(options)
     from slurmdl.history.replay import pool_outcomes
     from slurmdl.history.replay_report import draw_replay, format_replay, replay_to_json
 
-    notes, by_seed = _simulate(options, settings, reading)
+    settings = _build_settings(options)
+    notes, by_seed = _simulate(options, settings)
     outcomes = [pool_outcomes(of_policy) for of_policy in zip(*by_seed, strict=True)]
     communication = settings.communication
     assumed = (f"{communication.bound_share:.0%} of the multi-node jobs are bound by communication "
@@ -126,26 +126,23 @@ def _build_settings(options: argparse.Namespace) -> ReplaySettings:
                           Communication(options.bound_share, options.comm_share, options.fixed_run_times))
 
 
-def _build_reading(options: argparse.Namespace) -> TraceReading:
-    from slurmdl.history.traces import TraceReading, parse_column_map
-
-    return TraceReading(options.format, parse_column_map(options.columns), options.cpus_per_node,
-                        options.gpus_per_node)
-
-
-def _simulate(options: argparse.Namespace, settings: ReplaySettings,
-              reading: TraceReading) -> tuple[list[str], list[list[PolicyOutcome]]]:
+def _simulate(options: argparse.Namespace,
+              settings: ReplaySettings) -> tuple[list[str], list[list[PolicyOutcome]]]:
     """Notes on the trace, and the outcomes of the policies for each seed."""
     from slurmdl.history.lublin import generate_lublin_trace
     from slurmdl.history.replay import replay_policies, replay_seeds, usable_trace
-    from slurmdl.history.traces import read_trace
+    from slurmdl.history.traces import parse_column_map, read_trace
 
     machine = settings.machine()
     nodes = machine.leaves.nodes
     cluster = f"{settings.topology.source}: {nodes:,} nodes in {pluralize(len(machine.leaves.size), 'leaf zone')}"
     jobs, load = options.jobs or _DEFAULT_JOBS, options.load or _DEFAULT_LOAD
-    trace = generate_lublin_trace(jobs, nodes, load, options.seed) if options.file is None else \
-        read_trace(options.file, reading).first(options.jobs or 0)
+    columns = parse_column_map(options.columns)
+    if options.file is None:
+        trace = generate_lublin_trace(jobs, nodes, load, options.seed)
+    else:
+        trace = read_trace(options.file, options.format, columns, options.cpus_per_node,
+                           options.gpus_per_node).first(options.jobs or 0)
     trace = usable_trace(trace, machine)
     if len(trace) < 2 or not trace.submit_s[-1]:
         raise UsageError(f"{trace.source}: expected at least two jobs, submitted at different times")

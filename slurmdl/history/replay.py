@@ -24,9 +24,8 @@ from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
 from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
 
-#: policy -> description
-POLICIES = {"slurm": "all jobs by Slurm's rule", "slurmdl": "all jobs by slurmdl's preference",
-            "mixed": "a share of the users by slurmdl's preference", "random": "control: random nodes"}
+#: all jobs by Slurm's rule; all by slurmdl's choice; a share of the users by slurmdl's choice; control: random nodes
+POLICIES = ("slurm", "slurmdl", "mixed", "random")
 SLOWDOWN_BOUND_S = 10.0  # Feitelson: run times below it count as this long
 
 

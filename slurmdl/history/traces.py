@@ -149,22 +149,6 @@ class TraceBuilder:
                         user[order], self.source, tuple(said))
 
 
-@dataclass(frozen=True)
-class TraceReading:
-    """How a trace file is read.
-
-    Attributes:
-        format: one of FORMATS, "" to recognize it by its content.
-        columns: field of CSV_FIELDS -> name of the column; fields that are missing have their own name.
-        cpus_per_node, gpus_per_node: convert processors and GPUs to whole nodes; 0 if not given.
-    """
-
-    format: str = ""
-    columns: Mapping[str, str] = field(default_factory=dict)
-    cpus_per_node: int = 0
-    gpus_per_node: int = 0
-
-
 def parse_column_map(text: str) -> dict[str, str]:
     """Parse `submit=submit_time,run=duration,...`; UsageError for an unknown field."""
     columns = {}
@@ -176,17 +160,26 @@ def parse_column_map(text: str) -> dict[str, str]:
     return columns
 
 
-def read_trace(path: str, reading: TraceReading) -> JobTrace:
-    """Read a trace file, which may be compressed by gzip; InputError if it cannot be read or has no usable job."""
+def read_trace(path: str, kind: str = "", columns: Mapping[str, str] | None = None, cpus_per_node: int = 0,
+               gpus_per_node: int = 0) -> JobTrace:
+    """Read a trace file, which may be compressed by gzip; InputError if it cannot be read or has no usable job.
+
+    Args:
+        kind: one of FORMATS, "" to recognize it by its content.
+        columns: field of CSV_FIELDS -> name of the column of a CSV file, if not the same.
+        cpus_per_node, gpus_per_node: convert processors and GPUs to whole nodes; 0 if not given.
+    """
     with accounting.open_text(path) as text:
         start = accounting.read_start(text)
-        name = reading.format or _recognize_format(start.strip())
+        name = kind or _recognize_format(start.strip())
         if name == "sacct":
             return trace_from_table(accounting.read_accounting_text(text, path, start))
         lines = _limited(itertools.chain(io.StringIO(start.lstrip()), accounting.bounded_lines(text)), path)
         if name == "philly":
             return _read_philly(lines, path)
-        return (_read_swf if name == "swf" else _read_csv)(lines, path, reading)
+        if name == "swf":
+            return _read_swf(lines, path, cpus_per_node)
+        return _read_csv(lines, path, columns or {}, {"nodes": 1, "gpus": gpus_per_node, "cpus": cpus_per_node})
 
 
 def _limited(lines: Iterator[str], path: str) -> Iterator[str]:
@@ -229,8 +222,8 @@ def trace_from_table(table: accounting.JobTable) -> JobTrace:
     return builder.build(notes)
 
 
-def _read_swf(lines: Iterator[str], path: str, reading: TraceReading) -> JobTrace:
-    builder, per_node, header = TraceBuilder(path), reading.cpus_per_node, dict[str, int]()
+def _read_swf(lines: Iterator[str], path: str, cpus_per_node: int) -> JobTrace:
+    builder, per_node, header = TraceBuilder(path), cpus_per_node, dict[str, int]()
     for number, line in enumerate(lines, 1):
         record, text = f"line {number}", line.strip()
         if not text:
@@ -253,12 +246,13 @@ def _read_swf(lines: Iterator[str], path: str, reading: TraceReading) -> JobTrac
             per_node = per_node or max(1, header.get("MaxProcs", 1) // max(1, header.get("MaxNodes", 1)))
             builder.add(record, submit, run, limit, _whole_nodes(allocated if allocated > 0 else requested, per_node),
                         fields[11])
-    how = "--cpus-per-node" if reading.cpus_per_node else "MaxProcs / MaxNodes of the header" \
+    how = "--cpus-per-node" if cpus_per_node else "MaxProcs / MaxNodes of the header" \
         if {"MaxProcs", "MaxNodes"} <= header.keys() else "as the header does not say"
     return builder.build([f"{per_node or 1} processors per node ({how}), jobs take whole nodes"])
 
 
-def _read_csv(lines: Iterator[str], path: str, reading: TraceReading) -> JobTrace:
+def _read_csv(lines: Iterator[str], path: str, columns: Mapping[str, str], per_node: Mapping[str, int]) -> JobTrace:
+    """`per_node`: column of a size -> its units per node."""
     builder = TraceBuilder(path)
     rows = csv.reader(lines)
     try:
@@ -266,16 +260,15 @@ def _read_csv(lines: Iterator[str], path: str, reading: TraceReading) -> JobTrac
     except csv.Error as error:
         raise InputError(f"not CSV ({error})", path, 1) from error
     index = {name: header.index(column) for name in CSV_FIELDS
-             if (column := reading.columns.get(name, name)) in header}
-    for name, column in reading.columns.items():
+             if (column := columns.get(name, name)) in header}
+    for name, column in columns.items():
         if name not in index:
             raise InputError(f"no column {column!r} ({name}); the header has {', '.join(header[:20])}", path, 1)
-    size = next((name for name in ("nodes", "gpus", "cpus") if name in index), "")
-    per_node = {"nodes": 1, "gpus": reading.gpus_per_node, "cpus": reading.cpus_per_node, "": 1}[size]
+    size = next((name for name in per_node if name in index), "")
     if "submit" not in index or not ("run" in index or {"start", "end"} <= index.keys()) or not size:
         raise InputError("expected columns submit, run (or start and end) and nodes (or gpus, cpus); name them by "
                          f"--columns submit=COLUMN,...; the header has {', '.join(header[:20])}", path, 1)
-    if not per_node:
+    if not per_node[size]:
         raise UsageError(f"--{size}-per-node: needed to convert the column {header[index[size]]} to nodes")
     while True:
         try:
@@ -299,7 +292,7 @@ def _read_csv(lines: Iterator[str], path: str, reading: TraceReading) -> JobTrac
             builder.skip("an unreadable time or number", record)
             continue
         limit = _number(values.get("limit", "")) or 0.0
-        builder.add(record, times["submit"], run, limit, _whole_nodes(count, per_node), values.get("user", ""))
+        builder.add(record, times["submit"], run, limit, _whole_nodes(count, per_node[size]), values.get("user", ""))
     return builder.build(["jobs take whole nodes"])
 
 

@@ -13,7 +13,7 @@ from slurmdl import files
 from slurmdl.errors import InputError, UsageError
 from slurmdl.history import lublin, traces
 from slurmdl.history.accounting import read_job_records
-from slurmdl.history.traces import TraceReading, parse_column_map, read_trace, trace_from_table
+from slurmdl.history.traces import parse_column_map, read_trace, trace_from_table
 
 DATA = Path(__file__).parent / "data"
 SWF_HEADER = "; MaxNodes: 64\n; MaxProcs: 256\n; UnixStartTime: 0\n"
@@ -26,7 +26,7 @@ def swf(submit, run, procs, requested=-1, limit=-1, status=1, user=7):
 def read(tmp_path, text, name="trace", **reading):
     path = tmp_path / name
     path.write_text(text)
-    return read_trace(str(path), TraceReading(**reading))
+    return read_trace(str(path), **reading)
 
 
 def test_standard_workload_format(tmp_path):
@@ -139,8 +139,7 @@ def test_sacct_records(tmp_path):
 
 
 def test_json_of_sacct_is_not_taken_for_that_of_philly(tmp_path):
-    text, from_json = (read_trace(str(DATA / f"sacct-24.11.5.{suffix}"), TraceReading())
-                       for suffix in ("txt", "json.gz"))
+    text, from_json = (read_trace(str(DATA / f"sacct-24.11.5.{suffix}")) for suffix in ("txt", "json.gz"))
     for name in ("submit_s", "run_s", "limit_s", "nodes", "user"):
         assert getattr(text, name).tolist() == getattr(from_json, name).tolist()
     for content, kind, message in (
@@ -148,17 +147,17 @@ def test_json_of_sacct_is_not_taken_for_that_of_philly(tmp_path):
             ('{"jobs": []}', "philly", "expected a JSON list, cluster_job_log of the Philly traces"),
             ("[]", "sacct", r"'\[' instead of '{'\); expected the output of `sacct --json`")):
         with pytest.raises(InputError, match=message):
-            read(tmp_path, content, format=kind)
+            read(tmp_path, content, kind=kind)
 
 
 def test_compressed_and_unreadable_files(tmp_path):
     path = tmp_path / "log.swf.gz"
     path.write_bytes(gzip.compress((SWF_HEADER + swf(1, 1, 1)).encode()))
-    assert len(read_trace(str(path), TraceReading())) == 1
+    assert len(read_trace(str(path))) == 1
     path.write_bytes(b"\x1f\x8b broken")
     for name in (str(path), str(tmp_path), str(tmp_path / "missing"), "a\0b"):
         with pytest.raises(InputError, match="is damaged" if name == str(path) else "cannot be read"):
-            read_trace(name, TraceReading())
+            read_trace(name)
 
 
 def test_memory_of_a_trace_is_bounded(tmp_path, monkeypatch):
@@ -166,17 +165,17 @@ def test_memory_of_a_trace_is_bounded(tmp_path, monkeypatch):
     path = tmp_path / "log"  # compression is recognized by the content
     path.write_bytes(gzip.compress((SWF_HEADER + swf(1, 1, 1) * 1000).encode()))
     assert path.stat().st_size < 1000
-    assert len(read_trace(str(path), TraceReading())) == 1000
+    assert len(read_trace(str(path))) == 1000
     monkeypatch.setattr(traces, "MAX_LINES", 500)
     with pytest.raises(InputError, match=r"log: more than 500 lines; expected a shorter period"):
-        read_trace(str(path), TraceReading())
+        read_trace(str(path))
     monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 10_000)
     with pytest.raises(InputError, match=r"log: unpacks to more than .* GiB; expected the records of a shorter"):
-        read_trace(str(path), TraceReading())
+        read_trace(str(path))
     monkeypatch.setattr(traces, "_MAX_JSON_CHARS", 500)
     path.write_text("[" + "\n" * 400 + " " * 101 + "]")
     with pytest.raises(InputError, match="log: more than 500 characters of JSON"):
-        read_trace(str(path), TraceReading())
+        read_trace(str(path))
 
 
 def test_load_is_scaled_by_the_times_between_submissions(tmp_path):
@@ -233,7 +232,7 @@ def test_a_pipe_can_be_read(tmp_path):
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_text, args=("\n" + SWF_HEADER + swf(1, 1, 1),))
     writer.start()
-    assert len(read_trace(str(path), TraceReading())) == 1
+    assert len(read_trace(str(path))) == 1
     writer.join()
 
 
@@ -244,4 +243,4 @@ def test_random_bytes_are_an_input_error(tmp_path, kind):
     for sample in (generator.bytes(3000), b'"' + b"x," * 90_000, b"[" * 50_000, b"submit,run,nodes\n1e400,-1,1e99\n"):
         path.write_bytes(sample)
         with pytest.raises(InputError):
-            read_trace(str(path), TraceReading(kind))
+            read_trace(str(path), kind)
