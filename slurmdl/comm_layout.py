@@ -21,10 +21,10 @@ DIRECT_ELEMENTS = 2 * FIRST_BUCKET_ELEMENTS
 _MAX_DIRECT_RANKS = 16
 #: elements in which the model is assigned to parameter servers (4 MB)
 SHARD_BLOCK = 1 << 20
-#: elements that share a scale in compressed vectors, and those of them that `topk` keeps
-SCALE_BLOCK, TOP_K = 256, 26
+#: elements that share a scale in compressed vectors
+SCALE_BLOCK = 256
 #: compressions of messages, see train.compressors
-COMPRESSION_NAMES = ("none", "fp16", "int8", "int4", "int2", "sign", "topk")
+COMPRESSION_NAMES = ("none", "fp16", "int8", "int4", "sign")
 #: share of the forward pass in the computation of a step
 FORWARD_SHARE = 1 / 3
 
@@ -80,5 +80,4 @@ def packed_bytes(compression: str, length: int) -> int:
     """Bytes of a vector of `length` float32 elements after this compression; see train.compressors."""
     blocks = -(-length // SCALE_BLOCK)
     return {"none": 4 * length, "fp16": 2 * length, "int8": 2 * blocks + length,
-            "int4": 2 * blocks + (length + 1) // 2, "int2": 2 * blocks + (length + 3) // 4,
-            "sign": 2 * blocks + (length + 7) // 8, "topk": 3 * TOP_K * blocks}[compression]
+            "int4": 2 * blocks + (length + 1) // 2, "sign": 2 * blocks + (length + 7) // 8}[compression]

@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
                      help="steps per exchange of gossip or between islands (default: 1, adaptive-gossip 8, "
                           "local-sgd 32)")
     job.add_argument("--compression", metavar="NAME",
-                     help="none, fp16, int8, int4, int2, sign or topk (default: none, adaptive-gossip int4)")
+                     help="none, fp16, int8, int4 or sign (default: none, adaptive-gossip int4)")
     cluster = parser.add_argument_group("cluster")
     cluster.add_argument("--topology", metavar="FILE",
                          help="topology file, or text of `scontrol show topology` (default: the cluster's topology)")

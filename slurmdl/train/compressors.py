@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl import comm_layout
-from slurmdl.comm_layout import SCALE_BLOCK, TOP_K
+from slurmdl.comm_layout import SCALE_BLOCK
 
 FloatArray = npt.NDArray[np.float32]
 ByteArray = npt.NDArray[np.uint8]
@@ -156,37 +156,6 @@ class Int4(Int8):
         return shifted[:length] - np.int8(8)
 
 
-class Int2(Compressor):
-    """Four levels, -1.5, -0.5, 0.5 and 1.5 times a scale per block, rounded to the nearest.
-
-    The scale is the optimal step of four levels for a normal distribution, LEVEL_STEP times the root mean square: the
-    squared error is then 12 % of the vector's square. Rounding is biased, so it needs error feedback, with decay as
-    for Sign.
-
-    Reference: J. Max: Quantizing for minimum distortion. IRE Trans. Inf. Theory 6 (1960), table II.
-    doi:10.1109/TIT.1960.1057548
-    """
-
-    name = "int2"
-    consensus_step_size = 0.3
-    feedback_decay = 0.9
-    LEVEL_STEP = np.float32(0.9957)
-
-    def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
-        blocks = to_blocks(vector)
-        scale = to_fp16(self.LEVEL_STEP * np.sqrt(np.square(blocks).sum(axis=1) / _block_sizes(vector.size)))
-        blocks /= np.where(scale > 0, scale, 1).astype(np.float32)[:, None]
-        levels = np.zeros(-(-vector.size // 4) * 4, np.uint8)
-        levels[:vector.size] = np.clip(np.floor(blocks) + 2, 0, 3).reshape(-1)[:vector.size]
-        first, second, third, fourth = levels.reshape(-1, 4).T
-        return np.concatenate([scale.view(np.uint8), first << 6 | second << 4 | third << 2 | fourth])
-
-    def decompress(self, packed: ByteArray, out: FloatArray) -> None:
-        scales, levels = _unpack_scales(packed, out.size)
-        unpacked = np.stack([levels >> shift & 3 for shift in (6, 4, 2, 0)], axis=1).reshape(-1)[:out.size]
-        np.multiply(unpacked.astype(np.float32) - np.float32(1.5), scales, out=out)
-
-
 class Sign(Compressor):
     """Sign of each element times the mean magnitude of its block.
 
@@ -210,33 +179,5 @@ class Sign(Compressor):
         out[:] = np.where(np.unpackbits(signs, count=out.size), scales, -scales)
 
 
-class TopK(Compressor):
-    """The TOP_K elements of largest magnitude of each block, as float16 with their indices.
-
-    The squared error is at most 1 - TOP_K / SCALE_BLOCK of the vector's square, apart from rounding, so it needs
-    error feedback, with decay as for Sign.
-
-    Reference: S. U. Stich, J.-B. Cordonnier, M. Jaggi: Sparsified SGD with memory. NeurIPS 2018. arXiv:1809.07599
-    """
-
-    name = "topk"
-    consensus_step_size = 0.1
-    feedback_decay = 0.9
-
-    def compress(self, vector: FloatArray, rng: np.random.Generator) -> ByteArray:
-        blocks = to_blocks(vector)
-        indices = np.argpartition(np.abs(blocks), SCALE_BLOCK - TOP_K, axis=1)[:, SCALE_BLOCK - TOP_K:]
-        values = to_fp16(np.take_along_axis(blocks, indices, axis=1))
-        return np.concatenate([values.reshape(-1).view(np.uint8), indices.reshape(-1).astype(np.uint8)])
-
-    def decompress(self, packed: ByteArray, out: FloatArray) -> None:
-        count = num_blocks(out.size)
-        values = packed[:2 * TOP_K * count].view(np.float16).reshape(count, TOP_K)
-        indices = packed[2 * TOP_K * count:].reshape(count, TOP_K).astype(np.int64)
-        blocks = np.zeros((count, SCALE_BLOCK), np.float32)
-        np.put_along_axis(blocks, indices, values.astype(np.float32), axis=1)
-        out[:] = blocks.reshape(-1)[:out.size]
-
-
 COMPRESSORS: dict[str, Compressor] = {compressor.name: compressor for compressor in (
-    NoCompression(), Fp16(), Int8(), Int4(), Int2(), Sign(), TopK())}
+    NoCompression(), Fp16(), Int8(), Int4(), Sign())}

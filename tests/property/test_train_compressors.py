@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmdl.comm_layout import COMPRESSION_NAMES as NAMES
-from slurmdl.comm_layout import SCALE_BLOCK, TOP_K
+from slurmdl.comm_layout import SCALE_BLOCK
 from slurmdl.train.compressors import COMPRESSORS, FloatArray
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
@@ -91,42 +91,10 @@ def test_sign_error_matches_formula(vector: FloatArray) -> None:
             assert (result * block >= 0).all()
 
 
-@bounded
-@given(vectors())
-def test_int2_rounds_to_the_nearest_of_four_levels(vector: FloatArray) -> None:
-    out = round_trip("int2", vector)
-    for block, result in zip(np.split(vector, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK)),
-                             np.split(out, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK)), strict=True):
-        scale = np.float16(min(0.9957 * float(np.sqrt(np.mean(block.astype(np.float64)**2))), 65504)) if len(block) \
-            else 0
-        levels = np.array([-1.5, -0.5, 0.5, 1.5]) * float(scale)
-        nearest = np.abs(block[:, None] - levels).min(axis=1)
-        assert (np.abs(block - result) <= nearest + 2e-3 * float(scale) + 2.0**-23).all()
-
-
-def test_int2_error_of_normal_vectors_is_a_lloyd_max_quantizer() -> None:
-    vector = np.random.default_rng(3).standard_normal(100 * SCALE_BLOCK).astype(np.float32)
-    assert np.square(round_trip("int2", vector) - vector).sum() / np.square(vector).sum() == pytest.approx(0.1188,
-                                                                                                      abs=0.004)
-
-
-@bounded
-@given(vectors())
-def test_topk_keeps_largest_elements(vector: FloatArray) -> None:
-    out = round_trip("topk", vector)
-    kept = out != 0
-    assert (np.abs(out - vector)[kept] <= np.maximum(np.abs(vector[kept]) * 2.0**-11, 2.0**-25)).all()
-    for block, result in zip(np.split(vector, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK)),
-                          np.split(kept, range(SCALE_BLOCK, max(vector.size, 1), SCALE_BLOCK)), strict=True):
-        expected = np.sort(np.abs(block[np.abs(block) > 2.0**-25]))[-TOP_K:]
-        assert np.allclose(np.sort(np.abs(block[result])), expected, rtol=1e-3, atol=1e-7)
-
-
 def test_compression_ratios() -> None:
     length = 100 * SCALE_BLOCK
     ratio = {name: 4 * length / compressor.packed_bytes(length) for name, compressor in COMPRESSORS.items()}
-    assert ratio == pytest.approx({"none": 1, "fp16": 2, "int8": 3.97, "int4": 7.88, "int2": 15.5, "sign": 30.1,
-                                   "topk": 13.1}, rel=0.01)
+    assert ratio == pytest.approx({"none": 1, "fp16": 2, "int8": 3.97, "int4": 7.88, "sign": 30.1}, rel=0.01)
 
 
 def test_compressors_match_option_values() -> None:

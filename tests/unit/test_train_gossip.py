@@ -30,9 +30,7 @@ def test_gossip_equals_product_of_mixing_matrices(graph: str, count: int) -> Non
     assert all(log.strategy.exchanges_skipped == 0 for log in logs)
 
 
-@pytest.mark.parametrize("compression, max_ratio", [("fp16", 1e-3), ("int8", 1e-3), ("int4", 1e-3), ("int2", 0.01),
-                                                    ("sign", 0.1),
-                                                    ("topk", 0.01)])
+@pytest.mark.parametrize("compression, max_ratio", [("fp16", 1e-3), ("int8", 1e-3), ("int4", 1e-3), ("sign", 0.1)])
 @pytest.mark.parametrize("count", [2, 5, 8])
 def test_compressed_gossip_preserves_sum_and_reaches_consensus(compression: str, max_ratio: float,
                                                                count: int) -> None:
@@ -238,7 +236,7 @@ def test_gossip_with_outer_optimizer_matches_formula(graph: str, count: int) -> 
     assert np.abs(x - [log.final for log in logs]).max() < 1e-4
 
 
-@pytest.mark.parametrize("compression", ["int8", "int4", "int2", "sign", "topk"])
+@pytest.mark.parametrize("compression", ["int8", "int4", "sign"])
 def test_compressed_local_sgd_converges_with_error_feedback(compression: str) -> None:
     """The updates pull all workers to one point, and all workers reach it."""
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
@@ -251,7 +249,7 @@ def test_compressed_local_sgd_converges_with_error_feedback(compression: str) ->
     assert len({log.strategy.exchanges for log in logs}) == 1
 
 
-@pytest.mark.parametrize("compression", ["int4", "int2", "sign", "topk"])
+@pytest.mark.parametrize("compression", ["int4", "sign"])
 def test_outer_momentum_with_error_feedback_is_stable(compression: str) -> None:
     config = StrategyConfig("local-sgd", "ring", compression=compression, period=2, outer_momentum=0.9)
 
