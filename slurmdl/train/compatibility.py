@@ -106,7 +106,6 @@ def check_compatibility(config: StrategyConfig) -> None:
     """
     drift_only = config.trigger_name == "drift", "trigger drift"
     for given, option, is_valid, expected in (
-            (config.max_staleness, "--max-staleness", config.strategy == "ps", "strategy ps"),
             (config.period, "--period",
              config.trigger_name == "period" and config.strategy not in ("allreduce", "ps"),
              "gossip, adaptive-gossip, local-sgd and trigger period"),

@@ -119,9 +119,6 @@ class StrategyConfig:
                                  "defaults of a published method; diloco: local-sgd --period 100 --outer-lr 0.7 "
                                  "--outer-momentum 0.9, in slurmdl train with --optimizer adamw; noloco: gossip "
                                  "--period 50 --outer-lr 0.7 --outer-momentum 0.5, with --optimizer adam")
-    max_staleness: int | None = _option(
-        int_parser(0), None, "STEPS",
-        "ps: maximum lead of the fastest worker over the slowest, in steps (default: 0, synchronous)")
     load_balance: str = _option(choice_parser(*LOAD_BALANCE_MODES), "off", "MODE",
                                 "larger batches, or more local steps, for faster ranks: "
                                 f"{', '.join(LOAD_BALANCE_MODES)}")

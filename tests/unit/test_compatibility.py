@@ -67,8 +67,6 @@ def test_valid_configs_match_table_and_run(strategy: str) -> None:
     (StrategyConfig("gossip", "base-2", trigger="period", drift_threshold=0.1), "--drift-threshold",
      ("trigger drift",)),
     (StrategyConfig("allreduce", "ring", period=4), "--period", ("strategy allreduce",)),
-    (StrategyConfig("local-sgd", "ring", max_staleness=2), "--max-staleness",
-     ("strategy local-sgd", "expected strategy ps")),
     (StrategyConfig("ps", "shards", compression="fp16"), "--compression fp16", ("uncompressed",))])
 def test_conflict_message_names_option_reason_and_valid_choices(config: StrategyConfig, option: str,
                                                                 facts: tuple[str, ...]) -> None:

@@ -246,8 +246,6 @@ def test_loader_assigns_every_sample_once_and_resumes_at_position(method: Strate
      "expected --load-balance off, batch-size"),
     (StrategyConfig("ps", "shards", load_balance="local-steps"),
      "--load-balance local-steps: each step takes all workers"),
-    (StrategyConfig("ps", "shards", max_staleness=2, load_balance="local-steps"),
-     "--load-balance local-steps: each step takes all workers"),
     (StrategyConfig("gossip", "base-2", load_balance="local-steps"),
      "--load-balance local-steps: an exchange after every step leaves no steps"),
     (StrategyConfig("gossip", "base-2", shared_memory=True, period=4, load_balance="local-steps"),
@@ -333,7 +331,6 @@ def balanced_runs() -> Iterator[Any]:
             ("allreduce", "allreduce --load-balance batch-size"),
             ("drift", "adaptive-gossip --load-balance local-steps"),
             ("ps", "ps --ps 1 --load-balance batch-size"),
-            ("ps-stale", "ps --ps 1 --max-staleness 2 --load-balance batch-size"),
             ("ps-async", "ps --ps 1 --async --load-balance local-steps")):
         late = name not in ("allreduce", "ps-async")
         yield pytest.param(f"--strategy {text}", id=name, marks=pytest.mark.nightly if late else ())

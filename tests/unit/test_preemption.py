@@ -60,7 +60,7 @@ def test_signal_on_any_rank_stops_all_and_same_command_resumes(strategy: str, tm
     *(pytest.param(words, marks=NIGHTLY) for words in (
         ("--strategy", "gossip", "--async"),
         ("--strategy", "ps", "--async"), ("--strategy", "gossip", "--shared-memory"),
-        ("--strategy", "ps", "--max-staleness", "2"), ("--strategy", "gossip", "--shared-memory", "--async"),
+        ("--strategy", "gossip", "--shared-memory", "--async"),
         ("--strategy", "adaptive-gossip", "--comm-pattern", "base-2", "--compression", "int4")))],
     ids=lambda words: "".join(words[1:]).replace("--", "-"))
 def test_trainer_stops_and_resumes(arguments: tuple[str, ...], tmp_path: Path) -> None:

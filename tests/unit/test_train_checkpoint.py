@@ -85,7 +85,7 @@ def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(case: str, tmp_path: 
 
 
 @pytest.mark.parametrize("words", [
-    "--strategy gossip --async", "--strategy ps --async", "--strategy ps --ps 2 --max-staleness 2",
+    "--strategy gossip --async", "--strategy ps --ps 2 --async",
     "--strategy gossip --async --shared-memory --virtual-zones A:1x2,B:1x2"])
 def test_asynchronous_run_resumes(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     further = {"straggler": "3=3", "checkpoint_dir": tmp_path, "checkpoint_every": 4, "emulate_compute": "0.2"}
@@ -100,7 +100,7 @@ def test_asynchronous_run_resumes(words: str, tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("words", [
     SYNCHRONOUS["base"], SYNCHRONOUS["copies"], SYNCHRONOUS["shared"], SYNCHRONOUS["drift"], SYNCHRONOUS["ps"],
-    "--strategy gossip --async", "--strategy ps --max-staleness 2"])
+    "--strategy gossip --async", "--strategy ps --async"])
 @pytest.mark.parametrize("every", [0, 1])
 def test_signal_in_any_step_stops_all_ranks(every: int, words: str, tmp_path: Path,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_signal_in_any_step_stops_all_ranks(every: int, words: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("words", [
-    SYNCHRONOUS["base"], SYNCHRONOUS["ps"], "--strategy gossip --async", "--strategy ps --max-staleness 2"])
+    SYNCHRONOUS["base"], SYNCHRONOUS["ps"], "--strategy gossip --async", "--strategy ps --async"])
 def test_repeated_signals_start_no_second_query(words: str, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """Signals to every rank, as from scancel: a pending query is not repeated."""
@@ -159,7 +159,7 @@ def test_repeated_signals_start_no_second_query(words: str, tmp_path: Path,
     assert not any(repeated)
 
 
-@pytest.mark.parametrize("words", ["--strategy gossip --async", "--strategy ps --max-staleness 2"])
+@pytest.mark.parametrize("words", ["--strategy gossip --async", "--strategy ps --async"])
 def test_signal_after_decision_stops_at_next_checkpoint(words: str, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """The request is too late for the decided checkpoint."""

@@ -30,8 +30,7 @@ torch.set_num_threads(1)
 ALONE = {"gossip": StrategyConfig("gossip"), "gossip --async": StrategyConfig("gossip", asynchronous=True),
          "local-sgd": StrategyConfig("local-sgd", period=3),
          "ps": StrategyConfig("ps", ps=2),
-         "ps --async": StrategyConfig("ps", ps=2, asynchronous=True),
-         "ps --max-staleness": StrategyConfig("ps", ps=2, max_staleness=2)}
+         "ps --async": StrategyConfig("ps", ps=2, asynchronous=True)}
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3),
     "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),

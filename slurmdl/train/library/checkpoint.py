@@ -36,7 +36,7 @@ DEFAULT_KEPT = 2
 #: maximum delay until a file written by another rank is visible
 VISIBILITY_TIMEOUT_SECONDS = 5.0
 _MANIFEST = "manifest.json"
-_FORMAT = 4
+_FORMAT = 5
 
 
 class CorruptCheckpointError(TrainError):

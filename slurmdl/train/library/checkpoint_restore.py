@@ -221,9 +221,7 @@ def model_holder(world: World) -> int:
 def models_differ(world: World) -> bool:
     """Whether the workers' models differ during training."""
     config = world.config
-    if config.strategy == "ps":
-        return bool(config.asynchronous or config.max_staleness)
-    return config.strategy != "allreduce"
+    return config.asynchronous if config.strategy == "ps" else config.strategy != "allreduce"
 
 
 def _format_layout(layout: Mapping[str, Any]) -> str:

@@ -148,7 +148,7 @@ class WorkAssignment:
                                                    lambda: self._throughput.value)
             return self._dynamic_sampler
         self._balancer = LoadBalancer(
-            global_batches, by_steps, self._recovery.strategy, 1 + prefetch + (config.max_staleness or 0),
+            global_batches, by_steps, self._recovery.strategy, 1 + prefetch,
             lambda speed: comm_thread.submit(lambda: bruck_allgather(p2p, workers, speed)), comm_thread.wait)
         return LockstepSampler(global_batches, worker, by_steps, self._balancer.next_round, lambda: self.global_step,
                                self._averaged_workers)

@@ -1,8 +1,7 @@
-"""Parameter servers: synchronous, with bounded staleness, or asynchronous."""
+"""Parameter servers, synchronous or asynchronous."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,9 +22,9 @@ SKIP_UPDATE = -1
 
 
 def make_parameter_server(ctx: StrategyContext) -> Strategy:
-    """Make this rank's worker or server. Synchronous servers need no staleness bound."""
+    """Make this rank's worker or server."""
     serves = ctx.p2p.rank in ctx.servers
-    if ctx.config.asynchronous or ctx.config.max_staleness:
+    if ctx.config.asynchronous:
         return AsyncPSServer(ctx) if serves else AsyncPSWorker(ctx)
     return SyncPSServer(ctx) if serves else PSWorker(ctx)
 
@@ -237,15 +236,13 @@ class AsyncPSWorker(PSWorker):
 
 
 class AsyncPSServer(PSServerBase):
-    """Updates its shard with each gradient on arrival, and replies as soon as the worker may continue.
+    """Updates its shard with each gradient on arrival, and replies with the new shard.
 
-    A worker may start the next step if it is at most `max_staleness` steps ahead of the slowest active worker;
-    asynchronous workers always may. After tau updates by other workers since it pulled, its gradient is applied with
-    learning rates eta / (1 + tau), so that n workers move the model about as far as their mean gradient.
+    After tau updates by other workers since a worker pulled, its gradient is applied with learning rates eta /
+    (1 + tau), so that n workers move the model about as far as their mean gradient.
 
-    Reference: Q. Ho et al.: More effective distributed ML via a stale synchronous parallel parameter server. NIPS
-    2013. W. Zhang, S. Gupta, X. Lian, J. Liu: Staleness-aware async-SGD for distributed deep learning. IJCAI 2016.
-    arXiv:1511.05950
+    Reference: W. Zhang, S. Gupta, X. Lian, J. Liu: Staleness-aware async-SGD for distributed deep learning. IJCAI
+    2016. arXiv:1511.05950
     """
 
     lockstep = False
@@ -254,13 +251,12 @@ class AsyncPSServer(PSServerBase):
     def __init__(self, ctx: StrategyContext, assignments: Sequence[ShardAssignment] | None = None,
                  owned: Sequence[OwnedShard] | None = None) -> None:
         super().__init__(ctx, assignments, owned)
-        self._max_staleness = math.inf if ctx.config.asynchronous else ctx.config.max_staleness or 0
-        #: steps of each active worker, and number of updates when it last pulled
-        self._worker_steps, self._pulled_at = dict.fromkeys(ctx.workers, 0), dict.fromkeys(ctx.workers, 0)
+        self._active_workers = set(ctx.workers)
+        #: worker -> number of updates when it last pulled
+        self._pulled_at = dict.fromkeys(ctx.workers, 0)
         self._pulled_parameters = {worker: self._make_buffers() for worker in ctx.workers}
         self._receives: dict[int, list[Any]] = {}
         self._sends: dict[int, list[Any]] = {}
-        self._waiting_workers: list[int] = []
         self._updates = 0
         #: workers that wait for a checkpoint, and its number
         self._waiting_for_checkpoint: set[int] = set()
@@ -268,12 +264,10 @@ class AsyncPSServer(PSServerBase):
 
     def state_dict(self) -> dict[str, Any]:
         # in the order of the workers, whose ranks may differ in another allocation
-        return {**super().state_dict(), "worker_steps": list(self._worker_steps.values()),
-                "pulled_at": list(self._pulled_at.values())}
+        return {**super().state_dict(), "pulled_at": list(self._pulled_at.values())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._worker_steps = dict(zip(self._worker_steps, state["worker_steps"], strict=True))
         self._pulled_at = dict(zip(self._pulled_at, state["pulled_at"], strict=True))
 
     def serve_step(self, step: int) -> bool:
@@ -282,8 +276,8 @@ class AsyncPSServer(PSServerBase):
         if worker is not None:
             self._apply_gradient(worker)
             self.backups.exchange_if_due(self._updates)
-            comm_thread.call(self._reply_allowed)
-        elif self._worker_steps:
+            comm_thread.call(lambda: self._send_parameters(worker))
+        elif self._active_workers:
             self.requested_checkpoint = self._checkpoint_number
             self._waiting_for_checkpoint.clear()
         else:
@@ -302,7 +296,7 @@ class AsyncPSServer(PSServerBase):
             sender = transport.iprobe(Tag.ASYNC_PS)
             if sender is not None:
                 self._read_header(sender)
-            elif self._waiting_for_checkpoint == self._worker_steps.keys():
+            elif self._waiting_for_checkpoint == self._active_workers:
                 return None
             else:
                 transport.wait_any_or_message([requests[-1] for requests in self._receives.values()], Tag.ASYNC_PS)
@@ -312,16 +306,13 @@ class AsyncPSServer(PSServerBase):
         transport, header = self._ctx.p2p.transport, self._headers[worker]
         transport.waitall([transport.irecv(worker, header, Tag.ASYNC_PS)])
         if header[0] >= CHECKPOINT_REQUEST:
-            # exclude it from the staleness bound, or the others would never reach the checkpoint
             self._checkpoint_number = int(header[0]) - CHECKPOINT_REQUEST
             self._waiting_for_checkpoint.add(worker)
-            self._reply_allowed()
         elif header[0]:
             self._receives[worker] = [transport.irecv(worker, buffer, Tag.ASYNC_PS)
                                       for buffer in self._pushed_gradients[worker]]
         else:
-            del self._worker_steps[worker]
-            self._reply_allowed()
+            self._active_workers.remove(worker)
 
     def _apply_gradient(self, worker: int) -> None:
         ctx, hyperparameters = self._ctx, self._headers[worker][1:].copy()
@@ -332,17 +323,6 @@ class AsyncPSServer(PSServerBase):
             shard.optimizer(hyperparameters)
         # equal on all servers, whatever the order of pushes
         self._updates += 1
-        self._worker_steps[worker] += 1
-        self._waiting_workers.append(worker)
-
-    def _reply_allowed(self) -> None:
-        """Send the shards to the waiting workers that may continue."""
-        slowest = min((steps for worker, steps in self._worker_steps.items()
-                       if worker not in self._waiting_for_checkpoint), default=0)
-        for worker in list(self._waiting_workers):
-            if self._worker_steps[worker] - slowest <= self._max_staleness:
-                self._waiting_workers.remove(worker)
-                self._send_parameters(worker)
 
     def _send_parameters(self, worker: int) -> None:
         # complete: the worker has received them before it pushed
