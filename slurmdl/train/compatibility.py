@@ -146,8 +146,7 @@ def check_compatibility(config: StrategyConfig) -> None:
 def _check_fragments(config: StrategyConfig) -> None:
     """Check --fragments and --overlap."""
     for count, option in ((config.fragments - 1, f"--fragments {config.fragments}"),
-                          (config.overlap, f"--overlap {config.overlap}"),
-                          (config.local_share is not None, f"--local-share {config.local_share}")):
+                          (config.overlap, f"--overlap {config.overlap}")):
         if count and (config.strategy != "local-sgd" or config.trigger_name != "period"):
             raise InvalidOptionsError(f"{option}: not valid with strategy {config.strategy}, trigger "
                                       f"{config.trigger_name}; expected strategy local-sgd and trigger period")

@@ -131,9 +131,6 @@ class StrategyConfig:
                              "once in --period steps")
     overlap: int = _option(int_parser(0), 0, "STEPS", "local-sgd: steps during which an exchange runs in the "
                            "background")
-    local_share: float | None = _option(
-        float_parser(0, 1), None, "X", "local-sgd: share of a worker's own parameters in its model after an exchange "
-        "(default: 0, with --overlap 0.5)")
     #: trigger drift: first steps with an exchange each, None for the default; not an option
     trigger_warmup: int | None = None
 

@@ -186,17 +186,14 @@ def test_local_sgd_matches_formula(comm_pattern: str, count: int) -> None:
     assert all(np.array_equal(log.final, logs[0].final) for log in logs)
 
 
-@pytest.mark.parametrize(("fragments", "overlap", "local_share"), [
-    (1, 0, 0.25), (3, 0, None), (1, 3, None), (2, 1, 0.0), (2, 2, 0.5), (3, 1, 0.9)])
+@pytest.mark.parametrize(("fragments", "overlap"), [(3, 0), (1, 3), (2, 1), (2, 2)])
 @pytest.mark.parametrize("comm_pattern", ["ring", "hierarchical"])
-def test_fragments_and_overlap_match_formula(fragments: int, overlap: int, local_share: float | None,
-                                             comm_pattern: str) -> None:
+def test_fragments_and_overlap_match_formula(fragments: int, overlap: int, comm_pattern: str) -> None:
     """Each fragment has its own outer step; with an overlap, that of the models some steps before."""
     alpha, mu, period, count, size = 0.7, 0.5, 12, 3, 300
-    config = StrategyConfig("local-sgd", comm_pattern, period=period, fragments=fragments, overlap=overlap,
-                            local_share=local_share)
+    config = StrategyConfig("local-sgd", comm_pattern, period=period, fragments=fragments, overlap=overlap)
     logs = run_strategy(config, count, 40, size=size, initial_spread=0, update=noise(0.1), zones=ZONES[:count])
-    share = local_share if local_share is not None else 0.5 if overlap else 0.0
+    share = 0.5 if overlap else 0.0
     interval, x = period // fragments, np.array([log.initial for log in logs], np.float64)
     z, u, change = x[0].copy(), np.zeros(size), np.zeros(size)
     for step in range(40):

@@ -130,8 +130,11 @@ def test_local_sgd_equals_one_process_per_island(zones: str, pattern: str) -> No
 
 @pytest.mark.parametrize("zones", ["aabb", "aaabbcccc", "abbccc"])
 @pytest.mark.parametrize("compression", ["none", "int8"])
-def test_pieces_that_overlap_with_steps_equal_those_that_do_not(zones: str, compression: str) -> None:
+def test_pieces_that_overlap_with_steps_equal_those_that_do_not(zones: str, compression: str,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     """With a local share of 0, steps during an exchange have no effect: like an exchange that many steps earlier."""
+    monkeypatch.setattr("slurmdl.train.strategies.local_sgd.LOCAL_SHARE", np.float32(0))
+
     def program(overlap: int) -> Callable[[Run], list[Any]]:
         def run_program(run: Run) -> list[Any]:
             model = make_model()
@@ -146,7 +149,7 @@ def test_pieces_that_overlap_with_steps_equal_those_that_do_not(zones: str, comp
             return [flat(model)]
         return run_program
 
-    results = [on_zones(zones, StrategyConfig("local-sgd", inside="zone", period=4, overlap=overlap, local_share=0.0,
+    results = [on_zones(zones, StrategyConfig("local-sgd", inside="zone", period=4, overlap=overlap,
                                               compression=compression), program(overlap)) for overlap in (0, 2)]
     for without, overlapped in zip(*results, strict=True):
         assert torch.equal(without[0], overlapped[0])

@@ -97,6 +97,10 @@ def make_reducer(ctx: StrategyContext) -> RingMean:
     return (RingMean if ctx.config.compression == "none" else CompressedMean)(ctx)
 
 
+#: share of a worker's own parameters in its model after an exchange that overlapped with steps
+LOCAL_SHARE = np.float32(0.5)
+
+
 class LocalSGD(TriggeredStrategy):
     """Outer momentum on the outer parameters z: u = mu u + mean(q), z += alpha (mean(q) + mu u), x = z.
 
@@ -105,7 +109,7 @@ class LocalSGD(TriggeredStrategy):
 
     With fragments, the parts of the model are exchanged in turn, each once in a period. With an overlap, an exchange
     starts some steps before its due step, in the background of the steps in between; then x = (1 - m) z + m x, m the
-    local share, keeps a part of what the worker has learned meanwhile.
+    LOCAL_SHARE, keeps a part of what the worker has learned meanwhile.
 
     Reference: A. Douillard et al.: DiLoCo: distributed low-communication training of language models. 2023.
     arXiv:2311.08105 A. Douillard et al.: Streaming DiLoCo with overlapping communication. 2025. arXiv:2501.18512
@@ -168,11 +172,10 @@ class LocalSGD(TriggeredStrategy):
         velocity *= momentum
         velocity += update
         outer += rate * (update + momentum * velocity)
-        parameters, share = self._ctx.parameters[part], config.local_share
-        share = (0.5 if config.overlap else 0.0) if share is None else share
-        if share:
+        parameters = self._ctx.parameters[part]
+        if config.overlap:
             parameters -= outer
-            parameters *= np.float32(share)
+            parameters *= LOCAL_SHARE
             parameters += outer
         else:
             parameters[:] = outer
