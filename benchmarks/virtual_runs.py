@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -11,11 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from slurmdl.train.trainer.options import Options
+from dataclasses import dataclass
 
 #: number of parallel processes
 MAX_PROCESSES = 2
@@ -63,24 +58,14 @@ def run_trainings(runs: Iterable[tuple[str, ...]]) -> Iterator[Outcome]:
             raise
 
 
-def parse_options(options: Iterable[str]) -> Options:
-    """Parse options of `slurmdl train`, and `--trigger-warmup STEPS`, which only StrategyConfig has."""
-    from slurmdl.train.trainer.options import parse_train_options
-
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--trigger-warmup", type=int)
-    known, train_options = parser.parse_known_args([*options])
-    parsed = parse_train_options(train_options, {})
-    return replace(parsed, strategy_config=replace(parsed.strategy_config, trigger_warmup=known.trigger_warmup))
-
-
 def run_training(options: tuple[str, ...]) -> Outcome:
-    """Run `slurmdl train` with these options; see `parse_options`."""
+    """Run `slurmdl train` with these options."""
+    from slurmdl.train.trainer.options import parse_train_options
     from slurmdl.train.trainer.trainer import train
 
     with tempfile.TemporaryDirectory() as folder:
         metrics = os.path.join(folder, "metrics")
-        summary = train(parse_options([*options, "--metrics", metrics]))
+        summary = train(parse_train_options([*options, "--metrics", metrics], {}))
         assert summary is not None, "a simulation returns its summary"
         with open(metrics, encoding="utf-8") as file:
             steps = [json.loads(line) for line in file]

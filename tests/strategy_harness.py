@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl.train import triggers
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, LockstepSampler, even_rounds
 from slurmdl.train.p2p import MeteredP2P
@@ -64,6 +65,13 @@ def noise(scale: float) -> Update:
 
 def zero_update(worker: int, step: int, parameters: FloatArray) -> FloatArray:
     return np.zeros_like(parameters)
+
+
+def fix_threshold(threshold: float, warmup_steps: int, patch: Callable[[Any, str, float], None] = setattr) -> None:
+    """Let adaptive gossip exchange by a fixed drift, whatever its budget, except in the first steps."""
+    for name, value in (("INITIAL_THRESHOLD", threshold), ("MAX_WARMUP_STEPS", warmup_steps), ("GAIN", 0.0),
+                        ("MAX_GAP_FACTOR", 1e3)):
+        patch(triggers, name, value)
 
 
 def run_strategy(config: StrategyConfig, count: int, steps: int, *,

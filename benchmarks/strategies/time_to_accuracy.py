@@ -27,11 +27,8 @@ DATA = {"same data": SAME, "skewed data": SKEWED}
 EVERY_STEP = ("--strategy", "gossip")
 #: negative control: ranks never exchange, and each trains on its own images
 NO_EXCHANGE = ("--strategy", "gossip", "--period", "1000000")
-#: for slow links; the other adaptive variant, for faster links, exchanges more often at the start
 TARGET_VARIANT = f"adaptive, {BYTES_VARIANT}"
 VARIANTS = {"every step": EVERY_STEP, TARGET_VARIANT: BYTES_VARIANT.options(),
-            "adaptive, int4, budget 5 %, warm-up 60": ("--strategy", "adaptive-gossip", "--compression", "int4",
-                                                       "--comm-budget", "5%", "--trigger-warmup", "60"),
             **{str(variant): variant.options() for variant in (Variant("sign", 2), Variant("int4", 16))},
             "alone": NO_EXCHANGE}
 #: minimum share of communication for a target, and the target: time saved in %

@@ -1,4 +1,4 @@
-"""Valid combinations of strategies, communication patterns, triggers, compressors and modes: one table."""
+"""Valid combinations of strategies, communication patterns, compressors and modes: one table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from slurmdl.errors import InvalidOptionsError
 from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.plan import ISLAND_LEVELS
 from slurmdl.text import pluralize
-from slurmdl.train.strategy_config import LOAD_BALANCE_MODES, TRIGGER_NAMES, StrategyConfig
+from slurmdl.train.strategy_config import LOAD_BALANCE_MODES, StrategyConfig
 
 _GOSSIP = ("gossip", "adaptive-gossip")
 _RANDOMIZED = tuple(name for name, graph in GRAPHS.items() if not graph.static_neighbors)
-_PAIRWISE = tuple(name for name, graph in GRAPHS.items() if graph.static_neighbors and graph.pairwise)
+_STATIC = tuple(name for name, graph in GRAPHS.items() if graph.static_neighbors)
+_PAIRWISE = tuple(name for name in _STATIC if GRAPHS[name].pairwise)
 _WHOLE_MODEL = ("none", "fp16")
 _OPTIONAL, _ANY_ISLANDS = (False, True), (None, *ISLAND_LEVELS)
 #: load balancing if every step takes all workers
@@ -33,7 +34,6 @@ class Combination:
 
     strategies: tuple[str, ...]
     comm_patterns: tuple[str, ...]
-    triggers: tuple[str, ...]
     compressions: tuple[str, ...]
     reasons: Mapping[str, str] = field(default_factory=dict)
     asynchronous: tuple[bool, ...] = (False,)
@@ -44,39 +44,41 @@ class Combination:
     def conflicts(self, config: StrategyConfig) -> dict[str, str]:
         """Option of `config` that this row does not have -> the choices that it has."""
         valid_choices: dict[str, Sequence[object]] = {
-            "--comm-pattern": self.comm_patterns, "--trigger": self.triggers, "--compression": self.compressions,
+            "--comm-pattern": self.comm_patterns, "--compression": self.compressions,
             "--load-balance": self.load_balance_modes, "--async": self.asynchronous,
             "--shared-memory": self.shared_memory, "--inside": self.islands}
         return {option: _format_choice(option, *valid_choices[option])
                 for option, choice in _choices(config).items() if choice not in valid_choices[option]}
 
 
+_RANDOMIZED_REASON = {"--compression": "random partners keep no estimates of each other; only whole models can be sent"}
 #: all valid combinations
 COMBINATIONS = (
-    Combination(("allreduce",), ("ring", "hierarchical"), ("period",), _WHOLE_MODEL,
+    Combination(("allreduce",), ("ring", "hierarchical"), _WHOLE_MODEL,
                 {"--compression": "each partial sum would have to be compressed again"},
                 load_balance_modes=_SYNCHRONOUS_LOAD_BALANCE),
-    Combination(_GOSSIP, _RANDOMIZED, TRIGGER_NAMES, _WHOLE_MODEL,
-                {"--compression": "random partners keep no estimates of each other; only whole models can be sent"},
-                shared_memory=_OPTIONAL, islands=_ANY_ISLANDS),
-    Combination(_GOSSIP, ("one-peer-exponential",), ("period",), COMPRESSION_NAMES,
-                {"--trigger": "a rank that sends to one rank and receives from another cannot agree on an exchange "
-                              "with both"}, shared_memory=_OPTIONAL, islands=_ANY_ISLANDS),
-    Combination(_GOSSIP, _PAIRWISE, TRIGGER_NAMES, COMPRESSION_NAMES, shared_memory=_OPTIONAL, islands=_ANY_ISLANDS),
-    Combination(_GOSSIP, tuple(GRAPHS), TRIGGER_NAMES, _WHOLE_MODEL,
+    Combination(("gossip",), _RANDOMIZED, _WHOLE_MODEL, _RANDOMIZED_REASON, shared_memory=_OPTIONAL,
+                islands=_ANY_ISLANDS),
+    Combination(("gossip",), _STATIC, COMPRESSION_NAMES, shared_memory=_OPTIONAL, islands=_ANY_ISLANDS),
+    Combination(("gossip",), tuple(GRAPHS), _WHOLE_MODEL,
                 {"--compression": "push-sum sends whole models, since no rank keeps an estimate of another"},
                 asynchronous=(True,), shared_memory=_OPTIONAL),
-    Combination(("local-sgd",), ("ring",), TRIGGER_NAMES, COMPRESSION_NAMES, islands=_ANY_ISLANDS),
-    Combination(("local-sgd",), ("hierarchical",), TRIGGER_NAMES, ("none",),
+    Combination(("adaptive-gossip",), _RANDOMIZED, _WHOLE_MODEL, _RANDOMIZED_REASON, islands=_ANY_ISLANDS),
+    Combination(("adaptive-gossip",), _PAIRWISE, COMPRESSION_NAMES,
+                {"--comm-pattern": "a rank that sends to one rank and receives from another cannot agree on an "
+                                   "exchange with both",
+                 "--async": "the ranks of a pair agree on each exchange",
+                 "--shared-memory": "only gossip with a period mixes models in shared memory"}, islands=_ANY_ISLANDS),
+    Combination(("local-sgd",), ("ring",), COMPRESSION_NAMES, islands=_ANY_ISLANDS),
+    Combination(("local-sgd",), ("hierarchical",), ("none",),
                 {"--compression": "sums within and between zones would have to be compressed again at each step"},
                 islands=_ANY_ISLANDS),
-    Combination(("ps",), ("shards",), ("period",), ("none",), load_balance_modes=_SYNCHRONOUS_LOAD_BALANCE),
-    Combination(("ps",), ("shards",), ("period",), ("none",), asynchronous=(True,)),
+    Combination(("ps",), ("shards",), ("none",), load_balance_modes=_SYNCHRONOUS_LOAD_BALANCE),
+    Combination(("ps",), ("shards",), ("none",), asynchronous=(True,)),
 )
 
 #: option -> why a strategy lacks a choice, if the row gives no reason of its own
 _REASONS = {"--comm-pattern": "the communication pattern depends on the strategy",
-            "--trigger": "all gradients are used in every step",
             "--compression": "gradients are sent uncompressed",
             "--async": "all ranks exchange together",
             "--shared-memory": "only gossip mixes models in shared memory",
@@ -85,13 +87,13 @@ _REASONS = {"--comm-pattern": "the communication pattern depends on the strategy
 
 
 def _choices(config: StrategyConfig) -> dict[str, object]:
-    return {"--comm-pattern": config.comm_pattern, "--trigger": config.trigger_name,
+    return {"--comm-pattern": config.comm_pattern,
             "--compression": config.compression, "--load-balance": config.load_balance,
             "--async": config.asynchronous, "--shared-memory": config.shared_memory, "--inside": config.inside}
 
 
 def _format_choice(option: str, *choices: object) -> str:
-    """E.g. `--trigger period, drift`, `--async` or `no --async`."""
+    """E.g. `--compression none, fp16`, `--async` or `no --async`."""
     if choices[0] in (False, None):
         return f"no {option}"
     if choices[0] is True:
@@ -104,28 +106,25 @@ def check_compatibility(config: StrategyConfig) -> None:
 
     In `config`, `strategy` and `comm_pattern` are set.
     """
-    drift_only = config.trigger_name == "drift", "trigger drift"
     for given, option, is_valid, expected in (
-            (config.period, "--period",
-             config.trigger_name == "period" and config.strategy not in ("allreduce", "ps"),
-             "gossip, adaptive-gossip, local-sgd and trigger period"),
-            (config.drift_threshold is not None, "--drift-threshold", *drift_only),
-            (config.comm_budget is not None, "--comm-budget", *drift_only),
+            (config.period, "--period", config.strategy in ("gossip", "local-sgd"), "gossip or local-sgd"),
+            (config.comm_budget is not None, "--comm-budget", config.strategy == "adaptive-gossip",
+             "adaptive-gossip"),
             *((value is not None, option, config.strategy == "local-sgd" or (
                 config.strategy in _GOSSIP and not config.asynchronous and not config.shared_memory),
                "local-sgd, or gossip without --async and --shared-memory") for value, option in (
                 (config.outer_lr, "--outer-lr"), (config.outer_momentum, "--outer-momentum")))):
         if given and not is_valid:
             raise InvalidOptionsError(
-                f"{option}: not valid with strategy {config.strategy}, trigger {config.trigger_name}"
-                f"{', --async' * config.asynchronous}; expected {expected}")
+                f"{option}: not valid with strategy {config.strategy}{', --async' * config.asynchronous}; expected "
+                f"{expected}")
     _check_fragments(config)
     if config.load_balance == "local-steps" and config.strategy in _GOSSIP and not config.asynchronous:
         # ranks may end a round with different numbers of steps, but pairs that exchange after each step may not
         if config.shared_memory:
             raise InvalidOptionsError("--load-balance local-steps: not valid with --shared-memory, whose ranks "
                                       "exchange after every step; expected --load-balance batch-size, or --async")
-        if config.trigger_name == "period" and config.exchange_period == 1:
+        if config.strategy == "gossip" and config.exchange_period == 1:
             raise InvalidOptionsError(
                 "--load-balance local-steps: an exchange after every step leaves no steps to redistribute; expected "
                 "--period 2 or more (at least the speed ratio of the fastest to the slowest rank); --load-balance "
@@ -147,9 +146,8 @@ def _check_fragments(config: StrategyConfig) -> None:
     """Check --fragments and --overlap."""
     for count, option in ((config.fragments - 1, f"--fragments {config.fragments}"),
                           (config.overlap, f"--overlap {config.overlap}")):
-        if count and (config.strategy != "local-sgd" or config.trigger_name != "period"):
-            raise InvalidOptionsError(f"{option}: not valid with strategy {config.strategy}, trigger "
-                                      f"{config.trigger_name}; expected strategy local-sgd and trigger period")
+        if count and config.strategy != "local-sgd":
+            raise InvalidOptionsError(f"{option}: not valid with strategy {config.strategy}; expected local-sgd")
     period, fragments = config.exchange_period, config.fragments
     if config.strategy == "local-sgd" and period % fragments:
         raise InvalidOptionsError(f"--fragments {fragments}: does not divide --period, {pluralize(period, 'step')}; "

@@ -55,7 +55,7 @@ def outer(model: Any, optimizer: Any, group: Any, config: StrategyConfig | None 
         model: a DistributedDataParallel, or a model after `fully_shard`.
         optimizer: of the model's parameters.
         group: process group of this rank's island.
-        config: strategy local-sgd (default) or gossip, with a period; None: from the variables SLURMDL_TRAIN_*.
+        config: strategy local-sgd (default) or gossip; None: from the variables SLURMDL_TRAIN_*.
         seed: of random partners and of compression.
     """
     return OuterSync(model, optimizer, group, config or resolve({}, os.environ), seed)
@@ -203,9 +203,9 @@ class _ModelPart(DeviceCopies):
 
 def _checked_config(config: StrategyConfig) -> StrategyConfig:
     strategy = config.strategy or "local-sgd"
-    if strategy not in _STRATEGIES or config.trigger_name != "period":
-        raise InvalidOptionsError(f"outer(): strategy {strategy}, trigger {config.trigger_name}; expected "
-                                  f"{' or '.join(_STRATEGIES)} with a period, since no rank sees the whole model")
+    if strategy not in _STRATEGIES:
+        raise InvalidOptionsError(f"outer(): strategy {strategy}; expected {' or '.join(_STRATEGIES)}, since no rank "
+                                  "sees the whole model")
     config = replace(config, strategy=strategy, inside="zone",
                      comm_pattern=config.comm_pattern or default_pattern(strategy, False))
     check_compatibility(config)

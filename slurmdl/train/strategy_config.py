@@ -28,7 +28,6 @@ BACKEND_VARIABLE = f"{ENV_PREFIX}BACKEND"
 #: variables with the prefix that are no fields of StrategyConfig
 NON_STRATEGY_VARIABLES = (TRACE_DIR_VARIABLE, CHECKPOINT_DIR_VARIABLE, CHECKPOINT_EVERY_VARIABLE,
                           CHECKPOINT_KEEP_VARIABLE, CHECK_EVERY_VARIABLE, TIMEOUT_VARIABLE, BACKEND_VARIABLE)
-TRIGGER_NAMES = ("period", "drift")
 #: published method -> its settings. A. Douillard et al.: DiLoCo: distributed low-communication training of language
 #: models. 2023. arXiv:2311.08105. There, models are exchanged every 500 steps, in runs of 64,000.
 #: J. Kolehmainen et al.: NoLoCo: no-all-reduce low communication training method for large models. 2025.
@@ -37,6 +36,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "diloco": {"strategy": "local-sgd", "period": 100, "outer_lr": 0.7, "outer_momentum": 0.9},
     "noloco": {"strategy": "gossip", "period": 50, "outer_lr": 0.7, "outer_momentum": 0.5}}
 DEFAULT_OUTER_LR, DEFAULT_OUTER_MOMENTUM = 0.7, 0.5
+#: adaptive-gossip sends 92 % fewer bytes than gossip, as published by Ho et al.: Adaptive communication for gossip SGD.
+#: 2018
+DEFAULT_COMM_BUDGET = 0.08
 LOAD_BALANCE_MODES = ("off", "batch-size", "local-steps")
 
 
@@ -96,18 +98,12 @@ class StrategyConfig:
     ps: int | None = _option(int_parser(0), None, "N", "parameter servers (default: the plan's, else 1 with ps)")
     compression: str = _option(choice_parser(*COMPRESSION_NAMES), "none", "NAME",
                                f"compression of messages: {', '.join(COMPRESSION_NAMES)}")
-    trigger: str | None = _option(
-        choice_parser(*TRIGGER_NAMES), None, "NAME",
-        "when to exchange: every --period steps, or when the model has drifted by --drift-threshold (default: "
-        "period; with adaptive-gossip, --drift-threshold or --comm-budget: drift)")
-    period: int | None = _option(int_parser(1), None, "STEPS", "steps between exchanges (default: 1; local-sgd: 32)")
-    drift_threshold: float | None = _option(
-        float_parser(0, float("inf")), None, "X",
-        "drift that triggers an exchange, relative to the model's norm, at the first learning rate; scaled with the "
-        "learning rate (default: 0.05)")
+    period: int | None = _option(int_parser(1), None, "STEPS",
+                                 "gossip, local-sgd: steps between exchanges (default: 1; local-sgd: 32)")
     comm_budget: float | None = _option(
         float_parser(0, 1, percent=True), None, "SHARE",
-        "bytes as a share of the bytes of fp32 gossip at every step, e.g. 1%%; sets the drift threshold")
+        "adaptive-gossip: bytes as a share of the bytes of fp32 gossip at every step, e.g. 1%%; sets the drift that "
+        f"triggers an exchange (default: {100 * DEFAULT_COMM_BUDGET:g}%%)")
     asynchronous: bool = _option(_parse_switch, False, "", "asynchronous exchanges (gossip, ps)")
     shared_memory: bool = _option(_parse_switch, False, "",
                                   "gossip through shared memory inside a node, one leader per node outside")
@@ -131,14 +127,6 @@ class StrategyConfig:
                              "once in --period steps")
     overlap: int = _option(int_parser(0), 0, "STEPS", "local-sgd: steps during which an exchange runs in the "
                            "background")
-    #: trigger drift: first steps with an exchange each, None for the default; not an option
-    trigger_warmup: int | None = None
-
-    @property
-    def trigger_name(self) -> str:
-        """The trigger asked for, else the one implied by the other fields; one of TRIGGER_NAMES."""
-        implies_drift = self.strategy == "adaptive-gossip" or (self.drift_threshold, self.comm_budget) != (None, None)
-        return self.trigger or ("drift" if implies_drift else "period")
 
     @property
     def has_outer_optimizer(self) -> bool:
@@ -153,7 +141,7 @@ class StrategyConfig:
 
     @property
     def exchange_period(self) -> int:
-        """Steps between exchanges with the trigger `period`; of the same fragment of the model."""
+        """Steps between exchanges of the same fragment of the model, except with adaptive-gossip."""
         return self.period or default_period(self.strategy or "")
 
 
@@ -206,6 +194,4 @@ def resolve(options: Mapping[str, Any], environ: Mapping[str, str]) -> StrategyC
     if values.get("strategy", preset.get("strategy")) != preset.get("strategy", values.get("strategy")):
         raise UsageError(f"--preset {values['preset']}: not valid with --strategy {values['strategy']}; expected "
                          f"{preset['strategy']}")
-    if values.get("trigger") == "drift" or {"drift_threshold", "comm_budget"} & values.keys():
-        preset = {name: value for name, value in preset.items() if name != "period"}
     return StrategyConfig(**{**preset, **values})

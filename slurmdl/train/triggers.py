@@ -1,4 +1,4 @@
-"""Triggers decide when the ranks exchange. A new one is one class and one line in TRIGGERS."""
+"""Triggers decide when the ranks exchange: every period, or by the drift of the models within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from slurmdl.errors import InvalidOptionsError
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.mixing.drift_estimator import DriftEstimator
 from slurmdl.train.stateful import Stateful
-from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.strategy_config import DEFAULT_COMM_BUDGET, StrategyConfig
 
 FloatArray = npt.NDArray[np.float32]
 
-#: steps between two due steps of the drift trigger: default, and if a budget affords more. Ranks decide half an
-#: interval ahead
-DECISION_INTERVAL, BUDGETED_DECISION_INTERVAL = 4, 2
-#: default drift that triggers an exchange
-DEFAULT_DRIFT_THRESHOLD = 0.05
-#: default number of first steps with an exchange each
-DEFAULT_WARMUP_STEPS = 30
+#: steps between two due steps of the drift trigger, also if the budget affords more. Ranks decide half an interval
+#: ahead
+DECISION_INTERVAL, SHORT_DECISION_INTERVAL = 4, 2
+#: drift that triggers an exchange at first
+INITIAL_THRESHOLD = 0.05
+#: maximum number of first steps with an exchange each
+MAX_WARMUP_STEPS = 30
 #: change of log(threshold) for one exchange too many
 GAIN = 0.2
 #: steps over which a surplus or deficit is spread
@@ -108,10 +108,7 @@ class CommBudget(Stateful):
 
 
 class Trigger(Stateful):
-    """Due steps of exchanges, and the urgency of an exchange for this rank.
-
-    Ranks evaluate their models some steps ahead, so that the decision overlaps with computation. In this base class
-    all ranks exchange in each due step.
+    """An exchange every `exchange_period` steps, or of a fragment in each equal part of them, by all ranks.
 
     Args:
         parameters: shape (D,), the model, which changes in place.
@@ -122,18 +119,21 @@ class Trigger(Stateful):
 
     def __init__(self, config: StrategyConfig, parameters: FloatArray, sizes: Sequence[int],
                  learning_rate: Callable[[], float], cost: CommCost) -> None:
-        self._config = config
+        self._period = config.exchange_period // config.fragments
 
     def next_due(self, step: int) -> int:
         """The first due step after `step` (-1 for the start); equal on all ranks."""
-        raise NotImplementedError
+        return ((step + 1) // self._period + 1) * self._period - 1
 
     def is_unconditional(self, step: int) -> bool:
         """Whether all ranks exchange in a due step regardless of their models; equal on all ranks."""
         return True
 
     def decision_step(self, due_step: int) -> int:
-        """The step in which ranks evaluate their models for a due step, after the previous due step."""
+        """The step in which ranks evaluate their models for a due step, after the previous due step.
+
+        It is some steps ahead, so that the decision overlaps with computation.
+        """
         return due_step
 
     def urgency(self, due_step: int) -> float:
@@ -147,20 +147,12 @@ class Trigger(Stateful):
         """Record that all models were made equal in a step, outside of exchanges."""
 
 
-class PeriodTrigger(Trigger):
-    """An exchange every `exchange_period` steps, or of a fragment in each equal part of them."""
-
-    def next_due(self, step: int) -> int:
-        period = self._config.exchange_period // self._config.fragments
-        return ((step + 1) // period + 1) * period - 1
-
-
 class DriftTrigger(Trigger):
     """An exchange if |x - s| / |s| exceeds a threshold; x the model, s the model after the last exchange.
 
-    The norms are estimated (DriftEstimator). The threshold scales with the learning rate: theta_t = theta_0 eta_t /
-    eta_0, eta_0 the largest rate so far, so that a rate warm-up does not lower it. In the first steps all exchange,
-    and intervals between exchanges are bounded (MAX_INTERVAL, CommBudget).
+    The norms are estimated (DriftEstimator). The budget sets the threshold, which scales with the learning rate:
+    theta_t = theta eta_t / eta_0, eta_0 the largest rate so far, so that a rate warm-up does not lower it. In the
+    first steps all exchange, and intervals between exchanges are bounded (CommBudget).
 
     Reference: N. Singh, D. Data, J. George, S. Diggavi: SPARQ-SGD: event-triggered and compressed communication in
     decentralized optimization. IEEE CDC 2020. arXiv:1910.14280
@@ -172,25 +164,16 @@ class DriftTrigger(Trigger):
                  learning_rate: Callable[[], float], cost: CommCost) -> None:
         self._learning_rate = learning_rate
         self._drift_estimator = DriftEstimator(parameters, sizes)
-        self._initial_threshold = (DEFAULT_DRIFT_THRESHOLD if config.drift_threshold is None
-                                   else config.drift_threshold)
         self._max_learning_rate = 0.0
         self._last_exchange_step = -1
-        self._warmup_steps, self._decision_interval = DEFAULT_WARMUP_STEPS, DECISION_INTERVAL
-        self._max_interval, self._budget = MAX_INTERVAL, None
-        if config.comm_budget is not None:
-            full_bytes = 4 * parameters.size
-            # exchanges per step that the budget pays for, if each sends one model and nothing else is sent: the other
-            # costs differ between ranks, but due steps must not
-            rate = min(1.0, config.comm_budget * full_bytes
-                       / COMPRESSORS[config.compression].packed_bytes(parameters.size))
-            self._warmup_steps = min(DEFAULT_WARMUP_STEPS, int(WARMUP_SHARE * HORIZON_STEPS * rate))
-            if rate > 1 / DECISION_INTERVAL:
-                self._decision_interval = BUDGETED_DECISION_INTERVAL
-            self._budget = CommBudget(config.comm_budget, full_bytes, cost, self._decision_interval)
-            self._max_interval = self._budget.max_interval
-        if config.trigger_warmup is not None:
-            self._warmup_steps = config.trigger_warmup
+        share = DEFAULT_COMM_BUDGET if config.comm_budget is None else config.comm_budget
+        full_bytes = 4 * parameters.size
+        # exchanges per step that the budget pays for, if each sends one model and nothing else is sent: the other
+        # costs differ between ranks, but due steps must not
+        rate = min(1.0, share * full_bytes / COMPRESSORS[config.compression].packed_bytes(parameters.size))
+        self._warmup_steps = min(MAX_WARMUP_STEPS, int(WARMUP_SHARE * HORIZON_STEPS * rate))
+        self._decision_interval = DECISION_INTERVAL if rate <= 1 / DECISION_INTERVAL else SHORT_DECISION_INTERVAL
+        self._budget = CommBudget(share, full_bytes, cost, self._decision_interval)
 
     def next_due(self, step: int) -> int:
         if step + 1 < self._warmup_steps:
@@ -205,23 +188,19 @@ class DriftTrigger(Trigger):
         return due_step - self._decision_interval // 2
 
     def urgency(self, due_step: int) -> float:
-        if self.next_due(due_step) - self._last_exchange_step > self._max_interval:
+        if self.next_due(due_step) - self._last_exchange_step > self._budget.max_interval:
             return math.inf
         rate = self._learning_rate()
         self._max_learning_rate = max(self._max_learning_rate, rate)
         scale = rate / self._max_learning_rate if self._max_learning_rate else 1.0
-        threshold = self._initial_threshold * scale * (self._budget.threshold_factor if self._budget else 1.0)
+        threshold = INITIAL_THRESHOLD * scale * self._budget.threshold_factor
         return self._drift_estimator.relative_drift() / max(threshold, 1e-12)
 
     def observe(self, step: int, exchanged: bool) -> None:
         if exchanged:
             self.reset_reference(step)
-        if self._budget:
-            self._budget.update(step, exchanged, self.is_unconditional(step))
+        self._budget.update(step, exchanged, self.is_unconditional(step))
 
     def reset_reference(self, step: int) -> None:
         self._drift_estimator.reset()
         self._last_exchange_step = step
-
-
-TRIGGERS: dict[str, type[Trigger]] = {"period": PeriodTrigger, "drift": DriftTrigger}

@@ -168,5 +168,5 @@ def test_variants_are_valid_trainer_options() -> None:
         check_compatibility(dataclasses.replace(parsed.strategy_config, comm_pattern="base-2"))
     for variant, rate in itertools.product(time_to_accuracy.VARIANTS.values(), time_to_accuracy.RATES):
         arguments = [*time_to_accuracy.COMMON, *time_to_accuracy.link_options(rate), *variant]
-        assert len(virtual_runs.parse_options(arguments).virtual_links) == 2
+        assert len(parse_train_options(arguments, {}).virtual_links) == 2
     assert virtual_runs.MAX_PROCESSES == 2

@@ -18,7 +18,7 @@ SCRIPT = str(Path(__file__).parent / "device_script.py")
 STRATEGIES = {
     "allreduce": ({"STRATEGY": "allreduce"}, 2),
     "gossip": ({"STRATEGY": "gossip", "PERIOD": "3"}, 2),
-    "adaptive-gossip": ({"STRATEGY": "adaptive-gossip", "DRIFT_THRESHOLD": "0.01"}, 2),
+    "adaptive-gossip": ({"STRATEGY": "adaptive-gossip", "COMM_BUDGET": "20%"}, 2),
     "local-sgd": ({"STRATEGY": "local-sgd", "PERIOD": "8", "COMPRESSION": "int8"}, 2),
     "ps": ({"STRATEGY": "ps", "PS": "1"}, 3),
 }

@@ -13,11 +13,11 @@ from slurmdl.comm_layout import COMPRESSION_NAMES
 from slurmdl.errors import InvalidRunError
 from slurmdl.plan import COMM_PATTERNS
 from slurmdl.train import compatibility
-from slurmdl.train.strategy_config import TRIGGER_NAMES, StrategyConfig
+from slurmdl.train.strategy_config import StrategyConfig
 
-ALL_CONFIGS = [StrategyConfig(strategy, pattern, compression=compression, trigger=trigger, asynchronous=asynchronous)
-               for strategy, patterns in COMM_PATTERNS.items() for pattern, compression, trigger, asynchronous in
-               itertools.product(patterns, COMPRESSION_NAMES, TRIGGER_NAMES, (False, True))]
+ALL_CONFIGS = [StrategyConfig(strategy, pattern, compression=compression, asynchronous=asynchronous)
+               for strategy, patterns in COMM_PATTERNS.items() for pattern, compression, asynchronous in
+               itertools.product(patterns, COMPRESSION_NAMES, (False, True))]
 
 
 def is_valid(config: StrategyConfig) -> bool:
@@ -31,20 +31,19 @@ def is_valid(config: StrategyConfig) -> bool:
 
 
 @pytest.mark.parametrize("strategy", COMM_PATTERNS)
-def test_valid_configs_match_table_and_run(strategy: str) -> None:
+def test_valid_configs_match_table_and_run(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurmdl.train.triggers.MAX_WARMUP_STEPS", 3)
     accepted = {config for config in ALL_CONFIGS if config.strategy == strategy and is_valid(config)}
-    listed = {StrategyConfig(strategy, pattern, compression=compression, trigger=trigger, asynchronous=asynchronous)
+    listed = {StrategyConfig(strategy, pattern, compression=compression, asynchronous=asynchronous)
               for row in compatibility.COMBINATIONS if strategy in row.strategies
-              for pattern, compression,
-              trigger in itertools.product(row.comm_patterns, row.compressions, row.triggers)
-              for asynchronous in row.asynchronous}
+              for pattern, compression, asynchronous in itertools.product(row.comm_patterns, row.compressions,
+                                                                          row.asynchronous)}
     assert accepted == listed
     if strategy in ("allreduce", "ps"):
         return
     for config in accepted:
-        workers = run_strategy(replace(config, trigger_warmup=3, period=2 if config.trigger == "period" else None), 4,
-                               12,
-                       update=noise(0.1), zones="aabb")
+        workers = run_strategy(replace(config, period=None if strategy == "adaptive-gossip" else 2), 4, 12,
+                               update=noise(0.1), zones="aabb")
         assert sum(worker.strategy.exchanges for worker in workers) > 0, config
         if "gossip" in strategy:
             assert sum_error(workers) < 1e-5, config
@@ -52,20 +51,21 @@ def test_valid_configs_match_table_and_run(strategy: str) -> None:
 
 @pytest.mark.parametrize("config, option, facts", [
     (StrategyConfig("gossip", "random-matching", compression="int4"), "--compression int4",
-     ("random partners", "gossip --comm-pattern random-matching --trigger period",
-      "expected --compression none, fp16; or --comm-pattern one-peer-exponential; "
-      "or --comm-pattern base-2, zone-aware")),
+     ("random partners", "gossip --comm-pattern random-matching",
+      "expected --compression none, fp16; or --comm-pattern one-peer-exponential, base-2, zone-aware")),
     (StrategyConfig("gossip", "base-2", compression="int4", asynchronous=True), "--compression int4",
-     ("whole models", "gossip --comm-pattern base-2 --trigger period --async",
+     ("whole models", "gossip --comm-pattern base-2 --async",
       "expected --compression none, fp16; or no --async")),
-    (StrategyConfig("adaptive-gossip", "one-peer-exponential"), "--trigger drift", ("receives from another",)),
+    (StrategyConfig("adaptive-gossip", "one-peer-exponential"), "--comm-pattern one-peer-exponential",
+     ("receives from another", "expected --comm-pattern base-2, zone-aware; or --comm-pattern random-matching")),
+    (StrategyConfig("adaptive-gossip", "base-2", asynchronous=True), "--async", ("agree on each", "no --async")),
+    (StrategyConfig("adaptive-gossip", "base-2", shared_memory=True), "--shared-memory", ("only gossip with a period",)),
     (StrategyConfig("allreduce", "hierarchical", compression="int8"), "--compression int8", ("partial sum",)),
     (StrategyConfig("local-sgd", "hierarchical", compression="int8"), "--compression int8",
      ("within and between zones",)),
     (StrategyConfig("local-sgd", "ring", shared_memory=True), "--shared-memory", ("only gossip",)),
-    (StrategyConfig("gossip", "base-2", period=3, comm_budget=0.1), "--period", ("strategy gossip, trigger drift",)),
-    (StrategyConfig("gossip", "base-2", trigger="period", drift_threshold=0.1), "--drift-threshold",
-     ("trigger drift",)),
+    (StrategyConfig("adaptive-gossip", "base-2", period=3), "--period", ("strategy adaptive-gossip", "local-sgd")),
+    (StrategyConfig("gossip", "base-2", comm_budget=0.1), "--comm-budget", ("strategy gossip", "adaptive-gossip")),
     (StrategyConfig("allreduce", "ring", period=4), "--period", ("strategy allreduce",)),
     (StrategyConfig("ps", "shards", compression="fp16"), "--compression fp16", ("uncompressed",))])
 def test_conflict_message_names_option_reason_and_valid_choices(config: StrategyConfig, option: str,
@@ -86,11 +86,11 @@ def combinations_table() -> str:
     """COMBINATIONS as a Markdown table."""
     def code(names: tuple[str, ...]) -> str:
         return ", ".join(f"`{name}`" for name in names)
-    lines = ["| strategy | `--comm-pattern` | `--trigger` | `--compression` | `--load-balance` | switches |",
-             "| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| strategy | `--comm-pattern` | `--compression` | `--load-balance` | switches |",
+             "| --- | --- | --- | --- | --- |"]
     for row in compatibility.COMBINATIONS:
         switches = [f"`{option}`{' or not' * (False in choices)}" for option, choices in (
             ("--async", row.asynchronous), ("--shared-memory", row.shared_memory)) if True in choices]
-        lines.append(f"| {code(row.strategies)} | {code(row.comm_patterns)} | {code(row.triggers)} | "
+        lines.append(f"| {code(row.strategies)} | {code(row.comm_patterns)} | "
                      f"{code(row.compressions)} | {code(row.load_balance_modes)} | {', '.join(switches)} |")
     return "\n".join(lines)

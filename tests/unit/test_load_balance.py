@@ -339,7 +339,7 @@ def balanced_runs() -> Iterator[Any]:
 @pytest.mark.parametrize("words", list(balanced_runs()))
 def test_balanced_run_reaches_accuracy_and_summed_speed(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the virtual clock, compared with the sum of the ranks' speeds."""
-    monkeypatch.setattr("slurmdl.train.triggers.DEFAULT_WARMUP_STEPS", 10)
+    monkeypatch.setattr("slurmdl.train.triggers.MAX_WARMUP_STEPS", 10)
     balanced = simulate_run(*words.split())
     equal = simulate_run(*words.replace("batch-size", "off").replace("local-steps", "off").split(), slow="")
     workers = balanced["num_workers"]

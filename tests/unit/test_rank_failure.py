@@ -18,7 +18,7 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[int, int]]] = {
                                      {0: 30, 2: 60}),
     "two at once": ({"strategy": "gossip", "comm_pattern": "one-peer-exponential"}, 5, {1: 40, 2: 40}),
     "compressed": ({"strategy": "gossip", "comm_pattern": "base-2", "compression": "int4"}, 4, {3: 40}),
-    "drift trigger": ({"strategy": "adaptive-gossip", "drift_threshold": 0.05, "trigger_warmup": 5}, 4, {1: 50}),
+    "drift trigger": ({"strategy": "adaptive-gossip", "comm_budget": 0.1}, 4, {1: 50}),
     "asynchronous": ({"strategy": "gossip", "asynchronous": True}, 4, {0: 40}),
     "shared memory": ({"strategy": "gossip", "shared_memory": True}, 4, {2: 40}),
     "shared memory, asynchronous": ({"strategy": "gossip", "shared_memory": True, "asynchronous": True}, 4,

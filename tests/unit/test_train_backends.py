@@ -30,7 +30,7 @@ def slurmdl_lines(text: str) -> list[str]:
 @pytest.mark.parametrize("options", [
     "--strategy allreduce",
     pytest.param("--strategy ps --ps 2", marks=pytest.mark.nightly),
-    pytest.param("--strategy adaptive-gossip --drift-threshold 0.01 --compression int8", marks=pytest.mark.nightly),
+    pytest.param("--strategy adaptive-gossip --comm-budget 10% --compression int8", marks=pytest.mark.nightly),
     pytest.param("--strategy allreduce --compression fp16", marks=pytest.mark.nightly),
     pytest.param("--strategy gossip", marks=pytest.mark.nightly),
     pytest.param("--strategy gossip --comm-pattern one-peer-exponential", marks=pytest.mark.nightly),

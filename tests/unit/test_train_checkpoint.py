@@ -29,17 +29,16 @@ from slurmdl.train.transports import virtual
 SYNCHRONOUS = {
     "allreduce": "--strategy allreduce --optimizer adam --lr 0.003",
     "random": "--strategy gossip", "base": "--strategy gossip --comm-pattern base-2",
-    "copies": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --drift-threshold 0.02",
+    "copies": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4",
     "budget": "--strategy adaptive-gossip --comm-budget 5% --compression sign "
               "--comm-pattern base-2",
     "shared": "--strategy gossip --shared-memory --virtual-zones A:1x2,B:1x2",
     "one-peer": "--strategy gossip --comm-pattern one-peer-exponential",
     "local-sgd": "--strategy local-sgd --compression int8 --period 8",
-    "drift": "--strategy local-sgd --trigger drift",
     "islands": "--strategy local-sgd --compression int8 --period 8 --inside zone --virtual-zones A:2,B:1,C:1",
     "overlap": "--strategy local-sgd --compression int4 --period 8 --fragments 2 --overlap 2 --inside zone "
                "--virtual-zones A:2,B:2",
-    "gossip-islands": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --drift-threshold 0.02 "
+    "gossip-islands": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 "
                       "--inside zone --virtual-zones A:2,B:2",
     "ps": "--strategy ps --ps 2 --optimizer adam --lr 0.003"}
 
@@ -52,7 +51,7 @@ def one_thread() -> None:
 @pytest.fixture(autouse=True)
 def short_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the warm-up so that the drift trigger decides in most steps of a short run."""
-    monkeypatch.setattr("slurmdl.train.triggers.DEFAULT_WARMUP_STEPS", 5)
+    monkeypatch.setattr("slurmdl.train.triggers.MAX_WARMUP_STEPS", 5)
 
 
 def run_summary(words: str, ranks: int = 4, steps: int = 40, **options: object) -> dict[str, Any]:
@@ -99,7 +98,7 @@ def test_asynchronous_run_resumes(words: str, tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("words", [
-    SYNCHRONOUS["base"], SYNCHRONOUS["copies"], SYNCHRONOUS["shared"], SYNCHRONOUS["drift"], SYNCHRONOUS["ps"],
+    SYNCHRONOUS["base"], SYNCHRONOUS["copies"], SYNCHRONOUS["shared"], SYNCHRONOUS["ps"],
     "--strategy gossip --async", "--strategy ps --async"])
 @pytest.mark.parametrize("every", [0, 1])
 def test_signal_in_any_step_stops_all_ranks(every: int, words: str, tmp_path: Path,

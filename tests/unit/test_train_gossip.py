@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from strategy_harness import RandomDelayNetwork, consensus_spread, noise, run_strategy, sum_error
+from strategy_harness import RandomDelayNetwork, consensus_spread, fix_threshold, noise, run_strategy, sum_error
 
 from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.train.strategy_config import StrategyConfig
@@ -53,10 +53,10 @@ def test_choco_on_static_graphs_reaches_consensus(graph: str) -> None:
     (StrategyConfig("adaptive-gossip", "zone-aware", compression="int4"), 6),
     (StrategyConfig("adaptive-gossip", "random-matching"), 7),
     (StrategyConfig("gossip", "one-peer-exponential", period=3), 5),
-    (StrategyConfig("adaptive-gossip", "random-matching", asynchronous=True), 5),
+    (StrategyConfig("gossip", "random-matching", asynchronous=True), 5),
     (StrategyConfig("gossip", "one-peer-exponential", asynchronous=True, compression="fp16"), 7),
     (StrategyConfig("local-sgd", "ring", compression="int4", period=5), 5),
-    (StrategyConfig("local-sgd", "hierarchical", trigger="drift"), 7)],
+    (StrategyConfig("local-sgd", "hierarchical", period=4), 7)],
     ids=lambda value: f"{value.strategy}-{value.comm_pattern}-{value.compression}"
     if isinstance(value, StrategyConfig) else str(value))
 def test_gossip_with_random_delays_has_no_deadlock_and_preserves_sum(config: StrategyConfig, count: int) -> None:
@@ -70,19 +70,19 @@ def test_gossip_with_random_delays_has_no_deadlock_and_preserves_sum(config: Str
 
 
 def test_exchanges_depend_on_seed_not_on_delays() -> None:
-    config = StrategyConfig("adaptive-gossip", "base-2", compression="int8", drift_threshold=0.03)
+    config = StrategyConfig("adaptive-gossip", "base-2", compression="int8", comm_budget=0.05)
     instant, delayed = (run_strategy(config, 6, 200, update=noise(2e-3), network=network)
                         for network in (None, RandomDelayNetwork(1, 9.0)))
     assert [log.exchange_steps for log in instant] == [log.exchange_steps for log in delayed]
     assert all(np.array_equal(a.final, b.final) for a, b in zip(instant, delayed, strict=True))
 
 
-def test_drift_trigger_exchanges_only_with_drifting_worker() -> None:
+def test_drift_trigger_exchanges_only_with_drifting_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker drifts, the others are static: after the warm-up all exchanges involve the drifting worker."""
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
-        return np.full_like(parameters, 0.02 * (worker == 0 and step < 60))
-    logs = run_strategy(StrategyConfig("adaptive-gossip", "base-2", drift_threshold=0.05, trigger_warmup=4),
-                        4, 100, update=update, initial_spread=0)
+        return np.full_like(parameters, 0.02 * (worker == 0))
+    fix_threshold(0.05, 4, monkeypatch.setattr)
+    logs = run_strategy(StrategyConfig("adaptive-gossip", "base-2"), 4, 60, update=update, initial_spread=0)
     first, *static = (log.exchange_steps for log in logs)
     assert first[:4] == [0, 1, 2, 3]
     assert 5 < len(first) < 25
@@ -94,12 +94,12 @@ def test_drift_trigger_exchanges_only_with_drifting_worker() -> None:
 
 def test_max_interval_bounds_interval_of_static_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurmdl.train.triggers.MAX_INTERVAL", 20)
-    logs = run_strategy(StrategyConfig("adaptive-gossip", "base-2", trigger_warmup=2), 4, 200, initial_spread=0)
+    logs = run_strategy(StrategyConfig("adaptive-gossip", "base-2"), 4, 200, initial_spread=0)
     for log in logs:
         gaps = np.diff([*log.exchange_steps, 200])
-        assert log.exchange_steps[:2] == [0, 1]
+        assert log.exchange_steps[:4] == [0, 1, 2, 3]
         assert gaps.max() <= 20
-        assert 200 // 20 <= len(log.exchange_steps) <= 2 + 200 // 16
+        assert 200 // 20 <= len(log.exchange_steps) <= 4 + 200 // 16
 
 
 def test_drift_threshold_scales_with_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,8 @@ def test_drift_threshold_scales_with_learning_rate(monkeypatch: pytest.MonkeyPat
 
     def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
         return noise(0.05)(worker, step, parameters) * np.float32(rate(step))
-    config = StrategyConfig("adaptive-gossip", "base-2", drift_threshold=0.02, trigger_warmup=0)
+    fix_threshold(0.02, 0, monkeypatch.setattr)
+    config = StrategyConfig("adaptive-gossip", "base-2")
     fixed, scaled = (run_strategy(config, 4, 400, update=update, initial_spread=0, learning_rate=learning_rate)
                      for learning_rate in (lambda step: 0.1, rate))
 
@@ -152,17 +153,9 @@ def test_comm_budget_sets_warmup_and_max_interval(budget: float, compression: st
         assert set(np.diff(log.exchange_steps[warmup:])) == {max_interval}
 
 
-def test_explicit_warmup_overrides_budget() -> None:
-    config = StrategyConfig("adaptive-gossip", "base-2", comm_budget=0.02, compression="int4", trigger_warmup=12)
-    for log in run_strategy(config, 2, 300, size=100_000, initial_spread=0):
-        assert log.exchange_steps[:12] == list(range(12))
-        assert set(np.diff(log.exchange_steps[12:])) == {16}
-
-
-@pytest.mark.parametrize("strategy", ["gossip", "local-sgd"])
-def test_comm_budget_of_single_worker_changes_nothing(strategy: str) -> None:
-    (alone,) = run_strategy(StrategyConfig(strategy, "random-matching" if strategy == "gossip" else "ring",
-                            comm_budget=0.1), 1, 50, initial_spread=0)
+def test_comm_budget_of_single_worker_changes_nothing() -> None:
+    (alone,) = run_strategy(StrategyConfig("adaptive-gossip", "random-matching", comm_budget=0.1), 1, 50,
+                            initial_spread=0)
     assert np.array_equal(alone.initial, alone.final)
 
 
@@ -254,17 +247,6 @@ def test_outer_momentum_with_error_feedback_is_stable(compression: str) -> None:
         return np.float32(0.04) * (3 - parameters)
     logs = run_strategy(config, 4, 800, size=700, update=update)
     assert all(np.abs(log.final - 3).max() < np.abs(log.initial - 3).max() for log in logs)
-
-
-def test_local_sgd_decides_by_mean_drift() -> None:
-    """One of five workers drifts, so the mean urgency is a fifth of that worker's urgency."""
-    def update(worker: int, step: int, parameters: np.ndarray) -> np.ndarray:
-        return np.full_like(parameters, 0.01 * (worker == 2))
-    config = StrategyConfig("local-sgd", "ring", trigger="drift", drift_threshold=0.02, trigger_warmup=0)
-    logs = run_strategy(config, 5, 100, update=update, initial_spread=0)
-    exchanges = logs[0].exchange_steps
-    assert all(log.exchange_steps == exchanges for log in logs)
-    assert 5 <= len(exchanges) <= 15
 
 
 def test_asynchronous_gossip_with_slow_rank_reaches_consensus() -> None:

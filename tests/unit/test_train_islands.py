@@ -235,12 +235,11 @@ def test_gossip_keeps_the_mean_of_unequal_islands(zones: str) -> None:
 @pytest.mark.parametrize("config", [
     StrategyConfig("local-sgd", inside="zone", period=2, compression="int4"),
     StrategyConfig("local-sgd", inside="zone", period=6, fragments=2, overlap=1, compression="int8"),
-    StrategyConfig("local-sgd", inside="zone", trigger="drift", trigger_warmup=2, drift_threshold=0.02),
-    StrategyConfig("local-sgd", inside="zone", comm_budget=0.5, trigger_warmup=1, compression="sign"),
+    StrategyConfig("local-sgd", inside="zone", period=3, compression="sign"),
     StrategyConfig("gossip", "base-2", inside="zone", compression="sign"),
     StrategyConfig("gossip", "one-peer-exponential", inside="zone", period=2),
-    StrategyConfig("adaptive-gossip", "zone-aware", inside="zone", trigger_warmup=2, drift_threshold=0.02)],
-    ids=lambda config: f"{config.strategy}-{config.trigger_name}-{config.compression}")
+    StrategyConfig("adaptive-gossip", "zone-aware", inside="zone", comm_budget=0.2)],
+    ids=lambda config: f"{config.strategy}-{config.compression}" if isinstance(config, StrategyConfig) else config)
 @pytest.mark.parametrize("zones", ["aabb", "aaabbcccc"])
 def test_models_of_an_island_remain_equal(config: StrategyConfig, zones: str) -> None:
     results = on_zones(zones, config, models_of_run, check_every=1)
@@ -461,7 +460,7 @@ def test_unknown_zone_and_too_small_model_are_rejected() -> None:
 @needs_mpi
 @pytest.mark.parametrize("options", [
     "--strategy local-sgd --inside zone --period 8 --fragments 2 --overlap 2 --compression int4",
-    pytest.param("--strategy adaptive-gossip --inside zone --drift-threshold 0.01", marks=pytest.mark.nightly)])
+    pytest.param("--strategy adaptive-gossip --inside zone --comm-budget 20%", marks=pytest.mark.nightly)])
 def test_models_over_mpi_and_torch_are_those_of_virtual_ranks(options: str, tmp_path: Path) -> None:
     words = ["--steps", "30", "--model", "mlp:16", "--batch-size", "8", *options.split()]
     expected = train(parse_train_options([*words, "--virtual-ranks", "4", "--virtual-zones", "z0:2,z1:2"], {}))

@@ -48,8 +48,6 @@ def test_preset_gives_defaults(file: Path) -> None:
     options = parse_train_options(["--config", str(file)], environ)
     assert (options.optimizer, options.strategy_config.period) == ("adam", 7)
     assert parse_train_options(["--optimizer", "sgd"], environ).optimizer == "sgd"
-    drift = parse_train_options(["--preset", "diloco", "--drift-threshold", "0.1"], {}).strategy_config
-    assert (drift.period, drift.trigger_name) == (None, "drift")
     noloco = parse_train_options(["--preset", "noloco", "--inside", "zone"], {})
     assert (noloco.strategy_config.strategy, noloco.strategy_config.outer_step) == ("gossip", (0.7, 0.5))
     assert noloco.optimizer == "adam"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from strategy_harness import fix_threshold
 from torch import nn
 
 from slurmdl.train import init
@@ -27,12 +28,11 @@ METHODS = {
     "allreduce": StrategyConfig("allreduce"), "ps": StrategyConfig("ps", ps=2),
     "ps --async": StrategyConfig("ps", asynchronous=True),
     "gossip": StrategyConfig("gossip", period=3),
-    "drift": StrategyConfig("adaptive-gossip", "base-2", compression="int4", drift_threshold=0.01, trigger_warmup=2),
+    "drift": StrategyConfig("adaptive-gossip", "base-2", compression="int4", comm_budget=0.02),
     "push": StrategyConfig("gossip", asynchronous=True, compression="fp16"),
     "shared": StrategyConfig("gossip", shared_memory=True, period=2),
     "shared --async": StrategyConfig("gossip", shared_memory=True, asynchronous=True),
-    "local-sgd": StrategyConfig("local-sgd", period=3),
-    "local-sgd, drift": StrategyConfig("local-sgd", trigger="drift", trigger_warmup=2)}
+    "local-sgd": StrategyConfig("local-sgd", period=3)}
 
 
 def make_net() -> Any:
@@ -132,6 +132,7 @@ def test_only_buffers_needed_by_exchange_are_copied(monkeypatch: pytest.MonkeyPa
     assert steps(StrategyConfig("gossip", "base-2", period=4), 12) == [
         [to_host, to_device] if number % 4 == 0 else [] for number in range(2, 13)]
     assert steps(StrategyConfig("allreduce"), 4) == [[to_host, to_device]] * 3, "gradients alone"
-    measurements = steps(StrategyConfig("local-sgd", trigger="drift", trigger_warmup=0, drift_threshold=1e9), 12)
+    fix_threshold(1e9, 0, monkeypatch.setattr)
+    measurements = steps(StrategyConfig("adaptive-gossip", "base-2"), 12)
     assert measurements == [[to_host] if number % 4 == 2 else []
                             for number in range(2, 13)], "two steps before each due one"

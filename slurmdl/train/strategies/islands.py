@@ -56,7 +56,8 @@ class Islands(TriggeredStrategy):
             config, strategy="allreduce", comm_pattern="ring", compression="none")))
         self.overlaps_backward = self._inner.overlaps_backward
         # when to exchange is decided here
-        outer_config = replace(config, trigger="period", drift_threshold=None, comm_budget=None, fragments=1)
+        outer_config = replace(config, strategy="gossip" if config.strategy == "adaptive-gossip" else config.strategy,
+                               fragments=1)
 
         def island_weights() -> tuple[float, ...]:
             weights = tuple(sum(ctx.relative_weights_of(island)) for island in islands)
@@ -78,8 +79,7 @@ class Islands(TriggeredStrategy):
                 self._outer[piece.start].overlap_tag = Tag.FIRST_OVERLAPPED + index
             self._fragments.append(([piece.start for _, piece, _ in pieces],
                                     Ring(rank, self._island, ctx.parameters[begin:end])))
-        cost = _island_cost(ctx, self._island, [outer.cost for outer in self._outer.values()])
-        super().__init__(ctx, replace(cost, per_exchange=cost.per_exchange / config.fragments))
+        super().__init__(ctx, _island_cost(ctx, self._island, [outer.cost for outer in self._outer.values()]))
         self.replica_groups = islands
 
     def on_gradients_ready(self, start: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from slurmdl.comm_layout import split_offsets
 from slurmdl.train.compressors import COMPRESSORS
-from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, bruck_allgather, exchange_arrays
+from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, exchange_arrays
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategies.strategy import FloatArray, StrategyContext, TriggeredStrategy
 from slurmdl.train.tags import Tag
@@ -23,14 +23,12 @@ class RingMean(Stateful):
     """Mean of a vector over all workers in fp32, bitwise equal on all of them; see collectives.AllreduceOp.
 
     Attributes:
-        message_bytes: that a rank sends for one mean.
         contribution: this rank's vector as it enters the mean.
         mean: of the contributions.
     """
 
     def __init__(self, ctx: StrategyContext) -> None:
         self._ctx = ctx
-        self.message_bytes = ctx.allreduce_bytes
         self.contribution = self.mean = np.empty_like(ctx.parameters)
         self._allreduce_op = AllreduceOp(ctx.p2p, ctx.allreduce_groups, self.mean)
 
@@ -60,8 +58,6 @@ class CompressedMean(RingMean):
         sizes = [self._compressor.packed_bytes(shard.stop - shard.start) for shard in self._shards]
         self._received_parts = [np.empty(sizes[own], np.uint8) for _ in ctx.workers]
         self._compressed_means = [np.empty(size, np.uint8) for size in sizes]
-        # the shards of the others, and around the ring all but the next rank's
-        self.message_bytes = float(2 * sum(sizes) - sizes[own] - sizes[(own + 1) % count])
 
     def reduce(self, vector: FloatArray, step: int, weights: Sequence[float], tag: int) -> CommCoroutine:
         p2p, workers, own, compressor = self._ctx.p2p, self._ctx.workers, self._ctx.worker_rank, self._compressor
@@ -104,8 +100,7 @@ LOCAL_SHARE = np.float32(0.5)
 class LocalSGD(TriggeredStrategy):
     """Outer momentum on the outer parameters z: u = mu u + mean(q), z += alpha (mean(q) + mu u), x = z.
 
-    The pseudo-gradient q is the compressed change x - z, with error feedback. All workers exchange when the mean of
-    their drifts reaches the threshold, or every period.
+    The pseudo-gradient q is the compressed change x - z, with error feedback.
 
     With fragments, the parts of the model are exchanged in turn, each once in a period. With an overlap, an exchange
     starts some steps before its due step, in the background of the steps in between; then x = (1 - m) z + m x, m the
@@ -125,8 +120,7 @@ class LocalSGD(TriggeredStrategy):
         self._fragments = [slice(*bounds) for bounds in pairwise(split_offsets(size, config.fragments))]
         self._reducers = {index: make_reducer(replace(ctx, parameters=ctx.parameters[fragment]))
                           for index, fragment in enumerate(self._fragments)}
-        message_bytes = sum(reducer.message_bytes for reducer in self._reducers.values()) / len(self._reducers)
-        super().__init__(ctx, CommCost(message_bytes, 4.0 * (len(ctx.workers) - 1), ctx.allreduce_bytes))
+        super().__init__(ctx, CommCost(0.0))  # only adaptive-gossip has a budget
         self._outer_parameters = ctx.parameters.copy()
         self._outer_momentum = np.zeros_like(self._outer_parameters)
         self._residual = np.zeros_like(self._outer_parameters)
@@ -140,10 +134,6 @@ class LocalSGD(TriggeredStrategy):
         super().resume_from_average(states, step)
         self._outer_parameters[:] = states[0]["_outer_parameters"].numpy()
         self._outer_momentum[:] = states[0]["_outer_momentum"].numpy()
-
-    def decide(self, urgency: float) -> bool:
-        # all workers gather the same values, and so decide equally
-        return bool(bruck_allgather(self._ctx.p2p, self._ctx.workers, urgency).mean() >= 1)
 
     def start_exchange(self) -> None:
         ctx, part, reducer = self._ctx, self._fragment, self._reducer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.strategies.strategy import FloatArray, Strategy, StrategyContext
 from slurmdl.train.tags import Tag
-from slurmdl.train.triggers import CommCost
 
 _HEADER_BYTES = 8
 #: largest share of its weight that a model gives away, and bound of the ratio between target weights
@@ -44,7 +42,6 @@ class PushSum(Strategy):
 
     lockstep = False
     survives_rank_failure = True
-    state_fields: tuple[str, ...] = ("_trigger", "_due_step", "_exchange_index")
 
     def __init__(self, ctx: StrategyContext) -> None:
         super().__init__(ctx)
@@ -53,10 +50,6 @@ class PushSum(Strategy):
         self._graph = GRAPHS[config.comm_pattern or ""](zones, ctx.seed)
         self._compressor = COMPRESSORS[config.compression]
         message_bytes = _HEADER_BYTES + self._compressor.packed_bytes(size)
-        cost = CommCost(message_bytes, 0.0, 8.0 * (size + count) * (count - 1) / count)
-        self._trigger = ctx.make_trigger(cost)
-        self._due_step = self._trigger.next_due(-1)
-        self._exchange_index = 0
         self.model_weight = ctx.relative_weights[ctx.worker_rank]
         self._send_buffer, self._recv_buffer = np.empty(message_bytes, np.uint8), np.empty(message_bytes, np.uint8)
         #: of the training thread and of the communication thread
@@ -72,26 +65,23 @@ class PushSum(Strategy):
 
     def after_optimizer_step(self, step: int) -> None:
         can_send, changed = self._merge_received()
-        if step == self._due_step:
-            changed |= self._push_if_due(step, can_send)
+        exchange_index, steps_after_due = divmod(step + 1, self._ctx.config.exchange_period)
+        if not steps_after_due:
+            changed |= self._push(exchange_index - 1, can_send)
         if changed:
             self._ctx.device_copies.copy_to_device()
 
-    def _push_if_due(self, step: int, can_send: bool) -> bool:
-        """Push in a due step if the trigger wants to and the push does not block; return whether it was sent."""
-        trigger, ctx = self._trigger, self._ctx
+    def _push(self, exchange_index: int, can_send: bool) -> bool:
+        """Push the model to the partner of this exchange if that does not block; return whether it was sent."""
+        ctx = self._ctx
         ctx.device_copies.copy_to_host()
-        wanted = trigger.is_unconditional(step) or trigger.urgency(step) >= 1
-        target = int(self._graph.round(self._exchange_index).target[ctx.worker_rank])
-        self._exchange_index += 1
+        target = int(self._graph.round(exchange_index).target[ctx.worker_rank])
         has_partner = target != ctx.worker_rank
-        pushed = wanted and can_send and has_partner and self.model_weight >= MIN_WEIGHT
+        pushed = can_send and has_partner and self.model_weight >= MIN_WEIGHT
         if pushed:
             self._send_model(target)
         self.exchanges += pushed
         self.exchanges_skipped += not pushed and has_partner
-        trigger.observe(step, pushed)
-        self._due_step = trigger.next_due(step)
         return pushed
 
     def quiesce(self, checkpoint_number: int) -> None:
@@ -102,11 +92,6 @@ class PushSum(Strategy):
         self._merge_received()
         self._sent_counts.fill(0)
         self._received_count = 0
-
-    def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:
-        super().resume_from_average(states, step)
-        self._exchange_index, self._due_step = states[0].get("_exchange_index", 0), self._trigger.next_due(step - 1)
-        self._trigger.reset_reference(step - 1)
 
     def finish(self) -> None:
         self.quiesce(0)

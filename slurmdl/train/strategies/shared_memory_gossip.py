@@ -16,7 +16,6 @@ from slurmdl.train.mixing.weighted_graph import WeightedGraph
 from slurmdl.train.strategies.strategy import DeviceCopies, Strategy, StrategyContext
 from slurmdl.train.transports.transport import RankFailedError
 from slurmdl.train.transports.window import ModelWindow, mix_pair, weighted_mean
-from slurmdl.train.triggers import CommCost
 
 
 def node_leaders(workers: Sequence[int], nodes: Sequence[str], zones: Sequence[str]) -> tuple[int, ...]:
@@ -49,7 +48,7 @@ class SharedMemoryGossip(Strategy):
     """
 
     survives_rank_failure = True
-    state_fields: tuple[str, ...] = ("_inter_node", "_trigger", "_due_step", "_due_count")
+    state_fields: tuple[str, ...] = ("_inter_node",)
 
     def __init__(self, ctx: StrategyContext, make_inter_node: Callable[[StrategyContext], Strategy]) -> None:
         super().__init__(ctx)
@@ -74,9 +73,6 @@ class SharedMemoryGossip(Strategy):
             ctx = self._ctx = replace(ctx, parameters=model)
         leaders = node_leaders(ctx.workers, ctx.nodes, ctx.zones)
         self._single_node = len(leaders) == 1
-        # the leaders account for the cost; due steps are equal on all ranks
-        self._trigger = ctx.make_trigger(CommCost(0.0))
-        self._due_step, self._due_count = self._trigger.next_due(-1), 0
         self._inter_node = None
         if rank in leaders and not self._single_node:
             leader_groups = [group for leader in leaders for group in groups if leader in group]
@@ -91,20 +87,11 @@ class SharedMemoryGossip(Strategy):
         self._ctx.device_copies.copy_to_host()
         if not self.lockstep:
             self._mix_async(step)
-        elif self._needs_node_means(step) and not self._single_node:
+        elif not (step + 1) % self._ctx.config.exchange_period and not self._single_node:
             self._mix_inter_node(step)
         else:
             self._ctx.comm_thread.call(lambda: self._mix_intra_node(step))
         self._ctx.device_copies.copy_to_device()
-
-    def _needs_node_means(self, step: int) -> bool:
-        """Whether leaders exchange or evaluate their nodes' means in this step."""
-        trigger, due = self._trigger, self._due_step
-        if step == due:
-            self._due_count += 1
-            self._due_step = trigger.next_due(step)
-            return True
-        return not trigger.is_unconditional(due) and step == trigger.decision_step(due)
 
     def _mix_intra_node(self, step: int) -> None:
         self._intra_node.set_weights(self._ctx.relative_weights_of(self._node_workers))
@@ -146,7 +133,7 @@ class SharedMemoryGossip(Strategy):
         else:
             comm_thread.call(lambda: self._wait_flag(self._node_workers[:1], "averaged", step))
             self.exchanges = comm_thread.call(lambda: window.get_flag(self._node_workers[0], "exchanges"))
-        self.exchanges_skipped = self._due_count - self.exchanges
+        self.exchanges_skipped = (step + 1) // self._ctx.config.exchange_period - self.exchanges
         # unchanged until all ranks of the node are ready for another mean
         self._ctx.parameters[:] = window.node_mean
 
@@ -180,7 +167,6 @@ class SharedMemoryGossip(Strategy):
 
     def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:
         super().resume_from_average(states, step)
-        self._due_step = self._trigger.next_due(step - 1)
         if self._inter_node:
             self._inter_node.resume_from_average([states[0]["_inter_node"] or {}], step)
 

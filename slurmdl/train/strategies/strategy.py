@@ -17,7 +17,7 @@ from slurmdl.train.p2p import LOCALITY_LEVELS, MeteredP2P
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.tags import Tag
-from slurmdl.train.triggers import TRIGGERS, CommCost, Trigger
+from slurmdl.train.triggers import CommCost, DriftTrigger, Trigger
 
 FloatArray = npt.NDArray[np.float32]
 Hyperparameters = npt.NDArray[np.float64]
@@ -142,9 +142,6 @@ class StrategyContext:
         """Bytes that a worker sends to average the models, if it is in the only group."""
         return 8.0 * self.parameters.size * (len(self.workers) - 1) / len(self.workers)
 
-    def make_trigger(self, cost: CommCost) -> Trigger:
-        return TRIGGERS[self.config.trigger_name](self.config, self.parameters, self.sizes, self.learning_rate, cost)
-
     @property
     def relative_weights(self) -> tuple[float, ...]:
         """Current weights of the workers' models, with mean 1."""
@@ -264,7 +261,8 @@ class TriggeredStrategy(Strategy):
     def __init__(self, ctx: StrategyContext, cost: CommCost) -> None:
         super().__init__(ctx)
         self.cost, self.overlap_tag = cost, int(Tag.FIRST_OVERLAPPED)
-        self._trigger = ctx.make_trigger(cost)
+        self._trigger = (DriftTrigger if ctx.config.strategy == "adaptive-gossip" else Trigger)(
+            ctx.config, ctx.parameters, ctx.sizes, ctx.learning_rate, cost)
         self._due_step = self._trigger.next_due(-1)
         self._decision_future: Future[bool] | None = None
         #: result of the decision, if a checkpoint precedes the due step

@@ -19,14 +19,10 @@ STEPS, SIZE = 40, 20_000
 CONFIGS = {
     "gossip": StrategyConfig("gossip", "base-2"),
     "random": StrategyConfig("gossip", "random-matching", compression="fp16", period=3),
-    "adaptive": StrategyConfig("adaptive-gossip", "base-2", compression="int4", drift_threshold=0.03,
-                               trigger_warmup=5),
+    "adaptive": StrategyConfig("adaptive-gossip", "base-2", compression="int4", comm_budget=0.02),
     "push": StrategyConfig("gossip", "random-matching", asynchronous=True),
-    "adaptive-push": StrategyConfig("adaptive-gossip", "zone-aware", asynchronous=True, compression="fp16",
-                                    drift_threshold=0.03),
-    "local-sgd": StrategyConfig("local-sgd", "ring", compression="int8", period=4),
-    "local-sgd by drift": StrategyConfig("local-sgd", "ring", trigger="drift", drift_threshold=0.03,
-                                         trigger_warmup=5)}
+    "zone-aware push": StrategyConfig("gossip", "zone-aware", asynchronous=True, compression="fp16"),
+    "local-sgd": StrategyConfig("local-sgd", "ring", compression="int8", period=4)}
 #: equal on MPI and virtual ranks
 WORKER_OPTIONS: dict[str, Any] = {"size": SIZE, "update": noise(0.01), "zones": "aabb",
                                   "step_seconds": lambda rank: 1e-3}

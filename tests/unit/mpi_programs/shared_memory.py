@@ -70,8 +70,6 @@ def run_gossip(config: StrategyConfig, steps: int, max_rounds: int = 1) -> dict[
 runs = {
     "every": run_gossip(StrategyConfig("gossip", "base-2", shared_memory=True), STEPS),
     "third": run_gossip(StrategyConfig("gossip", "base-2", shared_memory=True, period=3), STEPS),
-    "drift": run_gossip(StrategyConfig("adaptive-gossip", "base-2", shared_memory=True, trigger_warmup=4,
-                                       drift_threshold=0.3), STEPS),
     "asynchronous": run_gossip(
         StrategyConfig("gossip", "random-matching", shared_memory=True, asynchronous=True), 300, max_rounds=10)}
 if rank == 0:

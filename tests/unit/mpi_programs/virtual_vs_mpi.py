@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ CASES = {
     "base": "--strategy gossip --comm-pattern base-2",
     "exponential": "--strategy gossip --comm-pattern one-peer-exponential --optimizer adamw --lr 0.003",
     "ps": "--strategy ps --ps 2",
-    "adaptive": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --drift-threshold 0.05",
+    "adaptive": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 --comm-budget 2%",
     "local-sgd": "--strategy local-sgd --compression int8 --period 8",
-    "local-sgd by drift": "--strategy local-sgd --trigger drift",
 }
 
 
@@ -47,8 +45,7 @@ class LoggingP2P(MeteredP2P):
 def run_case(case: str, transport: Transport, environ: dict[str, str]) -> dict[str, Any]:
     """Run a case on one rank; return its message log, bytes by locality level, and final parameters."""
     options = parse_train_options([*COMMON, *CASES[case].split()], {})
-    config = replace(options.strategy_config, trigger_warmup=5)
-    run = init(config, seed=options.seed, environ=environ, transport=transport)
+    run = init(options.strategy_config, seed=options.seed, environ=environ, transport=transport)
     log: list[tuple[int, int, int]] = []
     run.p2p.__class__ = LoggingP2P
     run.p2p.log = log
