@@ -123,7 +123,7 @@ def run_worker(transport: Transport, config: StrategyConfig, steps: int, *, size
 
 def even_slices(batches: GlobalBatches, worker: int, cursor: int = 0) -> Iterator[BatchSlice]:
     """Yield a worker's slices of an epoch from sample `cursor` on, if all workers have equal shares."""
-    sampler = LockstepSampler(batches, worker, False, even_rounds(batches.worker_count), lambda: 0)
+    sampler = LockstepSampler(batches, worker, even_rounds(batches.worker_count), lambda: 0)
     return sampler.slices(0, cursor, None)
 
 

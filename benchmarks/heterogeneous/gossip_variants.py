@@ -54,14 +54,14 @@ class Variant:
 
 LAYOUTS = {"shared memory": (1, RANKS, " --shared-memory"), "messages": (RANKS, 1, ""),
            "both": (2, RANKS // 2, " --shared-memory")}
-#: synchronous ranks make the same number of steps, so only their batch sizes can differ
-MODES = {"not balanced, synchronous": "", "balanced, synchronous": " --load-balance batch-size",
+#: balanced synchronous ranks have different batch sizes, asynchronous ones make different numbers of steps
+MODES = {"not balanced, synchronous": "", "balanced, synchronous": " --load-balance",
          "not balanced, asynchronous": " --async",
-         "balanced, asynchronous": " --async --load-balance local-steps"}
+         "balanced, asynchronous": " --async --load-balance"}
 COMBINATIONS = [Variant(f"gossip, {layout}, {mode}", nodes, ranks, f"--strategy gossip{memory}{options}")
                 for (layout, (nodes, ranks, memory)), (mode, options) in product(LAYOUTS.items(), MODES.items())]
 ALLREDUCE = [Variant("allreduce, not balanced", RANKS, 1, "--strategy allreduce", judged=False),
-             Variant("allreduce, balanced", RANKS, 1, "--strategy allreduce --load-balance batch-size", judged=False)]
+             Variant("allreduce, balanced", RANKS, 1, "--strategy allreduce --load-balance", judged=False)]
 
 
 def rows(seed: int) -> Iterator[Row]:

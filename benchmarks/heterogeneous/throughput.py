@@ -28,9 +28,9 @@ OFF = "communication off"
 GOSSIP, BALANCED = "asynchronous gossip", "balanced allreduce"
 NEGATIVE_CONTROL = "unbalanced allreduce (control)"
 #: variant -> its options; ranks with a period of a million steps never exchange
-VARIANTS = {OFF: "--strategy gossip --async --load-balance local-steps --period 1000000",
-            GOSSIP: "--strategy gossip --async --load-balance local-steps",
-            BALANCED: "--strategy allreduce --load-balance batch-size", NEGATIVE_CONTROL: "--strategy allreduce"}
+VARIANTS = {OFF: "--strategy gossip --async --load-balance --period 1000000",
+            GOSSIP: "--strategy gossip --async --load-balance",
+            BALANCED: "--strategy allreduce --load-balance", NEGATIVE_CONTROL: "--strategy allreduce"}
 #: steps of a run, and steps at its start in which the batch sizes converge
 STEPS, SETTLED = 160, 60
 REPEATS, TARGET = 3, 0.95

@@ -41,7 +41,7 @@ TIMED_STEPS = 32
 #: disturbance -> its options and the Dirichlet parameter of the skew between the zones
 DISTURBANCES: dict[str, tuple[tuple[str, ...], float | None]] = {
     UNDISTURBED: ((), None), SKEW: ((), 0.3), SLOW: ((*SLOW_ZONE, "--steps", str(TIMED_STEPS)), None),
-    BALANCED: ((*SLOW_ZONE, "--load-balance", "batch-size"), None)}
+    BALANCED: ((*SLOW_ZONE, "--load-balance"), None)}
 
 
 def rows(seed: int, quick: bool = False) -> Iterator[Row]:

@@ -10,7 +10,7 @@ from slurmdl.errors import InvalidOptionsError
 from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.plan import ISLAND_LEVELS
 from slurmdl.text import pluralize
-from slurmdl.train.strategy_config import LOAD_BALANCE_MODES, StrategyConfig
+from slurmdl.train.strategy_config import StrategyConfig
 
 _GOSSIP = ("gossip", "adaptive-gossip")
 _RANDOMIZED = tuple(name for name, graph in GRAPHS.items() if not graph.static_neighbors)
@@ -18,8 +18,6 @@ _STATIC = tuple(name for name, graph in GRAPHS.items() if graph.static_neighbors
 _PAIRWISE = tuple(name for name in _STATIC if GRAPHS[name].pairwise)
 _WHOLE_MODEL = ("none", "fp16")
 _OPTIONAL, _ANY_ISLANDS = (False, True), (None, *ISLAND_LEVELS)
-#: load balancing if every step takes all workers
-_SYNCHRONOUS_LOAD_BALANCE = ("off", "batch-size")
 
 
 @dataclass(frozen=True)
@@ -39,24 +37,22 @@ class Combination:
     asynchronous: tuple[bool, ...] = (False,)
     shared_memory: tuple[bool, ...] = (False,)
     islands: tuple[str | None, ...] = (None,)
-    load_balance_modes: tuple[str, ...] = LOAD_BALANCE_MODES
 
     def conflicts(self, config: StrategyConfig) -> dict[str, str]:
         """Option of `config` that this row does not have -> the choices that it has."""
         valid_choices: dict[str, Sequence[object]] = {
             "--comm-pattern": self.comm_patterns, "--compression": self.compressions,
-            "--load-balance": self.load_balance_modes, "--async": self.asynchronous,
-            "--shared-memory": self.shared_memory, "--inside": self.islands}
+            "--async": self.asynchronous, "--shared-memory": self.shared_memory, "--inside": self.islands}
         return {option: _format_choice(option, *valid_choices[option])
                 for option, choice in _choices(config).items() if choice not in valid_choices[option]}
 
 
-_RANDOMIZED_REASON = {"--compression": "random partners keep no estimates of each other; only whole models can be sent"}
+_RANDOMIZED_REASON = {
+    "--compression": "random partners keep no estimates of each other; only whole models can be sent"}
 #: all valid combinations
 COMBINATIONS = (
     Combination(("allreduce",), ("ring", "hierarchical"), _WHOLE_MODEL,
-                {"--compression": "each partial sum would have to be compressed again"},
-                load_balance_modes=_SYNCHRONOUS_LOAD_BALANCE),
+                {"--compression": "each partial sum would have to be compressed again"}),
     Combination(("gossip",), _RANDOMIZED, _WHOLE_MODEL, _RANDOMIZED_REASON, shared_memory=_OPTIONAL,
                 islands=_ANY_ISLANDS),
     Combination(("gossip",), _STATIC, COMPRESSION_NAMES, shared_memory=_OPTIONAL, islands=_ANY_ISLANDS),
@@ -73,7 +69,7 @@ COMBINATIONS = (
     Combination(("local-sgd",), ("hierarchical",), ("none",),
                 {"--compression": "sums within and between zones would have to be compressed again at each step"},
                 islands=_ANY_ISLANDS),
-    Combination(("ps",), ("shards",), ("none",), load_balance_modes=_SYNCHRONOUS_LOAD_BALANCE),
+    Combination(("ps",), ("shards",), ("none",)),
     Combination(("ps",), ("shards",), ("none",), asynchronous=(True,)),
 )
 
@@ -82,13 +78,11 @@ _REASONS = {"--comm-pattern": "the communication pattern depends on the strategy
             "--compression": "gradients are sent uncompressed",
             "--async": "all ranks exchange together",
             "--shared-memory": "only gossip mixes models in shared memory",
-            "--inside": "between islands models are exchanged by local-sgd or synchronous gossip",
-            "--load-balance": "each step takes all workers, so none can make more steps"}
+            "--inside": "between islands models are exchanged by local-sgd or synchronous gossip"}
 
 
 def _choices(config: StrategyConfig) -> dict[str, object]:
-    return {"--comm-pattern": config.comm_pattern,
-            "--compression": config.compression, "--load-balance": config.load_balance,
+    return {"--comm-pattern": config.comm_pattern, "--compression": config.compression,
             "--async": config.asynchronous, "--shared-memory": config.shared_memory, "--inside": config.inside}
 
 
@@ -119,22 +113,9 @@ def check_compatibility(config: StrategyConfig) -> None:
                 f"{option}: not valid with strategy {config.strategy}{', --async' * config.asynchronous}; expected "
                 f"{expected}")
     _check_fragments(config)
-    if config.load_balance == "local-steps" and config.strategy in _GOSSIP and not config.asynchronous:
-        # ranks may end a round with different numbers of steps, but pairs that exchange after each step may not
-        if config.shared_memory:
-            raise InvalidOptionsError("--load-balance local-steps: not valid with --shared-memory, whose ranks "
-                                      "exchange after every step; expected --load-balance batch-size, or --async")
-        if config.strategy == "gossip" and config.exchange_period == 1:
-            raise InvalidOptionsError(
-                "--load-balance local-steps: an exchange after every step leaves no steps to redistribute; expected "
-                "--period 2 or more (at least the speed ratio of the fastest to the slowest rank); --load-balance "
-                "batch-size; or --async")
     if config.inside and config.shared_memory:
         raise InvalidOptionsError(f"--shared-memory: not valid with --inside {config.inside}, whose ranks average "
                                   "gradients instead of models; expected one of the two")
-    if config.inside and config.load_balance == "local-steps":
-        raise InvalidOptionsError(f"--load-balance local-steps: not valid with --inside {config.inside}, whose ranks "
-                                  "average gradients in every step; expected --load-balance batch-size")
     rows = [row for row in COMBINATIONS if config.strategy in row.strategies]
     fewest = min(len(row.conflicts(config)) for row in rows)
     if fewest:
@@ -166,7 +147,7 @@ def _conflict_message(config: StrategyConfig, closest: Sequence[Combination]) ->
     option = next((name for name in conflicts if name in row.reasons), next(iter(conflicts)))
     choices = _choices(config)
     others = " ".join([str(config.strategy), *(_format_choice(name, choice) for name, choice in choices.items()
-                                               if name != option and choice not in ("off", False, None))])
+                                               if name != option and choice not in (False, None))])
     valid = "; or ".join(dict.fromkeys(", ".join(row.conflicts(config).values()) for row in [row, *closest]))
     reason = row.reasons.get(option, _REASONS[option])
     return f"{_format_choice(option, choices[option])}: {reason}; asked for with {others}; expected {valid}"

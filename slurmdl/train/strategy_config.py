@@ -36,10 +36,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "diloco": {"strategy": "local-sgd", "period": 100, "outer_lr": 0.7, "outer_momentum": 0.9},
     "noloco": {"strategy": "gossip", "period": 50, "outer_lr": 0.7, "outer_momentum": 0.5}}
 DEFAULT_OUTER_LR, DEFAULT_OUTER_MOMENTUM = 0.7, 0.5
-#: adaptive-gossip sends 92 % fewer bytes than gossip, as published by Ho et al.: Adaptive communication for gossip SGD.
-#: 2018
+#: 92 % fewer bytes than gossip, as published by Ho et al.: Adaptive communication for gossip SGD. 2018
 DEFAULT_COMM_BUDGET = 0.08
-LOAD_BALANCE_MODES = ("off", "batch-size", "local-steps")
 
 
 def int_parser(minimum: int) -> Callable[[str], int]:
@@ -115,9 +113,8 @@ class StrategyConfig:
                                  "defaults of a published method; diloco: local-sgd --period 100 --outer-lr 0.7 "
                                  "--outer-momentum 0.9, in slurmdl train with --optimizer adamw; noloco: gossip "
                                  "--period 50 --outer-lr 0.7 --outer-momentum 0.5, with --optimizer adam")
-    load_balance: str = _option(choice_parser(*LOAD_BALANCE_MODES), "off", "MODE",
-                                "larger batches, or more local steps, for faster ranks: "
-                                f"{', '.join(LOAD_BALANCE_MODES)}")
+    load_balance: bool = _option(_parse_switch, False, "",
+                                 "larger batches for faster ranks; with --async more steps of equal batches")
     outer_lr: float | None = _option(float_parser(0, 10), None, "X", "local-sgd: outer learning rate (default: "
                                      f"{DEFAULT_OUTER_LR}); gossip: outer optimizer with this rate (default: none)")
     outer_momentum: float | None = _option(

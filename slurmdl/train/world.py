@@ -85,11 +85,6 @@ class World:
         """Whether this rank is the first alive worker, which logs, evaluates and saves."""
         return self.rank == self.alive_with_role("worker")[0]
 
-    @property
-    def is_load_balanced(self) -> bool:
-        """Whether faster workers get more work."""
-        return self.config.load_balance != "off"
-
     def ranks_with_role(self, role: str) -> tuple[int, ...]:
         return tuple(rank for rank, rank_role in enumerate(self.roles) if rank_role == role)
 

@@ -31,8 +31,8 @@ def test_apportion_keeps_sum_and_bounds(total: int, weights: list[float], data: 
         assert abs(share - total * weight / sum(weights)) < 1 + 1e-6
 
 
-def worker_slices_of_epochs(batches: GlobalBatches, worker: int, by_steps: bool, period: int, ahead: int,
-                            speeds: list[list[float]], position: int) -> list[list[BatchSlice]]:
+def worker_slices_of_epochs(batches: GlobalBatches, worker: int, period: int, ahead: int, speeds: list[list[float]],
+                            position: int) -> list[list[BatchSlice]]:
     """Return the slices of a worker in two epochs, the first from `position`; all workers publish the same speeds.
 
     A batch is fetched `ahead` steps before it is used; speeds are published after the last batch of a round.
@@ -46,8 +46,8 @@ def worker_slices_of_epochs(batches: GlobalBatches, worker: int, by_steps: bool,
         return future
 
     strategy = SimpleNamespace(next_exchange=lambda step: (step // period + 1) * period - 1)
-    balance = LoadBalancer(batches, by_steps, strategy, 1 + ahead, gather, lambda future: future.result(timeout=0))
-    rounds = LockstepSampler(batches, worker, by_steps, balance.next_round, lambda: steps_done)
+    balance = LoadBalancer(batches, strategy, 1 + ahead, gather, lambda future: future.result(timeout=0))
+    rounds = LockstepSampler(batches, worker, balance.next_round, lambda: steps_done)
     slices_of_epochs: list[list[BatchSlice]] = []
     for epoch, cursor in ((0, position), (1, 0)):
         drawn: list[BatchSlice] = []
@@ -56,7 +56,7 @@ def worker_slices_of_epochs(batches: GlobalBatches, worker: int, by_steps: bool,
             batch = next(source, None)
             drawn += [batch] if batch else []
             if used < len(drawn) and (len(drawn) - used > ahead or batch is None):
-                steps_done = drawn[used].steps.stop
+                steps_done = drawn[used].end_step
                 if drawn[used].publishes_speed:
                     balance.publish_speed(1.0)
                 used += 1
@@ -66,16 +66,16 @@ def worker_slices_of_epochs(batches: GlobalBatches, worker: int, by_steps: bool,
     return slices_of_epochs
 
 
-@given(st.data(), st.integers(1, 9), st.integers(1, 20), st.booleans(), st.integers(1, 40), st.integers(0, 4))
+@given(st.data(), st.integers(1, 9), st.integers(1, 20), st.integers(1, 40), st.integers(0, 4))
 def test_lockstep_sampling_assigns_every_sample_once_while_speeds_change(data: st.DataObject, workers: int,
-                                                                         batch: int, by_steps: bool,
-                                                        period: int, ahead: int) -> None:
+                                                                         batch: int, period: int,
+                                                                         ahead: int) -> None:
     count = data.draw(st.integers(workers, 3000))
     position = data.draw(st.integers(0, count - workers))
     random = np.random.default_rng(data.draw(st.integers(0, 1000)))
     speeds = (10 ** random.uniform(-1, 1, (3000, workers))).tolist()
     batches = GlobalBatches(count, workers, batch, True, 1)
-    all_slices = [worker_slices_of_epochs(batches, worker, by_steps, period, ahead, speeds, position)
+    all_slices = [worker_slices_of_epochs(batches, worker, period, ahead, speeds, position)
                   for worker in range(workers)]
     for epoch, start in ((0, position), (1, 0)):
         slices = [all_slices[worker][epoch] for worker in range(workers)]
@@ -83,34 +83,33 @@ def test_lockstep_sampling_assigns_every_sample_once_while_speeds_change(data: s
                    for index in range(part.start, part.stop)]
         assert sorted(indices) == list(range(start, count))
         # all workers have the same steps, each once, and publish speeds at the same steps
-        steps = [[step for part in worker_slices for step in part.steps] for worker_slices in slices]
-        assert all(worker_steps == steps[0] for worker_steps in steps)
-        assert len({tuple(part.steps.stop for part in worker_slices if part.publishes_speed)
+        for worker_slices in slices:
+            first = slices[0][0].end_step
+            assert [part.end_step for part in worker_slices] == list(range(first, first + len(slices[0])))
+        assert len({tuple(part.end_step for part in worker_slices if part.publishes_speed)
                     for worker_slices in slices}) == 1
         assert all(part.stop > part.start for worker_slices in slices for part in worker_slices)
-        if not by_steps:
-            for parts in zip(*slices, strict=True):
-                assert math.isclose(sum(part.gradient_weight for part in parts), workers)
-                assert max(part.gradient_weight for part in parts) <= MAX_SHARE_FACTOR + workers / sum(
-                    part.stop - part.start for part in parts)
+        for parts in zip(*slices, strict=True):
+            assert math.isclose(sum(part.gradient_weight for part in parts), workers)
+            assert max(part.gradient_weight for part in parts) <= MAX_SHARE_FACTOR + workers / sum(
+                part.stop - part.start for part in parts)
 
 
-@given(st.data(), st.integers(1, 9), st.integers(1, 20), st.booleans(), st.integers(1, 60))
-def test_guided_scheduling_grants_every_sample_once(data: st.DataObject, workers: int, batch: int, by_steps: bool,
-                                                last_step: int) -> None:
+@given(st.data(), st.integers(1, 9), st.integers(1, 20), st.integers(1, 60))
+def test_guided_scheduling_grants_every_sample_once(data: st.DataObject, workers: int, batch: int,
+                                                    last_step: int) -> None:
     count = data.draw(st.integers(workers, 2000))
     random = np.random.default_rng(data.draw(st.integers(0, 1000)))
     batches = GlobalBatches(count, workers, batch, True, 1)
-    scheduler = GuidedScheduler(batches, by_steps)
+    scheduler = GuidedScheduler(batches)
     epoch, active = [0] * workers, set(range(workers))
     granted: dict[int, list[int]] = {}
     while active:
         worker = int(random.choice(sorted(active)))
         speed = float(10 ** random.uniform(-1, 1)) if random.random() < 0.9 else 0.0
-        kind, start, stop, steps, *sizes = map(int, scheduler.grant(worker, epoch[worker], 0, last_step, speed))
+        kind, start, stop, steps = map(int, scheduler.grant(worker, epoch[worker], 0, last_step, speed))
         if kind == 0:
             assert 0 < steps <= stop - start
-            assert sum(sizes) == batches.global_batch_size and min(sizes) >= 1
             granted.setdefault(epoch[worker], []).extend(range(start, stop))
         elif kind == 1:
             epoch[worker] += 1

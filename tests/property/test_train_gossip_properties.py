@@ -57,7 +57,8 @@ def test_local_sgd_gives_equal_models(data: st.DataObject) -> None:
         compression=st.sampled_from(COMPRESSION_NAMES), period=st.integers(1, 9))
     config = data.draw(choices.filter(is_valid))
     logs = run_strategy(config, count, 18, zones=zones, update=noise(0.05),
-                        network=RandomDelayNetwork(data.draw(st.integers(0, 99)), 3.0), size=data.draw(st.integers(1, 600)))
+                        network=RandomDelayNetwork(data.draw(st.integers(0, 99)), 3.0),
+                        size=data.draw(st.integers(1, 600)))
     assert all(log.exchange_steps == logs[0].exchange_steps for log in logs)
     if logs[0].exchange_steps:
         last = logs[0].exchange_steps[-1]

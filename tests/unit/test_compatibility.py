@@ -59,7 +59,8 @@ def test_valid_configs_match_table_and_run(strategy: str, monkeypatch: pytest.Mo
     (StrategyConfig("adaptive-gossip", "one-peer-exponential"), "--comm-pattern one-peer-exponential",
      ("receives from another", "expected --comm-pattern base-2, zone-aware; or --comm-pattern random-matching")),
     (StrategyConfig("adaptive-gossip", "base-2", asynchronous=True), "--async", ("agree on each", "no --async")),
-    (StrategyConfig("adaptive-gossip", "base-2", shared_memory=True), "--shared-memory", ("only gossip with a period",)),
+    (StrategyConfig("adaptive-gossip", "base-2", shared_memory=True), "--shared-memory",
+     ("only gossip with a period",)),
     (StrategyConfig("allreduce", "hierarchical", compression="int8"), "--compression int8", ("partial sum",)),
     (StrategyConfig("local-sgd", "hierarchical", compression="int8"), "--compression int8",
      ("within and between zones",)),
@@ -86,11 +87,11 @@ def combinations_table() -> str:
     """COMBINATIONS as a Markdown table."""
     def code(names: tuple[str, ...]) -> str:
         return ", ".join(f"`{name}`" for name in names)
-    lines = ["| strategy | `--comm-pattern` | `--compression` | `--load-balance` | switches |",
-             "| --- | --- | --- | --- | --- |"]
+    lines = ["| strategy | `--comm-pattern` | `--compression` | switches |",
+             "| --- | --- | --- | --- |"]
     for row in compatibility.COMBINATIONS:
         switches = [f"`{option}`{' or not' * (False in choices)}" for option, choices in (
             ("--async", row.asynchronous), ("--shared-memory", row.shared_memory)) if True in choices]
         lines.append(f"| {code(row.strategies)} | {code(row.comm_patterns)} | "
-                     f"{code(row.compressions)} | {code(row.load_balance_modes)} | {', '.join(switches)} |")
+                     f"{code(row.compressions)} | {', '.join(switches)} |")
     return "\n".join(lines)

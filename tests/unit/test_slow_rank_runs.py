@@ -53,7 +53,7 @@ def test_slow_rank_is_reported_once(arguments: tuple[str, ...], slow_rank: int, 
 
 @NIGHTLY
 @needs_mpi
-@pytest.mark.parametrize("arguments", [(), pytest.param(("--straggler", "2=3", "--load-balance", "batch-size"),
+@pytest.mark.parametrize("arguments", [(), pytest.param(("--straggler", "2=3", "--load-balance"),
                                                         marks=NIGHTLY)])
 def test_equal_ranks_are_not_reported(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """Also with load balancing, where the step times of a slow rank are no measure."""

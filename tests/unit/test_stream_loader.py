@@ -135,8 +135,8 @@ def test_processes_of_loaders_beside_the_threads_of_a_rank(start: Any) -> None:
 @pytest.mark.parametrize(("count", "batch_size", "config", "message"), [
     (7, 4, ALLREDUCE, "Numbers yields fewer than 8 samples; expected 4 for each of 2 workers"),
     (20, 0, ALLREDUCE, "a batch of 0 samples; expected 1 or more"),
-    (20, 2, StrategyConfig("allreduce", load_balance="batch-size"),
-     "--load-balance batch-size: not valid with an IterableDataset, whose samples have no index")])
+    (20, 2, StrategyConfig("allreduce", load_balance=True),
+     "--load-balance: not valid with an IterableDataset, whose samples have no index")])
 def test_unusable_streams_are_rejected(count: int, batch_size: int, config: StrategyConfig, message: str) -> None:
     with pytest.raises(TrainError, match=message):
         library(2, config, lambda run: seen(run, run.loader(Numbers(count), batch_size=batch_size)))

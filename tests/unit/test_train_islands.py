@@ -308,7 +308,7 @@ def test_load_balance_between_islands(strategy: str) -> None:
         return batches, flat(model)
 
     config = StrategyConfig(strategy, "base-2" if strategy == "gossip" else None, inside="zone", period=period,
-                            load_balance="batch-size", outer_lr=1.0, outer_momentum=0.0)
+                            load_balance=True, outer_lr=1.0, outer_momentum=0.0)
     results = on_zones(zones, config, train_rank)
     islands = group_ranks(range(len(zones)), zones)
     models = [make_model() for _ in islands]
@@ -437,8 +437,7 @@ def test_state_of_a_piece_is_joined_from_others() -> None:
     ("--strategy gossip --async", ("--inside zone", "no --inside")),
     ("--strategy gossip --shared-memory", ("--shared-memory: not valid with --inside zone",)),
     ("--preset noloco --inside zone --async", ("--outer-lr: not valid with strategy gossip", "without --async")),
-    ("--strategy allreduce --outer-momentum 0.5", ("--outer-momentum", "expected local-sgd, or gossip")),
-    ("--strategy local-sgd --load-balance local-steps", ("--load-balance local-steps: not valid with --inside",))])
+    ("--strategy allreduce --outer-momentum 0.5", ("--outer-momentum", "expected local-sgd, or gossip"))])
 def test_invalid_combination_is_rejected(words: str, facts: tuple[str, ...]) -> None:
     with pytest.raises(InvalidOptionsError) as caught:
         summary(f"{words} --virtual-ranks 4 --virtual-zones A:2,B:2")

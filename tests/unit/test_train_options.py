@@ -153,7 +153,7 @@ def test_progress_remaining_time_counts_steps_since_restart(capsys: pytest.Captu
     "--virtual-ranks 2 --compression int4",
     "--virtual-ranks 4 --strategy gossip --comm-pattern ring", "--virtual-ranks 2 --straggler 9=2",
     "--virtual-ranks 2 --strategy adaptive-gossip --comm-budget 0.0001%",
-    "--virtual-ranks 2 --strategy local-sgd --load-balance batch-size --async", "--virtual-ranks 2 --steps 0",
+    "--virtual-ranks 2 --strategy local-sgd --load-balance --async", "--virtual-ranks 2 --steps 0",
     "--virtual-ranks 2 --batch-size 100000", "--virtual-ranks 2 --model mlp:x"])
 def test_main_invalid_options_returns_usage_error(options: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*options.split(), "--emulate-compute", "0.01"]

@@ -60,8 +60,8 @@ class FailureRecovery:
         """Reason why all ranks end after a failure, "" if the others can continue."""
         if self.has_checkpoints:
             return "a checkpoint needs all ranks"
-        if self._world.is_load_balanced:
-            return f"--load-balance {self._world.config.load_balance} needs all ranks"
+        if self._world.config.load_balance:
+            return "--load-balance needs all ranks"
         return "" if self.strategy.survives_rank_failure else f"{self._world.strategy} needs all ranks"
 
     def is_behind(self, step: int) -> bool:

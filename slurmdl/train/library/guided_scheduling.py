@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.train.comm_thread import CommThread
-from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, SliceSampler, WorkShares
+from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, SliceSampler
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.tags import Tag
 
@@ -28,40 +28,35 @@ _NO_MORE = -1
 class GuidedScheduler:
     """Grants the samples of each epoch to asynchronous workers on request.
 
-    Each worker makes as many steps as its speed permits. Grants become smaller toward the end of the run, and a
-    worker that would finish last gets none, so all workers finish at about the same time. If `by_steps`, all batches
-    are equal; else they are proportional to speed.
+    Each worker makes as many steps, with equal batches, as its speed permits. Grants become smaller toward the end of
+    the run, and a worker that would finish last gets none, so all workers finish at about the same time.
 
     Reference: C. D. Polychronopoulos, D. J. Kuck: Guided self-scheduling: a practical scheduling scheme for parallel
     supercomputers. IEEE Trans. Computers C-36 (1987). doi:10.1109/TC.1987.5009495
     """
 
-    def __init__(self, global_batches: GlobalBatches, by_steps: bool) -> None:
+    def __init__(self, global_batches: GlobalBatches) -> None:
         worker_count = global_batches.worker_count
-        self._global_batches, self._by_steps = global_batches, by_steps
+        self._global_batches = global_batches
         self._epoch = self._cursor = 0
         self._speeds = [0.0] * worker_count
         self._active_workers = set(range(worker_count))
-        self._shares, self._batch_sizes = WorkShares(worker_count), [global_batches.batch_size] * worker_count
 
     def grant(self, worker: int, epoch: int, cursor: int, until: float, speed: float) -> Numbers:
         """Grant samples to a worker.
 
-        Returns shape (4 + workers,): kind of the grant; start and stop in the epoch's order; number of steps; and the
-        batch sizes of all workers.
+        Returns shape (4,): kind of the grant; start and stop in the epoch's order; and number of steps.
 
         Args:
             epoch, cursor: the worker's epoch; the first worker in a new epoch starts it at `cursor`.
             until: steps of the run; may be infinite.
             speed: of the worker, 0 if unknown.
         """
-        batches, sizes = self._global_batches, self._batch_sizes
+        batches = self._global_batches
         self._epoch, self._cursor = max((epoch, cursor), (self._epoch, self._cursor))
         self._speeds[worker] = speed
         speeds = self._known_speeds()
-        if not self._by_steps and self._shares.update(speeds, batches.step_at(self._epoch, self._cursor)):
-            sizes = self._batch_sizes = batches.worker_batch_sizes(self._shares.values)
-        grant = np.array([_GRANTED, self._cursor, self._cursor, 0, *sizes], np.float64)
+        grant = np.array([_GRANTED, self._cursor, self._cursor, 0], np.float64)
         left = self._samples_left(until)
         if left <= 0 or self._would_finish_last(worker, left, speeds):
             grant[0] = _RUN_OVER
@@ -69,12 +64,12 @@ class GuidedScheduler:
         elif epoch < self._epoch or self._cursor == batches.num_samples:
             grant[0] = _EPOCH_OVER
         else:
-            max_steps = MAX_GRANT_SHARE * left * speeds[worker] / fsum(speeds) / sizes[worker]
+            max_steps = MAX_GRANT_SHARE * left * speeds[worker] / fsum(speeds) / batches.batch_size
             samples = int(min(batches.num_samples - self._cursor, left,
-                              max(1, int(min(MAX_GRANT_STEPS, max_steps))) * sizes[worker]))
+                              max(1, int(min(MAX_GRANT_STEPS, max_steps))) * batches.batch_size))
             self._cursor += samples
             # the last batches of an epoch may be smaller
-            grant[2:4] = self._cursor, max(1, round(samples / sizes[worker]))
+            grant[2:4] = self._cursor, max(1, round(samples / batches.batch_size))
         return grant
 
     def _known_speeds(self) -> list[float]:
@@ -93,7 +88,7 @@ class GuidedScheduler:
     def _would_finish_last(self, worker: int, samples_left: float, speeds: Sequence[float]) -> bool:
         """Whether the others could finish the rest and another step of the fastest within one step of this worker."""
         active = self._active_workers | {worker}
-        step_seconds = {other: self._batch_sizes[other] / speeds[other] for other in active}
+        step_seconds = {other: self._global_batches.batch_size / speeds[other] for other in active}
         return step_seconds[worker] > samples_left / fsum(speeds[other] for other in active) \
             + min(step_seconds.values())
 
@@ -105,11 +100,11 @@ class DynamicSampler(SliceSampler):
     """
 
     def __init__(self, p2p: MeteredP2P, comm_thread: CommThread, workers: Sequence[int],
-                 global_batches: GlobalBatches, by_steps: bool, speed: Callable[[], float]) -> None:
+                 global_batches: GlobalBatches, speed: Callable[[], float]) -> None:
         self._p2p, self._comm_thread, self._workers = p2p, comm_thread, workers
-        self._global_batches, self._by_steps, self._speed = global_batches, by_steps, speed
-        self._scheduler = GuidedScheduler(global_batches, by_steps) if p2p.rank == workers[0] else None
-        self._request_buffer, self._grant_buffer = np.empty(4), np.empty(4 + len(workers))
+        self._global_batches, self._speed = global_batches, speed
+        self._scheduler = GuidedScheduler(global_batches) if p2p.rank == workers[0] else None
+        self._request_buffer, self._grant_buffer = np.empty(4), np.empty(4)
         self._pending_request: list[Any] = []
         self._exhausted = False
         #: worker -> its last grant in flight
@@ -123,17 +118,15 @@ class DynamicSampler(SliceSampler):
             self._receive_grant()
         self._request(epoch, cursor, until)
         while True:
-            kind, start, stop, steps, *sizes = (int(number) for number in self._receive_grant())
+            kind, start, stop, steps = (int(number) for number in self._receive_grant())
             if kind != _GRANTED:
                 self._exhausted = kind == _RUN_OVER
                 return
             self._request(epoch, cursor, until)
-            batch_size = self._global_batches.batch_size
-            weights = () if self._by_steps else tuple(size / batch_size for size in sizes)
             for number in range(steps):
                 begin, end = (start + (stop - start) * each // steps for each in (number, number + 1))
-                step = self._global_batches.step_at(epoch, end)
-                yield BatchSlice(begin, end, end, range(step, step), (end - begin) / batch_size, weights)
+                yield BatchSlice(begin, end, end, self._global_batches.step_at(epoch, end),
+                                 (end - begin) / self._global_batches.batch_size)
 
     def exhausted(self, until: int) -> bool:
         return self._exhausted

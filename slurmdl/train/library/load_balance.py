@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -60,9 +60,9 @@ class LoadBalancer:
         gather_speeds: starts to exchange speeds; `wait` waits for them.
     """
 
-    def __init__(self, global_batches: GlobalBatches, by_steps: bool, strategy: Strategy, rounds_ahead: int,
+    def __init__(self, global_batches: GlobalBatches, strategy: Strategy, rounds_ahead: int,
                  gather_speeds: Callable[[float], Future[Speeds]], wait: Callable[[Future[Speeds]], Speeds]) -> None:
-        self._global_batches, self._by_steps, self._strategy = global_batches, by_steps, strategy
+        self._global_batches, self._strategy = global_batches, strategy
         self._rounds_ahead, self._gather_speeds, self._wait = rounds_ahead, gather_speeds, wait
         self._shares, self._model_weights = WorkShares(global_batches.worker_count), tuple[float, ...]()
         self._round_count, self._next_step = 0, 0
@@ -94,7 +94,7 @@ class LoadBalancer:
         while self._publishing_rounds and self._publishing_rounds[0] + 1 < self._round_count - self._rounds_ahead:
             self._publishing_rounds.popleft()
             speeds = self._wait(self._pending_speeds.popleft()).tolist()
-            if min(speeds) > 0 and self._shares.update(speeds, step) and not self._by_steps:
+            if min(speeds) > 0 and self._shares.update(speeds, step):
                 sizes = self._global_batches.worker_batch_sizes(self._shares.values)
                 self._model_weights = tuple(size / self._global_batches.batch_size for size in sizes)
 
@@ -129,28 +129,26 @@ class WorkAssignment:
     def global_step(self) -> int:
         """Mean number of steps of the workers; differs from the local step if workers make different numbers."""
         config = self._world.config
-        steps_differ = config.load_balance == "local-steps" or (self._world.is_load_balanced and config.asynchronous)
-        return self._assigned_step if steps_differ else self._state.step
+        return self._assigned_step if config.load_balance and config.asynchronous else self._state.step
 
     def make_sampler(self, global_batches: GlobalBatches, prefetch: int) -> SliceSampler:
         """Make the sampler of this worker; `prefetch` batches are fetched ahead."""
         world, config = self._world, self._world.config
-        worker, by_steps = world.worker_rank or 0, config.load_balance == "local-steps"
-        if not world.is_load_balanced or world.is_server:
-            return LockstepSampler(global_batches, worker, False, even_rounds(world.worker_count),
+        worker = world.worker_rank or 0
+        if not config.load_balance or world.is_server:
+            return LockstepSampler(global_batches, worker, even_rounds(world.worker_count),
                                    lambda: self.global_step, self._averaged_workers)
         if self._recovery is None or self._balancer or self._dynamic_sampler:
-            raise TrainError(f"--load-balance {config.load_balance}: requires one run.loader() for all samples, "
-                             "after run.wrap()")
+            raise TrainError("--load-balance: requires one run.loader() for all samples, after run.wrap()")
         comm_thread, workers, p2p = self._comm_thread, world.ranks_with_role("worker"), self._p2p
         if config.asynchronous:
-            self._dynamic_sampler = DynamicSampler(p2p, comm_thread, workers, global_batches, by_steps,
+            self._dynamic_sampler = DynamicSampler(p2p, comm_thread, workers, global_batches,
                                                    lambda: self._throughput.value)
             return self._dynamic_sampler
         self._balancer = LoadBalancer(
-            global_batches, by_steps, self._recovery.strategy, 1 + prefetch,
+            global_batches, self._recovery.strategy, 1 + prefetch,
             lambda speed: comm_thread.submit(lambda: bruck_allgather(p2p, workers, speed)), comm_thread.wait)
-        return LockstepSampler(global_batches, worker, by_steps, self._balancer.next_round, lambda: self.global_step,
+        return LockstepSampler(global_batches, worker, self._balancer.next_round, lambda: self.global_step,
                                self._averaged_workers)
 
     def _averaged_workers(self) -> Sequence[int]:
@@ -170,10 +168,6 @@ class WorkAssignment:
         self.current_slice, self.model_weights = batch_slice, batch_slice.model_weights
         self._samples += batch_slice.stop - batch_slice.start
 
-    def strategy_steps(self, step: int) -> Iterable[int]:
-        """Steps of the strategy that end with a step of the optimizer."""
-        return self.current_slice.steps if self._balancer and self.current_slice else (step,)
-
     def end_step(self, seconds: float) -> int:
         """End the current step of a duration without communication; return the number of its samples."""
         batch_slice, self.current_slice = self.current_slice, None
@@ -181,7 +175,7 @@ class WorkAssignment:
         self._throughput.measure(samples, seconds - self._blocked_seconds)
         self._blocked_seconds = 0.0
         if batch_slice:
-            self._assigned_step = batch_slice.steps.stop
+            self._assigned_step = batch_slice.end_step
             if self._balancer and batch_slice.publishes_speed:
                 self._balancer.publish_speed(self._throughput.value)
         if self._dynamic_sampler and not self._world.transport.supports_comm_thread:

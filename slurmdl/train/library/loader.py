@@ -51,7 +51,7 @@ class EpochPosition:
     def state_dict(self) -> dict[str, int]:
         """The epoch, and its `cursor`, the number of its samples assigned to all workers so far.
 
-        With --load-balance local-steps it is exact after an exchange, and with --async on the first worker only.
+        With --load-balance and --async it is exact on the first worker only.
         """
         return dict(zip(("epoch", "cursor"), self._position, strict=True))
 

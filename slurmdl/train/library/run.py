@@ -56,9 +56,9 @@ class Run:
 
     def __init__(self, world: World, seed: int, backward_passes: int, check_every: int, trace_dir: str,
                  checkpoints: CheckpointOptions | None, owns_process: bool) -> None:
-        if world.config.load_balance != "off" and backward_passes > 1:
-            raise TrainError(f"--load-balance {world.config.load_balance}: not valid with backward_passes_per_step="
-                             f"{backward_passes}; expected backward_passes_per_step=1, or --load-balance off")
+        if world.config.load_balance and backward_passes > 1:
+            raise TrainError(f"--load-balance: not valid with backward_passes_per_step={backward_passes}; expected "
+                             "backward_passes_per_step=1, or no --load-balance")
         self.world, self.seed, self._owns_process = world, seed, owns_process
         self.rank, self.worker_count, self.worker_rank = world.rank, world.worker_count, world.worker_rank
         self.is_server = world.is_server
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def global_step(self) -> int:
-        """Mean number of steps of the workers, for LR schedules; not `step` with --load-balance local-steps."""
+        """Mean number of steps of the workers, for LR schedules; not `step` with --load-balance and --async."""
         return self._work_assignment.global_step
 
     def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -206,7 +206,7 @@ class Run:
             source = make_data_source(data, options)
             loader = self.loader_from_source(source, batch_size, shuffle)
             fingerprint = (source.num_samples, batch_size, source.fingerprint,
-                           source.prefetch * self.world.is_load_balanced)
+                           source.prefetch * self.world.config.load_balance)
         if not self.is_server:
             check = partial(consistency.check_same_data, self.world, self.p2p, fingerprint)
             if self._ctx:
@@ -226,9 +226,9 @@ class Run:
     def _stream_loader(self, dataset: Any, batch_size: int, options: Mapping[str, Any]) -> StreamLoader:
         from slurmdl.train.library.stream_loader import StreamLoader  # imports PyTorch
 
-        if self.world.is_load_balanced:
-            raise TrainError(f"--load-balance {self.world.config.load_balance}: not valid with an IterableDataset, "
-                             "whose samples have no index; expected --load-balance off")
+        if self.world.config.load_balance:
+            raise TrainError("--load-balance: not valid with an IterableDataset, whose samples have no index; "
+                             "expected no --load-balance")
         loader = StreamLoader(dataset, self.worker_rank or 0, self.worker_count, batch_size, options, self._boundary)
         self._add_loader(loader)
         return loader

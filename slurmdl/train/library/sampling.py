@@ -31,7 +31,7 @@ class BatchSlice:
     Attributes:
         start, stop: range in the epoch's order.
         cursor: samples of the epoch assigned to all workers up to this slice.
-        steps: run steps that end with it, counted from 0 as the mean over the workers.
+        end_step: run steps up to its end, as the mean over the workers.
         gradient_weight: weight of its gradients in a mean over all workers, or those of its island.
         model_weights: entry i is the weight of worker i's model in a mean, 1 on average; () if all are equal.
         publishes_speed: whether the workers exchange their speeds after it.
@@ -40,7 +40,7 @@ class BatchSlice:
     start: int
     stop: int
     cursor: int
-    steps: range
+    end_step: int
     gradient_weight: float = 1.0
     model_weights: tuple[float, ...] = ()
     publishes_speed: bool = False
@@ -180,26 +180,22 @@ class LockstepSampler(SliceSampler):
     """Sampler for synchronous workers: each worker computes the slices of all.
 
     Args:
-        by_steps: whether shares are numbers of steps in a round, with equal batches; else batch sizes.
         next_round: (step, max_steps) -> the round that starts at a step of the run.
         averaged_workers: returns the workers over which this worker's gradients are averaged; () for all.
     """
 
-    def __init__(self, global_batches: GlobalBatches, worker: int, by_steps: bool,
-                 next_round: Callable[[int, int], BalanceRound], global_step: Callable[[], int],
-                 averaged_workers: Callable[[], Sequence[int]] = tuple) -> None:
-        self._global_batches, self._worker, self._by_steps = global_batches, worker, by_steps
+    def __init__(self, global_batches: GlobalBatches, worker: int, next_round: Callable[[int, int], BalanceRound],
+                 global_step: Callable[[], int], averaged_workers: Callable[[], Sequence[int]] = tuple) -> None:
+        self._global_batches, self._worker = global_batches, worker
         self._next_round, self._global_step, self._averaged_workers = next_round, global_step, averaged_workers
 
     def slices(self, epoch: int, cursor: int, until: int | None) -> Iterator[BatchSlice]:
         step = self._global_step()
         while self._global_batches.size_at(cursor) and step != until:
             max_steps = self._global_batches.steps_per_epoch if until is None else until - step
-            balance_round = self._next_round(step, max_steps)
-            make_slices = self._step_slices if self._by_steps else self._batch_slices
-            for batch_slice in make_slices(balance_round, step, cursor):
+            for batch_slice in self._round_slices(self._next_round(step, max_steps), step, cursor):
                 yield batch_slice
-            step, cursor = batch_slice.steps.stop, batch_slice.cursor
+            step, cursor = batch_slice.end_step, batch_slice.cursor
 
     def exhausted(self, until: int) -> bool:
         return self._global_step() >= until
@@ -212,7 +208,7 @@ class LockstepSampler(SliceSampler):
             cursor += totals[-1]
         return totals
 
-    def _batch_slices(self, balance_round: BalanceRound, step: int, cursor: int) -> Iterator[BatchSlice]:
+    def _round_slices(self, balance_round: BalanceRound, step: int, cursor: int) -> Iterator[BatchSlice]:
         totals = self._step_sizes(balance_round, cursor)
         averaged = self._averaged_workers() or range(self._global_batches.worker_count)
         for number, total in enumerate(totals):
@@ -220,7 +216,7 @@ class LockstepSampler(SliceSampler):
             start, stop = cursor + edges[self._worker], cursor + edges[self._worker + 1]
             cursor += total
             samples = sum(edges[worker + 1] - edges[worker] for worker in averaged)
-            yield BatchSlice(start, stop, cursor, range(step + number, step + number + 1),
+            yield BatchSlice(start, stop, cursor, step + number + 1,
                              (stop - start) * len(averaged) / samples, balance_round.model_weights,
                              balance_round.publishes_speed and number == len(totals) - 1)
 
@@ -231,15 +227,3 @@ class LockstepSampler(SliceSampler):
             return split_offsets(total, count)
         counts = apportion(total, shares, 1, -(-MAX_SHARE_FACTOR * total // count))
         return list(accumulate(counts, initial=0))
-
-    def _step_slices(self, balance_round: BalanceRound, step: int, cursor: int) -> Iterator[BatchSlice]:
-        worker, totals = self._worker, self._step_sizes(balance_round, cursor)
-        length = len(totals)
-        counts = apportion(length * len(balance_round.shares), balance_round.shares, 1, MAX_SHARE_FACTOR * length)
-        edges = list(accumulate(apportion(sum(totals), counts), initial=0))
-        own_steps, own_samples = counts[worker], edges[worker + 1] - edges[worker]
-        for number in range(own_steps):
-            steps = range(step + length * number // own_steps, step + length * (number + 1) // own_steps)
-            start, stop = (cursor + edges[worker] + own_samples * each // own_steps for each in (number, number + 1))
-            yield BatchSlice(start, stop, cursor + sum(totals[:steps.stop - step]), steps,
-                             publishes_speed=balance_round.publishes_speed and number == own_steps - 1)

@@ -40,7 +40,7 @@ class SlowRankMonitor:
         world = self._world = ctx.world
         self._comm_thread, self._request_stop = ctx.comm_thread, request_stop
         self._is_active = not isinstance(world.transport, VirtualTransport) and not world.is_server \
-            and world.worker_count > 1 and not world.is_load_balanced
+            and world.worker_count > 1 and not world.config.load_balance
         self._reporter = SlowRankReporter(dict(enumerate(world.nodes)))
         self.nodes_to_leave: dict[str, str] = {}
         self._times: list[float] = []

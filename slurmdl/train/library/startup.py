@@ -114,11 +114,9 @@ def watch_waits(transport: MpiTransport | TorchTransport, limit_s: float) -> Non
 
 def _require_common_steps(world: World) -> None:
     """Reject checkpoints of workers without a common step."""
-    config = world.config
-    if config.load_balance == "local-steps" or (config.load_balance == "batch-size" and config.asynchronous):
-        mode = f"{config.load_balance}{' --async' * config.asynchronous}"
-        raise InvalidOptionsError(f"--checkpoint-dir: not valid with --load-balance {mode}, which assigns samples by "
-                                  "the workers' speeds; expected --load-balance off, or batch-size without --async")
+    if world.config.load_balance and world.config.asynchronous:
+        raise InvalidOptionsError("--checkpoint-dir: not valid with --load-balance --async, which gives workers "
+                                  "different numbers of steps; expected one of the two, or neither")
 
 
 def _option_or_variable(number: int | None, environ: Mapping[str, str], variable: str, default: int) -> int:

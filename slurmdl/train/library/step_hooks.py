@@ -196,7 +196,7 @@ class StepHooks:
 
     def _check_step(self, optimizer: Any) -> None:
         """Reject a step that breaks the rules of `Run.wrap`."""
-        state, mode = self._state, self._ctx.world.config.load_balance
+        state = self._state
         if state.finished:
             raise TrainError("opt.step() after the run was finished; expected run.finish() after the last step")
         if state.step == state.first_step:
@@ -216,9 +216,9 @@ class StepHooks:
         if self._recovery.has_checkpoints and state.last_checkpoint_check < state.step:
             raise TrainError(f"{prefix}checkpoints are written when a batch is requested; expected batches of "
                              "run.loader(), or `with run.data_phase():` around the code that makes a batch")
-        if self._ctx.world.is_load_balanced and not self._work_assignment.current_slice:
-            raise TrainError(f"{prefix}--load-balance {mode} requires a batch of run.loader() for each step; "
-                             "expected such batches, or --load-balance off")
+        if self._ctx.world.config.load_balance and not self._work_assignment.current_slice:
+            raise TrainError(f"{prefix}--load-balance requires a batch of run.loader() for each step; expected such "
+                             "batches, or no --load-balance")
 
     def _replaced_parameter(self) -> str:
         """Name of a parameter that the model no longer has, as after load_state_dict(assign=True), or ""."""
@@ -245,10 +245,7 @@ class StepHooks:
         self._skips_update, self._is_behind, self._nonfinite_parameter = False, False, ""
         ctx.replica.mark_changed()
         self.timer.enter("communication")
-        steps = (state.step,) if recovery.strategy.averages_gradients else \
-            self._work_assignment.strategy_steps(state.step)
-        for step in steps:
-            recovery.after_optimizer_step(step)
+        recovery.after_optimizer_step(state.step)
         with recovery.recovering(state.step + 1):
             self._replica_check.after_step(state.step + 1)
         state.step += 1

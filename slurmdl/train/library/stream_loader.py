@@ -78,7 +78,7 @@ class StreamLoader(EpochPosition):
                 is_first = False
             cursor += self._group_size
             self._position = number, cursor
-            self._boundary.on_batch(BatchSlice(0, self.batch_size, cursor, range(1)))
+            self._boundary.on_batch(BatchSlice(0, self.batch_size, cursor, 1))
             yield batch
             self._boundary.on_fetch()
         if not cursor:

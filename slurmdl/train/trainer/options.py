@@ -284,10 +284,9 @@ def _check_conflicts(options: Options) -> None:
     if options.virtual_ranks and options.virtual_zones and ranks != options.virtual_ranks:
         raise UsageError(f"train: --virtual-zones: {pluralize(ranks, 'rank')}; expected --virtual-ranks "
                          f"{options.virtual_ranks}")
-    load_balance = options.strategy_config.load_balance
-    if options.dirichlet_alpha is not None and load_balance != "off":
-        raise UsageError(f"train: --load-balance {load_balance}: not valid with --dirichlet-alpha, which gives each "
-                         "worker its own images; use --load-balance off, or omit --dirichlet-alpha")
+    if options.dirichlet_alpha is not None and options.strategy_config.load_balance:
+        raise UsageError("train: --load-balance: not valid with --dirichlet-alpha, which gives each worker its own "
+                         "images; expected one of the two")
     if options.virtual_ranks and options.device not in ("auto", "cpu"):
         raise UsageError(f"train: --device {options.device}: not valid with --virtual-ranks, which share the CPU; "
                          "use --device cpu")
