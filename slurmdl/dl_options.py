@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any
 
-from slurmdl.errors import InputError, UsageError, sort_by_similarity
+from slurmdl import records
+from slurmdl.errors import UsageError, sort_by_similarity
 from slurmdl.mesh import parse_mesh
 from slurmdl.options import FLAG, Option, choice, count, names, option, options_of, text
 from slurmdl.plan import COMM_PATTERNS, ISLAND_LEVELS, ISLAND_STRATEGIES, STRATEGIES
@@ -102,18 +103,7 @@ class DlOptions:
 
         Raises InputError if `data` is not an object, or has an unknown field or a value of the wrong type.
         """
-        if not isinstance(data, dict):
-            raise InputError(f"--dl-* options: expected an object, found {type(data).__name__}")
-        values: dict[str, Any] = {}
-        for name, value in data.items():
-            if name not in _BY_FIELD:
-                raise InputError(f"--dl-* options: unknown field {name!r}; expected {', '.join(_BY_FIELD)}")
-            default = getattr(cls, name)
-            value = tuple(map(str, value)) if isinstance(value, list) else value
-            if not isinstance(value, (int, float) if isinstance(default, float) else type(default)):
-                raise InputError(f"--dl-* options: {name}: invalid value {value!r}")
-            values[name] = value
-        return cls(**values)
+        return records.from_json(cls, data, "--dl-* options")
 
 
 #: every --dl-* option

@@ -16,9 +16,9 @@ import stat
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
+from slurmdl import records
 from slurmdl.errors import InputError
 from slurmdl.mesh import Mesh, parse_mesh
 from slurmdl.text import pluralize, sample_names
@@ -103,33 +103,10 @@ class Plan:
         path = self.zones.get(self.nodes[rank], ())
         return path[-1] if path else ""
 
-    def to_json(self) -> dict[str, Any]:
-        return {"version": VERSION, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, data: Any) -> Plan:
-        """Build a plan from parsed JSON; raise InputError if it is malformed or of another version."""
-        if not isinstance(data, dict):
-            raise InputError(f"plan: expected an object, found {type(data).__name__}")
-        if data.get("version") != VERSION:
-            raise InputError(f"plan: version {data.get('version')!r}; expected {VERSION}")
-        try:
-            return cls(strategy=str(data["strategy"]),
-                       nodes=tuple(map(str, data["nodes"])),
-                       roles=tuple(map(str, data["roles"])),
-                       zones={str(node): tuple(map(str, path)) for node, path in data["zones"].items()},
-                       costs={str(pair): float(cost) for pair, cost in data.get("costs", {}).items()},
-                       comm_pattern=str(data.get("comm_pattern", "")),
-                       mesh=str(data.get("mesh", "")),
-                       groups=str(data.get("groups", "")),
-                       inside=str(data.get("inside", "")))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"plan: malformed ({type(error).__name__}: {error})") from error
-
 
 def encode_plan(plan: Plan) -> str:
     """Encode a plan as text for SLURMDL_PLAN; it may exceed MAX_ENV_BYTES."""
-    text = json.dumps(plan.to_json(), separators=(",", ":"))
+    text = json.dumps(records.to_json(plan, VERSION), separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
@@ -141,7 +118,7 @@ def decode_plan(text: str) -> Plan:
         data = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
     except (binascii.Error, zlib.error, ValueError) as error:
         raise InputError("SLURMDL_PLAN is not a plan (expected base64 of deflated JSON)") from error
-    return Plan.from_json(data)
+    return records.from_json(Plan, data, "plan", VERSION)
 
 
 def write_plan_file(text: str, directory: str) -> str:

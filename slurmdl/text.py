@@ -43,3 +43,11 @@ def truncate_middle(text: str, max_chars: int) -> str:
 def sample_names(names: Sequence[str], max_names: int = 6) -> str:
     """The first names, with `, ...` if there are more; "none" for no names."""
     return ", ".join(names[:max_names]) + (", ..." if len(names) > max_names else "") or "none"
+
+
+def short_json_repr(value: object) -> str:
+    """Shortened repr of a JSON value; lists and objects are not expanded."""
+    if isinstance(value, (list, dict)):
+        return "[...]" if isinstance(value, list) else "{...}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:30]}...{text[-20:]}"

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl import records
 from slurmdl.errors import InputError
+from slurmdl.records import Line, Valid
 
 IntArray = npt.NDArray[np.int64]
-Record = TypeVar("Record")
 
 #: numeric fields of Node, which are arrays of ClusterSnapshot
 NODE_ARRAYS = ("cpus", "cpus_unallocated", "memory", "memory_unallocated", "weight")
 MAX_NUMBER = 2 ** 40  # sums stay below 2**63
+Count = Annotated[int, Valid(lambda number: 0 <= number <= MAX_NUMBER, "an integer, 0 or more")]
 
 
 @dataclass(frozen=True)
@@ -34,18 +36,18 @@ class Node:
         weight: Slurm's node weight; lower is preferred.
     """
 
-    name: str
-    state: tuple[str, ...]
+    name: Line
+    state: tuple[Line, ...]
     responding: bool = True
-    cpus: int = 1
-    cpus_unallocated: int = 1
-    memory: int = 1
-    memory_unallocated: int = 1
-    features: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
-    gres: Mapping[str, int] = field(default_factory=dict)
-    gres_used: Mapping[str, int] = field(default_factory=dict)
-    weight: int = 1
+    cpus: Count = 1
+    cpus_unallocated: Count = 1
+    memory: Count = 1
+    memory_unallocated: Count = 1
+    features: tuple[Line, ...] = ()
+    partitions: tuple[Line, ...] = ()
+    gres: Mapping[str, Count] = field(default_factory=dict)
+    gres_used: Mapping[str, Count] = field(default_factory=dict)
+    weight: Count = 1
 
 
 @dataclass(frozen=True)
@@ -71,22 +73,22 @@ class Partition:
         priority: PriorityTier; Slurm tries the partition with the highest one first.
     """
 
-    name: str
+    name: Line
     default: bool = False
-    state: str = "UP"
-    oversubscribe: str = "NO"
-    memory_per_cpu: int | None = None
-    memory_per_node: int | None = None
-    topology: str = ""
-    priority: int = 1
+    state: Line = "UP"
+    oversubscribe: Line = "NO"
+    memory_per_cpu: Count | None = None
+    memory_per_node: Count | None = None
+    topology: Line = ""
+    priority: Count = 1
 
 
 @dataclass(frozen=True)
 class Reservation:
     """One reservation as `scontrol show reservations` gives it; it holds `nodes` now if `active`."""
 
-    name: str
-    nodes: tuple[str, ...] = ()
+    name: Line
+    nodes: tuple[Line, ...] = ()
     active: bool = True
 
 
@@ -149,67 +151,24 @@ class ClusterSnapshot:
         return next((p.topology for p in self.partitions if p.name == wanted), "")
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "nodes": [asdict(n) for n in self.nodes],
-                "partitions": [asdict(p) for p in self.partitions],
-                "reservations": [asdict(r) for r in self.reservations]}
+        return records.to_json(_Contents(self.nodes, self.partitions, self.reservations, self.name))
 
     @classmethod
     def from_json(cls, data: Any) -> ClusterSnapshot:
         """Return the inverse of `to_json`; InputError names the invalid field."""
-        if not isinstance(data, dict) or "nodes" not in data:
-            raise InputError("cluster JSON: expected an object with nodes")
-        nodes = parse_records(Node, data, "nodes")
-        duplicate = next((name for name, count in Counter(node.name for node in nodes).items() if count > 1), None)
+        contents = records.from_json(_Contents, data, "cluster JSON")
+        duplicate = next((name for name, count in Counter(node.name for node in contents.nodes).items() if count > 1),
+                         None)
         if duplicate is not None:
             raise InputError(f"cluster JSON: duplicate node {duplicate}")
-        name = data.get("name", "")
-        if not _is_text(name):
-            raise InputError(f"cluster JSON: name={name!r}: expected a string of one line")
-        return cls.from_nodes(nodes, parse_records(Partition, data, "partitions"),
-                              parse_records(Reservation, data, "reservations"), name)
+        return cls.from_nodes(contents.nodes, contents.partitions, contents.reservations, contents.name)
 
 
-def parse_records(record_type: type[Record], data: dict[str, Any], key: str) -> list[Record]:
-    """Build records from the list under a key, if any; InputError names an invalid entry and its field."""
-    entries = data.get(key, [])
-    if not isinstance(entries, list):
-        raise InputError(f"cluster JSON: {key}: expected a list")
-    return [_parse_record(record_type, entry, f"{key}[{i}]") for i, entry in enumerate(entries)]
+@dataclass(frozen=True)
+class _Contents:
+    """A snapshot as JSON."""
 
-
-def _parse_record(record_type: type[Record], entry: Any, location: str) -> Record:
-    if not isinstance(entry, dict):
-        raise InputError(f"cluster JSON: {location}: expected an object")
-    known = {declared.name: declared for declared in fields(record_type)}  # type: ignore[arg-type]
-    values = {}
-    for name, value in entry.items():
-        if name not in known:
-            raise InputError(f"cluster JSON: {location}: unknown field {name!r}; expected one of {', '.join(known)}")
-        is_valid, type_name = _FIELD_TYPES[str(known[name].type)]
-        if not is_valid(value):
-            raise InputError(f"cluster JSON: {location}: {name}={value!r}: expected {type_name}")
-        values[name] = tuple(value) if isinstance(value, list) else value
-    for name, declared in known.items():
-        if name not in values and declared.default is MISSING and declared.default_factory is MISSING:
-            raise InputError(f"cluster JSON: {location}: {name} is missing")
-    return record_type(**values)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and "\n" not in value
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_NUMBER
-
-
-#: annotation of a field -> predicate of valid JSON values, and a name for messages
-_FIELD_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "str": (_is_text, "a string of one line"),
-    "bool": (lambda value: isinstance(value, bool), "true or false"),
-    "int": (_is_count, "an integer, 0 or more"),
-    "int | None": (lambda value: value is None or _is_count(value), "an integer, 0 or more, or null"),
-    "tuple[str, ...]": (lambda value: isinstance(value, list) and all(map(_is_text, value)), "a list of strings"),
-    "Mapping[str, int]": (lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
-                          "an object of integers, 0 or more"),
-}
+    nodes: tuple[Node, ...]
+    partitions: tuple[Partition, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+    name: Line = ""

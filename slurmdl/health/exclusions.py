@@ -11,10 +11,12 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from slurmdl import config, files
+from slurmdl import config, files, records
 from slurmdl.errors import InputError, UnavailableError
+from slurmdl.records import Valid
 from slurmdl.slurm.slurm_conf import cluster_name
 from slurmdl.text import pluralize
 
@@ -40,7 +42,7 @@ class Exclusion:
         job: ID of the job that found the node, or "".
     """
 
-    node: str
+    node: Annotated[str, Valid(bool, "a node name")]
     reason: str
     time: float
     expires: float
@@ -72,24 +74,14 @@ def _read_entries(path: str) -> tuple[list[Exclusion], str]:
     entries, invalid_lines = [], []
     for number, line in enumerate(lines, 1):
         try:
-            entries.append(_parse_entry(line))
-        except (ValueError, TypeError, KeyError, RecursionError):
+            entries.append(records.from_json(Exclusion, json.loads(line)))
+        except (ValueError, RecursionError, InputError):
             invalid_lines.append(number)
     warning = ""
     if invalid_lines:
         warning = f"{path}:{invalid_lines[0]}: not an exclusion; expected a JSON object with node, reason, time, " \
                   f"expires and cluster ({len(invalid_lines)} of {pluralize(len(lines), 'line')} ignored)"
     return sorted(entries, key=lambda entry: entry.time), warning
-
-
-def _parse_entry(line: str) -> Exclusion:
-    data = json.loads(line)
-    entry = Exclusion(data["node"], data["reason"], float(data["time"]), float(data["expires"]), data["cluster"],
-                      data.get("job", ""))
-    texts = (entry.node, entry.reason, entry.cluster, entry.job)
-    if not entry.node or not all(isinstance(text, str) for text in texts):
-        raise ValueError("expected text")
-    return entry
 
 
 def remember_nodes(reasons: Mapping[str, str], environ: Mapping[str, str], job_id: str = "",
@@ -129,7 +121,7 @@ def add_exclusions(path: str, entries: Iterable[Exclusion], now: float) -> None:
 
 
 def _format_entry(entry: Exclusion) -> str:
-    return f"{json.dumps(asdict(entry))}\n"
+    return f"{json.dumps(records.to_json(entry))}\n"
 
 
 def _compact(path: str, now: float) -> None:

@@ -11,13 +11,14 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
+from slurmdl import records
 from slurmdl.dl_options import DlOptions, is_comm_pattern
 from slurmdl.errors import InputError
 
 ENV_VARIABLE = "SLURMDL_SUBMISSION"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 #: the process that submits, in which this module is imported; it decides in a fork
 _SUBMITTER_PID = os.getpid()
@@ -75,13 +76,7 @@ class SubmissionRecord:
 
     def to_env_value(self) -> str:
         """The value of SLURMDL_SUBMISSION."""
-        data = {"version": FORMAT_VERSION, "submitter_job": self.submitter_job, "pid": self.pid, "host": self.host,
-                "inputs": dict(self.inputs), "options": self.options.to_json()}
-        if self.requested_size:
-            data["requested_size"] = asdict(self.requested_size)
-        if self.promise:
-            data["promise"] = asdict(self.promise)
-        return json.dumps(data, separators=(",", ":"))
+        return json.dumps(records.to_json(self, FORMAT_VERSION), separators=(",", ":"))
 
     def environ_without_inputs(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The environment without unchanged inputs of the submission.
@@ -108,14 +103,9 @@ def parse_record(text: str) -> SubmissionRecord:
     """Parse a value of SLURMDL_SUBMISSION. InputError if it is malformed or of another version."""
     try:
         data = json.loads(text)
-        if data["version"] != FORMAT_VERSION:
-            raise InputError(f"{ENV_VARIABLE}: version {data['version']!r}; expected {FORMAT_VERSION}")
-        size = RequestedSize(**data["requested_size"]) if "requested_size" in data else None
-        promise = Promise(**data["promise"]) if "promise" in data else None
-        return SubmissionRecord(DlOptions.from_json(data["options"]), str(data["submitter_job"]), int(data["pid"]),
-                                str(data["host"]), dict(data["inputs"]), size, promise)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{ENV_VARIABLE} is malformed ({type(error).__name__}: {error})") from error
+    return records.from_json(SubmissionRecord, data, ENV_VARIABLE, FORMAT_VERSION)
 
 
 def read_record(environ: Mapping[str, str]) -> SubmissionRecord | None:

@@ -5,25 +5,31 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from slurmdl import records
 from slurmdl.errors import InputError
-from slurmdl.links.samples import (
-    KIND_OF_KEY,
-    MAX_BANDWIDTH,
-    MAX_RTT_S,
-    SOURCES,
-    check_link_name,
-    is_number_up_to,
-    short_json_repr,
-)
+from slurmdl.links.samples import KIND_OF_KEY, MAX_BANDWIDTH, MAX_RTT_S, SOURCES, check_link_name
+from slurmdl.records import Valid
 
 FloatArray = npt.NDArray[np.float64]
+
+_MAX_AGE_S = 1e10
+Throughput = Annotated[float, Valid(lambda number: 0 < number <= MAX_BANDWIDTH,
+                                    f"a number above 0, up to {MAX_BANDWIDTH:g}, or null")]
+Seconds = Annotated[float, Valid(lambda number: 0 <= number <= MAX_RTT_S, f"a number from 0 to {MAX_RTT_S:g}")]
+Fraction = Annotated[float, Valid(lambda number: 0 <= number <= 1, "a number from 0 to 1")]
+Age = Annotated[float, Valid(lambda number: 0 <= number <= _MAX_AGE_S, f"a number from 0 to {_MAX_AGE_S:g}")]
+SampleCount = Annotated[int, Valid(lambda number: 1 <= number < 2**53, "an integer from 1")]
+Source = Annotated[str, Valid(lambda source: source in ("", *SOURCES), ", ".join(SOURCES))]
+Positive = Annotated[float, Valid(lambda number: 0 < number <= MAX_BANDWIDTH, "a number above 0")]
+NonNegative = Annotated[float, Valid(lambda number: 0 <= number <= MAX_BANDWIDTH, "a number from 0")]
+Rails = Annotated[int, Valid(lambda number: number > 0, "a whole number greater than 0")]
 
 
 @dataclass(frozen=True)
@@ -37,42 +43,14 @@ class LinkScore:
         source: of the newest sample, one of samples.SOURCES ("counters" only if no other exists), "" if unknown.
     """
 
-    throughput: float | None = None
-    rtt: float = 0.0
-    loss: float = 0.0
-    age: float = 0.0
-    samples: int = 1
-    rtt_p99: float = 0.0
+    throughput: Throughput | None = None
+    rtt: Seconds = 0.0
+    loss: Fraction = 0.0
+    age: Age = 0.0
+    samples: SampleCount = 1
+    rtt_p99: Seconds = 0.0
     rdma: bool = False
-    source: str = ""
-
-    @classmethod
-    def from_json(cls, name: str, data: Any) -> LinkScore:
-        """Parse the score of the link `name`; InputError if it is not valid."""
-        if not isinstance(data, dict):
-            raise InputError(f"{name}: expected an object, not {type(data).__name__}")
-        for key, value in data.items():
-            if key not in _VALID_RANGES:
-                raise InputError(f"{name}: unknown key {key!r}; expected {', '.join(_VALID_RANGES)}")
-            expected, is_valid = _VALID_RANGES[key]
-            if not is_valid(value):
-                raise InputError(f"{name}: {key} {short_json_repr(value)}: expected {expected}")
-        return cls(**data)
-
-
-_MAX_AGE_S = 1e10
-_RTT_RANGE = f"a number from 0 to {MAX_RTT_S:g}", lambda value: is_number_up_to(value, MAX_RTT_S)
-#: key of a score -> expected values, and the check of a value
-_VALID_RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "throughput": (f"a number above 0, up to {MAX_BANDWIDTH:g}, or null",
-                   lambda value: value is None or (is_number_up_to(value, MAX_BANDWIDTH) and value > 0)),
-    "rtt": _RTT_RANGE, "rtt_p99": _RTT_RANGE,
-    "loss": ("a number from 0 to 1", lambda value: is_number_up_to(value, 1)),
-    "age": (f"a number from 0 to {_MAX_AGE_S:g}", lambda value: is_number_up_to(value, _MAX_AGE_S)),
-    "samples": ("an integer from 1", lambda value: type(value) is int and 1 <= value < 2**53),
-    "rdma": ("true or false", lambda value: isinstance(value, bool)),
-    "source": (", ".join(SOURCES), lambda value: isinstance(value, str) and value in ("", *SOURCES)),
-}
+    source: Source = ""
 
 
 def raise_rejection(reason: str) -> None:
@@ -84,9 +62,9 @@ def raise_rejection(reason: str) -> None:
 class MetricWeights:
     """Weight of each metric in `capacity.weighted_score`."""
 
-    throughput: float = 1.0
-    rtt: float = 1.0
-    loss: float = 1.0
+    throughput: NonNegative = 1.0
+    rtt: NonNegative = 1.0
+    loss: NonNegative = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,15 +116,15 @@ class LinkScores:
 
     nodes: Mapping[str, LinkScore] = field(default_factory=dict)
     zones: Mapping[str, LinkScore] = field(default_factory=dict)
-    default_node_bandwidth: float = 1.25e9
-    default_leaf_bandwidth: float = 0.0
-    default_rails: int = 1
-    default_zone_bandwidth: tuple[float, ...] = ()
-    default_latency: float = 2e-5
+    default_node_bandwidth: Positive = 1.25e9
+    default_leaf_bandwidth: NonNegative = 0.0
+    default_rails: Rails = 1
+    default_zone_bandwidth: tuple[Positive, ...] = ()
+    default_latency: NonNegative = 2e-5
     inter_leaf: Mapping[str, LinkScore] = field(default_factory=dict)
-    time: float = 0.0
-    half_life: float | None = None
-    tolerance: float = 0.0
+    time: NonNegative = 0.0
+    half_life: Positive | None = None
+    tolerance: NonNegative = 0.0
     weights: MetricWeights | None = None
 
     @cached_property
@@ -176,7 +154,7 @@ class LinkScores:
         return replace(aged, time=now)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return records.to_json(self)
 
     def to_text(self) -> str:
         """JSON text with one link per line and six significant digits; default values are left out."""
@@ -200,31 +178,10 @@ class LinkScores:
         Args:
             on_reject: called with the reason for each invalid score; if it returns, the other scores are kept.
         """
-        if not isinstance(data, dict):
-            raise InputError(f"expected an object, not {type(data).__name__}")
-        known = sorted(entry.name for entry in fields(cls))
-        for key in data:
-            if key not in known:
-                raise InputError(f"unknown key {key!r}; expected {', '.join(known)}")
-        values: dict[str, Any] = {key: _parse_links(key, data[key], on_reject) for key in KIND_OF_KEY if key in data}
-        for key, allow_zero in (("default_node_bandwidth", False), ("default_leaf_bandwidth", True),
-                                ("half_life", False), ("default_latency", True), ("time", True), ("tolerance", True)):
-            if key in data and not (key == "half_life" and data[key] is None):
-                values[key] = _parse_number(key, data[key], allow_zero)
-        if "default_rails" in data:
-            rails = _parse_number("default_rails", data["default_rails"])
-            if rails != int(rails):
-                raise InputError(f"default_rails: invalid value {rails:g}; expected a whole number greater than 0")
-            values["default_rails"] = int(rails)
-        if "default_zone_bandwidth" in data:
-            bandwidths = data["default_zone_bandwidth"]
-            if not isinstance(bandwidths, (list, tuple)):
-                raise InputError("default_zone_bandwidth: expected a list")
-            values["default_zone_bandwidth"] = tuple(_parse_number("default_zone_bandwidth", each)
-                                                     for each in bandwidths)
-        if data.get("weights") is not None:
-            values["weights"] = _parse_weights(data["weights"])
-        return cls(**values)
+        if isinstance(data, dict):
+            data = {key: _valid_links(key, value, on_reject) if key in KIND_OF_KEY else value
+                    for key, value in data.items()}
+        return records.from_json(cls, data)
 
 
 def inter_leaf_name(left: str, right: str) -> str:
@@ -232,30 +189,14 @@ def inter_leaf_name(left: str, right: str) -> str:
     return "|".join(sorted((left, right)))
 
 
-def _parse_links(key: str, data: Any, on_reject: Callable[[str], None]) -> dict[str, LinkScore]:
+def _valid_links(key: str, data: Any, on_reject: Callable[[str], None]) -> Any:
     if not isinstance(data, dict):
-        raise InputError(f"{key}: expected an object, not {type(data).__name__}")
-    kind, scores = KIND_OF_KEY[key], {}
+        return data
+    scores = {}
     for name, score in data.items():
         try:
-            check_link_name(name, kind, f"{key}: ")
-            scores[name] = LinkScore.from_json(name, score)
+            check_link_name(name, KIND_OF_KEY[key], f"{key}: ")
+            scores[name] = records.from_json(LinkScore, score, name)
         except InputError as error:
             on_reject(str(error))
     return scores
-
-
-def _parse_number(key: str, value: Any, allow_zero: bool = False) -> float:
-    if not is_number_up_to(value, MAX_BANDWIDTH) or (value == 0 and not allow_zero):
-        raise InputError(f"{key} {short_json_repr(value)}: expected a number {'from' if allow_zero else 'above'} 0")
-    return float(value)
-
-
-def _parse_weights(data: Any) -> MetricWeights:
-    try:
-        weights = MetricWeights(**data)
-    except TypeError as error:
-        raise InputError(f"weights: {error}") from error
-    for key, value in asdict(weights).items():
-        _parse_number(f"weights.{key}", value, allow_zero=True)
-    return weights

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmdl import files
 from slurmdl.errors import InputError, UnavailableError
+from slurmdl.text import short_json_repr
 
 #: key of the scores of one kind of link in files -> the kind: link of a node to its leaf zone, uplink of a zone, path
 #: between two leaf zones
@@ -106,14 +107,6 @@ class LinkSample(_LinkSampleFields):
 def is_number_up_to(value: Any, high: float) -> bool:
     """Whether a JSON value is a number from 0 to `high`."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= high
-
-
-def short_json_repr(value: Any) -> str:
-    """Shortened repr of a JSON value; lists and objects are not expanded."""
-    if isinstance(value, (list, dict)):
-        return "[...]" if isinstance(value, list) else "{...}"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:30]}...{text[-20:]}"
 
 
 def check_link_name(name: Any, kind: str, culprit: str) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 from time import monotonic, time
 from typing import Any
 
-from slurmdl import file_trust
+from slurmdl import file_trust, records
 from slurmdl.config import Config, user_dir
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.links.aggregate import DEFAULT_RULES, MAX_CLOCK_SKEW_S, AggregationRules, aggregate_scores
@@ -277,9 +277,9 @@ def _parse_csv_row(row: Mapping[str | Any, str | Any], columns: int) -> tuple[st
     if kind not in LINK_KINDS:
         raise InputError(f"kind {kind!r}: expected one of {', '.join(LINK_KINDS)}")
     check_link_name(name, kind, "name ")
-    return kind, name, LinkScore.from_json(name, {key: _parse_number(value, convert)
-                                                  for key, convert in _CSV_COLUMNS.items()
-                                                  if (value := row.get(key) or "").strip()})
+    return kind, name, records.from_json(LinkScore, {key: _parse_number(value, convert)
+                                                     for key, convert in _CSV_COLUMNS.items()
+                                                     if (value := row.get(key) or "").strip()}, name)
 
 
 def _parse_number(text: str, convert: type[int] | type[float]) -> float:

@@ -133,20 +133,20 @@ def test_malformed_file_is_rejected(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(("data", "expected"), [
-    ({"nodes": {}}, "nodes: expected a list"), ({"nodes": [1]}, "nodes[0]: expected an object"),
-    ([], "expected an object with nodes"), ({}, "expected an object with nodes"),
+    ({"nodes": {}}, "nodes {...}: expected a list"), ({"nodes": [1]}, "nodes[0]: expected an object"),
+    ([], "cluster JSON: expected an object"), ({}, "cluster JSON: nodes is missing"),
     ({"nodes": [{"name": "n1", "state": ["IDLE"]}, {"name": "n2"}]}, "nodes[1]: state is missing"),
-    ({"nodes": [{"nmae": "n1"}]}, "nodes[0]: unknown field 'nmae'; expected one of name, state, responding"),
-    ({"nodes": [{"name": "n1", "state": "IDLE"}]}, "nodes[0]: state='IDLE': expected a list of strings"),
-    ({"nodes": [{"name": "n1", "state": ["IDLE"], "cpus": -1}]}, "cpus=-1: expected an integer, 0"),
-    ({"nodes": [{"name": "n1", "state": ["IDLE"], "memory": 1e300}]}, "memory=1e+300: expected"),
+    ({"nodes": [{"nmae": "n1"}]}, "nodes[0]: unknown key 'nmae'; expected name, state, responding"),
+    ({"nodes": [{"name": "n1", "state": "IDLE"}]}, "nodes[0]: state 'IDLE': expected a list"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "cpus": -1}]}, "nodes[0]: cpus -1: expected an integer, 0"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "memory": 1e300}]}, "memory 1e+300: expected"),
     ({"nodes": [{"name": "n1", "state": ["IDLE"], "weight": 10 ** 30}]}, ": expected an integer"),
-    ({"nodes": [{"name": "n1", "state": ["IDLE"], "cpus": True}]}, "cpus=True: expected"),
-    ({"nodes": [{"name": "n1", "state": ["IDLE"], "gres": {"gpu": "2"}}]}, "expected an object of integers"),
-    ({"nodes": [{"name": ["n1"], "state": ["IDLE"]}]}, "name=['n1']: expected a string"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "cpus": True}]}, "cpus True: expected"),
+    ({"nodes": [{"name": "n1", "state": ["IDLE"], "gres": {"gpu": "2"}}]}, "nodes[0]: gres: gpu '2': expected"),
+    ({"nodes": [{"name": ["n1"], "state": ["IDLE"]}]}, "name [...]: expected a string"),
     ({"nodes": [{"name": "n1", "state": ["IDLE"]}] * 2}, "duplicate node n1"),
-    ({"nodes": [], "partitions": [{"name": "a", "memory_per_cpu": "1"}]}, "[0]: memory_per_cpu='1': expected"),
-    ({"nodes": [], "reservations": [{"name": "a", "nodes": [1]}]}, "reservations[0]: nodes=[1]: expected"),
+    ({"nodes": [], "partitions": [{"name": "a", "memory_per_cpu": "1"}]}, "[0]: memory_per_cpu '1': expected"),
+    ({"nodes": [], "reservations": [{"name": "a", "nodes": [1]}]}, "reservations[0]: nodes[0] 1: expected"),
 ])
 def test_json_with_invalid_field_is_rejected(data: object, expected: str) -> None:
     with pytest.raises(InputError) as error:

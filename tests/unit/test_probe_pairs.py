@@ -9,6 +9,7 @@ from statistics import median, pstdev
 
 import pytest
 
+from slurmdl import records
 from slurmdl.errors import InputError
 from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
 from slurmdl.links.probe.pairs import estimate_links, round_robin_schedule
@@ -120,12 +121,12 @@ def test_unmeasured_metrics_are_none():
     {"first": "a", "second": "b", "speed": 1}])
 def test_malformed_pair_is_rejected(data):
     with pytest.raises(InputError):
-        PairMeasurement.from_json(data)
+        records.from_json(PairMeasurement, data)
 
 
 def test_pair_round_trips_as_json():
     pair = PairMeasurement("a", "b", 1e8, None, 1e-3, 2e-3, 0.0)
-    assert PairMeasurement.from_json(pair.to_json()) == pair
+    assert records.from_json(PairMeasurement, records.to_json(pair)) == pair
     assert pair.throughput == 1e8
 
 

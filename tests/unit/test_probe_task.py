@@ -17,6 +17,7 @@ from dataclasses import replace
 import pytest
 from test_probe_protocol import SHORT
 
+from slurmdl import records
 from slurmdl.links.probe import tcp_task
 
 NODES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
@@ -41,7 +42,7 @@ def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
         leader = start(0, secret)
         schedule = tcp_task.ProbeSchedule(NODES, ROUNDS, replace(SHORT, timeout_s=5.0), budget_s=30.0,
                                          checks_all_pairs=True)
-        leader.stdin.write(json.dumps(schedule.to_json()))
+        leader.stdin.write(json.dumps(records.to_json(schedule)))
         leader.stdin.close()
         meanwhile()
         for number in (1, 2):

@@ -330,7 +330,7 @@ class TestSubmissionRecord:
         assert submission_record.read_record({"SLURMDL_SUBMISSION": text, "SLURM_SUBMIT_HOST": "another"}) is None
         assert submission_record.read_record({}) is None
 
-    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version":9}', '{"version":2,"options":{"ps":"x"}}'])
+    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version":9}', '{"version":3,"options":{"ps":"x"}}'])
     def test_malformed_record_is_an_input_error(self, text):
         with pytest.raises(InputError, match=r"SLURMDL_SUBMISSION|--dl-"):
             submission_record.read_record({"SLURMDL_SUBMISSION": text})

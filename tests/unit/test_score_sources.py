@@ -62,7 +62,7 @@ def test_scores_round_trip_as_json() -> None:
     ('{"nodes": {"n": {"source": "rumour"}}}', "expected probe, job"),
     ('{"inter_leaf": {"b|a": {}}}', "in sorted order"), ('{"inter_leaf": {"a": {}}}', "in sorted order"),
     ('{"inter_leaf": {"|": {}}}', "in sorted order"), ('{"default_zone_bandwidth": 5}', "expected a list"),
-    ('{"default_zone_bandwidth": [0]}', "default_zone_bandwidth 0: expected"),
+    ('{"default_zone_bandwidth": [0]}', r"default_zone_bandwidth\[0\] 0: expected"),
     ('{"default_node_bandwidth": null}', "default_node_bandwidth"),
     ('{"weights": {"speed": 1}}', "weights"), ('{"weights": 5}', "weights"),
     ('{"weights": {"loss": "1"}}', "weights"),

@@ -187,7 +187,7 @@ def test_later_configuration_overrides_conflicting_options(site):
     assert config.load_config([str(site / "first"), str(site / "second")]).options == {"strategy": "gossip"}
 
 
-@pytest.mark.parametrize("inherited", ["[" * 100_000, '{"version":2,"pid":Infinity,"options":{},'
+@pytest.mark.parametrize("inherited", ["[" * 100_000, '{"version":3,"pid":Infinity,"options":{},'
                                        '"submitter_job":"","host":""}'])
 def test_malformed_inherited_record_does_not_prevent_submission(inherited, site, monkeypatch):
     monkeypatch.setenv(submission_record.ENV_VARIABLE, inherited)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from mpi import python
 
+from slurmdl import records
 from slurmdl.comm_layout import split_offsets
 from slurmdl.errors import InputError, InvalidRunError, UnavailableError, UsageError
 from slurmdl.plan import Plan, decode_plan, encode_plan
@@ -198,12 +199,12 @@ def test_default_pattern_between_known_zones_is_hierarchical(
 def test_plan_comm_pattern_is_optional_and_checked() -> None:
     plan = Plan("gossip", ("a", "b"), ("worker",) * 2, {"a": ("core", "leaf")}, comm_pattern="one-peer-exponential")
     assert decode_plan(encode_plan(plan)) == plan
-    content = plan.to_json()
+    content = records.to_json(plan)
     del content["comm_pattern"]
-    assert Plan.from_json(content).comm_pattern == ""
+    assert records.from_json(Plan, content).comm_pattern == ""
     with pytest.raises(InputError,
                        match="comm_pattern 'ring' is not one of random-matching, one-peer-exponential, base-2"):
-        Plan.from_json({**content, "comm_pattern": "ring"})
+        records.from_json(Plan, {**content, "comm_pattern": "ring"})
 
 
 def test_summarize() -> None:
@@ -254,8 +255,8 @@ def test_train_imports_only_shared_modules() -> None:
     proc = python("-c", code)
     assert proc.stdout.split() == [
         "slurmdl.comm_layout", "slurmdl.errors", "slurmdl.files", "slurmdl.gossip_graphs", "slurmdl.mesh",
-        "slurmdl.mpi_library", "slurmdl.plan", "slurmdl.text", "slurmdl.units", "slurmdl.yaml_input",
-        "False"], proc.stderr
+        "slurmdl.mpi_library", "slurmdl.plan", "slurmdl.records", "slurmdl.text", "slurmdl.units",
+        "slurmdl.yaml_input", "False"], proc.stderr
 
 
 @pytest.mark.parametrize(("planned", "facts"), [

@@ -6,20 +6,24 @@ import socket
 import struct
 import time
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from slurmdl.errors import InputError
+from slurmdl import records
 from slurmdl.links.probe.channel import Deadline, PeerError
 from slurmdl.links.probe.protocol import ControlChannel, PacketTrainReceiver, ProbeSocket
 from slurmdl.links.probe.reflector import ECHO_BYTES, send_packet_train
 from slurmdl.links.samples import MAX_BANDWIDTH
+from slurmdl.records import Valid
 
 MAX_LOSS_PROBES = 10_000  # enough to measure a loss of 3 % to 0.1 points over three peers
 _MAX_CLEAN_LOSS = 0.0005  # loss above which the throughput of TCP is below that of the link
 #: id of the first loss probe; RTT probes, whose echoes may be late, have smaller ones
 _FIRST_LOSS_PROBE_ID = 1_000_000_000
 _BURST_DATAGRAMS = 8  # loss probes sent back to back
+
+Measured = Annotated[float, Valid(lambda number: 0 <= number < MAX_BANDWIDTH,
+                                  f"a number from 0 to {MAX_BANDWIDTH:g}")]
 
 
 @dataclass(frozen=True)
@@ -73,31 +77,16 @@ class PairMeasurement:
 
     first: str
     second: str
-    forward: float | None = None
-    backward: float | None = None
-    rtt: float | None = None
-    rtt_p99: float | None = None
-    loss: float | None = None
+    forward: Measured | None = None
+    backward: Measured | None = None
+    rtt: Measured | None = None
+    rtt_p99: Measured | None = None
+    loss: Measured | None = None
 
     @property
     def throughput(self) -> float | None:
         """Bytes/s of the slower direction."""
         return min((value for value in (self.forward, self.backward) if value is not None), default=None)
-
-    def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value is not None}
-
-    @classmethod
-    def from_json(cls, data: Any) -> PairMeasurement:
-        """Inverse of `to_json`; InputError if the data is not valid."""
-        try:
-            pair = cls(**data)
-        except TypeError as error:
-            raise InputError(f"pair: malformed ({error})") from error
-        values = [v for k, v in asdict(pair).items() if k not in ("first", "second") and v is not None]
-        if not all(type(v) in (int, float) and 0 <= v < MAX_BANDWIDTH for v in values):
-            raise InputError(f"pair: malformed; expected numbers from 0 to {MAX_BANDWIDTH:g}")
-        return pair
 
 
 def measure_pair(names: tuple[str, str], address: tuple[str, int], config: ProbeConfig, secret: bytes,
@@ -121,7 +110,7 @@ def measure_pair(names: tuple[str, str], address: tuple[str, int], config: Probe
         except (OSError, KeyError, TypeError, ValueError) as error:
             if not results:
                 raise PeerError(str(error) or type(error).__name__) from error
-    return PairMeasurement.from_json({"first": names[0], "second": names[1], **results})
+    return records.from_json(PairMeasurement, {"first": names[0], "second": names[1], **results})
 
 
 def _run_probes(control: ControlChannel, probe_socket: ProbeSocket,

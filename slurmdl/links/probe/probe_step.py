@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slurmdl import records
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.links.probe import tcp_task
 from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
@@ -86,7 +87,7 @@ def run_probe_step(probe: ProbeStep, environ: Mapping[str, str], on_warning: Cal
     unreachable: list[tuple[str, str]] = []
     warnings = []
     schedule = probe.schedule()
-    lines = process.stream_lines(probe.srun_argv(environ), env=env, stdin=json.dumps(schedule.to_json()),
+    lines = process.stream_lines(probe.srun_argv(environ), env=env, stdin=json.dumps(records.to_json(schedule)),
                                  timeout=probe.start_timeout_s + schedule.check_limit_s + probe.budget_s)
     try:
         for line in lines:
@@ -98,7 +99,7 @@ def run_probe_step(probe: ProbeStep, environ: Mapping[str, str], on_warning: Cal
             elif "unreachable" in message:
                 unreachable.append(_parse_pair(message["unreachable"]))
             else:
-                measurements.append(PairMeasurement.from_json(message))
+                measurements.append(records.from_json(PairMeasurement, message, "pair"))
     except (UnavailableError, InputError) as error:
         warnings.append(str(error))
     finally:

@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
+from slurmdl import records
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.links.probe.channel import HANDSHAKE_S, AuthenticatedChannel, Deadline, derive_secret
 from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig, measure_pair
@@ -68,13 +69,6 @@ class ProbeSchedule:
     def check_limit_s(self) -> float:
         """Time limit of the check of all pairs."""
         return _EXTRA_CHECK_S + _CHECK_SHARE * self.budget_s if self.checks_all_pairs else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Any) -> ProbeSchedule:
-        return cls(**{**data, "config": ProbeConfig(**data["config"])})
 
 
 @dataclass
@@ -230,7 +224,7 @@ class _Leader:
                     if names is None:
                         continue
                     if "pair" in answer:
-                        yield PairMeasurement.from_json(answer["pair"])
+                        yield records.from_json(PairMeasurement, answer["pair"], "pair")
                     else:
                         failures.update(names)
                         send_note(f"{name} with {answer.get('peer')}: {answer.get('error')}")
@@ -299,7 +293,7 @@ def run_follower(host: str, ports: list[int], secret: bytes, node: str) -> None:
         except OSError as error:
             channel.write_message(probe=request["probe"], peer=peer, error=str(error))
         else:
-            channel.write_message(probe=request["probe"], pair=pair.to_json())
+            channel.write_message(probe=request["probe"], pair=records.to_json(pair))
 
 
 def _connect_to_leader(host: str, ports: list[int], secret: bytes,
@@ -355,7 +349,7 @@ def main() -> int:
         for names in leader.check_all_pairs(schedule.check_limit_s):
             print(json.dumps({"unreachable": names}), flush=True)
     for pair in leader.run_schedule(schedule):
-        print(json.dumps(pair.to_json()), flush=True)
+        print(json.dumps(records.to_json(pair)), flush=True)
     print(json.dumps(END_MESSAGE), flush=True)
     return 0
 
@@ -363,8 +357,8 @@ def main() -> int:
 def read_schedule() -> ProbeSchedule:
     """Read the schedule from stdin; InputError if it is malformed."""
     try:
-        return ProbeSchedule.from_json(json.load(sys.stdin))
-    except (ValueError, KeyError, TypeError) as error:
+        return records.from_json(ProbeSchedule, json.load(sys.stdin), "probe: schedule")
+    except ValueError as error:
         raise InputError(f"probe: malformed schedule on stdin ({error})") from error
 
 
