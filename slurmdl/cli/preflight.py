@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
 def _check_nodes(options: argparse.Namespace) -> int:
     from slurmdl.cli.links import load_topology_or_flat
     from slurmdl.health.preflight import keep_link_samples, run_preflight
-    from slurmdl.health.report import format_table, to_json
+    from slurmdl.health.report import format_table, preflight_to_json
     from slurmdl.health.site_verdicts import load_site_reasons
     from slurmdl.slurm import hostlist, jobs
 
@@ -64,7 +64,7 @@ def _check_nodes(options: argparse.Namespace) -> int:
     keep_link_samples(result, os.environ, warn)
     print_escaped(format_table(result))
     if options.output:
-        lines = [json.dumps(to_json(result, node)) for node in nodes]
+        lines = [json.dumps(preflight_to_json(result, node)) for node in nodes]
         write_output_file(options.output, "--output", "".join(f"{line}\n" for line in lines))
     if not result.reasons:
         return 0

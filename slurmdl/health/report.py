@@ -58,7 +58,7 @@ def _cell(report: NodeReport, check: str, key: str, format_value: Callable[[floa
     return "-" if value is None else format_value(value)
 
 
-def to_json(result: Preflight, node: str) -> Mapping[str, Any]:
+def preflight_to_json(result: Preflight, node: str) -> Mapping[str, Any]:
     """The results of one node, in the units of the checks: bytes, seconds, bytes/s."""
     report = result.reports[node]
     faults: Sequence[str] = list(dict.fromkeys(fault.text for fault in result.faults if fault.node == node))
