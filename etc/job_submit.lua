@@ -21,9 +21,8 @@ local TOPOLOGY = "/etc/slurm/topology.conf"
 local MAX_AGE = 15    -- seconds
 local TIMEOUT_S = "1" -- the controller waits
 
-local OPTIONS = {"STRATEGY", "PS", "PLACE", "NODE_BINDING", "ZONE", "RANK0", "MODEL_BYTES", "INSIDE", "MESH", "MODEL",
-                 "MESH_BYTES", "GROUPS", "GROUP_BYTES", "PROBE", "LAUNCHER", "RANKS_PER_NODE",
-                 "PREFLIGHT", "ON_BAD_NODES", "ON_SLOW", "MAX_REQUEUES"}
+local OPTIONS = {"STRATEGY", "PS", "NODE_BINDING", "ZONE", "RANK0", "ISLANDS", "MESH", "GROUPS", "MODEL", "BYTES",
+                 "LAUNCHER", "PREFLIGHT", "ON_BAD_NODES", "ON_SLOW"}
 -- fields that the choice does not model, or by which the user chooses nodes
 local UNMODELLED_FIELDS = {"req_nodes", "prefer", "array_inx", "dependency", "reservation", "licenses", "burst_buffer", "network",
 	"tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task", "cpus_per_tres", "mem_per_tres"}

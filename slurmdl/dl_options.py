@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
@@ -57,16 +58,15 @@ class DlOptions:
     link_scores: str = option("auto", text("auto|off|FILE|URL"), "source of link scores: JSON, CSV, or a Prometheus "
                               "server")
     launcher: str = option(
-        "auto", text("|".join(LAUNCHERS) + "[:N]", rf"none|(?!none)({'|'.join(LAUNCHERS)})(:[1-9][0-9]{{0,5}})?"),
+        "auto", text("|".join(LAUNCHERS) + "[:N]"),
         "launcher that starts the ranks of each node: read from the command (auto), none, or by name; with :N it "
         "starts N ranks on each node, else their number is read from the command, too, e.g. torchrun:4")
-    preflight: int = option(0, count("SECONDS", *PREFLIGHT_RANGE_S), "check the job's nodes for this long before its "
+    preflight: int = option(0, count("SECONDS"), "check the job's nodes for this long before its "
                             "first step starts, e.g. 30 (default: 0, no check)", "0: no check")
     on_bad_nodes: str = option("stop", choice("stop", "wait", "run"), "if neither spare nodes nor a requeue replace "
                                "bad nodes: stop the step, wait in the queue for other nodes, or run with them")
     on_slow: str = option("warn", choice("warn", "exclude"), "if a rank computes more slowly than the others: warn, "
                           "or requeue the job without its node")
-    max_requeues: int = option(3, count("N"), "how often the job may requeue itself because of bad nodes")
     explain: bool = option(False, FLAG, "print the decision and its reasons on stderr")
     dry_run: bool = option(False, FLAG, "print the command instead of submitting")
     strict: bool = option(False, FLAG, "fail if no choice can be made, instead of submitting without one")
@@ -238,6 +238,12 @@ def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
     merged = reduce(overlay_settings, layers, nothing)
     dl = DlOptions(**{field: _BY_FIELD[field].parse(value, f"--{_prefixed(field)}")
                       for field, value in merged.items()})
+    if dl.preflight and not PREFLIGHT_RANGE_S[0] <= dl.preflight <= PREFLIGHT_RANGE_S[1]:
+        raise UsageError(f"--dl-preflight={dl.preflight}: expected 0, or {PREFLIGHT_RANGE_S[0]} to "
+                         f"{PREFLIGHT_RANGE_S[1]} seconds")
+    if not re.fullmatch(rf"none|(?!none)({'|'.join(LAUNCHERS)})(:[1-9][0-9]{{0,5}})?", dl.launcher):
+        raise UsageError(f"--dl-launcher: invalid value {dl.launcher!r}; expected {', '.join(LAUNCHERS)}, or NAME:N "
+                         "with the number of ranks per node")
     return _with_checked_traffic(dl, set(merged))
 
 

@@ -22,7 +22,7 @@ from slurmdl.slurm.sbatch_options import is_flag_set
 
 @dataclass(frozen=True)
 class Kind:
-    """How the text of a value is read.
+    """How the text of a value is read; the plugin reads it in the same way (spank/core/options.c).
 
     Attributes:
         name: "flag", "count", "choice", "names" or "text".
@@ -42,15 +42,9 @@ def choice(*names: str) -> Kind:
                 lambda text: ", ".join(sort_by_similarity(text, list(names))))
 
 
-def count(values: str, minimum: int = 0, maximum: int = 10**9 - 1) -> Kind:
-    """A whole number, 0 or from `minimum` to `maximum`."""
-    bounds = "0 or more" if minimum == 0 else f"0, or {minimum} to {maximum}"
-
-    def parse(text: str) -> int | None:
-        number = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else -1
-        return number if number == 0 or minimum <= number <= maximum else None
-
-    return Kind("count", values, parse, lambda _: f"a whole number, {bounds}")
+def count(values: str) -> Kind:
+    return Kind("count", values, lambda text: int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None,
+                lambda _: "a whole number, 0 or more")
 
 
 def names(values: str) -> Kind:
@@ -59,10 +53,8 @@ def names(values: str) -> Kind:
                 lambda _: "names separated by commas")
 
 
-def text(values: str, pattern: str = ".+") -> Kind:
-    """A text that matches `pattern`."""
-    return Kind("text", values, lambda value: value if re.fullmatch(pattern, value, re.DOTALL) else None,
-                lambda _: values)
+def text(values: str) -> Kind:
+    return Kind("text", values, lambda text: text or None, lambda _: values)
 
 
 FLAG = Kind("flag", "", is_flag_set, lambda _: "")

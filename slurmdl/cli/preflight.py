@@ -69,10 +69,9 @@ def _check_nodes(options: argparse.Namespace) -> int:
     if not result.reasons:
         return 0
     if options.requeue:
-        from slurmdl.cli.requeue import max_requeues
         from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
 
-        requeue_and_exclude(job_id, result.reasons, os.environ, print_escaped, max_requeues(job_id))
+        requeue_and_exclude(job_id, result.reasons, os.environ, print_escaped)
         wait_for_job_end()
     return GaveUpError.exit_status
 

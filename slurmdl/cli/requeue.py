@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 
-from slurmdl import config, dl_options
 from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import UsageError
 from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
@@ -33,21 +32,8 @@ def run(argv: list[str]) -> int:
     if not job_id:
         raise UsageError("slurmdl requeue: no job; expected its ID, or a call inside a job")
     excluded = dict.fromkeys(hostlist.expand_hostlist(options.exclude), options.reason)
-    requeue_and_exclude(job_id, excluded, os.environ, print_escaped, max_requeues(job_id), options.wait,
-                        options.dry_run, options.this_job_only)
+    requeue_and_exclude(job_id, excluded, os.environ, print_escaped, options.wait, options.dry_run,
+                        options.this_job_only)
     if not (options.job or options.dry_run):
         wait_for_job_end()
     return 0
-
-
-def max_requeues(job_id: str) -> int | None:
-    """The limit of --dl-max-requeues for the job of this process; None for another job."""
-    if job_id not in (jobs.own_job_id(os.environ), os.environ.get("SLURM_JOB_ID")):
-        return None
-    from slurmdl.launch import submission_record
-
-    record = submission_record.read_record(os.environ)
-    if record:
-        return record.options.max_requeues
-    settings = (config.load_config().options, dl_options.dl_settings_from_environ(os.environ))
-    return dl_options.merge_layers(*settings).max_requeues

@@ -26,13 +26,15 @@ from slurmdl.health import exclusions, job_marks
 from slurmdl.placement.eligibility import is_in_service
 from slurmdl.slurm import process
 from slurmdl.slurm.hostlist import fold_hostlist
-from slurmdl.slurm.jobs import JobRecord, query_job
+from slurmdl.slurm.jobs import JobRecord, own_job_id, query_job
 from slurmdl.text import pluralize
 
 #: attempts to exclude the nodes of a requeued job, and seconds between two
 _UPDATE_ATTEMPTS, _UPDATE_INTERVAL_S = 5, 0.2
 #: Slurm sends SIGTERM to the processes of a requeued job, and SIGKILL after KillWait (slurm.conf(5))
 _SIGNALS_OF_REQUEUE = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+#: how often a job may requeue itself because of bad, slow or lost nodes
+MAX_REQUEUES = 3
 #: seconds until Slurm has terminated the processes of a requeued job (KillWait of slurm.conf(5) is 30)
 _JOB_END_TIMEOUT_S = 120.0
 #: seconds in which the shell that runs the job script gets its signal, too
@@ -40,25 +42,26 @@ _SHELL_END_S = 1.0
 
 
 def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mapping[str, str],
-                        report: Callable[[str], None], max_requeues: int | None = None, may_wait: bool = False,
-                        dry_run: bool = False, this_job_only: bool = False) -> None:
+                        report: Callable[[str], None], may_wait: bool = False, dry_run: bool = False,
+                        this_job_only: bool = False) -> None:
     """Requeue a job, and exclude nodes from it and from later jobs of the user.
 
-    Raises SlurmdlError if that is not possible; the job is not requeued then, unless the message says so. If Slurm
-    has signaled this process, as one of the job, the signal takes effect at the end.
+    Raises SlurmdlError if that is not possible; the job is not requeued then, unless the message says so. The job of
+    this process requeues itself at most MAX_REQUEUES times. If Slurm has signaled this process, as one of the job,
+    the signal takes effect at the end.
 
     Args:
         reasons: node -> why it is left out.
         report: called with what was done.
-        max_requeues: how often the job of this process may requeue itself; None for another job.
         may_wait: see `check_exclusion`.
         dry_run: only check whether it is possible.
         this_job_only: do not exclude the nodes from later jobs.
     """
     jobs = query_job(job_id)
     check_requeue(jobs[0])
-    if max_requeues is not None and jobs[0].state != "PENDING":
-        _check_limit(jobs[0], max_requeues, environ)
+    is_own = job_id in (own_job_id(environ), environ.get("SLURM_JOB_ID"))
+    if is_own and jobs[0].state != "PENDING":
+        _check_limit(jobs[0], environ)
     if reasons:
         cluster = query_cluster(config.load_config().cluster_backend)[0]
         for job in jobs:
@@ -66,7 +69,7 @@ def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mappin
     if dry_run:
         report(f"job {jobs[0].job_id} can be requeued{_without(tuple(reasons))}")
         return
-    if max_requeues is not None:
+    if is_own:
         with suppress(OSError):  # then all restarts count
             job_marks.write_mark(job_marks.mark_path("requeues", environ))
     if reasons and not this_job_only:
@@ -112,14 +115,13 @@ def check_requeue(job: JobRecord) -> None:
         raise UsageError(f"job {job.job_id} may not be requeued; expected a submission with --requeue")
 
 
-def _check_limit(job: JobRecord, max_requeues: int, environ: Mapping[str, str]) -> None:
+def _check_limit(job: JobRecord, environ: Mapping[str, str]) -> None:
     """Raise GaveUpError if the job has requeued itself too often; its preemptions and time limits do not count."""
     requeues = job_marks.count_marks("requeues", environ)
     if requeues is None:
         requeues = job.restarts  # the job must not requeue itself forever
-    if requeues >= max_requeues:
-        raise GaveUpError(f"job {job.job_id} has requeued itself {pluralize(requeues, 'time')}; "
-                          f"--dl-max-requeues={max_requeues} allows no more")
+    if requeues >= MAX_REQUEUES:
+        raise GaveUpError(f"job {job.job_id} has requeued itself {pluralize(requeues, 'time')}, the limit")
 
 
 def check_exclusion(job: JobRecord, excluded: Sequence[str], cluster: ClusterSnapshot, may_wait: bool) -> None:

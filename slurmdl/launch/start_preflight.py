@@ -66,7 +66,7 @@ def _act(result: Preflight, dl: DlOptions, requested_size: RequestedSize | None,
     else:
         try:
             requeue_and_exclude(job_id, bad, environ, lambda outcome: on_warning(f"preflight: {outcome}"),
-                                dl.max_requeues, may_wait=dl.on_bad_nodes == "wait")
+                                may_wait=dl.on_bad_nodes == "wait")
         except SlurmdlError as error:
             problem = str(error)
         else:

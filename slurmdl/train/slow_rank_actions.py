@@ -1,8 +1,8 @@
 """What a run does about slow ranks: it warns, and if asked (--dl-on-slow=exclude) requeues the job without the node.
 
 `slurmdl srun` passes the option on to the tasks of a step by a variable. The requeue itself is that of the command
-`slurmdl requeue`, in a process of its own: it respects --dl-max-requeues, refuses if too few other nodes are left,
-and remembers the node for later jobs.
+`slurmdl requeue`, in a process of its own: it counts the requeues, refuses if too few other nodes are left, and
+remembers the node for later jobs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def requeue_without_nodes(reasons: Mapping[str, str], dry_run: bool = False, thi
     """Requeue the job of this process without nodes (node -> reason); return what was done.
 
     With `dry_run` only check whether that is possible, with `this_job_only` do not remember the nodes for later jobs.
-    Raises UnavailableError with the reason if it is not possible, GaveUpError if --dl-max-requeues forbids it.
+    Raises UnavailableError with the reason if it is not possible, GaveUpError if the limit of requeues forbids it.
     """
     from slurmdl.slurm import jobs, process  # imported only when needed
     from slurmdl.slurm.run_module import module_argv

@@ -147,12 +147,12 @@ def test_jobs_that_cannot_be_requeued(health):
 def test_job_requeues_itself_at_most_as_often_as_allowed(new_cluster):
     cluster = new_cluster(nodes=4, slurm_conf_lines=SOON)
     health = Health(cluster)
-    script = "#SBATCH -N1 --requeue --open-mode=append\n#DL --dl-max-requeues=1\nslurmdl requeue\necho status $?\n" \
+    script = "#SBATCH -N1 --requeue --open-mode=append\nslurmdl requeue\necho status $?\n" \
              "[ $? = 0 ] || sleep 60\n"
-    record = cluster.wait(health.submit(script, name="slurmdl"), 90)
+    record = cluster.wait(health.submit(script, name="slurmdl"), 180)
     text = cluster.run(["cat", record["StdOut"]]).stdout
-    assert record["Restarts"] == "1"
-    assert text.rstrip().endswith("status 78"), text
+    assert record["Restarts"] == "3"
+    assert text.rstrip().endswith("has requeued itself 3 times, the limit\nstatus 78"), text
 
 
 ARRAY = """\

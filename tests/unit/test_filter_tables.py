@@ -44,7 +44,8 @@ def test_job_submit_passes_all_options_without_files():
     names = {f"SLURMDL_OPT_{name}" for name in re.findall(r'"(\w+)"', match[1])}
     files = {"SLURMDL_OPT_COMM_PATTERN", "SLURMDL_OPT_LINK_SCORES"}
     # job_submit.lua runs as SlurmUser, which cannot read users' files, and never rejects a job
-    known = {option.env_variable for option in dl_options.OPTIONS if f"dl-{option.name}" in dl_options.SPANK_OPTIONS}
+    known = {dl_options.env_variable(option.field) for option in dl_options.OPTIONS
+             if f"dl-{option.name}" in dl_options.SPANK_OPTIONS}
     assert names == known - files - {"SLURMDL_OPT_STRICT"}
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from slurmdl import dl_options
 from slurmdl.errors import UsageError
 from slurmdl.launch import step_command
+from slurmdl.options import Option
 from slurmdl.plan import Plan
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,7 @@ def test_table_of_options_is_current():
     assert proc.returncode == 0, proc.stderr
 
 
-def python_message(option: dl_options.DlOption, value: str) -> str:
+def python_message(option: Option, value: str) -> str:
     try:
         option.parse(value, f"--dl-{option.name}")
     except UsageError as error:
@@ -94,7 +95,7 @@ def python_message(option: dl_options.DlOption, value: str) -> str:
 
 VALUES = st.one_of(
     st.text("0123456789.eE+-kKMGTiB,|", max_size=8),
-    st.sampled_from([word for option in SPANK_OPTIONS for word in option.values.split("|")]),
+    st.sampled_from([word for option in SPANK_OPTIONS for word in option.kind.values.split("|")]),
     st.text(st.characters(exclude_characters="\t\n\0", exclude_categories=("Cs",)), max_size=6),
     st.from_regex(r"\A[0-9.]{1,4}(e[+-]?[0-9]{1,3})?([kKMGT]i?)?B?\Z"))
 

@@ -151,7 +151,7 @@ def test_step_that_srun_alone_can_start_stays_as_written(job):
                  ["-N2", "torchrun", "--nnodes=4", "train.py"], ["-N2", "bash", "-c", "torchrun --nnodes=4 t.py"]):
         assert job.start(*args).stdout.splitlines() == [*args, "plan none"], args
     for variables in ({"SLURM_HOSTFILE": "f"}, {"SLURM_DISTRIBUTION": "arbitrary"}, {"SLURM_HET_SIZE": "2"},
-                      {"SLURMDL_OPT_RANKS_PER_NODE": "2"}):
+                      {"SLURMDL_OPT_LAUNCHER": "auto:2"}):
         assert job.start("-N2", "p", **variables).stdout.splitlines() == ["-N2", "p", "plan none"], variables
     config.write_text(old.replace("22.05.8", "26.05.0"))
     assert job.start("-N2", "p").stdout.splitlines() == ["-N2", "p", "plan none"]

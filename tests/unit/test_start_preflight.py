@@ -57,7 +57,7 @@ def act(monkeypatch):
     def run(*bad: str, nodes: int = 3, requeues: bool = True, on_bad_nodes: str = "stop", batch_host: str = "n1"):
         done: list[str] = []
 
-        def requeue(job_id, reasons, environ, report, max_requeues, may_wait):
+        def requeue(job_id, reasons, environ, report, may_wait):
             done.append(f"requeue {job_id}{' or wait' * may_wait}")
             if not requeues:
                 raise UnavailableError("no requeue")

@@ -175,7 +175,7 @@ def _scontrol_requeue(job_id: str) -> str:
 
 
 def _requeue_without_failed_nodes(error: RankFailedError, mpi: Any, cause: str) -> tuple[bool, str]:
-    """Requeue this job without the nodes of the failed ranks, as `requeue_job`, at most --dl-max-requeues times.
+    """Requeue this job without the nodes of the failed ranks, as `requeue_job`, at most requeue.MAX_REQUEUES times.
 
     Only this job leaves them out: the rank may have failed by itself. If the job needs the nodes, it may start on
     them again.
