@@ -19,30 +19,13 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from slurmdl.errors import PlacementError, SlurmdlError
 from slurmdl.text import pluralize
 
-#: `python -m MODULE` -> launcher
-_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
-            "accelerate.commands.launch": "accelerate", "accelerate.commands.accelerate_cli": "accelerate",
-            "deepspeed.launcher.runner": "deepspeed"}
 _SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
 _SCRIPT_SUFFIXES = (".py", ".sh")
-#: options of torchrun that take no value
-_TORCHRUN_FLAGS = ("standalone", "module", "no-python", "run-path", "virtual-local-rank", "help",
-                   "ignore-missing-fault-tol-cfg")
-#: NVRx's launcher is a torchrun with further options
-_TORCHRUN_PROGRAMS = ("torchrun", "ft_launcher")
-_TORCHRUN_OPTIONS = ("nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf",
-                     "max-restarts", "monitor-interval", "start-method", "event-log-handler", "role", "log-dir",
-                     "redirects", "tee", "local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters",
-                     "node-rank", "master-addr", "master-port", "local-addr", "logs-specs", "numa-binding",
-                     "signals-to-handle", "shutdown-timeout")
-#: options with a value that matter here, of launchers with too many options to list
-_OPTIONS = {"accelerate": ("num-machines", "num-processes", "machine-rank", "main-process-ip", "rdzv-backend",
-                           "rdzv-conf"),
-            "deepspeed": ("num-nodes", "num-gpus", "node-rank", "master-addr"), "ray": ()}
 #: options that name the host of the rendezvous
 _HOST_OPTIONS = ("rdzv-endpoint", "master-addr", "main-process-ip")
 #: a word of a shell command; substitutions stay unread
@@ -70,10 +53,14 @@ class Word:
 
 @dataclass(frozen=True)
 class LauncherCommand:
-    """A launcher in the command of a step.
+    """A launcher in the command of a step; a subclass states the facts of each launcher.
 
     Attributes:
-        name: one of the launchers in dl_options.LAUNCHER_CHOICES.
+        name: its name in --dl-launcher.
+        starts: the words that start it, e.g. ("accelerate", "launch"); `modules`: those of `python -m`.
+        names: its options with a value that matter here; `flags`: those without.
+        node_count_option: the option with the number of nodes.
+        is_checked: whether its ranks have RANK, by which the rank check finds them.
         before, after: arguments of the step's program around `text`, e.g. ("bash", "-c"); () if it is the program.
         text: shell text that starts the launcher.
         options: option of the launcher, with dashes -> the word of its value.
@@ -81,7 +68,14 @@ class LauncherCommand:
         is_readable: False if only --dl-launcher says that the program starts this launcher.
     """
 
-    name: str
+    name: ClassVar[str]
+    starts: ClassVar[tuple[tuple[str, ...], ...]]
+    modules: ClassVar[tuple[str, ...]] = ()
+    names: ClassVar[tuple[str, ...]] = ()
+    flags: ClassVar[tuple[str, ...]] = ()
+    node_count_option: ClassVar[str] = "--nnodes"
+    is_checked: ClassVar[bool] = True
+
     before: tuple[str, ...]
     text: str
     after: tuple[str, ...]
@@ -90,32 +84,47 @@ class LauncherCommand:
     is_readable: bool = True
 
     @classmethod
-    def unread(cls, name: str, operands: Sequence[str]) -> LauncherCommand:
-        """A program that starts the launcher `name` in a way that cannot be read, such as a script."""
-        return cls(name, (), shlex.join(operands), (), {}, is_readable=False)
+    def unread(cls, operands: Sequence[str]) -> LauncherCommand:
+        """A program that starts the launcher in a way that cannot be read, such as a script."""
+        return cls((), shlex.join(operands), (), {}, is_readable=False)
 
-    def option(self, *names: str) -> str:
-        """Value of the first of these options that is given, or ""."""
-        return next((self.options[name].value for name in names if name in self.options), "")
+    @classmethod
+    def own_words(cls, words: Sequence[str]) -> int:
+        """How many of the first words start this launcher; 0 if they do not."""
+        for start in cls.starts:
+            if (words[0].rpartition("/")[2], *words[1:len(start)]) == start:
+                return len(start)
+        return 2 if words[0] == "-m" and words[1:2] and words[1] in cls.modules else 0
+
+    @classmethod
+    def parse_options(cls, words: Sequence[Word], environ: Mapping[str, str]) -> dict[str, Word]:
+        """The options `names` before the training script; those of launchers with too many options to list."""
+        options: dict[str, Word] = {}
+        for i, word in enumerate(words):
+            if word.value.endswith(".py"):
+                break
+            name, equals, _ = word.value.replace("_", "-").partition("=")
+            name = _full_name(name[2:], cls.names) if name.startswith("--") else ""
+            if name in cls.names and (equals or i + 1 < len(words)):
+                options[name] = _attached_value(word) if equals else words[i + 1]
+        return options
+
+    def option(self, name: str) -> str:
+        """Value of an option, or ""."""
+        return self.options[name].value if name in self.options else ""
 
     @property
     def is_multi_node(self) -> bool:
         """Whether the launchers of all nodes form one world; otherwise each node is a world of its own."""
-        if self.name == "torchrun" and self.is_readable:
-            return "standalone" not in self.options and self.option("nnodes") not in ("", "1", "1:1")
-        return self.name != "accelerate" or not self.is_readable or self.option("num-machines") not in ("", "1")
-
-    @property
-    def node_count_option(self) -> str:
-        return {"accelerate": "--num_machines", "deepspeed": "--num_nodes"}.get(self.name, "--nnodes")
+        return True
 
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the rendezvous in the command; unknown variables and $(...) stay as they are written."""
-        return tuple(_split_endpoint(self.options[name].value)[0] for name in _HOST_OPTIONS if name in self.options)
+        return tuple(_split_endpoint(self.option(name))[0] for name in _HOST_OPTIONS if name in self.options)
 
     def node_count(self) -> tuple[int, int] | None:
         """Fewest and most nodes of the world; None if the command does not say."""
-        text = self.option("nnodes", "num-machines", "num-nodes")
+        text = self.option(self.node_count_option[2:].replace("_", "-"))
         match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
         return (int(match[1]), int(match[2] or match[1])) if match else None
 
@@ -130,15 +139,114 @@ class LauncherCommand:
 
         `gpus_per_node` is SLURM_GPUS_ON_NODE, which decides about `--nproc-per-node=gpu` and `auto`.
         """
-        if self.name == "accelerate":
-            total, machines = self.option("num-processes"), self.option("num-machines") or "1"
-            return int(total) // int(machines) if total.isdigit() and machines.isdigit() and int(machines) else 0
-        text = self.option("nproc-per-node", "num-gpus")
-        if "nproc-per-node" not in self.options and self.name == "torchrun" and self.is_readable:
-            return 1
-        if text in ("gpu", "auto"):
-            text = gpus_per_node
+        return 0
+
+    def reason_map_not_kept(self) -> str:
+        """Why it does not take the planned order of the nodes, with the option to change; "" if it does."""
+        backend, address = self.option("rdzv-backend"), self.option("local-addr")
+        if backend not in ("", "static", "c10d"):
+            return f"--rdzv-backend={backend}: numbers the nodes itself, not by the rank map; expected c10d"
+        if backend == "c10d" and address:
+            return (f"--local-addr={address}: the c10d rendezvous numbers the nodes by this text, not by the rank "
+                    "map; expected no --local-addr")
+        return ""
+
+    def added_option(self) -> str:
+        """An option that gives the launcher its node rank, if the command lacks it; "" if none is needed."""
+        return ""
+
+
+class Torchrun(LauncherCommand):
+    """torchrun, and NVRx's launcher, a torchrun with further options."""
+
+    name = "torchrun"
+    starts = (("torchrun",), ("ft_launcher",))
+    modules = ("torch.distributed.run", "torch.distributed.launch")
+    names = ("nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "max-restarts",
+             "monitor-interval", "start-method", "event-log-handler", "role", "log-dir", "redirects", "tee",
+             "local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters", "node-rank", "master-addr",
+             "master-port", "local-addr", "logs-specs", "numa-binding", "signals-to-handle", "shutdown-timeout")
+    flags = ("standalone", "module", "no-python", "run-path", "virtual-local-rank", "help",
+             "ignore-missing-fault-tol-cfg")
+
+    @classmethod
+    def parse_options(cls, words: Sequence[Word], environ: Mapping[str, str]) -> dict[str, Word]:
+        """Options before the training script; those of PET_* variables have no position in the text."""
+        options = {name: Word(value, -1, -1) for name in cls.names
+                   if (value := environ.get(f"PET_{name.replace('-', '_').upper()}"))}
+        i = 0
+        while i < len(words) and words[i].value.startswith("-"):
+            name, equals, _ = words[i].value.lstrip("-").replace("_", "-").partition("=")
+            name = _full_name(name, (*cls.flags, *cls.names))
+            if name == "m" or name in cls.flags:
+                options[name] = words[i]
+            elif equals:
+                options[name] = _attached_value(words[i])
+            elif i + 1 < len(words):
+                i += 1
+                options[name] = words[i]
+            i += 1
+        return options
+
+    @property
+    def is_multi_node(self) -> bool:
+        return not self.is_readable or (
+            "standalone" not in self.options and self.option("nnodes") not in ("", "1", "1:1"))
+
+    def ranks_per_node(self, gpus_per_node: str) -> int:
+        text = self.option("nproc-per-node") or ("1" if self.is_readable else "")
+        text = gpus_per_node if text in ("gpu", "auto") else text
         return int(text) if text.isdigit() else 0
+
+
+class Accelerate(LauncherCommand):
+    name = "accelerate"
+    starts = (("accelerate", "launch"),)
+    modules = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
+    names = ("num-machines", "num-processes", "machine-rank", "main-process-ip", "rdzv-backend", "rdzv-conf")
+    node_count_option = "--num_machines"
+
+    @property
+    def is_multi_node(self) -> bool:
+        return not self.is_readable or self.option("num-machines") not in ("", "1")
+
+    def ranks_per_node(self, gpus_per_node: str) -> int:
+        total, machines = self.option("num-processes"), self.option("num-machines") or "1"
+        return int(total) // int(machines) if total.isdigit() and machines.isdigit() and int(machines) else 0
+
+    def added_option(self) -> str:
+        return "" if "machine-rank" in self.options or not self.is_readable else "--machine_rank"
+
+
+class DeepSpeed(LauncherCommand):
+    name = "deepspeed"
+    starts = (("deepspeed",),)
+    modules = ("deepspeed.launcher.runner",)
+    names = ("num-nodes", "num-gpus", "node-rank", "master-addr")
+    node_count_option = "--num_nodes"
+
+    @classmethod
+    def own_words(cls, words: Sequence[str]) -> int:
+        """The program's name is that of a module, too, so an option must follow."""
+        is_argument = words[0] != "-m" and not (words[1:2] and words[1].startswith("-"))
+        return 0 if is_argument else super().own_words(words)
+
+    def ranks_per_node(self, gpus_per_node: str) -> int:
+        text = self.option("num-gpus")
+        return int(text) if text.isdigit() else 0
+
+
+class Ray(LauncherCommand):
+    name = "ray"
+    starts = (("ray", "start"), ("ray", "symmetric-run"))
+    is_checked = False
+
+    def reason_map_not_kept(self) -> str:
+        return "ray numbers its workers itself, not by the rank map"
+
+
+#: the launchers by their names in --dl-launcher
+LAUNCHERS: Mapping[str, type[LauncherCommand]] = {cls.name: cls for cls in (Torchrun, Accelerate, DeepSpeed, Ray)}
 
 
 def find_launcher(operands: Sequence[str], environ: Mapping[str, str]) -> LauncherCommand | None:
@@ -161,10 +269,9 @@ def find_launcher(operands: Sequence[str], environ: Mapping[str, str]) -> Launch
     for words in _commands(text, environ):
         found = _launcher_in(words)
         if found:
-            name, first = found
-            options = {**_environ_options(environ), **_parse_torchrun(words[first:])} if name == "torchrun" else \
-                _parse_options(words[first:], _OPTIONS[name])
-            return LauncherCommand(name, tuple(before), text, tuple(after), options, words[first - 1].end)
+            launcher, first = found
+            options = launcher.parse_options(words[first:], environ)
+            return launcher(tuple(before), text, tuple(after), options, words[first - 1].end)
     return None
 
 
@@ -223,58 +330,16 @@ def _expand(word: str, environ: Mapping[str, str]) -> str:
     return _PART.sub(value, word)
 
 
-def _launcher_in(words: Sequence[Word]) -> tuple[str, int] | None:
-    """Name of the launcher, and the index of its first argument; other programs may precede it (env, numactl)."""
-    for i, word in enumerate(words):
-        program, following = word.value.rpartition("/")[2], words[i + 1].value if i + 1 < len(words) else ""
-        if program in _TORCHRUN_PROGRAMS:
-            return "torchrun", i + 1
-        if program == "deepspeed" and following.startswith("-"):
-            return program, i + 1
-        if (program, following) in (("accelerate", "launch"), ("ray", "start"), ("ray", "symmetric-run")):
-            return program, i + 2
-        if word.value == "-m" and following in _MODULES:
-            return _MODULES[following], i + 2
-        if program.endswith(_SCRIPT_SUFFIXES):
+def _launcher_in(words: Sequence[Word]) -> tuple[type[LauncherCommand], int] | None:
+    """The launcher, and the index of its first argument; other programs may precede it (env, numactl)."""
+    values = [word.value for word in words]
+    for i, value in enumerate(values):
+        for launcher in LAUNCHERS.values():
+            if count := launcher.own_words(values[i:]):
+                return launcher, i + count
+        if value.endswith(_SCRIPT_SUFFIXES):
             return None
     return None
-
-
-def _parse_torchrun(words: Sequence[Word]) -> dict[str, Word]:
-    """Options before the training script."""
-    options: dict[str, Word] = {}
-    i = 0
-    while i < len(words) and words[i].value.startswith("-"):
-        name, equals, _ = words[i].value.lstrip("-").replace("_", "-").partition("=")
-        name = _full_name(name, (*_TORCHRUN_FLAGS, *_TORCHRUN_OPTIONS))
-        if name == "m" or name in _TORCHRUN_FLAGS:
-            options[name] = words[i]
-        elif equals:
-            options[name] = _attached_value(words[i])
-        elif i + 1 < len(words):
-            i += 1
-            options[name] = words[i]
-        i += 1
-    return options
-
-
-def _environ_options(environ: Mapping[str, str]) -> dict[str, Word]:
-    """Options of torchrun from the environment, without a position in the text."""
-    return {name: Word(value, -1, -1) for name in _TORCHRUN_OPTIONS
-            if (value := environ.get(f"PET_{name.replace('-', '_').upper()}"))}
-
-
-def _parse_options(words: Sequence[Word], names: Sequence[str]) -> dict[str, Word]:
-    """The options `names` before the training script."""
-    options: dict[str, Word] = {}
-    for i, word in enumerate(words):
-        if word.value.endswith(".py"):
-            break
-        name, equals, _ = word.value.replace("_", "-").partition("=")
-        name = _full_name(name[2:], names) if name.startswith("--") else ""
-        if name in names and (equals or i + 1 < len(words)):
-            options[name] = _attached_value(word) if equals else words[i + 1]
-    return options
 
 
 def _full_name(written: str, names: Sequence[str]) -> str:
@@ -296,13 +361,13 @@ class AdaptedCommand:
         program: the program with its arguments.
         environ: variables for the tasks.
         changes: changes of the command, for --dl-explain.
-        order_lost: why the launcher numbers the nodes otherwise, or "".
+        reason_map_not_kept: why the launcher numbers the nodes otherwise, or "".
     """
 
     program: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
-    order_lost: str = ""
+    reason_map_not_kept: str = ""
 
 
 def check_launcher(command: LauncherCommand, tasks_per_node: Sequence[int]) -> None:
@@ -332,8 +397,8 @@ def keep_map(command: LauncherCommand, rank0_node: str, is_rank0_host: Callable[
         else:
             edits.append((word.start, word.end, shlex.quote(value)))
 
-    order_lost = _order_lost_reason(command)
-    if order_lost:
+    reason = command.reason_map_not_kept()
+    if reason:
         variables = {}
     else:
         if command.option("rdzv-backend") == "c10d":
@@ -344,23 +409,10 @@ def keep_map(command: LauncherCommand, rank0_node: str, is_rank0_host: Callable[
                 if not is_rank0_host(host):
                     replace_value(name, word, rank0_node + colon + port)
                     changes.append(f"--{name} {word.value} -> {rank0_node}{colon}{port}, the node of rank 0")
-        if command.name == "accelerate" and command.is_readable and "machine-rank" not in command.options:
-            edits.append((command.insert_at, command.insert_at, ' --machine_rank="$SLURM_PROCID"'))
-            changes.append("--machine_rank=$SLURM_PROCID added")
-    return AdaptedCommand(_edited_program(command, edits), variables, tuple(changes), order_lost)
-
-
-def _order_lost_reason(command: LauncherCommand) -> str:
-    """Why the launcher does not take the planned order of the nodes, with the option to change; "" if it does."""
-    if command.name == "ray":
-        return "ray numbers its workers itself, not by the rank map"
-    backend, address = command.option("rdzv-backend"), command.option("local-addr")
-    if backend not in ("", "static", "c10d"):
-        return f"--rdzv-backend={backend}: numbers the nodes itself, not by the rank map; expected c10d"
-    if backend == "c10d" and address:
-        return (f"--local-addr={address}: the c10d rendezvous numbers the nodes by this text, not by the rank map; "
-                "expected no --local-addr")
-    return ""
+        if option := command.added_option():
+            edits.append((command.insert_at, command.insert_at, f' {option}="$SLURM_PROCID"'))
+            changes.append(f"{option}=$SLURM_PROCID added")
+    return AdaptedCommand(_edited_program(command, edits), variables, tuple(changes), reason)
 
 
 def _split_endpoint(text: str) -> tuple[str, str, str]:

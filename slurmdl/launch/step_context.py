@@ -111,7 +111,7 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
     counts = [count for _, count in context.layout.node_tasks]
     launcher = None if dl.launcher == "none" else launchers.find_launcher(operands, environ)
     if launcher is None and dl.launcher_name not in ("auto", "none"):
-        launcher = LauncherCommand.unread(dl.launcher_name, operands)
+        launcher = launchers.LAUNCHERS[dl.launcher_name].unread(operands)
     if launcher is None or not launcher.is_multi_node:
         ranks_per_node = dl.ranks_per_node or \
             launched_ranks_per_node(dl.mesh, dl.groups, sum(counts), len(counts))
@@ -135,7 +135,7 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
                    f"--dl-launcher={launcher.name}:N")
     hosts = frozenset(filter(task_command.is_local_host, launcher.hosts()))
     check = context.rank_check_variables
-    if check and launcher.name != "ray" and not launcher.is_elastic:
+    if check and launcher.is_checked and not launcher.is_elastic:
         check = {**check, **rank_check.check_variables(ranks)}
     return replace(context, launcher=launcher, ranks_per_task=ranks or 1, local_hosts=hosts,
                    rank_check_variables=check)

@@ -66,8 +66,8 @@ def plan_step(context: StepContext) -> StepPlan:
                                 context.ranks_per_task)
     warnings = []
     launch = _adapt_launcher(context, plan)
-    if launch and launch.order_lost:
-        warnings.append(launch.order_lost)
+    if launch and launch.reason_map_not_kept:
+        warnings.append(launch.reason_map_not_kept)
     master = _conflicting_master_addr(context, plan)
     if master:
         warnings.append(f"MASTER_ADDR={master}: expected the node of rank 0, {plan.nodes[0]}")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from placing import cluster, node, two_level
 
+from slurmdl import dl_options
 from slurmdl.errors import PlacementError
 from slurmdl.launch import launchers, submission, task_command
 from slurmdl.launch.launchers import LauncherCommand
@@ -131,7 +132,7 @@ def test_one_world_per_node_is_not_a_multi_node_launch(command, is_multi_node):
 def test_command_is_changed_where_it_would_lose_the_order(command, expected):
     adapted = keep_map(command)
     assert list(adapted.program) == shlex.split(expected)
-    assert not adapted.order_lost
+    assert not adapted.reason_map_not_kept
     assert bool(adapted.changes) == (shlex.split(command) != shlex.split(expected) or "c10d" in expected)
 
 
@@ -150,7 +151,7 @@ def test_launch_that_numbers_nodes_itself_is_left_unchanged_with_the_reason(comm
     adapted = keep_map(command)
     assert list(adapted.program) == shlex.split(command)
     assert not adapted.environ
-    assert all(fact in adapted.order_lost for fact in facts)
+    assert all(fact in adapted.reason_map_not_kept for fact in facts)
 
 
 @pytest.mark.parametrize(("command", "tasks_per_node", "facts"), [
@@ -203,3 +204,7 @@ def test_placement_counts_the_ranks_of_the_script(tmp_path: Path) -> None:
         placement = place_job(request, nodes, two_level(["a", "b"]), LinkScores())
         assert placement.rank_map is not None
         assert len(placement.rank_map.nodes) == ranks, options
+
+
+def test_launchers_of_the_option_are_known():
+    assert ("auto", "none", *launchers.LAUNCHERS) == dl_options.LAUNCHERS
