@@ -125,14 +125,14 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from slurmdl.topology import diff, load
+    from slurmdl.topology import check, load
 
     left = load.load_topology_file(options.file) if options.file else load.load_slurm_topology_file()
     if left is None:
         raise UsageError("slurmdl topology diff: no topology.conf or topology.yaml next to slurm.conf; expected FILE")
     right = load.load_topology_file(options.other) if options.other else load.query_topologies()
     labels = left.topologies[0].source, options.other or "the controller"
-    lines = diff.diff_sets(left, right, labels, options.name)
+    lines = check.diff_sets(left, right, labels, options.name)
     print_escaped("\n".join([*lines, f"{pluralize(len(lines), 'difference')} between {labels[0]} and {labels[1]}"]))
     return 1 if lines else 0
 
@@ -153,12 +153,12 @@ def _convert(options: argparse.Namespace) -> int:
 
 def _features(options: argparse.Namespace) -> int:
     from slurmdl.slurm.slurm_conf import slurm_conf_path
-    from slurmdl.topology import features, load
+    from slurmdl.topology import load, write
 
-    zones = features.zone_features(load.load_topology(options.file, options.name), options.all_levels)
+    zones = write.zone_features(load.load_topology(options.file, options.name), options.all_levels)
     conf = options.slurm_conf or slurm_conf_path()
     if not options.scontrol and (options.slurm_conf or (not options.cluster and os.path.exists(conf))):
-        lines = list(features.rewrite_node_lines(conf, zones))
+        lines = list(write.rewrite_node_lines(conf, zones))
         print_escaped("\n".join([f"# replaces the NodeName lines of {conf} and of its includes", *lines]))
         return 0
     present = {node.name: node.features for node in _load_snapshot(options.cluster).nodes}
@@ -166,7 +166,7 @@ def _features(options: argparse.Namespace) -> int:
     if not options.scontrol:
         print("# for the NodeName lines of slurm.conf; each node may be on one such line only")
     prefix, key = ("scontrol update ", "AvailableFeatures") if options.scontrol else ("", "Features")
-    for nodes, names in features.group_by_features(known, present):
+    for nodes, names in write.group_by_features(known, present):
         print_escaped(f"{prefix}NodeName={nodes} {key}={names}")
     return 0
 

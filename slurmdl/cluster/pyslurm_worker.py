@@ -1,4 +1,4 @@
-"""Worker process of `pyslurm_backend`: print the cluster as PySlurm reads it.
+"""Worker process of `load`: print the cluster as PySlurm reads it.
 
 One record per line in the form of `scontrol -o -d show nodes`, `partitions`, `reservations` and `config`, so that one
 parser reads both. It imports nothing else of slurmdl, for a fast start. An error is the last line on stderr, with

@@ -23,7 +23,7 @@ from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.slurm.pmi import detect_pmi
 from slurmdl.slurm.slurm_conf import topology_file_path
 from slurmdl.text import pluralize
-from slurmdl.topology import check, diff, load
+from slurmdl.topology import check, load
 
 SLURM_CLIENTS = ("sbatch", "srun", "scontrol", "squeue")
 TESTED_RELEASES = ("22.05", "24.11", "26.05")
@@ -126,7 +126,7 @@ def check_controller_topology(site: Site) -> Finding:
         plugin = site.slurm_config_values.get("TopologyPlugin")
         return warning(f"{file}: not read by the controller, which has TopologyPlugin={plugin}",
                        "set TopologyPlugin=topology/tree (or /block) in slurm.conf")
-    if lines := diff.diff_sets(site.topologies, load.query_topologies(), (file, "the controller")):
+    if lines := check.diff_sets(site.topologies, load.query_topologies(), (file, "the controller")):
         further = len(lines) - _MAX_SHOWN_DIFFERENCES
         suffix = f"; and {pluralize(further, 'more difference')}" if further > 0 else ""
         return failure("; ".join(lines[:_MAX_SHOWN_DIFFERENCES]) + suffix,

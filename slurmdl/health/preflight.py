@@ -21,7 +21,7 @@ from slurmdl.health.verdicts import Fault, NodeReport
 from slurmdl.links.probe.probe_step import ProbeStep, run_probe_step
 from slurmdl.links.samples import LinkSample, merge_into_sample_file
 from slurmdl.links.score_sources import user_probe_file
-from slurmdl.slurm import node_step, process
+from slurmdl.slurm import jobs, process
 from slurmdl.slurm.run_module import module_argv
 from slurmdl.slurm.slurm_conf import cluster_name
 from slurmdl.topology.topology import Topology
@@ -109,10 +109,10 @@ def run_node_checks(nodes: Sequence[str], checks: Sequence[str], environ: Mappin
                     limit_s: float) -> dict[str, NodeReport]:
     """Run checks on nodes by a step with one task per node; a node that does not answer in time has no values."""
     reports = {node: NodeReport() for node in nodes}
-    argv = [*node_step.node_step_argv(nodes, environ, "slurmdl-preflight", ("--mpi=none", "--cpu-bind=none")),
+    argv = [*jobs.node_step_argv(nodes, environ, "slurmdl-preflight", ("--mpi=none", "--cpu-bind=none")),
             *module_argv("slurmdl.health.node_task", *checks)]
     step_error, expected = "", len(nodes) * len(checks)
-    lines = process.stream_lines(argv, env=node_step.node_step_environ(environ), stdin="", timeout=limit_s)
+    lines = process.stream_lines(argv, env=jobs.node_step_environ(environ), stdin="", timeout=limit_s)
     try:
         for line in lines:
             expected -= _add_result(reports, line, time.time())

@@ -1,21 +1,41 @@
-"""Load the zones: from an explicit file, else the file next to slurm.conf, else the controller."""
+"""Load the zones: from an explicit file of any format, else the file next to slurm.conf, else the controller."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from slurmdl.errors import InputError, OnError, SlurmdlError, UnavailableError, raise_error, warn
 from slurmdl.files import read_regular_file, read_text_limited
 from slurmdl.slurm import process
-from slurmdl.slurm.output import MAX_SAVED_BYTES, Problems, SlurmOutput, decode_saved_text, split_output
+from slurmdl.slurm.output import (
+    MAX_SAVED_BYTES,
+    TOPOCONF_BEGIN,
+    Problems,
+    SlurmOutput,
+    decode_saved_text,
+    split_output,
+)
 from slurmdl.slurm.slurm_conf import topology_file_path
 from slurmdl.topology import scontrol_topology, topology_conf
-from slurmdl.topology.file_format import TopologyFormat, format_of_content, format_of_suffix
 from slurmdl.topology.source import TopologySource, build_topologies
 from slurmdl.topology.topology import Topology, TopologySet
 
 MAX_JSON_BYTES = 16 * 2**20  # JSON names every node
+
+#: "conf": topology.conf; "yaml": topology.yaml; "json": slurmdl's own; "saved": text of scontrol
+TopologyFormat = Literal["conf", "yaml", "json", "saved"]
+
+ACCEPTED_FORMATS = ("topology.conf, topology.yaml, JSON of `slurmdl topology show --json`, or the saved text of "
+                    "`scontrol show topology` or `show topoconf`")
+
+_CONF_LINE = re.compile(r"^[ \t]*(?:SwitchName|BlockName|RingName|BlockSizes|Include)\b",
+                        re.MULTILINE | re.IGNORECASE)
+_TOPOCONF_LINE = re.compile(rf"^{TOPOCONF_BEGIN.pattern}", re.MULTILINE)
+_YAML_START = re.compile(r"%YAML|---|- |[\w\"']+:(\s|$)")
+_OTHER_SAVED_OUTPUT = re.compile(r"^[ \t]*(?:(?:Node|Partition|Reservation)Name=|scontrol:)", re.MULTILINE)
 
 OnWarning = Callable[[str], None]
 
@@ -60,14 +80,14 @@ def load_sources(file: str | None, on_error: OnError, on_warning: OnWarning = wa
     path = file if file is not None else topology_file_path()
     if path is None:
         return scontrol_topology.declare_topologies(_query_output(), on_error)[0]
-    text, format_name = _read_any(path, on_warning) if file is not None else ("", format_of_suffix(path))
+    text, format_name = _read_any(path, on_warning) if file is not None else ("", _format_of_suffix(path))
     if format_name == "json":
         return [TopologySource.from_topology(topology) for topology in _load_json(path).topologies]
     return _declare(path, format_name, text, on_error, on_warning)[0]
 
 
 def load_topology_file(path: str, on_warning: OnWarning = warn) -> TopologySet:
-    """Return the topologies in a file of any format that `format_of_content` recognizes.
+    """Return the topologies in a file of any format that `_format_of_content` recognizes.
 
     `on_warning` gets the lines of saved text that are skipped. Raises InputError if the file cannot be read, or is
     malformed.
@@ -80,14 +100,14 @@ def load_topology_file(path: str, on_warning: OnWarning = warn) -> TopologySet:
 def load_slurm_topology_file() -> TopologySet | None:
     """Return the topologies of the file next to slurm.conf, read as Slurm does, or None if there is no such file."""
     path = topology_file_path()
-    return None if path is None else build_topologies(*_declare(path, format_of_suffix(path)))
+    return None if path is None else build_topologies(*_declare(path, _format_of_suffix(path)))
 
 
 def _read_any(path: str, on_warning: OnWarning) -> tuple[str, TopologyFormat]:
     """Return text and format of a file; the readers of configuration files read again, with their own checks."""
     data = read_regular_file(path, MAX_SAVED_BYTES)
     text = data.decode("utf-8-sig", errors="replace")
-    format_name = format_of_content(text, path)
+    format_name = _format_of_content(text, path)
     return decode_saved_text(data, path, on_warning) if format_name == "saved" else "", format_name
 
 
@@ -115,3 +135,31 @@ def _load_json(path: str) -> TopologySet:
         raise InputError(f"is not JSON ({error})", file=path) from error
     except InputError as error:
         raise InputError(str(error), file=path) if error.file is None else error from error
+
+
+def _format_of_suffix(path: str) -> TopologyFormat:
+    """Return the format that the name of a file tells, as Slurm reads its own files."""
+    return "yaml" if path.endswith((".yaml", ".yml")) else "json" if path.endswith(".json") else "conf"
+
+
+def _format_of_content(text: str, path: str) -> TopologyFormat:
+    """Return the format of a text; its file's name decides only if the text is in no format, or empty.
+
+    Raises InputError for the text of other commands, and for a text that neither has a line of any format, nor a name
+    that tells one.
+    """
+    if scontrol_topology.has_shown_topology(text):
+        return "saved"
+    first = next((line for line in map(str.strip, text.split("\n")) if line and not line.startswith("#")), "")
+    if first.startswith("{"):  # possibly YAML, too
+        return "json" if '"zones"' in text or '"topologies"' in text else _format_of_suffix(path)
+    if _YAML_START.match(first):
+        return "yaml"
+    if _CONF_LINE.search(text):
+        return _format_of_suffix(path)
+    if _TOPOCONF_LINE.search(text):
+        return "saved"
+    suffix = _format_of_suffix(path)
+    if _OTHER_SAVED_OUTPUT.search(text) or (first and suffix == "conf" and not path.endswith(".conf")):
+        raise InputError(f"has no topology; expected {ACCEPTED_FORMATS}", file=path)
+    return suffix

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.topology import load, topology_conf, write
-from slurmdl.topology.check import check_source
-from slurmdl.topology.diff import diff_sets, diff_topologies
+from slurmdl.topology.check import check_source, diff_sets, diff_topologies
 from slurmdl.topology.source import TopologySource
 from slurmdl.topology.topology import Topology, TopologySet
 

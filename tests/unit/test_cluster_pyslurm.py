@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.cluster import load, pyslurm_backend, scontrol_parser
+from slurmdl.cluster import load, scontrol_parser
 from slurmdl.cluster.pyslurm_worker import version_mismatch_reason
 from slurmdl.config import Config
 from slurmdl.errors import UnavailableError
@@ -86,14 +86,14 @@ def test_hanging_pyslurm_times_out(write_pyslurm: Callable[[str], None], monkeyp
     write_pyslurm("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(9)")
     monkeypatch.setattr(process, "run_command", functools.partial(process.run_command, timeout=0.5))
     with pytest.raises(UnavailableError, match=r"^PySlurm: no answer within 0\.5 s$"):
-        pyslurm_backend.fetch_with_pyslurm()
+        load._fetch_with_pyslurm()
 
 
 def test_failing_scontrol_is_reported(write_pyslurm: Callable[[str], None], tmp_path: Path) -> None:
     write_pyslurm(WORKING_PYSLURM)
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
     with pytest.raises(UnavailableError, match="scontrol: Unable to contact"):
-        pyslurm_backend.fetch_with_pyslurm()
+        load._fetch_with_pyslurm()
 
 
 @pytest.mark.parametrize(("pyslurm", "controller", "matches"), [
@@ -113,7 +113,7 @@ def test_hidden_partitions_and_nodes_are_removed() -> None:
     visible = scontrol_parser.parse_snapshot(
         "NodeName=both Gres=gpu:a100:1(S:0),gpu:a100:1(S:1),tmp:2K State=IDLE GresUsed=gpu:a100:1(IDX:0)\n"
         "NodeName=on Gres=gpu:a100:2 State=IDLE GresUsed=gpu:a100:0\nPartitionName=main State=UP Topology=leaves\n")
-    merged = pyslurm_backend._merge_snapshots(all_nodes, visible)
+    merged = load._merge_snapshots(all_nodes, visible)
     assert [(node.name, node.cpus, node.partitions, node.gres) for node in merged.nodes] == [
         ("both", 0, ("main",), {"gpu:a100": 2, "tmp": 2048}), ("none", 2, (), {}),
         ("on", 3, ("main",), {"gpu:a100": 2})]

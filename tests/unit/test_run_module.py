@@ -14,7 +14,7 @@ import pytest
 
 from slurmdl.bench.matrix import submit
 from slurmdl.bench.matrix.spec import Cell, Spec
-from slurmdl.cluster import pyslurm_backend
+from slurmdl.cluster import load
 from slurmdl.errors import SlurmdlError
 from slurmdl.health import preflight
 from slurmdl.links.probe.probe_step import ProbeStep, run_probe_step
@@ -68,7 +68,7 @@ def run_requeue() -> str:
 
 def run_pyslurm() -> str:
     with pytest.raises(SlurmdlError) as error:
-        pyslurm_backend.fetch_with_pyslurm()
+        load._fetch_with_pyslurm()
     return str(error.value)
 
 

@@ -14,7 +14,7 @@ from slurmdl.links.probe import tcp_task
 from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
 from slurmdl.links.probe.pairs import PAIRS_PER_ZONE_PAIR, ROUNDS_IN_ZONE, estimate_links, round_robin_schedule
 from slurmdl.links.samples import LinkSample
-from slurmdl.slurm import node_step, process
+from slurmdl.slurm import jobs, process
 from slurmdl.slurm.run_module import module_argv
 from slurmdl.topology.topology import Topology
 
@@ -63,7 +63,7 @@ class ProbeStep:
 
     def srun_argv(self, environ: Mapping[str, str]) -> list[str]:
         """srun's command line."""
-        return [*node_step.node_step_argv(self.nodes, environ, "slurmdl-probe", ("--mpi=none", *self.srun_args)),
+        return [*jobs.node_step_argv(self.nodes, environ, "slurmdl-probe", ("--mpi=none", *self.srun_args)),
                 *module_argv("slurmdl.links.probe.tcp_task")]
 
 
@@ -81,7 +81,7 @@ def run_probe_step(probe: ProbeStep, environ: Mapping[str, str], on_warning: Cal
     If the step fails early, the pairs measured so far count; the error and the step's notes are warnings. Raises
     UnavailableError if srun is missing, or no pair was measured.
     """
-    env = node_step.node_step_environ(environ)
+    env = jobs.node_step_environ(environ)
     env[tcp_task.SECRET_VARIABLE] = secrets.token_hex()
     measurements: list[PairMeasurement] = []
     unreachable: list[tuple[str, str]] = []
