@@ -138,7 +138,7 @@ def _build_spec(options: argparse.Namespace) -> SandboxSpec:
 
 def _print_status(sandbox: Sandbox, as_json: bool) -> int:
     from slurmdl.sandbox import cpu_quota
-    from slurmdl.topology.text_tree import nodes_by_leaf
+    from slurmdl.topology.topology import nodes_by_leaf
 
     spec, shapes = sandbox.spec, sandbox.link_shapes()
     counters, states = sandbox.zone_byte_counters(), sandbox.node_states()

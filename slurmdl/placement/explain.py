@@ -21,8 +21,7 @@ from slurmdl.placement.mesh_traffic import DEFAULT_MODEL, MeshTraffic
 from slurmdl.placement.result import Cost, Placement, RankMap, format_zone_counts
 from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.text import pluralize
-from slurmdl.topology import text_tree
-from slurmdl.topology.topology import Topology
+from slurmdl.topology.topology import Topology, children_by_zone, nodes_by_leaf, walk_forest
 
 MAX_RANK_LINES = 16  # ranks with a line each; more are folded by role and zone
 MAX_NOTES = 3  # notes about the topology source
@@ -62,10 +61,10 @@ def _zone_lines(placement: Placement, topology: Topology, cluster: ClusterSnapsh
     total = _count_below_zones(topology, cluster.names)
     idle = _count_below_zones(topology, [node.name for node in cluster.nodes if is_idle(node)])
     chosen = _count_below_zones(topology, placement.nodes)
-    zones = list(text_tree.walk_forest(text_tree.children_by_zone(topology)))
+    zones = list(walk_forest(children_by_zone(topology)))
     listed = set(sorted(zones, key=lambda entry: -int(chosen[entry[0]]))[:MAX_LIST_LINES])
     width = max((len(topology.zones[zone]) + 2 * depth for zone, depth in listed), default=0)
-    nodes = text_tree.nodes_by_leaf(topology)
+    nodes = nodes_by_leaf(topology)
     for zone, depth in zones:
         if (zone, depth) in listed:
             name = "  " * depth + topology.zones[zone]

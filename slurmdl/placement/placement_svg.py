@@ -21,8 +21,7 @@ from slurmdl.topology.svg import (
     svg_escape,
     svg_text,
 )
-from slurmdl.topology.text_tree import nodes_by_leaf
-from slurmdl.topology.topology import Topology
+from slurmdl.topology.topology import Topology, nodes_by_leaf
 
 MARGIN = 24  # pixels
 MIN_WIDTH = 760.0  # pixels, for the legend

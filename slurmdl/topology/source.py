@@ -13,8 +13,7 @@ import numpy as np
 from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import ranged_string
 from slurmdl.text import pluralize
-from slurmdl.topology.text_tree import children_by_zone, nodes_by_leaf
-from slurmdl.topology.topology import MAX_LEVELS, Topology, TopologySet
+from slurmdl.topology.topology import MAX_LEVELS, Topology, TopologySet, children_by_zone, nodes_by_leaf
 
 LINK_SPEED_UNIT = 1e6 / 8  # bytes/s; topology.conf(5) leaves the unit of LinkSpeed open: Mbit/s is assumed
 PLAUSIBLE_LINK_SPEEDS = range(1_000, 10_000_000)  # in Mbit/s; a number outside this range has another unit, or none

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from slurmdl.text import escape_nonprintable, pluralize, truncate
-from slurmdl.topology.text_tree import children_by_zone, nodes_by_leaf, summarize_topology, walk_forest
-from slurmdl.topology.topology import Topology
+from slurmdl.topology.text_tree import summarize_topology
+from slurmdl.topology.topology import Topology, children_by_zone, nodes_by_leaf, walk_forest
 
 Size = tuple[float, float]
 _HEADING_CHAR_WIDTH, _HEADING_LINE_HEIGHT = 9.5, 20  # pixels, DejaVu Sans Bold

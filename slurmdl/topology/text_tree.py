@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from slurmdl import units
 from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.text import pluralize, truncate
-from slurmdl.topology.topology import Topology
+from slurmdl.topology.topology import Topology, children_by_zone, nodes_by_leaf
 
 _MAX_FOLD_LEVELS = 16  # levels that are folded one by one until the tree fits; higher levels are folded at once
 _MAX_NAME_WIDTH = 36
-
-
-def walk_forest(children: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """Yield (zone, depth), each zone before its child zones; `children` as from `children_by_zone`."""
-    stack = [(zone, 0) for zone in reversed(children.get(-1, []))]
-    while stack:
-        zone, depth = stack.pop()
-        yield zone, depth
-        stack += [(child, depth + 1) for child in reversed(children.get(zone, []))]
-
-
-def children_by_zone(topology: Topology) -> dict[int, list[int]]:
-    """Return the child zones by zone index; -1 -> the roots."""
-    children: dict[int, list[int]] = {}
-    for zone, parent in enumerate(topology.parent.tolist()):
-        children.setdefault(parent, []).append(zone)
-    return children
-
-
-def nodes_by_leaf(topology: Topology) -> dict[int, list[str]]:
-    """Return the nodes by leaf zone index; -1 -> the nodes without a zone."""
-    nodes: dict[int, list[str]] = {}
-    for name, leaf in zip(topology.nodes, topology.leaf.tolist(), strict=True):
-        nodes.setdefault(leaf, []).append(name)
-    return nodes
 
 
 def summarize_topology(topology: Topology) -> str:

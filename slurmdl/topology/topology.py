@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -204,6 +204,31 @@ class Topology:
         if (self.level[self.parent[inner]] <= self.level[inner]).any():
             raise InputError("topology JSON: a zone is not above its child zones; expected a higher level")
         return self
+
+
+def walk_forest(children: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Yield (zone, depth), each zone before its child zones; `children` as from `children_by_zone`."""
+    stack = [(zone, 0) for zone in reversed(children.get(-1, []))]
+    while stack:
+        zone, depth = stack.pop()
+        yield zone, depth
+        stack += [(child, depth + 1) for child in reversed(children.get(zone, []))]
+
+
+def children_by_zone(topology: Topology) -> dict[int, list[int]]:
+    """Return the child zones by zone index; -1 -> the roots."""
+    children: dict[int, list[int]] = {}
+    for zone, parent in enumerate(topology.parent.tolist()):
+        children.setdefault(parent, []).append(zone)
+    return children
+
+
+def nodes_by_leaf(topology: Topology) -> dict[int, list[str]]:
+    """Return the nodes by leaf zone index; -1 -> the nodes without a zone."""
+    nodes: dict[int, list[str]] = {}
+    for name, leaf in zip(topology.nodes, topology.leaf.tolist(), strict=True):
+        nodes.setdefault(leaf, []).append(name)
+    return nodes
 
 
 @dataclass(frozen=True, eq=False)
