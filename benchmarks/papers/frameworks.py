@@ -24,7 +24,7 @@ from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
-from slurmdl.train.report.meters import PHASES
+from slurmdl.train.meters import PHASES
 
 FRAMEWORKS = ("slurmdl", "ddp", "post-local")
 NODES, CPUS = (1, 2, 4), 2

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 
 from benchmarks.results import Row, make_row
-from slurmdl.train.report.meters import PHASES, PhaseTimer, StepMeter
+from slurmdl.train.meters import PHASES, PhaseTimer, StepMeter
 
 #: options of a run with one rank, which sends no messages: a step is only computation
 RUN = ("--virtual-ranks", "1", "--model", "mlp:64", "--batch-size", "16", "--steps", "1000")

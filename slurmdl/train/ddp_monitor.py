@@ -18,8 +18,7 @@ from statistics import median
 from typing import Any
 
 from slurmdl.errors import UnavailableError, warn
-from slurmdl.train.report.slow_ranks import WINDOW_STEPS
-from slurmdl.train.slow_rank_actions import SlowRankReporter, start_requeue, warn_of_refusal
+from slurmdl.train.slow_ranks import WINDOW_STEPS, SlowRankReporter, start_requeue, warn_of_refusal
 from slurmdl.train.transports.torch_distributed import all_gather_objects
 from slurmdl.train.world import is_rank_zero, node_name
 
@@ -35,7 +34,7 @@ def watch_slow_ranks(model: Any) -> None:
     """Warn of ranks that compute slowly, from now on. Collective over the ranks of the model.
 
     The first rank prints one line for each rank that takes at least 1.3 times as long as the median rank in three
-    windows of 20 steps (report.slow_ranks has the rule). The time of a step is that of its forward and backward
+    windows of 20 steps (slow_ranks has the rule). The time of a step is that of its forward and backward
     passes without waiting for other ranks: from the start of the forward pass to the last gradient, so before
     DistributedDataParallel waits for the others' gradients. Passes under `no_sync()` belong to the step that follows;
     forward passes without gradients or in `eval()` mode do not count. Steps are counted from this call, from 1.

@@ -1,9 +1,9 @@
-"""Hooks around each step of an optimizer, also if it steps a base optimizer of the same parameters."""
+"""Hooks around each step of an optimizer, also if it steps a base optimizer of the same parameters; GradScaler."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, wraps
 from types import FrameType
 from typing import Any
@@ -21,7 +21,7 @@ def install(optimizer: Any, before: Callable[[Any, tuple[Any, ...], dict[str, An
 
     A step that calls another one, of a base class or of a base optimizer, counts once: the outer one, except with a
     closure, which computes gradients for the step of the base optimizer. A GradScaler leaves unscaling and skipping
-    to `before` meanwhile (grad_scaler.apply_grad_scaler).
+    to `before` meanwhile (apply_grad_scaler).
     """
     complete(optimizer)
     optimizers = [optimizer, *_base_optimizers(optimizer, [optimizer])]
@@ -126,3 +126,49 @@ def _counts(frame: FrameType, optimizers: list[Any]) -> bool:
                 counting = current
         current = current.f_back
     return counting is frame
+
+
+def apply_grad_scaler(optimizer: Any, tensors: Iterable[Any]) -> bool:
+    """Do what a torch.amp.GradScaler leaves to this step, if there is one; return whether to skip the update.
+
+    It leaves unscaling and skipping to optimizers that declare to support it. So the hooks run in each step, also if
+    this rank alone skips the update.
+
+    The gradients of the tensors, or of this rank's parts of them, are divided by the scale unless they overflow, or
+    the script has done it (`unscale_`).
+    """
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is None:
+        return False
+    overflows, scale = bool(float(found_inf)), optimizer.grad_scale
+    if scale is not None and not overflows:
+        import torch
+
+        factor = scale.double().reciprocal().float()
+        with torch.no_grad():
+            for tensor in tensors:
+                if tensor.grad is not None:
+                    gradient = local_part(tensor.grad)
+                    gradient.mul_(factor.to(gradient.device))
+    optimizer.grad_scale = optimizer.found_inf = None
+    return overflows
+
+
+def hide_gradients(tensors: Iterable[Any]) -> list[Any]:
+    """Remove the gradients, so that the optimizer's step changes nothing; return them."""
+    hidden = []
+    for tensor in tensors:
+        hidden.append(tensor.grad)
+        tensor.grad = None
+    return hidden
+
+
+def show_gradients(tensors: Iterable[Any], hidden: list[Any]) -> None:
+    """Restore hidden gradients."""
+    for tensor, gradient in zip(tensors, hidden, strict=True):
+        tensor.grad = gradient
+
+
+def local_part(tensor: Any) -> Any:
+    """This rank's part of a sharded tensor; other tensors as they are."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

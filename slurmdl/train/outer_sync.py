@@ -21,12 +21,12 @@ import numpy as np
 
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, warn
 from slurmdl.plan import default_pattern
-from slurmdl.train import grad_scaler, optimizer_hooks
+from slurmdl.train import optimizer_hooks
 from slurmdl.train.compatibility import check_compatibility
-from slurmdl.train.ddp_search import find_ddp
 from slurmdl.train.island_group import IslandGroup
 from slurmdl.train.library import consistency
 from slurmdl.train.library.checkpoint import save_state
+from slurmdl.train.library.consistency import find_ddp
 from slurmdl.train.strategies.islands import OUTER_STRATEGIES
 from slurmdl.train.strategies.strategy import DeviceCopies
 from slurmdl.train.strategy_config import StrategyConfig, resolve
@@ -97,12 +97,12 @@ class OuterSync:
         if not self._step and len(find_ddp(self._tensors)) > len(self._ddp):
             raise InvalidRunError("outer(): a DistributedDataParallel was made of the model afterwards; expected it "
                                   "before outer()")
-        if grad_scaler.apply_grad_scaler(optimizer, self._tensors):
-            self._skipped_gradients = grad_scaler.hide_gradients(self._tensors)
+        if optimizer_hooks.apply_grad_scaler(optimizer, self._tensors):
+            self._skipped_gradients = optimizer_hooks.hide_gradients(self._tensors)
 
     def _after_step(self) -> None:
         if self._skipped_gradients:
-            grad_scaler.show_gradients(self._tensors, self._skipped_gradients)
+            optimizer_hooks.show_gradients(self._tensors, self._skipped_gradients)
             self._skipped_gradients = []
         self.strategy.after_optimizer_step(self._step)
         self._step += 1
@@ -235,5 +235,5 @@ def _is_sharded(tensor: Any) -> bool:
 
 def _local(tensor: Any) -> Any:
     """This rank's part of a parameter."""
-    return grad_scaler.local_part(tensor).detach()
+    return optimizer_hooks.local_part(tensor).detach()
 

@@ -19,10 +19,9 @@ from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.process_group import init_torch, is_torchrun, rank_and_size
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import BACKEND_VARIABLE, StrategyConfig, option_name
-from slurmdl.train.transports.mpi import MpiTransport
+from slurmdl.train.transports.mpi import MpiTransport, UlfmTransport, has_failed_ranks, ulfm_enabled
 from slurmdl.train.transports.torch_distributed import TorchTransport
 from slurmdl.train.transports.transport import CHUNK_BYTES, Transport
-from slurmdl.train.transports.ulfm import UlfmTransport, has_failed_ranks, ulfm_enabled
 
 #: ranks that are listed one by one
 MAX_LISTED_RANKS = 16

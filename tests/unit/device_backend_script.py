@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from slurmdl import comm_layout
-from slurmdl.train.strategies.device_allreduce import DeviceMean
+from slurmdl.train.strategies.allreduce import DeviceMean
 from slurmdl.train.transports.torch_distributed import TorchTransport
 
 connect = TorchTransport.__init__

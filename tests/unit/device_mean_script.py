@@ -10,7 +10,7 @@ from torch import distributed
 
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.strategies.device_allreduce import DeviceMean
+from slurmdl.train.strategies.allreduce import DeviceMean
 from slurmdl.train.transports.torch_distributed import TorchTransport
 
 SIZE = 1009

@@ -20,7 +20,7 @@ from slurmdl.health import preflight
 from slurmdl.links.probe.probe_step import ProbeStep, run_probe_step
 from slurmdl.slurm.run_module import module_argv
 from slurmdl.topology.topology import Topology
-from slurmdl.train import slow_rank_actions
+from slurmdl.train import slow_ranks
 
 PACKAGE = Path(__file__).parents[2] / "slurmdl"
 #: what a helper of slurmdl imports, among it the first import of `python -m`
@@ -62,7 +62,7 @@ def run_probe() -> str:
 
 def run_requeue() -> str:
     with pytest.raises(SlurmdlError) as error:
-        slow_rank_actions.requeue_without_nodes({"n1": "slow"})
+        slow_ranks.requeue_without_nodes({"n1": "slow"})
     return str(error.value)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from slurmdl.train.report.slow_ranks import (
+from slurmdl.train.slow_ranks import (
     CONFIRMING_S,
     CONFIRMING_WINDOWS,
     MIN_EXCESS_S,

@@ -7,8 +7,8 @@ import torch
 
 from slurmdl.errors import InvalidOptionsError, UsageError
 from slurmdl.train.__main__ import main
-from slurmdl.train.trainer.devices import choose_device
 from slurmdl.train.trainer.options import parse_train_options
+from slurmdl.train.trainer.trainer import choose_device
 
 
 @pytest.fixture

@@ -22,9 +22,7 @@ from slurmdl.errors import SlurmdlError
 from slurmdl.train import init
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library.run import Run
-from slurmdl.train.mixing.drift_estimator import MAX_COORDINATES, DriftEstimator, sample_coordinates
-from slurmdl.train.p2p import LOCALITY_LEVELS, MeteredP2P
-from slurmdl.train.report.meters import (
+from slurmdl.train.meters import (
     MAX_SAMPLES,
     PHASES,
     PhaseTimer,
@@ -32,9 +30,11 @@ from slurmdl.train.report.meters import (
     StepMeter,
     format_summary,
 )
+from slurmdl.train.p2p import LOCALITY_LEVELS, MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import virtual
+from slurmdl.train.triggers import MAX_COORDINATES, DriftEstimator, sample_coordinates
 
 #: seconds of each phase of a step
 WORK = {"data": 0.5, "forward": 1.0, "backward": 2.0, "optimizer": 0.25}

@@ -12,7 +12,7 @@ import torch
 from slurmdl.errors import InvalidRunError, TrainError, UsageError
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train
-from slurmdl.train.transports.link_queues import Link, QueueingNetwork
+from slurmdl.train.transports.virtual import Link, QueueingNetwork
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, group_ranks
 from slurmdl.train.mixing.collectives import AllreduceOp
-from slurmdl.train.mixing.weighted_graph import spectral_gap
+from slurmdl.train.mixing.mixers import spectral_gap
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.transports.transport import MPI_INTER_ZONE_CHUNK_BYTES
 

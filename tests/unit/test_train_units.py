@@ -16,7 +16,7 @@ from slurmdl.errors import InputError, InvalidRunError, UnavailableError, UsageE
 from slurmdl.plan import Plan, decode_plan, encode_plan
 from slurmdl.train import world as world_module
 from slurmdl.train.library.replica import Replica
-from slurmdl.train.report.meters import PHASES, RankReport, StepMeter, summarize
+from slurmdl.train.meters import PHASES, RankReport, StepMeter, summarize
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer import models

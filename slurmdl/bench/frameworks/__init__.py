@@ -29,7 +29,7 @@ class TrainingSession:
         optimizer: its step() trains the module.
         after_step: communication after each step.
         no_sync: context of a backward pass without communication, which is timed by itself.
-        phase_seconds: seconds of the training thread so far, by phase (train.report.meters.PHASES); None if the
+        phase_seconds: seconds of the training thread so far, by phase (train.meters.PHASES); None if the
             framework has no meter of its own.
         overlapped_comm: seconds so far in which messages were in flight while the training thread did something else;
             None if the framework does not measure them.

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from slurmdl.bench.matrix.report import JobFigures, ReportRow
+from slurmdl.train.meters import PHASES
 from slurmdl.train.p2p import LOCALITY_LEVELS
-from slurmdl.train.report.meters import PHASES
 
 MAX_BARS = 40
 

@@ -16,8 +16,8 @@ from slurmdl.bench.matrix.spec import Cell, Spec
 from slurmdl.bench.matrix.submit import CellResult
 from slurmdl.errors import UnavailableError
 from slurmdl.text import pluralize
+from slurmdl.train.meters import PHASES
 from slurmdl.train.p2p import LOCALITY_LEVELS
-from slurmdl.train.report.meters import PHASES
 
 #: largest relative difference between the sum of the phases and the step time
 PHASE_SUM_TOLERANCE = 0.03

@@ -24,7 +24,7 @@ from slurmdl.bench.host_meters import CpuIdleMeter, TcpBytesSent
 from slurmdl.errors import SlurmdlError, TrainError
 from slurmdl.train import world
 from slurmdl.train.library import shutdown
-from slurmdl.train.report.meters import PHASES
+from slurmdl.train.meters import PHASES
 
 PROFILED_STEPS = 3  # steps under PyTorch's profiler, after the timed ones
 #: prefixes of communication events of PyTorch's process groups

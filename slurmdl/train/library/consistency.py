@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -13,7 +15,6 @@ import numpy.typing as npt
 
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, TrainError, UsageError
 from slurmdl.train import optimizer_hooks
-from slurmdl.train.ddp_search import find_ddp
 from slurmdl.train.library import shard_optimizer
 from slurmdl.train.library.checkpoint import save_state
 from slurmdl.train.mixing.collectives import AllreduceOp
@@ -331,3 +332,20 @@ def model_signature(model: Any, optimizer: Any) -> list[tuple[str, str]]:
             ("optimizer", type(optimizer).__name__),
             *((f"{key} of parameter group {index}", str(value)) for index, key, value in
               shard_optimizer.hyperparameter_entries(optimizer))]
+
+
+def find_ddp(tensors: Iterable[Any]) -> list[Any]:
+    """All DistributedDataParallel that average gradients of these parameters, whichever module the caller has.
+
+    It may be the model, inside of it (torch.compile), or around it (the caller has `ddp.module`).
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if not distributed or not distributed.is_available() or not distributed.is_initialized():
+        return []
+    from torch.nn.parallel import DistributedDataParallel
+
+    gc.collect()  # not one that the script has dropped
+    ids = {id(tensor) for tensor in tensors}
+    # not isinstance, which runs code of proxy objects
+    return [found for found in gc.get_objects() if issubclass(type(found), DistributedDataParallel)
+            and any(id(tensor) in ids for tensor in found.module.parameters())]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library.replica import Replica
+from slurmdl.train.meters import StepMeter
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.report.meters import StepMeter
 from slurmdl.train.world import World
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
-from slurmdl.train import grad_scaler
+from slurmdl.train import optimizer_hooks
 from slurmdl.train.side_stream import SideStream
 from slurmdl.train.strategies.strategy import DeviceCopies
 
@@ -273,11 +273,11 @@ class Replica(DeviceCopies):
 
     def hide_gradients(self) -> None:
         """Remove the gradients, so that the optimizer's step changes nothing."""
-        self._hidden_gradients = grad_scaler.hide_gradients(self.tensors)
+        self._hidden_gradients = optimizer_hooks.hide_gradients(self.tensors)
 
     def show_gradients(self) -> None:
         """Restore the gradients."""
-        grad_scaler.show_gradients(self.tensors, self._hidden_gradients)
+        optimizer_hooks.show_gradients(self.tensors, self._hidden_gradients)
         self._hidden_gradients = []
 
     def make_gradients_sparse(self, parameter_ids: Collection[int]) -> None:

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.train.library.context import RunContext
-from slurmdl.train.report.slow_ranks import WINDOW_STEPS
-from slurmdl.train.slow_rank_actions import SlowRankReporter, start_requeue, warn_of_refusal
+from slurmdl.train.slow_ranks import WINDOW_STEPS, SlowRankReporter, start_requeue, warn_of_refusal
 from slurmdl.train.tags import Tag
 from slurmdl.train.transports.virtual import VirtualTransport
 
@@ -26,7 +25,7 @@ class SlowRankMonitor:
     waiting for peers, whatever the strategy (PhaseTimer); it includes the batch.
 
     Nothing is monitored with one worker, on a parameter server, with virtual ranks, whose clocks are no measure, and
-    with load balancing (see report.slow_ranks).
+    with load balancing (see slow_ranks).
 
     Args:
         request_stop: requests a checkpoint of all ranks after which the run stops; None without checkpoints.

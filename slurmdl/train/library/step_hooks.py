@@ -9,7 +9,7 @@ from types import MethodType
 from typing import Any
 
 from slurmdl.errors import TrainError
-from slurmdl.train import grad_scaler, optimizer_hooks
+from slurmdl.train import optimizer_hooks
 from slurmdl.train.library import consistency
 from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.library.failure_recovery import FailureRecovery
@@ -17,9 +17,9 @@ from slurmdl.train.library.gradient_tracker import GradientTracker
 from slurmdl.train.library.load_balance import WorkAssignment
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.slow_rank_monitor import SlowRankMonitor
+from slurmdl.train.meters import PhaseTimer
 from slurmdl.train.mixing.collectives import bruck_allgather
 from slurmdl.train.optimizer_hooks import StepArguments
-from slurmdl.train.report.meters import PhaseTimer
 from slurmdl.train.trace import Trace
 
 
@@ -180,7 +180,7 @@ class StepHooks:
         self._check_step(self._ctx.optimizer)
         args, kwargs = _call_closure(optimizer, args, kwargs)
         replica.mark_changed()
-        self._skips_update = grad_scaler.apply_grad_scaler(optimizer, replica.tensors)
+        self._skips_update = optimizer_hooks.apply_grad_scaler(optimizer, replica.tensors)
         if not self._gradient_tracker.done:
             self._complete_gradients()
         if self._nonfinite_parameter and not self._skips_update:

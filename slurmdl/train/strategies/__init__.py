@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurmdl.train.strategies.device_allreduce import make_allreduce
+from slurmdl.train.strategies.allreduce import make_allreduce
 from slurmdl.train.strategies.gossip import make_gossip
 from slurmdl.train.strategies.islands import Islands
 from slurmdl.train.strategies.local_sgd import LocalSGD

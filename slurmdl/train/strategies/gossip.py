@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.gossip_graphs import GRAPHS
-from slurmdl.train.mixing.mixers import GossipEdge, make_mixer
-from slurmdl.train.mixing.weighted_graph import WeightedGraph
+from slurmdl.train.mixing.mixers import GossipEdge, WeightedGraph, make_mixer
 from slurmdl.train.strategies.push_sum import PushSum
 from slurmdl.train.strategies.shared_memory_gossip import SharedMemoryGossip
 from slurmdl.train.strategies.strategy import FloatArray, Strategy, StrategyContext, TriggeredStrategy

@@ -23,10 +23,9 @@ from slurmdl.train.strategy_config import (
     resolve,
 )
 from slurmdl.train.trainer.data_readers import DATASETS
-from slurmdl.train.trainer.devices import parse_device
 from slurmdl.train.trainer.models import MODELS
 from slurmdl.train.trainer.optimizers import LR_SCHEDULES, OPTIMIZERS
-from slurmdl.train.transports.link_queues import Link
+from slurmdl.train.transports.virtual import Link
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,13 @@ class Straggler:
 TRAINER_PRESETS = {"diloco": {"optimizer": "adamw"}, "noloco": {"optimizer": "adam"}}
 _positive_int, _nonnegative_int = int_parser(1), int_parser(0)
 _nonnegative_float, _fraction = float_parser(0.0, math.inf), float_parser(0.0, 1.0)
+
+
+def _parse_device(text: str) -> str:
+    """Check the form of a device name: auto, cpu, cuda or cuda:N."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected auto, cpu, cuda or cuda:N")
+    return text
 
 
 def _parse_fold(text: str) -> tuple[int, int]:
@@ -148,7 +154,7 @@ class Options:
     backend: str = _option("", "how ranks exchange messages: mpi, torch (torch.distributed with gloo), or auto, what "
                            "the launch offers (default)", metavar="NAME")
     device: str = _option("auto", "device of the model: cpu, cuda (a GPU for each rank of a node), cuda:N, or auto, "
-                          "cuda if PyTorch sees a GPU (default: %(default)s)", type=parse_device, metavar="NAME")
+                          "cuda if PyTorch sees a GPU (default: %(default)s)", type=_parse_device, metavar="NAME")
     #: name, number of nodes, and ranks per node of each zone
     virtual_zones: tuple[tuple[str, int, int], ...] = _option(
         (), "zones of virtual ranks, e.g. A:4,B:4, or A:2x4 for 4 ranks on each of 2 nodes",

@@ -13,21 +13,20 @@ import numpy as np
 from slurmdl import files
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, TrainError, UnavailableError, warn
 from slurmdl.text import print_escaped
+from slurmdl.train import meters
 from slurmdl.train.library import checkpoint_coordinator, consistency
 from slurmdl.train.library.run import Run
 from slurmdl.train.library.startup import connect, init
-from slurmdl.train.report import meters
 from slurmdl.train.strategy_config import CHECKPOINT_DIR_VARIABLE
 from slurmdl.train.trainer import optimizers
 from slurmdl.train.trainer.data_readers import load_dataset
-from slurmdl.train.trainer.devices import choose_device
 from slurmdl.train.trainer.labeled_dataset import FloatArray, LabeledDataset
 from slurmdl.train.trainer.options import Options
 from slurmdl.train.trainer.progress import Progress, open_for_writing
 from slurmdl.train.trainer.workloads import Classification, SyntheticWorkload
 from slurmdl.train.transports import virtual
-from slurmdl.train.transports.link_queues import QueueingNetwork
 from slurmdl.train.transports.transport import Transport
+from slurmdl.train.transports.virtual import QueueingNetwork
 
 Result = TypeVar("Result")
 
@@ -250,3 +249,25 @@ def _evaluation_metrics(workload: Classification | SyntheticWorkload, parameters
         parameters[:] = saved
         metrics |= {"test_loss_averaged_model": score[0], "test_accuracy_averaged_model": score[1]} if score else {}
     return metrics
+
+
+def choose_device(name: str, local_rank: int) -> Any:
+    """The torch.device of a name of --device.
+
+    `cuda` is a GPU for each rank of a node in turn; `auto` is the same if PyTorch sees a GPU, else the CPU. AMD's are
+    `cuda`, too (PyTorch documentation, HIP semantics). Raises InvalidOptionsError if there is no such GPU.
+
+    Args:
+        local_rank: index of this rank among the ranks of its node.
+    """
+    import torch
+
+    count = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and not count):
+        return torch.device("cpu")
+    if not count:
+        raise InvalidOptionsError(f"--device {name}: PyTorch {torch.__version__} sees no GPU; expected auto or cpu")
+    index = int(name.partition(":")[2] or local_rank % count)
+    if index >= count:
+        raise InvalidOptionsError(f"--device {name}: no such GPU; expected cuda:0 to cuda:{count - 1}, or auto")
+    return torch.device("cuda", index)

@@ -21,7 +21,7 @@ from slurmdl.errors import SlurmdlError, TrainError
 #: dataclasses that ranks exchange -> module
 _DATACLASSES: Mapping[str, str] = {
     "Plan": "slurmdl.plan", "Manifest": "slurmdl.train.library.checkpoint",
-    "RankReport": "slurmdl.train.report.meters", "StepTotals": "slurmdl.train.report.meters"}
+    "RankReport": "slurmdl.train.meters", "StepTotals": "slurmdl.train.meters"}
 #: type -> its name in the text, which is a list of the name and the items
 _COLLECTIONS: Mapping[type[Collection[Any]], str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
 #: kinds of dtypes whose items are no pointers

@@ -22,8 +22,7 @@ import numpy as np
 from slurmdl.errors import InvalidRunError, TrainError
 from slurmdl.train.tags import Tag
 from slurmdl.train.transports.object_codec import decode_object, encode_object
-from slurmdl.train.transports.real_time import RealTimeRank
-from slurmdl.train.transports.transport import CHUNK_BYTES, CommCoroutine
+from slurmdl.train.transports.transport import CHUNK_BYTES, CommCoroutine, RealTimeRank
 from slurmdl.train.transports.watchdog import CHECK_INTERVAL_S, StalledError, Watchdog
 from slurmdl.train.transports.window import SharedMemory
 

@@ -1,12 +1,14 @@
-"""Interface of the transports."""
+"""Interface of the transports, and what those of real processes share."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from slurmdl.errors import TrainError
-from slurmdl.train.transports.watchdog import Watchdog
+from slurmdl.train.transports.watchdog import StalledError, Watchdog
 from slurmdl.train.transports.window import SharedMemory
 
 #: bytes in one chunk of a streamed message. Small enough that processing one chunk overlaps with the transfer of the
@@ -135,3 +137,27 @@ class Transport(Protocol):
 
     def broadcast(self, obj: Any) -> Any:
         """Return the object of the first alive rank."""
+
+
+class RealTimeRank:
+    """A rank that is a process; see `transport.Transport`."""
+
+    watchdog: Watchdog | None = None
+    device_backends: Mapping[str, str] = MappingProxyType({})
+    start_coroutine: Callable[[CommCoroutine], Any] | None = None
+
+    def watch(self, watchdog: Watchdog, on_stall: Callable[[StalledError], None]) -> None:
+        """Check all waits from now on.
+
+        A wait that is too long raises StalledError; one inside another library calls `on_stall`, from a thread.
+        """
+        self.watchdog = watchdog
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def emulate_compute(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def agree(self, done: bool) -> bool:
+        return done
