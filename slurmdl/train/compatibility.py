@@ -69,8 +69,7 @@ COMBINATIONS = (
     Combination(("local-sgd",), ("hierarchical",), ("none",),
                 {"--compression": "sums within and between zones would have to be compressed again at each step"},
                 islands=_ANY_ISLANDS),
-    Combination(("ps",), ("shards",), ("none",)),
-    Combination(("ps",), ("shards",), ("none",), asynchronous=(True,)),
+    Combination(("ps",), ("shards",), ("none",), asynchronous=_OPTIONAL),
 )
 
 #: option -> why a strategy lacks a choice, if the row gives no reason of its own

@@ -190,7 +190,7 @@ class DdpMonitor:
             work.wait()  # raises the error of a failed exchange
             if not self.is_first:
                 continue
-            windows = [(int(first_step), seconds) for first_step, seconds in map(_to_list, received)]
+            windows = [(int(first_step), seconds) for first_step, seconds in (tensor.tolist() for tensor in received)]
             # the ranks count alike, since DistributedDataParallel needs all of them in each step
             values = {rank: seconds for rank, (first_step, seconds) in zip(self._ranks, windows, strict=True)
                       if first_step == int(own[0]) and seconds > 0}
@@ -218,10 +218,6 @@ class _ForwardHook:
     def __reduce__(self) -> tuple[Any, ...]:
         # copies of the module (copy.deepcopy, torch.save) get a callable without effect, of the standard library
         return partial, (nullcontext.__exit__, None)
-
-
-def _to_list(tensor: Any) -> list[float]:
-    return list(tensor.tolist())
 
 
 def _report_requeue(nodes: tuple[str, ...], requeue: Future[str]) -> None:

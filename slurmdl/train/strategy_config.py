@@ -142,10 +142,6 @@ class StrategyConfig:
         return self.period or default_period(self.strategy or "")
 
 
-#: fields of StrategyConfig that are options
-OPTION_FIELDS = tuple(entry for entry in fields(StrategyConfig) if entry.metadata)
-
-
 def option_name(field_name: str) -> str:
     """Option of a field, e.g. `--comm-pattern`."""
     return "--" + ("async" if field_name == "asynchronous" else field_name.replace("_", "-"))
@@ -153,7 +149,7 @@ def option_name(field_name: str) -> str:
 
 def add_strategy_options(parser: argparse.ArgumentParser) -> None:
     """Add all strategy options to a parser; absent ones stay None."""
-    for entry in OPTION_FIELDS:
+    for entry in fields(StrategyConfig):
         settings = entry.metadata
         default = "" if entry.default in (None, False) else f" (default: {entry.default})"
         if settings["parse"] is _parse_switch:
@@ -174,7 +170,7 @@ def resolve(options: Mapping[str, Any], environ: Mapping[str, str]) -> StrategyC
     """
     values: dict[str, Any] = {}
     variables = {ENV_PREFIX + option_name(entry.name)[2:].replace("-", "_").upper(): entry
-                 for entry in OPTION_FIELDS}
+                 for entry in fields(StrategyConfig)}
     for name in sorted(environ.keys() - variables.keys() - set(NON_STRATEGY_VARIABLES)):
         if name.startswith(ENV_PREFIX):
             closest = difflib.get_close_matches(name, variables, 1, 0) or list(variables)

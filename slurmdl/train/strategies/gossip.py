@@ -40,7 +40,9 @@ class Gossip(TriggeredStrategy):
 
     def __init__(self, ctx: StrategyContext) -> None:
         self._mixer = make_mixer(ctx.config.compression, ctx.parameters, self._swap_buffers)
-        super().__init__(ctx, CommCost(self._mixer.message_bytes, 1.0, ctx.allreduce_bytes))
+        count = len(ctx.workers)
+        final_average_bytes = 8.0 * ctx.parameters.size * (count - 1) / count
+        super().__init__(ctx, CommCost(self._mixer.message_bytes, 1.0, final_average_bytes))
         zones = [ctx.zones[worker] for worker in ctx.workers]
         graph = GRAPHS[ctx.config.comm_pattern or ""](zones, ctx.seed)
         self._graph = WeightedGraph(graph, (1.0,) * len(zones), self._mixer.max_weight)

@@ -138,11 +138,6 @@ class StrategyContext:
         return group_ranks(self.workers, self.zones) if self.config.comm_pattern == "hierarchical" else [self.workers]
 
     @property
-    def allreduce_bytes(self) -> float:
-        """Bytes that a worker sends to average the models, if it is in the only group."""
-        return 8.0 * self.parameters.size * (len(self.workers) - 1) / len(self.workers)
-
-    @property
     def relative_weights(self) -> tuple[float, ...]:
         """Current weights of the workers' models, with mean 1."""
         count, weights = len(self.workers), self.model_weights()
