@@ -52,8 +52,8 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Returns only after a dry run, after --print-rank-map, which start nothing, and after an error that the deciding
     process has printed: an invalid variable, with --dl-strict a step that cannot be mapped, or bad nodes that nothing
-    replaces (--dl-preflight). Raises UsageError for an unknown --dl-* option, launcher, format or value,
-    UnavailableError if srun (or mpirun with --launcher=mpirun) is missing.
+    replaces (--dl-preflight). Raises UsageError for an unknown --dl-* option, step starter, format or value,
+    UnavailableError if srun (or mpirun with --step-starter=mpirun) is missing.
     """
     args = parse_srun_argv(argv, partial(sbatch_options.plugin_options, "srun"))
     if args.calls_plain_srun:

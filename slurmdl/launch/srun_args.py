@@ -14,7 +14,7 @@ from slurmdl.launch.rankmap_formats import FORMATS
 from slurmdl.launch.submission_record import SubmissionRecord
 from slurmdl.slurm import getopt, srun_options
 
-LAUNCHERS = ("srun", "mpirun")
+STEP_STARTERS = ("srun", "mpirun")
 _LONG_OPTIONS: dict[str, getopt.HasArg] = {**srun_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS,
                                            **dict.fromkeys(srun_options.WRAPPER_OPTIONS, "required")}
 
@@ -25,13 +25,13 @@ class SrunArgs:
 
     Attributes:
         srun_argv: the arguments without slurmdl's options.
-        launcher: one of LAUNCHERS.
+        step_starter: one of STEP_STARTERS.
         map_format: one of rankmap_formats.FORMATS if only the rank map is printed, else "".
     """
 
     line: getopt.CommandLine
     srun_argv: tuple[str, ...]
-    launcher: str
+    step_starter: str
     map_format: str
     settings: Mapping[str, str]
 
@@ -44,7 +44,7 @@ class SrunArgs:
     @property
     def needs_map(self) -> bool:
         """Whether a plain srun cannot replace the mapped step."""
-        return self.launcher != "srun" or bool(self.map_format)
+        return self.step_starter != "srun" or bool(self.map_format)
 
     @property
     def spans_components(self) -> bool:
@@ -89,13 +89,13 @@ def parse_srun_argv(argv: Sequence[str],
                     plugin_options: Callable[[], Mapping[str, getopt.HasArg]] = dict) -> SrunArgs:
     """Parse the command line; `plugin_options` as for getopt.parse_command_line.
 
-    UsageError for an unknown --dl-* option, launcher, format or value.
+    UsageError for an unknown --dl-* option, step starter, format or value.
     """
     line = getopt.parse_command_line(argv, srun_options.SHORT_OPTIONS, _LONG_OPTIONS, plugin_options)
     settings = dl_options.collect_settings(line.options)
-    launcher = line.last_value("launcher") or "srun"
-    if launcher not in LAUNCHERS:
-        raise UsageError(f"--launcher: invalid value {launcher!r}; expected one of {', '.join(LAUNCHERS)}")
+    starter = line.last_value("step-starter") or "srun"
+    if starter not in STEP_STARTERS:
+        raise UsageError(f"--step-starter: invalid value {starter!r}; expected one of {', '.join(STEP_STARTERS)}")
     map_format = line.last_value("print-rank-map") or ""
     if line.has_option("print-rank-map") and map_format not in FORMATS:
         valid = sort_by_similarity(map_format, list(FORMATS))
@@ -104,7 +104,7 @@ def parse_srun_argv(argv: Sequence[str],
                if option.name.startswith("dl-") or option.name in srun_options.WRAPPER_OPTIONS
                for i in range(len(option.args))}
     srun_argv = tuple(arg for i, arg in enumerate(argv) if i not in removed)
-    return SrunArgs(line, srun_argv, launcher, map_format, settings)
+    return SrunArgs(line, srun_argv, starter, map_format, settings)
 
 
 def is_trainer(args: Sequence[str]) -> bool:

@@ -145,10 +145,10 @@ def mpirun_command(line: CommandLine, plan: Plan, task: TaskCommand, variables: 
     PlacementError if an option has no counterpart in mpirun. With `with_ulfm` the ranks may continue after the loss
     of a rank (Open MPI 5); otherwise mpirun ends all ranks.
     """
-    valid = srun_options.LAYOUT_OPTIONS | {"cpus-per-task", "launcher"}
+    valid = srun_options.LAYOUT_OPTIONS | {"cpus-per-task", "step-starter"}
     for option in line.options:
         if option.name not in valid and not option.name.startswith("dl-"):
-            raise PlacementError(f"{option.args[0]}: mpirun has no such option; expected with --launcher=mpirun: "
+            raise PlacementError(f"{option.args[0]}: mpirun has no such option; expected with --step-starter=mpirun: "
                                  f"{', '.join(sorted('--' + name for name in valid))}")
     variables = {**variables, "SLURMDL_TASK_SCRIPT": task.script}
     # without --noprefix Open MPI puts the directory of its mpirun first in PATH

@@ -95,10 +95,10 @@ def gather_context(args: SrunArgs, dl: DlOptions, site_config: config.Config,
     context = _with_launcher(context, on_warning)
     if args.map_format:
         return context
-    task = task_command.build_task_command(args.line, args.launcher, environ)
-    if args.launcher == "mpirun":
+    task = task_command.build_task_command(args.line, args.step_starter, environ)
+    if args.step_starter == "mpirun":
         if shutil.which("mpirun", path=environ.get("PATH")) is None:
-            raise UnavailableError("--launcher=mpirun: mpirun is not in PATH")
+            raise UnavailableError("--step-starter=mpirun: mpirun is not in PATH")
         return replace(context, task=task, has_ulfm=pmi.mpirun_has_ulfm(environ))
     extra_options = (*pmi.mpi_type_option(args.line, get_slurm_config, environ),
                      *args.kill_on_bad_exit_option(environ))
@@ -115,7 +115,7 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
     if launcher is None or not launcher.is_multi_node:
         ranks_per_node = dl.ranks_per_node or \
             launched_ranks_per_node(dl.mesh, dl.groups, sum(counts), len(counts))
-        is_per_node = max(counts) == 1 and context.args.launcher == "srun"
+        is_per_node = max(counts) == 1 and context.args.step_starter == "srun"
         if is_per_node and ranks_per_node > 1:
             context = replace(context, ranks_per_task=ranks_per_node)
         if is_per_node and len(counts) > 1 and launcher is None and dl.launcher != "none":
@@ -125,9 +125,9 @@ def _with_launcher(context: StepContext, on_warning: Callable[[str], None]) -> S
             context = replace(context, rank_check_variables=check and {**check, **variables},
                               resolve_nodes=task_command.node_addresses)
         return context
-    if context.args.launcher != "srun":
-        raise PlacementError(f"--launcher={context.args.launcher} starts {launcher.name} once per node only if Slurm "
-                             "does; expected --launcher=srun or --dl-launcher=none")
+    if context.args.step_starter != "srun":
+        raise PlacementError(f"--step-starter={context.args.step_starter}: does not start {launcher.name} once per "
+                             "node; expected --step-starter=srun or --dl-launcher=none")
     launchers.check_launcher(launcher, counts)
     ranks = dl.ranks_per_node or launcher.ranks_per_node(environ.get("SLURM_GPUS_ON_NODE", ""))
     if not ranks:

@@ -198,7 +198,7 @@ def _step_command(context: StepContext, plan: Plan, launch: AdaptedCommand | Non
         variables.update(launch.environ)
     if task is None:
         return StepCommand((), variables)
-    if context.args.launcher == "mpirun":
+    if context.args.step_starter == "mpirun":
         return step_command.mpirun_command(line, plan, task, variables, environ, context.has_ulfm)
     if launch:
         task = replace(task, program=launch.program)

@@ -45,7 +45,7 @@ class TaskCommand:
     multi_prog: str = ""
 
 
-def build_task_command(line: CommandLine, launcher: str, environ: Mapping[str, str],
+def build_task_command(line: CommandLine, step_starter: str, environ: Mapping[str, str],
                        is_mapped: bool = True) -> TaskCommand:
     """Build the command of each task.
 
@@ -54,10 +54,10 @@ def build_task_command(line: CommandLine, launcher: str, environ: Mapping[str, s
 
     Args:
         line: the user's command line, with a program.
-        launcher: "srun" or "mpirun".
+        step_starter: "srun" or "mpirun".
     """
-    script, shell = _task_script(f"task_{launcher}.sh"), _task_shell(environ, is_mapped)
-    if launcher != "srun":
+    script, shell = _task_script(f"task_{step_starter}.sh"), _task_shell(environ, is_mapped)
+    if step_starter != "srun":
         return TaskCommand(script, shell, line.operands)
     if line.has_option("multi-prog"):
         return TaskCommand(script, shell, line.operands, wrap_multi_prog(line.operands[0], shell))
@@ -91,11 +91,11 @@ def _task_shell(environ: Mapping[str, str], is_mapped: bool) -> tuple[str, ...]:
     return (*_BASH, *shell[1:]) if needs_bash and os.path.exists(_BASH[0]) else shell
 
 
-def _task_script(launcher_script: str) -> str:
+def _task_script(head: str) -> str:
     """The task script without comments."""
     directory = Path(__file__).parent
     try:
-        text = (directory / launcher_script).read_text() + (directory / "task.sh").read_text()
+        text = (directory / head).read_text() + (directory / "task.sh").read_text()
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", error.filename) from error
     return "\n".join(line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))

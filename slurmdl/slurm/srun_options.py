@@ -31,7 +31,7 @@ LONG_OPTIONS: dict[str, HasArg] = {
 PASSTHROUGH = frozenset({"help", "usage", "version", "test-only", "autocomplete"})
 
 #: options of slurmdl besides --dl-*
-WRAPPER_OPTIONS = frozenset({"launcher", "print-rank-map"})
+WRAPPER_OPTIONS = frozenset({"step-starter", "print-rank-map"})
 
 #: decide the layout; the host file replaces them
 LAYOUT_OPTIONS = frozenset({"ntasks", "nodes", "ntasks-per-node", "tasks-per-node", "relative", "nodelist",

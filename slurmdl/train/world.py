@@ -222,7 +222,7 @@ def init_mpi(environ: Mapping[str, str] = os.environ) -> MpiTransport:
     if MPI.COMM_WORLD.Get_size() == 1 and tasks > 1:
         raise InvalidRunError(f"MPI has 1 rank where Slurm has {tasks} tasks: srun and this MPI do not share a PMI; "
                               "use `slurmdl srun`, or `srun --mpi=pmix` (`srun --mpi=list` lists the plugins), or if "
-                              "Slurm has no suitable PMI, `slurmdl srun --launcher=mpirun` or --backend torch")
+                              "Slurm has no suitable PMI, `slurmdl srun --step-starter=mpirun` or --backend torch")
     if MPI.COMM_WORLD.Get_size() == 1 and torchrun_world_size(environ) > 1:
         raise _launcher_error(environ)
     return (UlfmTransport if ulfm_enabled(environ) else MpiTransport)(MPI.COMM_WORLD)
@@ -258,7 +258,7 @@ def no_recovery_reason(environ: Mapping[str, str] = os.environ) -> str:
         return "the backend torch cannot go on without a rank; MPI with ULFM can"
     name = mpi.Get_library_version().partition(",")[0].replace(" v", " ")
     if open_mpi_major(mpi) >= 5:
-        return f"{name} was started without ULFM: slurmdl srun --launcher=mpirun, or mpirun --with-ft ulfm"
+        return f"{name} was started without ULFM: slurmdl srun --step-starter=mpirun, or mpirun --with-ft ulfm"
     reason = f"no ULFM in {name}"
     if environ.get("PMIX_NAMESPACE", "").startswith("slurm."):
         reason += "; srun ends them only with --kill-on-bad-exit, which `slurmdl srun` sets for `slurmdl train`"

@@ -65,7 +65,7 @@ class ComposeCluster(Cluster):
         self._is_common = True
         # Slurm of Debian forky has no PMIx
         if "pmix" not in self.run(["sh", "-c", "srun --mpi=list 2>&1"]).stdout:
-            self.launcher = "--launcher=mpirun"
+            self.launcher = "--step-starter=mpirun"
 
     def down(self) -> None:
         self._compose("down", "--volumes", "--timeout", "1")

@@ -17,7 +17,7 @@ placements: [slurmdl]
 repeats: 1
 steps: 6
 warmup_steps: 2
-launcher: {launcher}
+step_starter: {launcher}
 target_accuracy: 0.1
 evaluate_every: 3
 """
@@ -77,7 +77,7 @@ def test_bench_run_reports_impossible_cells_and_runs_the_rest(cluster):
         action="subprocess.run(['scancel', os.environ['SLURM_JOB_ID']]); time.sleep(100)"))
     (folder / "spec.yaml").write_text(
         f"frameworks: [{folder}/ends.py, {folder}/raises.py, slurmdl]\nmodels: {{mlp: digits}}\nnodes: [1, 100]\n"
-        f"placements: [slurm]\nrepeats: 1\nsteps: 2\nlauncher: {launcher_of(cluster)}\n")
+        f"placements: [slurm]\nrepeats: 1\nsteps: 2\nstep_starter: {launcher_of(cluster)}\n")
     results = folder / "it's at 100%j #1"
     done = cluster.run(["slurmdl", "bench", "run", "spec.yaml", "--results", str(results)], directory=folder,
                        timeout=300)
@@ -99,7 +99,7 @@ def test_bench_run_reports_cause_of_ended_cell_and_runs_the_rest(cluster, action
     (folder / "ends.py").write_text(ENDS.format(action=action))
     (folder / "spec.yaml").write_text(
         f"frameworks: [{folder}/ends.py, slurmdl]\nmodels: {{mlp: digits}}\nnodes: [2]\nplacements: [slurm]\n"
-        f"repeats: 1\nsteps: 2\ntime_limit_minutes: 1\nlauncher: {launcher_of(cluster)}\n")
+        f"repeats: 1\nsteps: 2\ntime_limit_minutes: 1\nstep_starter: {launcher_of(cluster)}\n")
     done = cluster.run(["slurmdl", "bench", "run", "spec.yaml", "--results", "here"], directory=folder, timeout=400)
     assert done.returncode == 0, done.stderr
     ended, other = sorted(read_report(folder / "here"), key=lambda row: row["framework"] == "slurmdl")

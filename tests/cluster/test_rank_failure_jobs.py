@@ -41,7 +41,8 @@ status=$?
 echo "status $status"
 {after}
 """
-LAUNCHERS = {"srun": ("", ""), "mpirun 4": ("--launcher=mpirun", ""), "mpirun 5": ("--launcher=mpirun", OPEN_MPI_5)}
+LAUNCHERS = {"srun": ("", ""), "mpirun 4": ("--step-starter=mpirun", ""),
+             "mpirun 5": ("--step-starter=mpirun", OPEN_MPI_5)}
 STEPS = 400
 
 

@@ -75,7 +75,7 @@ def train_undisturbed(cluster: Any, script: str) -> dict[str, Any]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("has_spare_node", "launcher"), [(True, ""), (False, ""), (True, "--launcher=mpirun")])
+@pytest.mark.parametrize(("has_spare_node", "launcher"), [(True, ""), (False, ""), (True, "--step-starter=mpirun")])
 def test_job_leaves_the_slow_node(new_sandbox, has_spare_node, launcher):
     """With a spare node it resumes there from a checkpoint, and ends with the model of an undisturbed job.
 

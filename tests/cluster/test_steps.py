@@ -259,7 +259,7 @@ slurmdl srun -n 8 --multi-prog programs
 
 def test_mpirun_is_mapped(cluster):
     program = "echo $OMPI_COMM_WORLD_RANK $(hostname) $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $SLURMDL_ROLE"
-    script = cluster.script(f"slurmdl srun --launcher=mpirun --dl-ps=1 -n 10 sh -c '{program}'")
+    script = cluster.script(f"slurmdl srun --step-starter=mpirun --dl-ps=1 -n 10 sh -c '{program}'")
     text = cluster.output(cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)]))
     task_rows = rows(text)
     assert [(row[0], row[2], row[3]) for row in task_rows] == [(str(i), str(i), "10") for i in range(10)]

@@ -54,7 +54,7 @@ def test_hierarchical_allreduce_inter_zone_bytes_match_model(cluster):
 
 @pytest.mark.nightly  # also in test_steps.py, without training
 def test_mpirun_uses_the_same_rank_map(cluster):
-    script = cluster.script(JOB.format(strategy="allreduce", more="", steps=20, launcher="--launcher=mpirun"))
+    script = cluster.script(JOB.format(strategy="allreduce", more="", steps=20, launcher="--step-starter=mpirun"))
     job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
     cluster.output(job, timeout=120)
     rank_map = json.loads((script.parent / "summary.json").read_text())["rank_map"]

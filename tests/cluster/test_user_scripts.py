@@ -38,7 +38,7 @@ def test_ddp_script_runs_unchanged(cluster):
     assert len({line.split(" on ")[1] for line in text.splitlines() if line.startswith("rank ")}) == 2, text
 
 
-@pytest.mark.parametrize("option", ["", "--launcher=mpirun"])
+@pytest.mark.parametrize("option", ["", "--step-starter=mpirun"])
 def test_mpi4py_script_runs_unchanged(cluster, option):
     text = run_script(cluster, "plain_mpi.py", option=option, nodes=4)
     assert sorted(line for line in text.splitlines() if line.startswith("rank")) == [

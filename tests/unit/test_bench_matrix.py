@@ -54,7 +54,7 @@ def test_spec_is_parsed_into_cells(tmp_path: Path) -> None:
     ("emulate_compute: -1", "expected 0 or more"), ("strategies: [gosip]", "'gosip' is invalid; expected gossip"),
     ("models: {cnn: digit}", "models: cnn: 'digit' is invalid; expected digits"),
     ("models: {cnn: 'synthetic:3x8x8:10:5'}", "5 images for 10 classes; expected one of each class"),
-    ("launcher: mpiexec", "launcher: 'mpiexec' is invalid; expected ")])
+    ("step_starter: mpiexec", "step_starter: 'mpiexec' is invalid; expected ")])
 def test_invalid_spec_is_rejected(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(InputError) as error:
         read_spec(tmp_path, text)
@@ -64,13 +64,13 @@ def test_invalid_spec_is_rejected(tmp_path: Path, text: str, words: str) -> None
 
 @pytest.mark.parametrize("launcher, plain, placed", [
     ("srun", "exec srun -K --mpi=pmi2 ", "run_module.py slurmdl srun -K --mpi=pmi2 "),
-    ("mpirun", "exec mpirun ", "run_module.py slurmdl srun --launcher=mpirun ")])
+    ("mpirun", "exec mpirun ", "run_module.py slurmdl srun --step-starter=mpirun ")])
 def test_cell_start_command_matches_launcher_and_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str,
                                                      plain: str, placed: str) -> None:
     (tmp_path / "mpiexec.hydra").touch(mode=0o755)
     (tmp_path / "mpirun").symlink_to("mpiexec.hydra")
     monkeypatch.setenv("PATH", str(tmp_path))
-    spec = Spec(launcher=launcher)
+    spec = Spec(step_starter=launcher)
     scripts = [submit.script(spec, Cell("ddp", "ddp", "cnn", 2, placement), "/x")
                for placement in ("slurm", "slurmdl")]
     assert plain in scripts[0]

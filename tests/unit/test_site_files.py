@@ -138,7 +138,7 @@ def test_bash_completion(written):
     assert complete("sbatch", "--dl-strategy", "=") == list(dl_options.STRATEGIES)
     assert complete("--dl-z", program="dlsbatch") == ["--dl-zone="]
     assert complete("sbatch", "--dl-node-binding=off", "job") == []
-    assert "--launcher=" in complete("--l", program="dlsrun")
+    assert "--step-starter=" in complete("--st", program="dlsrun")
     assert complete("bench", "r") == ["run", "report"]
 
 

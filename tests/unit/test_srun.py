@@ -65,12 +65,12 @@ def test_srun_command_line_with_multi_prog(golden, tmp_path):
 
 
 def test_mpirun_command_line(golden):
-    line = parse("-n", "6", "--launcher=mpirun", "program", "argument")
+    line = parse("-n", "6", "--step-starter=mpirun", "program", "argument")
     golden("srun/mpirun.txt", format_command(mpirun_command(line, step_command.task_variables(PLAN, 12345))))
 
 
 def test_mpirun_command_with_ulfm_adds_its_option():
-    line = parse("-n", "6", "--launcher=mpirun", "program", "argument")
+    line = parse("-n", "6", "--step-starter=mpirun", "program", "argument")
     plain, with_ulfm = (list(mpirun_command(line, {}, with_ulfm=ulfm).argv) for ulfm in (False, True))
     index = with_ulfm.index("--with-ft")
     assert with_ulfm[index:index + 2] == ["--with-ft", "ulfm"]
@@ -339,7 +339,7 @@ def test_strict_srun_outside_a_job_is_a_usage_error(capfd):
 
 @pytest.mark.parametrize(("argv", "facts"), [
     (["--dl-strategy=best", "p"], "--dl-strategy.*'best'.*allreduce"), (["--dl-sort", "p"], "--dl-sort.*--dl-strict"),
-    (["--launcher=ssh", "p"], "--launcher.*'ssh'.*srun, mpirun")])
+    (["--step-starter=ssh", "p"], "--step-starter.*'ssh'.*srun, mpirun")])
 def test_run_srun_with_an_invalid_option_is_a_usage_error(argv, facts):
     with pytest.raises(UsageError, match=facts):
         srun.run_srun(argv, {"SLURM_JOB_ID": "1"})
@@ -381,7 +381,7 @@ def test_topology_yaml_applies_regardless_of_topology_plugin(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("options", "ranks_per_task"), [
-    ("", 4), ("--launcher=mpirun", 1), ("--dl-launcher=none", 4)])
+    ("", 4), ("--step-starter=mpirun", 1), ("--dl-launcher=none", 4)])
 def test_ranks_per_node_are_those_of_one_task_under_srun_only(options, ranks_per_task):
     """mpirun starts every rank of the plan itself."""
     args = srun_args.parse_srun_argv([*options.split(), "--dl-launcher=auto:4", "program"])

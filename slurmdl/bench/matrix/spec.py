@@ -13,7 +13,7 @@ from typing import Any
 from slurmdl import yaml_input
 from slurmdl.bench.frameworks import FRAMEWORKS, load
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
-from slurmdl.launch.srun_args import LAUNCHERS
+from slurmdl.launch.srun_args import STEP_STARTERS
 from slurmdl.plan import STRATEGIES
 
 PLACEMENTS = ("slurm", "slurmdl")  # sbatch and srun, `slurmdl sbatch` and `slurmdl srun`
@@ -50,7 +50,7 @@ class Spec:
     models: dict[str, str] = field(default_factory=lambda: {"cnn": "digits"})  # model: data, as in `slurmdl train`
     nodes: tuple[int, ...] = (1, 2)
     placements: tuple[str, ...] = PLACEMENTS  # or one of them
-    launcher: str = "srun"  # or mpirun (Open MPI), if Slurm has no matching PMI
+    step_starter: str = "srun"  # or mpirun (Open MPI), if Slurm has no matching PMI
     tasks_per_node: int = 1
     ps: int = 1  # parameter servers of the strategy ps, among the tasks
     batch_size: int = 32  # samples of a worker in a step
@@ -137,7 +137,7 @@ def _check(spec: Spec) -> None:
         if name == "synthetic":
             parse_synthetic_arguments(arguments)
     one_of("placements", spec.placements, PLACEMENTS)
-    one_of("launcher", [spec.launcher], LAUNCHERS)
+    one_of("step_starter", [spec.step_starter], STEP_STARTERS)
     for key in ("frameworks", "strategies", "models", "nodes", "placements"):
         given = list(getattr(spec, key))
         if not given or len(set(given)) < len(given):

@@ -214,7 +214,8 @@ def submit_command(cell: Cell) -> list[str]:
 def script(spec: Spec, cell: Cell, base: str) -> str:
     """Return the job script of a cell; `base` is the path of its files without suffix."""
     mpi = f"--mpi={pmi.detect_pmi(os.environ) or 'pmix'}"
-    plain, option = ("mpirun", "--launcher=mpirun") if spec.launcher == "mpirun" else (f"srun -K {mpi}", f"-K {mpi}")
+    plain, option = ("mpirun", "--step-starter=mpirun") if spec.step_starter == "mpirun" else \
+        (f"srun -K {mpi}", f"-K {mpi}")
     launch = plain if cell.placement == "slurm" else f"{shlex.join(module_argv('slurmdl', 'srun'))} {option}"
     exports = [f"export SLURMDL_TRAIN_STRATEGY={cell.strategy}"] if cell.framework == "slurmdl" else []
     if cell.strategy == "ps":
