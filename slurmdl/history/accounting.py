@@ -167,7 +167,7 @@ def decoded_text(file: io.BufferedReader, source: str) -> Iterator[TextIO]:
     Raises InputError if it is damaged or unpacks to more than files.MAX_UNPACKED_BYTES.
     """
     try:
-        # bytes that are no UTF-8 can occur in names only
+        # bytes that are not UTF-8 can occur in names only
         yield io.TextIOWrapper(files.unpacked(file, source), encoding="utf-8-sig", errors="replace", newline="\n")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"is damaged ({error})", file=source) from error

@@ -31,8 +31,8 @@ class StrategySums:
     """Sums for one assumed strategy.
 
     Attributes:
-        mean_factor: communication time on the used nodes over that on the best ones, mean by node-hours; 1 if there
-            is no job.
+        mean_factor: communication time on the used nodes over that on the best ones, mean by node-hours; 1 without
+            jobs.
         leaf_order_factor: the same with the ranks on the used nodes in leaf order.
         lost_node_hours: node-hours that the slower communication took.
     """

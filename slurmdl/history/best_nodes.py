@@ -97,7 +97,7 @@ class CommCosts:
         for leaf, count in zip(leaves, number, strict=True):
             for zone in self._above[leaf]:
                 below[zone] = below.get(zone, 0) + count
-        loads = self._busiest((zone, min(count, total - count)) for zone, count in (
+        loads = self._busiest((zone, count if 2 * count <= total else total - count) for zone, count in (
             *((self._leaf_zone[leaf], count) for leaf, count in at_leaves), *below.items()))
         # a network inside leaf zones carries the traffic of the largest share, the node links that of the smallest
         key = (total, *((fewest, most) if self.scores.default_leaf_bandwidth else (0, 0)), loads)
@@ -159,6 +159,7 @@ class BestNodes:
 
     def __init__(self, costs: CommCosts, rule: SlurmRule | None = None, is_quick: bool = False) -> None:
         self.leaves, self.costs, self.rule = costs.leaves, costs, rule
+        self._block_rule = rule if isinstance(rule, SlurmBlockRule) else None
         self._is_all_to_all = next(iter(costs.traffic)) == "gossip" and not is_quick
         self._zones_per_level = 1 if is_quick else MAX_ZONES_PER_LEVEL
         level, self._low, self._high = np.array(self.leaves.upper_zones, np.int64).reshape(-1, 3).T
@@ -199,7 +200,7 @@ class BestNodes:
             found.append((key, remainders, counts))
         if not found:
             return self.rule.choose(free, nodes)
-        if isinstance(self.rule, SlurmBlockRule):
+        if self._block_rule:
             longest = min(key[0][0] for key, _, _ in found) * (1 + MAX_BLOCK_TIE)
             tied = [item for item in found if item[0][0][0] <= longest]
             return min(tied, key=lambda item: (item[1], item[0]))[2]
@@ -207,7 +208,7 @@ class BestNodes:
 
     def candidates(self, free: IntArray, nodes: int) -> Iterator[tuple[IntArray, IntArray]]:
         """Distinct choices: (free nodes of the leaf zones that are compared, chosen nodes); shapes (leaves,)."""
-        limit = self.leaves.block_size if isinstance(self.rule, SlurmBlockRule) else nodes
+        limit = self.leaves.block_size if self._block_rule else nodes
         if nodes <= limit and free.max() >= nodes:
             leaf = int(np.where(free >= nodes, free, self.leaves.nodes + 1).argmin())
             counts = np.zeros_like(free)
@@ -215,8 +216,8 @@ class BestNodes:
             yield np.where(np.arange(len(free)) == leaf, free, 0), counts
             return
         seen: set[bytes] = set()
-        windows = self._in_blocks if isinstance(self.rule, SlurmBlockRule) else self._in_zones
-        for available in windows(free, nodes):
+        for available in self._in_blocks(free, nodes, self._block_rule) if self._block_rule else \
+                self._in_zones(free, nodes):
             for counts in self._quotas(available, nodes):
                 if (key := counts.tobytes()) not in seen:
                     seen.add(key)
@@ -236,10 +237,9 @@ class BestNodes:
         if self.rule is None and not (below >= nodes).any():
             yield free  # a past job may have used several roots
 
-    def _in_blocks(self, free: IntArray, nodes: int) -> Iterator[IntArray]:
+    def _in_blocks(self, free: IntArray, nodes: int, block_rule: SlurmBlockRule) -> Iterator[IntArray]:
         """Free nodes of the blocks that Slurm may use together, of the tightest aggregates; 0 outside."""
-        assert isinstance(self.rule, SlurmBlockRule)
-        rule, available = self.rule.rule(nodes), self.rule.available(free, nodes)
+        rule, available = block_rule.rule(nodes), block_rule.available(free, nodes)
         enough = np.flatnonzero(available >= nodes)
         for aggregate in enough[np.argsort(available[enough], kind="stable")][:MAX_AGGREGATES].tolist():
             inside = np.zeros_like(free)
@@ -261,7 +261,7 @@ class BestNodes:
     def _all_to_all_quotas(self, available: IntArray, nodes: int) -> IntArray:
         """Quotas of the shortest time in which each zone holds a minority of the job; a link with k of n nodes on
         one side carries k (n - k) messages each way."""
-        # times in units of a message's bytes; the least one is that of a node's own link
+        # times in units of a message's bytes; the shortest one is limited by a node's own link
         low = (nodes - 1) / self.costs.scores.default_node_bandwidth
         high = nodes * nodes / 4 / float(self.costs.zone_bandwidth.min())
         held = self._held(available, nodes, low)

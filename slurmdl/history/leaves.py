@@ -121,7 +121,7 @@ class NodeLists:
         numbers: node numbers of all lists, one list after the other, without repeats.
         begin: shape (lists + 1,), offset of each list in `numbers`.
         is_complete: shape (lists,), whether the list could be read, and the topology has all its nodes.
-        unreadable: lists that are no hostlists.
+        unreadable: lists that are not hostlists.
         unknown: nodes that the topology has in no zone, in order of appearance; at most MAX_UNKNOWN.
         same_host: name in the lists -> name in the topology, where only one of the two has a domain.
     """

@@ -21,7 +21,7 @@ _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d) ?(?:(Z)|([+-]\d\d)(?::
 _EPOCH = re.compile(r"[0-9]{1,11}")
 #: seconds of the last digit of the minute and the seconds, e.g. `7:59`
 _SECONDS = {f"{minute}:{second:02}": 60 * minute + second for minute in range(10) for second in range(60)}
-#: time limits that are no duration
+#: texts without a time limit
 _NO_LIMIT = frozenset({"", "UNLIMITED", "Partition_Limit", "INVALID", "None", "Unknown"})
 _LIMIT = re.compile(r"(?:(\d{1,6})-)?(\d{1,6}):(\d\d):(\d\d)")
 _UNITS_S = {"minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}

@@ -46,7 +46,7 @@ class Machine:
         return BestNodes(self.costs, self.rule)
 
     def bind(self, free: IntArray, nodes: int) -> IntArray | None:
-        """A NodeChoice as that of `slurmdl sbatch`: slurmdl's choice, unless Slurm's own is good enough."""
+        """Choose as `slurmdl sbatch` does: slurmdl's choice, unless Slurm's own is good enough."""
         best, own = self.best.choose(free, nodes), self.rule.choose(free, nodes)
         if best is None or own is None:
             return best
