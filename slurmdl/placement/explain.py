@@ -1,4 +1,4 @@
-"""Text that explains a placement."""
+"""Text that explains a placement: zones, candidates, ranks, costs, the slow links, and the assumptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted cost of a rank map: for each phase the time of the bottleneck link, summed over the phases."""
+"""Phases of an iteration, and the predicted cost of a rank map: the time of the bottleneck link of each phase."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Rank orders of a mesh: which ranks share a node and a zone.
+"""Rank orders of meshes and of named groups: which ranks share a node and a zone.
 
-The ranks are numbered by boxes: those of the inner box fill a node, those of the outer box a zone, and the boxes
-follow each other in each sequence of the remaining dimensions.
+Parallel groups of a mesh that lie inside a box of ranks send nothing over its link. So the boxes that fill a node,
+and those that fill a zone, decide what the links carry: the ranks of the inner box fill a node, those of the outer
+box a zone, and the boxes follow each other in each sequence of the remaining dimensions. Named groups of nodes each
+take as few zones as possible, in different sequences.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from slurmdl.placement.mesh_traffic import DimensionTraffic, MeshTraffic
 
 MAX_INNER_BOXES = 6  # boxes of a node that are tried, the ones with the least traffic first
 MAX_OUTER_BOXES = 6  # boxes of a zone for each of them
+MAX_SEQUENCES = 24  # sequences of named groups that are tried
 
 Step = tuple[int, int]
 """Index of a dimension, and the factor by which the box grows along it."""
 Box = tuple[int, ...]
 """Coordinates of the box in each dimension of the mesh."""
-MAX_SEQUENCES = 24  # sequences of the groups that are tried
 
 
 def boxes(sizes: Box, ranks: int, inner: Box) -> Iterator[Box]:

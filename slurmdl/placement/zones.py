@@ -1,4 +1,4 @@
-"""Zones that may hold the best choice of nodes, ranked by a lower bound on their time: the k-th widest path.
+"""The search problem, and the zones that may hold its best choice of nodes, ranked by a lower bound on their time.
 
 Each used link carries at least the bytes of one node. If every used link carries the same load, as in a ring, the
 nodes with the k widest paths are optimal; for other traffic they give a bound (widest-path criterion: Pollack, The
@@ -27,6 +27,85 @@ MAX_LATENCY_CAPS = 512  # caps that are tried
 MAX_CAP_NODE_PRODUCT = 1_000_000  # caps times nodes
 MAX_RELEVANT_CAPS = 64  # caps that are tried by searches with a step per cap
 MIN_LATENCY_FRACTION = 1e-4  # smaller fractions of the time are ignored
+
+
+@dataclass(frozen=True, eq=False)
+class SearchProblem:
+    """Job whose nodes are searched; `phases` is the traffic of one iteration of its ranks in a single zone."""
+
+    job: JobSize
+    traffic: Traffic
+    phases: Sequence[Phase]
+
+    @cached_property
+    def rounds(self) -> float:
+        """Message rounds of one iteration; of a mesh only those of groups that no node can hold."""
+        if self.traffic.mesh:
+            return sum(dimension.rounds for dimension in self.traffic.mesh.dimensions
+                       if dimension.size > self.job.max_tasks_per_node)
+        return sum(phase.rounds for phase in self.phases)
+
+    @cached_property
+    def depends_on_counts(self) -> bool:
+        """Whether the time depends on the number of ranks below each link, not only on the links in use."""
+        return bool(self.phases) and not self.traffic.groups and all(phase.all_pairs for phase in self.phases)
+
+    @cached_property
+    def has_two_roles(self) -> bool:
+        """Whether the phases go between two roles, such as parameter servers and workers."""
+        return self.depends_on_counts and self.phases[0].has_two_roles
+
+    @cached_property
+    def min_node_bytes(self) -> float:
+        """Lower bound on the bytes over the busier direction of each used node link, summed over the phases."""
+        if self.traffic.groups or self.job.nodes == 1:
+            return 0.0  # some groups may send nothing
+        if self.traffic.mesh:
+            return min_bytes_leaving(self.traffic.mesh, self.job.max_tasks_per_node)
+        return sum(min_node_bytes(phase, self.job) for phase in self.phases)
+
+
+def min_node_bytes(phase: Phase, job: JobSize) -> float:
+    """Lower bound on the bytes of one phase over the busier direction of each used node link."""
+    tasks = np.array([job.tasks // job.nodes, job.max_tasks_per_node])
+    if not phase.all_pairs:
+        return float(np.mean(phase.bytes_per_pair)) if len(phase.source) else 0.0
+    if not phase.has_two_roles:
+        return float(np.min(phase.bytes_per_pair * tasks * (job.tasks - tasks)))
+    all_servers, all_workers = len(phase.source), len(phase.target)
+    servers = np.arange(min(all_servers, job.max_tasks_per_node) + 1)
+    workers = np.clip(tasks[:, None] - servers, 0, all_workers)
+    return float(np.min(phase.bytes_per_pair * count_shards(servers, workers, all_servers, all_workers)))
+
+
+@dataclass(frozen=True, eq=False)
+class NodeChoice:
+    """Pool indices of nodes, and the smallest zone that holds them all.
+
+    `unused_nodes` counts the other candidates below the zone; if `is_smallest_zone`, no zone below it has enough.
+    """
+
+    zone: int
+    nodes: IntArray
+    unused_nodes: int
+    is_smallest_zone: bool = True
+
+
+class Proposal(NamedTuple):
+    """Choice proposed by an algorithm; `estimated_seconds` is its estimate of the time, 0 if it has none.
+
+    `min_seconds` is a lower bound on the time of any choice in the zone that the algorithm searched.
+    """
+
+    choice: NodeChoice
+    min_seconds: float
+    estimated_seconds: float = 0.0
+
+
+def make_choice(pool: CandidateNodes, zone: int, nodes: IntArray) -> NodeChoice:
+    """Choice of nodes, all of which are below `zone`."""
+    is_smallest = not (pool.node_count[pool.parent == zone] >= len(nodes)).any()
+    return NodeChoice(zone, nodes, int(pool.node_count[zone]) - len(nodes), is_smallest)
 
 
 @dataclass(frozen=True)
@@ -184,82 +263,3 @@ def min_node_link_seconds(pool: CandidateNodes, problem: SearchProblem) -> Float
     """Lower bound from node links alone: seconds over the k-th widest one of each zone; shape (zones,)."""
     nodes_only = replace(pool, zone_capacity=np.full(pool.zone_count, np.inf))
     return transfer_seconds(problem.min_node_bytes, kth_widest_paths(nodes_only, problem.job.nodes, UNCAPPED))
-
-
-@dataclass(frozen=True, eq=False)
-class SearchProblem:
-    """Job whose nodes are searched; `phases` is the traffic of one iteration of its ranks in a single zone."""
-
-    job: JobSize
-    traffic: Traffic
-    phases: Sequence[Phase]
-
-    @cached_property
-    def rounds(self) -> float:
-        """Message rounds of one iteration; of a mesh only those of groups that no node can hold."""
-        if self.traffic.mesh:
-            return sum(dimension.rounds for dimension in self.traffic.mesh.dimensions
-                       if dimension.size > self.job.max_tasks_per_node)
-        return sum(phase.rounds for phase in self.phases)
-
-    @cached_property
-    def depends_on_counts(self) -> bool:
-        """Whether the time depends on the number of ranks below each link, not only on the links in use."""
-        return bool(self.phases) and not self.traffic.groups and all(phase.all_pairs for phase in self.phases)
-
-    @cached_property
-    def has_two_roles(self) -> bool:
-        """Whether the phases go between two roles, such as parameter servers and workers."""
-        return self.depends_on_counts and self.phases[0].has_two_roles
-
-    @cached_property
-    def min_node_bytes(self) -> float:
-        """Lower bound on the bytes over the busier direction of each used node link, summed over the phases."""
-        if self.traffic.groups or self.job.nodes == 1:
-            return 0.0  # some groups may send nothing
-        if self.traffic.mesh:
-            return min_bytes_leaving(self.traffic.mesh, self.job.max_tasks_per_node)
-        return sum(min_node_bytes(phase, self.job) for phase in self.phases)
-
-
-def min_node_bytes(phase: Phase, job: JobSize) -> float:
-    """Lower bound on the bytes of one phase over the busier direction of each used node link."""
-    tasks = np.array([job.tasks // job.nodes, job.max_tasks_per_node])
-    if not phase.all_pairs:
-        return float(np.mean(phase.bytes_per_pair)) if len(phase.source) else 0.0
-    if not phase.has_two_roles:
-        return float(np.min(phase.bytes_per_pair * tasks * (job.tasks - tasks)))
-    all_servers, all_workers = len(phase.source), len(phase.target)
-    servers = np.arange(min(all_servers, job.max_tasks_per_node) + 1)
-    workers = np.clip(tasks[:, None] - servers, 0, all_workers)
-    return float(np.min(phase.bytes_per_pair * count_shards(servers, workers, all_servers, all_workers)))
-
-
-@dataclass(frozen=True, eq=False)
-class NodeChoice:
-    """Pool indices of nodes, and the smallest zone that holds them all.
-
-    `unused_nodes` counts the other candidates below the zone; if `is_smallest_zone`, no zone below it has enough.
-    """
-
-    zone: int
-    nodes: IntArray
-    unused_nodes: int
-    is_smallest_zone: bool = True
-
-
-class Proposal(NamedTuple):
-    """Choice proposed by an algorithm; `estimated_seconds` is its estimate of the time, 0 if it has none.
-
-    `min_seconds` is a lower bound on the time of any choice in the zone that the algorithm searched.
-    """
-
-    choice: NodeChoice
-    min_seconds: float
-    estimated_seconds: float = 0.0
-
-
-def make_choice(pool: CandidateNodes, zone: int, nodes: IntArray) -> NodeChoice:
-    """Choice of nodes, all of which are below `zone`."""
-    is_smallest = not (pool.node_count[pool.parent == zone] >= len(nodes)).any()
-    return NodeChoice(zone, nodes, int(pool.node_count[zone]) - len(nodes), is_smallest)
