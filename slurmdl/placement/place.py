@@ -193,11 +193,11 @@ class PlacementSearch:
         evaluated = evaluated or self.evaluate_proposals(even_pool)
         winner = self.best_choice(evaluated)
         if is_even:
-            winner, others = improve(winner, self.without_slow_path, MAX_AVOIDED_PATHS)
+            winner, others = self.improve(winner, self.without_slow_path, MAX_AVOIDED_PATHS)
             evaluated += others
             depends_on_nodes = traffic.needs_search or traffic.is_zone_dependent
             if depends_on_nodes and self.job.tasks <= MAX_SWAP_TASKS and not self.keeps_blocks_whole:
-                winner, _ = improve(winner, self.node_swaps, MAX_SWAP_ROUNDS)
+                winner, _ = self.improve(winner, self.node_swaps, MAX_SWAP_ROUNDS)
         rank_map = winner.rank_orders.best_map
         has_bound = is_even and np.ptp(winner.rank_orders.tasks) <= 1 and not self.scores.default_leaf_bandwidth and \
             not (traffic.is_zone_dependent or traffic.matrices or traffic.mesh or traffic.groups)
@@ -287,6 +287,19 @@ class PlacementSearch:
         return EvaluatedChoice(pool, choice, tuple(names), nodes_per_zone, orders, int(pool.weight[nodes].sum()),
                                (int(np.count_nonzero(left)), int(left.sum())))
 
+    def improve(self, best: EvaluatedChoice, neighbors: Callable[[EvaluatedChoice], Iterator[EvaluatedChoice]],
+                max_rounds: int) -> tuple[EvaluatedChoice, list[EvaluatedChoice]]:
+        """Replace a choice by the best of its neighbors while that helps; also returns all evaluated neighbors."""
+        evaluated: list[EvaluatedChoice] = []
+        for _ in range(max_rounds):
+            found = [*neighbors(best)]
+            evaluated += found
+            better = self.least_cost([best, *found])
+            if better is best:
+                break
+            best = better
+        return best, evaluated
+
     def without_slow_path(self, best: EvaluatedChoice) -> Iterator[EvaluatedChoice]:
         """Choices without one of two leaf zones with a slow path between them."""
         paths, bottleneck = best.rank_orders.network.slow_paths, best.rank_orders.rule_based_cost.bottleneck_link
@@ -308,11 +321,15 @@ class PlacementSearch:
                 yield self.evaluate(best.pool, choice)
 
     def best_choice(self, choices: Sequence[EvaluatedChoice]) -> EvaluatedChoice:
-        """The choice of least cost; for meshes and groups see `best_cost`, for blocks `keeps_blocks_whole`."""
+        """The choice of least cost, or on blocks see `keeps_blocks_whole`."""
         if self.keeps_blocks_whole:
             longest = min(entry.seconds for entry in choices) * (1 + MAX_BLOCK_TIE)
             return min((entry for entry in choices if entry.seconds <= longest),
                        key=lambda entry: (entry.remainders, entry.sort_key))
+        return self.least_cost(choices)
+
+    def least_cost(self, choices: Sequence[EvaluatedChoice]) -> EvaluatedChoice:
+        """The choice of least cost, of equal ones the first; for meshes and groups see `best_cost`."""
         ordered = sorted(choices, key=lambda entry: entry.sort_key)
         return ordered[best_cost([entry.rank_orders.rule_based_cost for entry in ordered], self.problem.traffic.tie)]
 
@@ -336,20 +353,6 @@ class PlacementSearch:
         else:
             reason = f"{counts} below {zone} take less time than any smaller zone"
         return reason if free_now else f"{reason}; not all of them are free now"
-
-
-def improve(best: EvaluatedChoice, neighbors: Callable[[EvaluatedChoice], Iterator[EvaluatedChoice]],
-            max_rounds: int) -> tuple[EvaluatedChoice, list[EvaluatedChoice]]:
-    """Replace a choice by the best of its neighbors while that helps; also returns all evaluated neighbors."""
-    evaluated: list[EvaluatedChoice] = []
-    for _ in range(max_rounds):
-        found = [*neighbors(best)]
-        evaluated += found
-        better = min(found, key=lambda entry: entry.sort_key, default=best)
-        if better.sort_key >= best.sort_key:
-            break
-        best = better
-    return best, evaluated
 
 
 def single_node_swaps(pool: CandidateNodes, choice: NodeChoice) -> Iterator[NodeChoice]:
