@@ -40,7 +40,8 @@ MAX_TIE_FACTOR = 2  # multiple of it, beyond which only choices that can win
 MAX_SLOWDOWN = 2.0  # count-based choices are evaluated up to this multiple of the least estimate
 MAX_FULL_SEARCH_TASKS = 256  # above it only the best count-based choice is evaluated
 MAX_EVEN_ZONES = 1  # zones with even choices for such large jobs
-MAX_SWAPS_PER_ROUND = 32  # node swaps
+MAX_SWAP_STARTS = 2  # choices that are improved by node swaps, the best ones
+MAX_SWAPS_PER_ROUND = 32
 MAX_SWAP_ROUNDS = 4
 MAX_SWAP_TASKS = 64  # largest job with node swaps
 MAX_LARGE_MESH_ZONES = 2  # zones whose choices are compared for a mesh of such a large job
@@ -197,7 +198,10 @@ class PlacementSearch:
             evaluated += others
             depends_on_nodes = traffic.needs_search or traffic.is_zone_dependent
             if depends_on_nodes and self.job.tasks <= MAX_SWAP_TASKS and not self.keeps_blocks_whole:
-                winner, _ = self.improve(winner, self.node_swaps, MAX_SWAP_ROUNDS)
+                others = sorted((entry for entry in evaluated if entry.nodes != winner.nodes),
+                                key=lambda entry: entry.sort_key)
+                winner = self.least_cost([self.improve(start, self.node_swaps, MAX_SWAP_ROUNDS)[0]
+                                          for start in (winner, *others[:MAX_SWAP_STARTS - 1])])
         rank_map = winner.rank_orders.best_map
         has_bound = is_even and np.ptp(winner.rank_orders.tasks) <= 1 and not self.scores.default_leaf_bandwidth and \
             not (traffic.is_zone_dependent or traffic.matrices or traffic.mesh or traffic.groups)

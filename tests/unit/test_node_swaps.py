@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
-from placing import cluster, node, two_level
+from placing import SCORES, cluster, node, two_level
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
@@ -32,14 +33,17 @@ def unequal(seed: int) -> tuple[Topology, LinkScores]:
                                 default_node_bandwidth=12.5e9, default_latency=1e-4)
 
 
-@pytest.mark.parametrize(("strategy", "pattern", "cases"), [
-    ("allreduce", "hierarchical", 12), pytest.param("gossip", "base-2", 6, marks=pytest.mark.nightly),
-    pytest.param("gossip", "one-peer-exponential", 12, marks=pytest.mark.nightly)])
-def test_small_jobs_are_close_to_the_best_choice(strategy: str, pattern: str, cases: int) -> None:
+@pytest.mark.parametrize(("dl", "cases"), [
+    (DlOptions(comm_pattern="hierarchical"), 12),
+    pytest.param(DlOptions(mesh="dp=2,tp=2"), 12, marks=pytest.mark.nightly),
+    pytest.param(DlOptions("gossip", comm_pattern="base-2"), 6, marks=pytest.mark.nightly),
+    pytest.param(DlOptions("gossip", comm_pattern="one-peer-exponential"), 12, marks=pytest.mark.nightly)],
+    ids=["hierarchical", "mesh", "base-2", "one-peer"])
+def test_small_jobs_are_close_to_the_best_choice(dl: DlOptions, cases: int) -> None:
     ratios = []
     for seed in range(cases):
         topology, scores = unequal(seed)
-        request = JobRequest(DlOptions(strategy=strategy, comm_pattern=pattern), (4, 4), ntasks_per_node=1)
+        request = JobRequest(dl, (4, 4), ntasks_per_node=1)
         placement = place_job(request, cluster(*map(node, topology.nodes)), topology, scores)
         assert placement.rank_map is not None
         assert len(set(placement.nodes)) == 4
@@ -59,3 +63,12 @@ def test_swaps_stay_in_one_tree() -> None:
     request = JobRequest(DlOptions(strategy="gossip", comm_pattern="one-peer-exponential"), (3, 3), ntasks_per_node=1)
     placement = place_job(request, cluster(*map(node, topology.nodes)), topology, scores)
     assert placement.nodes == ("a1", "a2", "a3")
+
+
+@pytest.mark.parametrize("dl", [DlOptions(mesh="dp=4"), DlOptions(groups="a=3,b=1"),
+                                DlOptions("gossip", comm_pattern="base-2")], ids=["mesh", "groups", "graph"])
+def test_slow_path_is_avoided_before_the_nodes_are_swapped(dl: DlOptions) -> None:
+    topology = two_level(["a1", "a2", "a3"], ["b1", "b2", "b3"], ["c1", "c2", "c3"])
+    scores = replace(SCORES, inter_leaf={"z0|z1": LinkScore(5.0)})
+    placement = place_job(JobRequest(dl, (4, 4)), cluster(*map(node, topology.nodes)), topology, scores)
+    assert len(placement.nodes) == 4 and set(placement.nodes_per_zone) != {"z0", "z1"}
