@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 
@@ -42,8 +43,11 @@ def read_cluster(output: SlurmOutput, on_error: OnError = raise_error,
     nodes, partitions, records = (_complete_records(output, key, on_error) for key in _LAST_FIELDS)
     reservations = []
     for index, line in records:
+        fields = _parse_fields(line)
         try:
-            reservations.append(_parse_reservation(line))
+            reservations.append(Reservation(fields["ReservationName"],
+                                            tuple(hostlist.expand_hostlist(fields.get("Nodes", ""))),
+                                            fields.get("State") == "ACTIVE"))
         except InputError as error:
             on_error(output.error(index, line, str(error)))
     lines = [line for _, line in nodes]
@@ -89,7 +93,9 @@ def _build_snapshot(lines: Sequence[str], partitions: Sequence[Partition],
         strict=True)]
 
     def numbers(key: str) -> IntArray:
-        return _parse_numbers(_record_column(lines, key))
+        texts = _record_column(lines, key)
+        parsed = {text: _parse_number(text) for text in set(texts)}
+        return np.fromiter(map(parsed.__getitem__, texts), np.int64, len(texts))
 
     cpus = numbers("CPUEfctv")
     if not cpus.all():
@@ -163,17 +169,20 @@ def _parse_fields(line: str) -> dict[str, str]:
 
 
 def _parse_profile(state: str, features: str, gres: str, gres_used: str, partitions: str) -> NodeProfile:
-    parts = tuple(part.rstrip(_STATE_SUFFIXES) for part in state.split("+") if part) or ("UNKNOWN",)
-    responding = "*" not in state and "NOT_RESPONDING" not in parts
-    return NodeProfile(parts, responding, _split_list(features), _split_list(partitions),
-                       tuple(parse_gres(gres).items()), tuple(parse_gres(gres_used).items()))
+    return NodeProfile(*_parse_state(state), _split_list(features), _split_list(partitions), _gres_items(gres),
+                       _gres_items(gres_used))
 
 
-def _parse_reservation(line: str) -> Reservation:
-    """Parse a record of one line; InputError if its hostlist is malformed."""
-    fields = _parse_fields(line)
-    return Reservation(fields["ReservationName"], tuple(hostlist.expand_hostlist(fields.get("Nodes", ""))),
-                       fields.get("State") == "ACTIVE")
+# many profiles have the same texts
+@functools.cache
+def _parse_state(text: str) -> tuple[tuple[str, ...], bool]:
+    parts = tuple(part.rstrip(_STATE_SUFFIXES) for part in text.split("+") if part) or ("UNKNOWN",)
+    return parts, "*" not in text and "NOT_RESPONDING" not in parts
+
+
+@functools.cache
+def _gres_items(text: str) -> tuple[tuple[str, int], ...]:
+    return tuple(parse_gres(text).items())
 
 
 def _parse_partition(line: str, config: dict[str, str]) -> Partition:
@@ -206,15 +215,9 @@ def parse_gres(text: str) -> dict[str, int]:
     return counts
 
 
+@functools.cache
 def _split_list(text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(",") if word and word not in _NULL_VALUES)
-
-
-def _parse_numbers(texts: Sequence[str]) -> IntArray:
-    numbers = {text: _parse_number(text) for text in set(texts)}
-    if len(numbers) == 1:
-        return np.full(len(texts), next(iter(numbers.values())), np.int64)
-    return np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
 
 
 def _parse_number(text: str) -> int:

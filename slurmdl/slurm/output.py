@@ -139,7 +139,11 @@ def split_output(text: str, file: str = "") -> SlurmOutput:
     """Split a text into its parts; `file` is the name of a saved text."""
     tables: list[SinfoTable] = []
     if file:
-        text = _remove_margin(text.replace("\r\n", "\n").replace("\r", "\n"))
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        if text[:1].isspace() and text.strip():  # the indentation of all lines, as in text copied from a document
+            import textwrap
+
+            text = textwrap.dedent(text)
         first = _FIRST_RECORD.search(text)
         if first and first[1]:
             text = _INDENTED_RECORD.sub("", text)
@@ -173,15 +177,6 @@ def split_output(text: str, file: str = "") -> SlurmOutput:
             elif not _OTHER_LINE.match(line):
                 unknown.append((index, line))
     return SlurmOutput(file, records, config, tuple(tables), yaml, tuple(unknown), text)
-
-
-def _remove_margin(text: str) -> str:
-    """Remove the indentation that all lines share, as in text copied from a document."""
-    if not text[:1].isspace() or not text.strip():
-        return text
-    import textwrap
-
-    return textwrap.dedent(text)
 
 
 def _cut_topoconf(lines: list[str]) -> str:

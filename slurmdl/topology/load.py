@@ -148,7 +148,7 @@ def _format_of_content(text: str, path: str) -> TopologyFormat:
     Raises InputError for the text of other commands, and for a text that neither has a line of any format, nor a name
     that tells one.
     """
-    if scontrol_topology.has_shown_topology(text):
+    if scontrol_topology.SHOWN_ZONE.search(text):
         return "saved"
     first = next((line for line in map(str.strip, text.split("\n")) if line and not line.startswith("#")), "")
     if first.startswith("{"):  # possibly YAML, too

@@ -18,16 +18,11 @@ from slurmdl.topology.topology import MAX_LEVELS, TopologySet
 _PAIR = re.compile(r"(\w+)=(\S*)")
 _KINDS = {"SwitchName": "tree", "BlockName": "block", "RingName": "ring", "TorusName": "torus3d"}
 #: lines of `show topology`; those of topology.conf have neither these keys nor `Level=` in second place
-_SHOWN_ZONE = re.compile(r"^[ \t]*(?:SwitchName=\S+ +Level=\d|BlockName=\S+ +BlockIndex=|AggregatedBlock=\S"
-                         r"|RingName=\S.* RingSize=|TorusName=\S)", re.MULTILINE)
+SHOWN_ZONE = re.compile(r"^[ \t]*(?:SwitchName=\S+ +Level=\d|BlockName=\S+ +BlockIndex=|AggregatedBlock=\S"
+                        r"|RingName=\S.* RingSize=|TorusName=\S)", re.MULTILINE)
 _MAX_NAMES_WIDTH = 60
 _MAX_REPEATED_NAMES = 4 * hostlist.MAX_NAMES  # nodes of higher zones repeat those of leaves, once per level
 _LEVEL = re.compile(r"0*[1-9]\d*")
-
-
-def has_shown_topology(text: str) -> bool:
-    """Return whether a text has a line of `scontrol show topology`."""
-    return _SHOWN_ZONE.search(text) is not None
 
 
 def parse_scontrol_topologies(text: str) -> TopologySet:
