@@ -154,12 +154,15 @@ def audit_jobs(table: JobTable, topology: Topology, scores: LinkScores,
         raise InputError(f"no job to audit: {why}", table.source)
     rows = np.flatnonzero(selected & complete & (node_count > 1))
     used_zones = np.append(_zones_per_list(lists), 0)[table.hostlist[rows]]
-    jobs = AuditedJobs(rows, node_count[rows], used_zones, np.minimum(used_zones, 1), np.zeros(len(rows), np.int64),
-                       node_count[rows] * (end_s - table.start_s)[rows] / 3600,
-                       *np.ones((2, len(options.strategies), len(rows))))
-    best = _compare_with_best(table, end_s, lists, costs, jobs)
+    node_hours = node_count[rows] * (end_s - table.start_s)[rows] / 3600
+    fewest_zones, factors, best = _compare_with_best(table, end_s, lists, costs, rows, used_zones, node_hours)
+    broken_segments = np.zeros(len(rows), np.int64)
     if topology.kind == "block":
-        jobs = replace(jobs, broken_segments=_broken_segments(table, lists, jobs))
+        for i in np.flatnonzero(used_zones > 1).tolist():
+            counts = np.bincount(lists.leaves_of(int(table.hostlist[rows[i]])))
+            broken_segments[i] = count_broken_segments(counts.tolist(), leaves.block_size)
+    jobs = AuditedJobs(rows, node_count[rows], used_zones, fewest_zones, broken_segments, node_hours,
+                       factor=factors[0], leaf_order_factor=factors[1])
     one_node_jobs = int((selected & (node_count == 1) & complete).sum())
     notes = (*_assumptions(topology, scores, options), *_notes(table, lists, topology, end_s, rows, options))
     return Audit(table, options, jobs, end_s, lists, _all_problems(table, lists, selected, end_s), notes,
@@ -202,17 +205,21 @@ def _zones_per_list(lists: NodeLists) -> IntArray:
     return zones
 
 
-def _compare_with_best(table: JobTable, end_s: IntArray, lists: NodeLists, costs: CommCosts,
-                       jobs: AuditedJobs) -> dict[int, IntArray]:
-    """Fill the fewest zones and the factors; jobs in one leaf zone cannot be better. Return the worst jobs' best."""
+def _compare_with_best(
+        table: JobTable, end_s: IntArray, lists: NodeLists, costs: CommCosts, rows: IntArray, used_zones: IntArray,
+        node_hours: FloatArray) -> tuple[IntArray, FloatArray, dict[int, IntArray]]:
+    """The fewest zones, (factor, leaf_order_factor) and the worst jobs' best nodes, of the jobs in `rows`.
+
+    Jobs in one leaf zone cannot be better.
+    """
+    fewest_zones, factors = np.ones(len(rows), np.int64), np.ones((2, len(costs.traffic), len(rows)))
     search, root = BestNodes(costs, is_quick=True), lists.leaves.root
     has_roots = bool(np.ptp(root))
     wanted = np.zeros(len(table), bool)
-    wanted[jobs.row[jobs.used_zones > 1]] = True
+    wanted[rows[used_zones > 1]] = True
     position = np.full(len(table), -1)
-    position[jobs.row] = np.arange(len(jobs))
+    position[rows] = np.arange(len(rows))
     kept: list[tuple[float, float, int, IntArray]] = []
-    hours, used_zones = jobs.node_hours.tolist(), jobs.used_zones.tolist()
     for row, free in iter_free_counts(table, end_s, lists, wanted):
         numbers, i = lists.of(int(table.hostlist[row])), int(position[row])
         leaf = lists.leaves.leaf_of_node[numbers]
@@ -220,14 +227,16 @@ def _compare_with_best(table: JobTable, end_s: IntArray, lists: NodeLists, costs
             free = np.where(np.isin(root, root[leaf]), free, 0)
         fewest = int(np.searchsorted(np.cumsum(np.sort(free)[::-1]), len(numbers))) + 1
         own, best, counts = search.compare(np.bincount(leaf, minlength=len(free)), free)
-        factors = [max(used / least, 1.0) for used, least in zip(costs.of_nodes(numbers, own), best, strict=True)]
-        jobs.fewest_zones[i], jobs.factor[:, i] = fewest, factors
-        jobs.leaf_order_factor[:, i] = [used / least for used, least in zip(own, best, strict=True)]
-        lost, extra = (1 - 1 / factors[0]) * hours[i], (used_zones[i] - fewest) * hours[i]
+        factor = [max(used / least, 1.0) for used, least in zip(costs.of_nodes(numbers, own), best, strict=True)]
+        fewest_zones[i], factors[0, :, i] = fewest, factor
+        factors[1, :, i] = [used / least for used, least in zip(own, best, strict=True)]
+        hours = float(node_hours[i])
+        lost, extra = (1 - 1 / factor[0]) * hours, (int(used_zones[i]) - fewest) * hours
         kept.append((round(lost, 9), extra, -row, counts))  # rows differ, so counts are not compared
         if len(kept) > _MAX_KEPT:
             kept = sorted(kept, reverse=True)[:MAX_PICTURED_JOBS]
-    return {-row: counts for _, _, row, counts in sorted(kept, reverse=True)[:MAX_PICTURED_JOBS]}
+    best_of_worst = {-row: counts for _, _, row, counts in sorted(kept, reverse=True)[:MAX_PICTURED_JOBS]}
+    return fewest_zones, factors, best_of_worst
 
 
 def partition_nodes(table: JobTable, lists: NodeLists) -> dict[int, IntArray]:
@@ -305,14 +314,6 @@ class _FreeNodes:
         free = np.bincount(self.leaf_of_node[own], minlength=self.leaf_count)
         free[self.leaf] += np.add.reduceat(busy[self.nodes] == 0, self.first, dtype=np.int64)
         return free
-
-
-def _broken_segments(table: JobTable, lists: NodeLists, jobs: AuditedJobs) -> IntArray:
-    broken = np.zeros(len(jobs), np.int64)
-    for i in np.flatnonzero(jobs.used_zones > 1).tolist():
-        counts = np.bincount(lists.leaves_of(int(table.hostlist[jobs.row[i]])))
-        broken[i] = count_broken_segments(counts.tolist(), lists.leaves.block_size)
-    return broken
 
 
 def _all_problems(table: JobTable, lists: NodeLists, selected: BoolArray,
