@@ -135,7 +135,7 @@ def predict_seconds(options: tuple[str, ...], rate: float, inside: str = "zone",
     config = parse_train_options(options, {}).strategy_config
     workload = TrainingWorkload(config.strategy or "", PARAMETERS, comm_pattern=config.comm_pattern or "",
                                 compute_seconds=compute_s, period=config.exchange_period,
-                                compression=config.compression, inside=inside)
+                                compression=config.compression, islands=inside)
     topology = round_robin_topology(node_count, 2)
     nodes = sorted(topology.nodes, key=lambda node: topology.leaf[topology.node_index[node]])
     links = network_links(nodes, topology, LinkScores(default_node_bandwidth=node_rate / 8,

@@ -34,7 +34,7 @@ def rows(seed: int, quick: bool = False) -> Iterator[Row]:
         for size_name, parameters in SIZES.items():
             islands, allreduce = (predict_step(workload, links, np.arange(NODES), granularity="flows").step_seconds
                                   for workload in (
-                TrainingWorkload("local-sgd", parameters, compute_seconds=COMPUTE_S, period=32, inside="zone"),
+                TrainingWorkload("local-sgd", parameters, compute_seconds=COMPUTE_S, period=32, islands="zone"),
                 TrainingWorkload("allreduce", parameters, comm_pattern="hierarchical", compute_seconds=COMPUTE_S)))
             yield make_row(f"simulated, {rate_name} between zones, {size_name} parameters: islands (baseline: "
                            "hierarchical allreduce)", [islands], "s", baseline=allreduce, target="at most 1.02 times",

@@ -38,7 +38,7 @@ from slurmdl.sandbox import lifecycle as sandbox_cluster
 from slurmdl.sandbox import namespaces
 from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
-from slurmdl.simulate import background_load
+from slurmdl.simulate import compare
 from slurmdl.slurm import hostlist
 from slurmdl.topology import example
 from slurmdl.topology.topology import Topology
@@ -178,7 +178,7 @@ def rows(seed: int = 0) -> Iterator[Row]:
         return
     try:
         yield from _traces(sandbox, [trace(JOBS, SIZES, ARRIVALS, seed + i, every=2) for i in range(TRACES)])
-        busy = background_load.occupied_nodes(spec.topology, BURST_BUSY, seed)
+        busy = compare.occupied_nodes(spec.topology, BURST_BUSY, seed)
         others = [spec.topology.nodes[i] for i in np.flatnonzero(busy)]
         cloud_nodes.wait_for_nodes(sandbox, cloud_nodes.submit_job(
             sandbox, ["-N", str(len(others)), "--exclusive", "-w", hostlist.fold_hostlist(others)]))

@@ -40,7 +40,7 @@ from slurmdl.placement.traffic import Traffic
 from slurmdl.sandbox import lifecycle as sandbox_cluster
 from slurmdl.sandbox import namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
-from slurmdl.simulate import background_load
+from slurmdl.simulate import compare
 from slurmdl.slurm import hostlist
 from slurmdl.topology import example
 from slurmdl.topology.topology import Indices, Topology
@@ -124,7 +124,7 @@ class LoadedCluster:
 
     def __init__(self, shape: Shape, share: float, seed: int) -> None:
         self.topology = shape.topology
-        self.busy = background_load.occupied_nodes(self.topology, share, seed)
+        self.busy = compare.occupied_nodes(self.topology, share, seed)
         self.generator = np.random.default_rng(seed)
 
     def modelled(self) -> ClusterSnapshot:

@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     job.add_argument("--nodes", default="", metavar="LIST", help="hostlist (default: chosen by each placement)")
     job.add_argument("--strategy", default="allreduce", metavar="NAME",
                      help="allreduce, gossip, adaptive-gossip or ps (default: %(default)s)")
-    job.add_argument("--inside", default="", metavar="LEVEL",
+    job.add_argument("--islands", default="", metavar="LEVEL",
                      help="zone: islands, allreduce in each leaf zone, and local-sgd, gossip or adaptive-gossip "
                           "between them")
     job.add_argument("--comm-pattern", default="", metavar="NAME",
@@ -82,7 +82,7 @@ def run(argv: list[str]) -> int:
     from slurmdl.simulate.compare import format_predictions
 
     first, workload = next(iter(predictions.values())), job.workload
-    islands = f", islands of a {workload.inside}" * bool(workload.inside)
+    islands = f", islands of a {workload.islands}" * bool(workload.islands)
     print_escaped(f"{workload.strategy} ({workload.effective_pattern}{islands}), {workload.parameters:,} parameters, "
                   f"{pluralize(job.rank_count, 'rank')} on {job.node_count} of "
                   f"{pluralize(len(job.topology.nodes), 'node')}; {pluralize(first.steps, 'step')} simulated as "
@@ -130,7 +130,7 @@ def _build_workload(options: argparse.Namespace) -> TrainingWorkload:
     from slurmdl.simulate.workload import TrainingWorkload
 
     is_adaptive = options.strategy == "adaptive-gossip"
-    default_period = 8 if is_adaptive else comm_layout.default_period(options.strategy if options.inside else "")
+    default_period = 8 if is_adaptive else comm_layout.default_period(options.strategy if options.islands else "")
     period = default_period if options.period is None else options.period
     default_compression = "fp16" if options.comm_pattern == "random-matching" else "int4"
     servers = options.ps if options.ps is not None else int(options.strategy == "ps")
@@ -141,7 +141,7 @@ def _build_workload(options: argparse.Namespace) -> TrainingWorkload:
     return TrainingWorkload(options.strategy, _parse_parameter_count(options.parameters), servers,
                             options.comm_pattern, options.compute_seconds, not options.no_overlap, period,
                             options.compression or (default_compression if is_adaptive else "none"), options.seed,
-                            options.inside)
+                            options.islands)
 
 
 def _parse_parameter_count(text: str) -> int:

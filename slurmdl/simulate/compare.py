@@ -1,7 +1,8 @@
-"""Compare the placement policies for one job: placed by slurmdl, Slurm's leaf order, random."""
+"""Compare the placement policies for one job beside others: placed by slurmdl, Slurm's leaf order, random."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,12 +19,15 @@ from slurmdl.placement.eligibility import JobSize
 from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.place import place_job
 from slurmdl.placement.rank_orders import best_rank_map, leaf_order
-from slurmdl.simulate.background_load import best_fit_nodes, occupied_nodes
 from slurmdl.simulate.predict import Prediction, predict_step
 from slurmdl.simulate.workload import TrainingWorkload
-from slurmdl.topology.topology import Topology
+from slurmdl.topology.topology import Indices, Topology
 
 PLACEMENT_POLICIES = ("placed", "leaf order", "random")
+WARMUP_TURNOVER = 3.0  # times that the jobs of the trace have filled the whole cluster
+#: bounds of log-uniform job sizes in nodes (at most a twentieth of the cluster) and durations in any unit
+JOB_SIZES = (1, 256)
+JOB_DURATIONS = (1.0, 100.0)
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class SimulatedJob:
             rank_map = best_rank_map(slots, self.topology, self.scores, traffic)
             return self.fixed_nodes, rank_map.nodes
         options = DlOptions(traffic.strategy, traffic.ps, bytes=str(traffic.model_bytes),
-                            comm_pattern=traffic.pattern, islands=traffic.inside)
+                            comm_pattern=traffic.pattern, islands=self.workload.islands)
         request = JobRequest(options, (self.node_count, self.node_count), self.rank_count, exclusive=True)
         cpus = max(tasks)
         nodes = (Node(name, ("IDLE",) if idle else ("ALLOCATED",), True, cpus, cpus * idle, partitions=("main",))
@@ -119,3 +123,40 @@ def format_predictions(predictions: dict[str, Prediction]) -> Iterator[str]:
         inter_zone = units.format_bytes(prediction.inter_zone_bytes)
         yield (f"{policy:12} {units.format_duration(prediction.step_seconds):>9} "
                f"{prediction.exposed_comm_fraction:14.1%} {inter_zone:>13} {ratio}")
+
+
+def occupied_nodes(topology: Topology, busy_share: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Nodes that other jobs hold, about `busy_share` of all; shape (nodes,).
+
+    Jobs are placed by `best_fit_nodes`; the first one to finish is removed whenever more nodes would be busy.
+    """
+    generator = np.random.default_rng(seed)
+    total = len(topology.nodes)
+    largest = max(1, min(JOB_SIZES[1], total // 20))
+    free = np.ones(total, bool)
+    running: list[tuple[float, int, Indices]] = []  # end time, tie-breaker, nodes
+    now, job_id, started = 0.0, 0, 0
+    while started < WARMUP_TURNOVER * total:
+        size = int(np.exp(generator.uniform(np.log(JOB_SIZES[0]), np.log(largest + 1))))
+        while free.sum() - size < (1 - busy_share) * total:
+            now, _, released = heapq.heappop(running)
+            free[released] = True
+        nodes = best_fit_nodes(topology, free, size)
+        free[nodes] = False
+        duration = float(np.exp(generator.uniform(np.log(JOB_DURATIONS[0]), np.log(JOB_DURATIONS[1]))))
+        heapq.heappush(running, (now + duration, job_id, nodes))
+        job_id, started = job_id + 1, started + size
+    return ~free
+
+
+def best_fit_nodes(topology: Topology, free: npt.NDArray[np.bool_], node_count: int) -> Indices:
+    """Select nodes as Slurm's tree plugin does: the tightest of the lowest zones that fit, fullest leaves first."""
+    free_below = topology.sum_below(free.astype(np.int64))
+    fits = np.flatnonzero(free_below >= node_count)
+    if len(fits):
+        zone = int(fits[np.lexsort((free_below[fits], topology.level[fits]))[0]])
+        candidates = topology.indices_below(zone)
+    else:
+        candidates = topology.node_order
+    candidates = candidates[free[candidates]]
+    return candidates[np.argsort(-free_below[topology.leaf[candidates]], kind="stable")][:node_count]

@@ -50,7 +50,6 @@ class SimulatedNetwork:
                                    node[source] + node[target] + between[inverse].reshape(source.shape)))
 
     def _leaf_latency(self, left: int, right: int) -> float:
-        """One-way latency in s between leaf zones."""
         up, down = self._uplinks_on_path(left, right)
         uplinks_s = float(self.links.zone_latency[up + down].sum())
         path = self._inter_leaf.get(frozenset((left, right)))
@@ -106,42 +105,40 @@ class FlowPhase:
 
 
 def flow_phases(workload: TrainingWorkload, network: SimulatedNetwork, node_of_rank: IntArray, zones: Sequence[str],
-                exchange_count: int) -> list[FlowPhase]:
-    """Phases of one step of allreduce (for the whole model) or ps, or of `exchange_count` exchanges of gossip.
+                exchange_count: int) -> tuple[list[FlowPhase], list[FlowPhase]]:
+    """Phases of the allreduce of the gradients of one step (for the whole model), and of the exchanges of models.
 
-    With islands, phases of the exchanges between them.
-
-    `node_of_rank` has shape (ranks,), `zones` are the leaf zones of the ranks.
+    Args:
+        node_of_rank: shape (ranks,).
+        zones: leaf zones of the ranks.
+        exchange_count: exchanges of gossip or between islands.
     """
+    def of_traffic(phases: Iterable[Phase]) -> list[FlowPhase]:
+        return [_inter_node_phase(network, node_of_rank[phase.source], node_of_rank[phase.target],
+                                  np.broadcast_to(phase.bytes_per_pair, phase.source.shape), phase.rounds)
+                for phase in phases]
+
     if workload.strategy == "ps":
-        return _ps_phases(workload, network, node_of_rank)
-    if workload.inside:
-        phases = _island_exchanges(workload, zones, exchange_count)
-        return [_traffic_phase(network, node_of_rank, phase) for phase in phases]
+        return [], _ps_phases(workload, network, node_of_rank)
+    if workload.islands:
+        gather = [*gather_phases(group_ranks(range(len(zones)), zones), 4.0 * workload.parameters)]
+        return of_traffic(gather) * 2, of_traffic(_island_exchanges(workload, zones, exchange_count, gather))
     if workload.is_gossip:
         graph = workload.make_graph(zones)
         size = np.full(len(node_of_rank), workload.wire_bytes(workload.parameters))
-        return [_inter_node_phase(network, node_of_rank, node_of_rank[graph.round(i).target], size, 1)
-                for i in range(exchange_count)]
+        return [], [_inter_node_phase(network, node_of_rank, node_of_rank[graph.round(i).target], size, 1)
+                    for i in range(exchange_count)]
     traffic = replace(workload.placement_traffic, pattern=workload.effective_pattern)
-    return [_traffic_phase(network, node_of_rank, phase)
-            for phase in traffic.phases(len(node_of_rank), network.leaf[node_of_rank])]
+    return of_traffic(traffic.phases(len(node_of_rank), network.leaf[node_of_rank])), []
 
 
-def island_gradient_phases(workload: TrainingWorkload, network: SimulatedNetwork, node_of_rank: IntArray,
-                           zones: Sequence[str]) -> list[FlowPhase]:
-    """Allreduce of the gradients in each zone: reduce-scatter and allgather."""
-    phases = gather_phases(group_ranks(range(len(zones)), zones), 4.0 * workload.parameters)
-    return [_traffic_phase(network, node_of_rank, phase) for phase in phases] * 2
-
-
-def _island_exchanges(workload: TrainingWorkload, zones: Sequence[str], count: int) -> list[Phase]:
+def _island_exchanges(workload: TrainingWorkload, zones: Sequence[str], count: int,
+                      gather: Sequence[Phase]) -> list[Phase]:
+    """Exchanges of shards between the islands; each is gathered in each island."""
     islands = group_ranks(range(len(zones)), zones)
-    gather, others = [*gather_phases(islands, 4.0 * workload.parameters)], len(islands) - 1
-    size, phases = float(workload.wire_bytes(workload.parameters)), []
-    if not others:
-        return []
-    for index in range(count):
+    others, size = len(islands) - 1, float(workload.wire_bytes(workload.parameters))
+    phases: list[Phase] = []
+    for index in range(count if others else 0):
         if workload.strategy == "local-sgd":
             phases.append(shard_phase(islands, [*range(1, len(islands)), 0], 2 * size * others / len(islands),
                                       rounds=2 * others))
@@ -150,11 +147,6 @@ def _island_exchanges(workload: TrainingWorkload, zones: Sequence[str], count: i
             phases.append(shard_phase(islands, target.tolist(), size, rounds=1))
         phases += gather
     return phases
-
-
-def _traffic_phase(network: SimulatedNetwork, node_of_rank: IntArray, phase: Phase) -> FlowPhase:
-    return _inter_node_phase(network, node_of_rank[phase.source], node_of_rank[phase.target],
-                             np.broadcast_to(phase.bytes_per_pair, phase.source.shape), phase.rounds)
 
 
 def _inter_node_phase(network: SimulatedNetwork, source: IntArray, target: IntArray,

@@ -13,9 +13,8 @@ import numpy as np
 from slurmdl.errors import UnavailableError, UsageError
 from slurmdl.placement.arrays import FloatArray, IntArray
 from slurmdl.placement.iteration_cost import NetworkLinks
-from slurmdl.simulate.message_programs import message_count, rank_programs
-from slurmdl.simulate.network_flows import FlowPhase, SimulatedNetwork, flow_phases, island_gradient_phases
-from slurmdl.simulate.workload import TrainingWorkload
+from slurmdl.simulate.network_flows import FlowPhase, SimulatedNetwork, flow_phases
+from slurmdl.simulate.workload import TrainingWorkload, message_count, rank_programs
 from slurmdl.slurm import process
 
 SIMGRID_PYTHON = "/usr/bin/python3"  # the Python of Debian's python3-simgrid
@@ -62,14 +61,15 @@ def predict_step(workload: TrainingWorkload, links: NetworkLinks, node_of_rank: 
     if granularity == "auto":
         granularity = "messages" if message_count(workload, len(node_of_rank), steps) <= MAX_MESSAGES else "flows"
     network = SimulatedNetwork(links)
-    exchanges = steps // workload.period if workload.is_periodic else 1
-    phases = flow_phases(workload, network, node_of_rank, zones, exchanges)
-    inter_zone_bytes = sum(phase.inter_zone_bytes for phase in phases) / (steps if workload.is_periodic else 1)
+    flow_steps = steps if workload.is_periodic else 1  # without a period all steps are alike
+    gradients, exchanges = flow_phases(workload, network, node_of_rank, zones, flow_steps // workload.period)
+    inter_zone_bytes = (sum(phase.inter_zone_bytes for phase in gradients)
+                        + sum(phase.inter_zone_bytes for phase in exchanges) / flow_steps)
     if granularity == "messages":
         seconds = float(step_end_times(workload, links, node_of_rank, steps)[workload.ps:, -1].max()) / steps
     else:
-        gradients = island_gradient_phases(workload, network, node_of_rank, zones) if workload.inside else []
-        seconds = _flow_step_time(workload, network, phases, steps, gradients)
+        exchange_seconds = _transfer_seconds(network, exchanges).sum() + sum(phase.latency_s for phase in exchanges)
+        seconds = _compute_seconds(workload, network, gradients) + float(exchange_seconds) / flow_steps
     exposed = max(0.0, 1 - workload.compute_seconds / seconds) if seconds else 0.0
     return Prediction(seconds, exposed, inter_zone_bytes, steps, granularity)
 
@@ -98,21 +98,10 @@ def step_end_times(workload: TrainingWorkload, links: NetworkLinks, node_of_rank
     return np.array(_run_engine({**network.platform_spec(used), "rank_hosts": nodes, "programs": programs}), float)
 
 
-def _flow_step_time(workload: TrainingWorkload, network: SimulatedNetwork, phases: Sequence[FlowPhase], steps: int,
-                    gradients: Sequence[FlowPhase]) -> float:
-    """Mean seconds of a step, phase by phase; `gradients` are the phases of gradients inside islands."""
-    if workload.strategy == "allreduce":
-        return _allreduce_seconds(workload, network, phases)
-    transfers = _transfer_seconds(network, phases) if phases else np.zeros(0)
-    exchange_seconds = float(transfers.sum()) + sum(phase.latency_s for phase in phases)
-    exchange_seconds /= steps if workload.is_periodic else 1
-    return _allreduce_seconds(workload, network, gradients) + exchange_seconds
-
-
-def _allreduce_seconds(workload: TrainingWorkload, network: SimulatedNetwork, phases: Sequence[FlowPhase]) -> float:
-    """Seconds of computation and of an allreduce of gradients, bucket by bucket, that overlaps with it."""
-    transfers = _transfer_seconds(network, phases) if phases else np.zeros(0)
-    latencies = np.array([phase.latency_s for phase in phases])
+def _compute_seconds(workload: TrainingWorkload, network: SimulatedNetwork, gradients: Sequence[FlowPhase]) -> float:
+    """Seconds of the computation of a step, and of an allreduce that overlaps with it, bucket by bucket."""
+    transfers = _transfer_seconds(network, gradients)
+    latencies = np.array([phase.latency_s for phase in gradients])
     now = 0.0
     for _, elements, ready in workload.gradient_buckets():
         now = max(now, ready) + float((transfers * elements / workload.parameters + latencies).sum())
@@ -121,6 +110,8 @@ def _allreduce_seconds(workload: TrainingWorkload, network: SimulatedNetwork, ph
 
 def _transfer_seconds(network: SimulatedNetwork, phases: Sequence[FlowPhase]) -> FloatArray:
     """Seconds of each phase without latency; all phases have the same multiplicity."""
+    if not phases:
+        return np.zeros(0)
     flow_count = max(len(phase.size) for phase in phases)
     if flow_count > MAX_FLOWS:
         raise UsageError(f"too many concurrent flows: {flow_count}; expected at most {MAX_FLOWS}, use fewer ranks or "

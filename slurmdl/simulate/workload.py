@@ -1,9 +1,12 @@
-"""Training workload of a simulation: message sizes, periods and partners as in `slurmdl.train`."""
+"""Training workload of a simulation, and the messages of its ranks, as the strategies of slurmdl.train send them.
+
+Follows train.mixing and train.strategies.allreduce, gossip, islands and parameter_server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from slurmdl import comm_layout
@@ -11,10 +14,14 @@ from slurmdl.comm_layout import COMPRESSION_NAMES, FORWARD_SHARE
 from slurmdl.errors import UsageError
 from slurmdl.gossip_graphs import GRAPHS, Graph
 from slurmdl.placement.traffic import Traffic
-from slurmdl.plan import COMM_PATTERNS, ISLAND_STRATEGIES, default_pattern
+from slurmdl.plan import COMM_PATTERNS, ISLAND_STRATEGIES, default_pattern, group_ranks
 
 STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "ps")  # strategies that can be simulated without islands
 SAMPLED_EXCHANGES = 8  # exchanges that are simulated if partners are random
+
+ExchangeAction = tuple[list[tuple[int, int]], list[int]]  # concurrent sends (rank, bytes) and receives (rank)
+Action = float | ExchangeAction  # seconds from the start of the step until which the rank computes, or an exchange
+Ring = tuple[Sequence[int], float]  # ranks of a ring, and bytes of the vector that they reduce
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class TrainingWorkload:
         period: steps per exchange of gossip, or between islands.
         compression: one of comm_layout.COMPRESSION_NAMES; of messages between islands.
         seed: of random partners.
-        inside: "zone" if leaf zones are islands: allreduce in each, and the strategy between them; else "".
+        islands: "zone" if leaf zones are islands: allreduce in each, and the strategy between them; else "".
     """
 
     strategy: str
@@ -43,7 +50,7 @@ class TrainingWorkload:
     period: int = 1
     compression: str = "none"
     seed: int = 0
-    inside: str = ""
+    islands: str = ""
 
     @property
     def effective_pattern(self) -> str:
@@ -57,23 +64,23 @@ class TrainingWorkload:
     @property
     def is_periodic(self) -> bool:
         """Whether exchanges are made once in a period."""
-        return self.is_gossip or self.inside != ""
+        return self.is_gossip or self.islands != ""
 
     @property
     def placement_traffic(self) -> Traffic:
         """Traffic model for the placement."""
-        size = 4 * self.parameters if self.inside else self.wire_bytes(self.parameters)
-        return Traffic(self.strategy, size, self.ps, self.comm_pattern, inside=self.inside)
+        size = 4 * self.parameters if self.islands else self.wire_bytes(self.parameters)
+        return Traffic(self.strategy, size, self.ps, self.comm_pattern, inside=self.islands)
 
     def check_supported(self, ranks: int) -> None:
         """Raise UsageError, which names the option and the valid values, if `ranks` ranks cannot be simulated."""
         strategy, pattern = self.strategy, self.effective_pattern
-        strategies = ISLAND_STRATEGIES if self.inside else STRATEGIES
-        if self.inside not in ("", "zone"):
-            raise UsageError(f"--inside {self.inside}: not supported; expected zone")
+        strategies = ISLAND_STRATEGIES if self.islands else STRATEGIES
+        if self.islands not in ("", "zone"):
+            raise UsageError(f"--islands {self.islands}: not supported; expected zone")
         if strategy not in strategies:
-            raise UsageError(f"--strategy {strategy}: not supported{' with --inside' * bool(self.inside)}; expected "
-                             f"{', '.join(strategies)}")
+            condition = " with --islands" if self.islands else ""
+            raise UsageError(f"--strategy {strategy}: not supported{condition}; expected {', '.join(strategies)}")
         patterns = COMM_PATTERNS[strategy]
         if pattern not in patterns:
             raise UsageError(f"--comm-pattern {pattern}: not supported with {strategy}; "
@@ -119,5 +126,127 @@ class TrainingWorkload:
 
     def cycle_length(self, zones: Sequence[str]) -> int:
         """Exchanges until the messages repeat, or a sample size if they do not."""
-        partners = [*dict.fromkeys(zones)] if self.inside else zones
+        partners = [*dict.fromkeys(zones)] if self.islands else zones
         return (self.make_graph(partners).period or SAMPLED_EXCHANGES) if self.is_gossip else 1
+
+
+def rank_programs(workload: TrainingWorkload,
+                  nodes: Sequence[int], zones: Sequence[str], steps: int) -> list[list[list[Action]]]:
+    """Actions of each step of each rank; entry i of `nodes` and `zones` belongs to rank i."""
+    ranks = range(len(zones))
+    if workload.islands:
+        return _island_programs(workload, nodes, zones, steps)
+    if workload.is_gossip:
+        return _gossip_programs(workload, zones, steps)
+    if workload.strategy == "ps":
+        return [[_ps_program(workload, rank, len(zones))] * steps for rank in ranks]
+    groups = group_ranks(ranks, zones) if workload.effective_pattern == "hierarchical" else [ranks]
+    uses_direct = _direct_ranks(groups, nodes, zones)
+    return [[_allreduce_program(workload, groups, rank, rank in uses_direct)] * steps for rank in ranks]
+
+
+def _direct_ranks(groups: Sequence[Sequence[int]], nodes: Sequence[int], zones: Sequence[str]) -> set[int]:
+    """Ranks of the groups in which the ranks exchange the first buckets directly."""
+    return {rank for group in groups if comm_layout.uses_direct_exchange(
+        [nodes[i] for i in group], [zones[i] for i in group]) for rank in group}
+
+
+def message_count(workload: TrainingWorkload, ranks: int, steps: int) -> int:
+    """Approximate number of messages of all ranks."""
+    if workload.is_gossip and not workload.islands:
+        return ranks * (steps // workload.period)
+    if workload.strategy == "ps":
+        return 2 * workload.ps * (ranks - workload.ps) * steps
+    return 2 * ranks * (ranks - 1) * len(workload.gradient_buckets()) * steps
+
+
+def _gossip_programs(workload: TrainingWorkload, zones: Sequence[str], steps: int) -> list[list[list[Action]]]:
+    graph, size = workload.make_graph(zones), workload.wire_bytes(workload.parameters)
+    programs: list[list[list[Action]]] = [[] for _ in zones]
+    for step in range(steps):
+        matching = graph.round(step // workload.period) if step % workload.period == workload.period - 1 else None
+        for rank, program in enumerate(programs):
+            program.append([workload.compute_seconds])
+            if matching is not None and matching.target[rank] != rank:
+                program[-1].append(([(int(matching.target[rank]), size)], [int(matching.source[rank])]))
+    return programs
+
+
+def _island_programs(workload: TrainingWorkload, nodes: Sequence[int], zones: Sequence[str],
+                     steps: int) -> list[list[list[Action]]]:
+    """Allreduce of gradients in each zone; once in a period an exchange of shards, and a gathering in each zone."""
+    islands = group_ranks(range(len(zones)), zones)
+    direct = _direct_ranks(islands, nodes, zones)
+    gradients = replace(workload, compression="none")
+    pieces = [(part.stop - part.start, holders) for part, holders in
+              comm_layout.shard_pieces(workload.parameters, islands)]
+    programs: list[list[list[Action]]] = []
+    for rank in range(len(zones)):
+        island = next(group for group in islands if rank in group)
+        step_actions = _allreduce_program(gradients, [island], rank, rank in direct)
+        gather = [*_ring_turns([(island, 4.0 * workload.parameters)], rank)]
+        programs.append([])
+        for step in range(steps):
+            exchange: list[Action] = []
+            if step % workload.period == workload.period - 1:
+                index = step // workload.period
+                for elements, holders in pieces:
+                    if rank in holders:
+                        exchange += _outer_exchange(workload, zones, elements, holders, rank, index)
+                exchange += gather if exchange else []
+            programs[-1].append([*step_actions, *exchange])
+    return programs
+
+
+def _outer_exchange(workload: TrainingWorkload, zones: Sequence[str], elements: int, holders: Sequence[int],
+                    rank: int, index: int) -> list[ExchangeAction]:
+    """A rank's exchange of a piece with its other holders."""
+    size = workload.wire_bytes(elements)
+    if workload.strategy == "local-sgd":
+        ring: list[Ring] = [(holders, size)]
+        scatter = _direct if workload.compression != "none" else _ring_turns
+        return [*scatter(ring, rank), *_ring_turns(ring, rank)]
+    matching = workload.make_graph([zones[holder] for holder in holders]).round(index)
+    own = holders.index(rank)
+    target, source = int(matching.target[own]), int(matching.source[own])
+    return [] if target == own else [([(holders[target], size)], [holders[source]])]
+
+
+def _ps_program(workload: TrainingWorkload, rank: int, ranks: int) -> list[Action]:
+    """Workers push and pull concurrently; a server answers after the pushes of all workers."""
+    servers, workers, sizes = range(workload.ps), range(workload.ps, ranks), workload.shard_bytes()
+    if rank in servers:
+        return [([], list(workers)), ([(worker, sizes[rank]) for worker in workers], [])]
+    return [workload.compute_seconds, ([(server, sizes[server]) for server in servers], list(servers))]
+
+
+def _allreduce_program(workload: TrainingWorkload,
+                       groups: Sequence[Sequence[int]], rank: int, uses_direct: bool) -> list[Action]:
+    """For each bucket: reduce-scatter inside the group, allreduce of shards between groups, allgather inside."""
+    program: list[Action] = []
+    for start, elements, ready in workload.gradient_buckets():
+        intra_group = _direct if uses_direct and start < comm_layout.DIRECT_ELEMENTS else _ring_turns
+        inside: list[Ring] = [(group, workload.wire_bytes(elements)) for group in groups if rank in group]
+        between: list[Ring] = [(holders, workload.wire_bytes(part.stop - part.start))
+                               for part, holders in comm_layout.shard_pieces(elements, groups) if rank in holders]
+        program += [ready, *intra_group(inside, rank), *_ring_turns(between, rank), *_ring_turns(between, rank),
+                    *intra_group(inside, rank)]
+    return [*program, workload.compute_seconds]
+
+
+def _ring_turns(rings: Sequence[Ring], rank: int) -> Iterator[ExchangeAction]:
+    """Turns of concurrent rings: each rank sends one part to its successor and receives one from its predecessor."""
+    for _ in range(len(rings[0][0]) - 1 if rings else 0):
+        sends, receives = [], []
+        for ring, size in rings:
+            position = ring.index(rank)
+            sends.append((ring[(position + 1) % len(ring)], round(size / len(ring))))
+            receives.append(ring[position - 1])
+        yield sends, receives
+
+
+def _direct(rings: Sequence[Ring], rank: int) -> Iterator[ExchangeAction]:
+    """A single turn in which each rank sends one part to every other rank of its ring."""
+    sends = [(peer, round(size / len(ring))) for ring, size in rings for peer in ring if peer != rank]
+    if sends:
+        yield sends, [peer for peer, _ in sends]

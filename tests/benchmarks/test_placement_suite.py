@@ -20,7 +20,7 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Traffic
-from slurmdl.simulate import background_load
+from slurmdl.simulate import compare
 from slurmdl.topology import example
 
 
@@ -151,9 +151,9 @@ def test_saved_has_target_only_if_judged() -> None:
 
 def test_occupied_nodes_share_is_reached_and_scattered() -> None:
     topology = example.tree_topology((1, 20, 400))
-    busy = background_load.occupied_nodes(topology, 0.7, 3)
+    busy = compare.occupied_nodes(topology, 0.7, 3)
     assert 0.5 < busy.mean() <= 0.7
-    assert (busy == background_load.occupied_nodes(topology, 0.7, 3)).all()
+    assert (busy == compare.occupied_nodes(topology, 0.7, 3)).all()
     free = np.bincount(topology.leaf[~busy], minlength=20)
     assert len(set(free.tolist())) > 2  # scattered
 

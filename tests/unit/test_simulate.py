@@ -125,9 +125,9 @@ def test_allreduce_overlaps_the_backward_pass() -> None:
     TrainingWorkload("gossip", 500_000, comm_pattern="one-peer-exponential", compute_seconds=0.1),
     TrainingWorkload("ps", 2_500_000, 2, compute_seconds=0.1),
     TrainingWorkload("adaptive-gossip", 500_000, compute_seconds=0.1, period=3, compression="int4"),
-    TrainingWorkload("local-sgd", 500_000, compute_seconds=0.1, period=4, inside="zone"),
+    TrainingWorkload("local-sgd", 500_000, compute_seconds=0.1, period=4, islands="zone"),
     TrainingWorkload("gossip", 500_000, comm_pattern="base-2", compute_seconds=0.1, period=2, compression="int4",
-                     inside="zone"),
+                     islands="zone"),
 ], ids=["ring", "hierarchical", "exponential", "ps", "adaptive", "islands", "gossip-islands"])
 def test_flows_approximate_messages(workload: TrainingWorkload) -> None:
     nodes = network(*"abcdef")
@@ -148,7 +148,7 @@ def test_merged_identical_nodes_give_the_same_time(monkeypatch: pytest.MonkeyPat
     unmerged = predict_step(workload, nodes, node_of_rank, granularity="flows")
     monkeypatch.setattr("slurmdl.simulate.network_flows.MERGE_ABOVE", 1)
     simulated = SimulatedNetwork(nodes)
-    phases = flow_phases(workload, simulated, node_of_rank, zones_of_ranks(nodes, node_of_rank), 1)
+    _, phases = flow_phases(workload, simulated, node_of_rank, zones_of_ranks(nodes, node_of_rank), 1)
     assert max(len(phase.size) for phase in phases) <= 4 * 8
     assert phases[0].size.sum() == pytest.approx(60 * 16e6)
     merged = predict_step(workload, nodes, node_of_rank, granularity="flows")
@@ -234,8 +234,8 @@ def test_command_prints_table_and_json(capsys: pytest.CaptureFixture[str]) -> No
     (["-N", "4", "--strategy", "local-sgd"], 64, "expected allreduce, gossip, adaptive-gossip, ps"),
     (["-N", "4", "--comm-pattern", "ring", "--strategy", "gossip"], 64,
      "--comm-pattern ring: not supported with gossip"),
-    (["-N", "4", "--inside", "zone"], 64, "--strategy allreduce: not supported with --inside; expected local-sgd"),
-    (["-N", "4", "--strategy", "gossip", "--inside", "node"], 64, "--inside node: not supported; expected zone"),
+    (["-N", "4", "--islands", "zone"], 64, "--strategy allreduce: not supported with --islands; expected local-sgd"),
+    (["-N", "4", "--strategy", "gossip", "--islands", "node"], 64, "--islands node: not supported; expected zone"),
     (["-N", "4", "--strategy", "ps", "--ps", "4"], 64, "expected 1 to 3 parameter servers"),
     (["-N", "4", "--ps", "2"], 64, "allreduce has no parameter servers"),
     (["-N", "4", "--strategy", "gossip", "--compression", "int4"], 64, "expected none, fp16"),
