@@ -46,11 +46,8 @@ TopologyPlugin=topology/tree
 ReturnToService=2
 KillWait=5
 """
-#: node and partition lines: identical nodes, each with a slurmd, in one partition
-_NODES = """\
-NodeName=n[1-{nodes}] NodeHostname=login NodeAddr={address} Port=[17001-{last}] CPUs=2 RealMemory=4000
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
+_NODE = "NodeName=n{i} NodeHostname=login NodeAddr={address} Port={port} CPUs=2 RealMemory=4000 Features={zone}\n"
+_PARTITION = "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
 
 _START_HOST = """\
 ip link set lo up
@@ -78,11 +75,12 @@ class RootCluster(Cluster):
     """`nodes` nodes n1, n2, ... in two zones, with the Slurm in `root`; `base` is a new directory for its files.
 
     `cgroup` is the text of cgroup.conf, whose default Slurm 22.05 does not support. `lines` are the node and
-    partition lines of slurm.conf; nodes other than n1, n2, ... have no slurmd. `files` are added to /etc/slurm.
+    partition lines of slurm.conf, by default identical nodes whose feature is their zone, in one partition; nodes
+    other than n1, n2, ... have no slurmd. `files` are added to /etc/slurm.
     """
 
     def __init__(self, root: Path, base: Path, nodes: int, plugin: Path | None,
-                 cgroup: str = "CgroupPlugin=disabled", lines: str = _NODES,
+                 cgroup: str = "CgroupPlugin=disabled", lines: str = "",
                  files: Mapping[str, str] = MappingProxyType({})) -> None:
         self.topology, self.shared, self.user = round_robin_topology(nodes, 2), base / "shared", USER
         self._root, self._base, self.sandbox, self.etc = root, base, self, base / "slurm"
@@ -91,8 +89,10 @@ class RootCluster(Cluster):
         base.chmod(0o755)
         self.shared.chmod(0o1777)
         etc = self.etc
-        (etc / "slurm.conf").write_text((_SLURM_CONF + lines).format(base=base, nodes=nodes, last=17000 + nodes,
-                                                                     address=_ADDRESS))
+        own_lines = "".join(_NODE.format(i=i, port=17000 + i, zone=self.topology.leaf_of(f"n{i}"),
+                                         address=_ADDRESS) for i in range(1, nodes + 1)) + _PARTITION
+        (etc / "slurm.conf").write_text((_SLURM_CONF + (lines or own_lines)).format(
+            base=base, nodes=nodes, last=17000 + nodes, address=_ADDRESS))
         (etc / "topology.conf").write_text(write.format_topology_conf(self.topology))
         (etc / "cgroup.conf").write_text(f"{cgroup}\n")
         if plugin:
