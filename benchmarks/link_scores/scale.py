@@ -17,8 +17,8 @@ import numpy.typing as npt
 from benchmarks.results import Row, make_row
 from slurmdl.links import aggregate, capacity
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
-from slurmdl.links.probe.pairs import estimate_links, round_robin_schedule
+from slurmdl.links.probe.pair_probe import PairMeasurement, ProbeConfig
+from slurmdl.links.probe.probe_step import estimate_links, round_robin_schedule
 from slurmdl.links.samples import LinkSample
 
 FloatArray = npt.NDArray[np.float64]

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurmdl.links.probe import tcp_task
-from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
-from slurmdl.links.probe.pair_check import Peer
+from slurmdl.links.probe.pair_probe import PairMeasurement, Peer, ProbeConfig
 from slurmdl.slurm.hostlist import expand_hostlist
 
 CPU_FAULT, LINK_FAULT, BROKEN_PAIR = "n50", "n70", ("n10", "n90")

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmdl.links.probe.channel import Deadline
-from slurmdl.links.probe.measurement import ProbeConfig, measure_pair
+from slurmdl.links.probe.pair_probe import ProbeConfig, measure_pair
 from slurmdl.links.probe.protocol import ControlChannel, ProbeSocket
 from slurmdl.links.samples import LinkSample, format_sample_lines
 
@@ -37,7 +37,7 @@ SECRET = b"a secret of the probe"
 #: program that runs a probe reflector until it is terminated
 REFLECT = f"""
 import signal, sys
-from slurmdl.links.probe.reflector import Reflector
+from slurmdl.links.probe.pair_probe import Reflector
 
 print("listening on port", Reflector("", {SECRET!r}).port, file=sys.stderr, flush=True)
 signal.pause()

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmdl.links.probe.channel import AuthenticatedChannel, derive_secret
-from slurmdl.links.probe.pair_check import peers_to_check, unreachable_peers
-from slurmdl.links.probe.reflector import Reflector
+from slurmdl.links.probe.pair_probe import Reflector, peers_to_check, unreachable_peers
 
 SECRET = b"secret"
 

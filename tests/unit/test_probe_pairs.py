@@ -11,8 +11,8 @@ import pytest
 
 from slurmdl import records
 from slurmdl.errors import InputError
-from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig
-from slurmdl.links.probe.pairs import estimate_links, round_robin_schedule
+from slurmdl.links.probe.pair_probe import PairMeasurement, ProbeConfig
+from slurmdl.links.probe.probe_step import estimate_links, round_robin_schedule
 from slurmdl.links.probe.protocol import steady_state_rate
 
 

@@ -10,11 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from slurmdl.links.probe import measurement
+from slurmdl.links.probe import pair_probe
 from slurmdl.links.probe.channel import AuthenticatedChannel, Deadline
-from slurmdl.links.probe.measurement import ProbeConfig, measure_pair
+from slurmdl.links.probe.pair_probe import ProbeConfig, Reflector, measure_pair
 from slurmdl.links.probe.protocol import ControlChannel, Pacer, PacketTrainReceiver, ProbeSocket
-from slurmdl.links.probe.reflector import Reflector
 
 SECRET = b"a secret of the probe"
 SHORT = ProbeConfig(rtt_probes=20, rtt_seconds=0.05, loss_probes=200, loss_probe_rate=5000, stream_bytes=2_000_000,
@@ -36,10 +35,10 @@ def test_throughput_at_the_rate_limit_is_not_reported(monkeypatch):
     limited = ProbeConfig(rtt_probes=5, rtt_seconds=0.02, loss_probes=50, stream_bytes=2_000_000, stream_seconds=0.2,
                           rate_limit=1e6)
     # on a busy host a stream may stop for a moment, and be slower than its limit; and datagrams may be lost
-    monkeypatch.setattr(measurement, "_MAX_CLEAN_LOSS", 1.0)
+    monkeypatch.setattr(pair_probe, "_MAX_CLEAN_LOSS", 1.0)
     for name, rate in (("_stream_forward", 0.95e6), ("_stream_backward", 0.8e6)):
-        measure_stream = getattr(measurement, name)
-        monkeypatch.setattr(measurement, name, lambda control, config, measure=measure_stream, rate=rate: (
+        measure_stream = getattr(pair_probe, name)
+        monkeypatch.setattr(pair_probe, name, lambda control, config, measure=measure_stream, rate=rate: (
             rate if measure(control, config) else 0.0))
     pair = measure_pair(("a", "b"), ("127.0.0.1", start_reflector().port), limited, SECRET)
     assert (pair.forward, pair.backward) == (None, 0.8e6)
@@ -52,7 +51,7 @@ def test_peer_without_the_secret_is_rejected(secret):
 
 
 def test_oldest_unauthenticated_connections_are_dropped(monkeypatch):
-    monkeypatch.setattr("slurmdl.links.probe.reflector.HANDSHAKE_S", 300.0)  # none is dropped for its age
+    monkeypatch.setattr("slurmdl.links.probe.pair_probe.HANDSHAKE_S", 300.0)  # none is dropped for its age
     served = start_reflector()
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(100)]
@@ -66,7 +65,7 @@ def test_oldest_unauthenticated_connections_are_dropped(monkeypatch):
 
 
 def test_slow_handshake_is_aborted(monkeypatch):
-    monkeypatch.setattr("slurmdl.links.probe.reflector.HANDSHAKE_S", 0.3)
+    monkeypatch.setattr("slurmdl.links.probe.pair_probe.HANDSHAKE_S", 0.3)
     served = start_reflector()
     with socket.create_connection(("127.0.0.1", served.port)) as slow, pytest.raises(OSError):
         for _ in range(200):
@@ -191,7 +190,7 @@ def assert_answers(served: Reflector) -> None:
 
 @pytest.mark.parametrize("behaves", ["waits forever", "sends untagged datagrams"])
 def test_endless_packet_train_is_aborted(monkeypatch, behaves):
-    monkeypatch.setattr("slurmdl.links.probe.reflector._MAX_REQUEST_S", 0.5)
+    monkeypatch.setattr("slurmdl.links.probe.pair_probe._MAX_REQUEST_S", 0.5)
     served, stopped = start_reflector(), threading.Event()
     with socket.create_connection(("127.0.0.1", served.port)) as connection:
         control, own = ControlChannel(connection, SECRET, Deadline(5), is_client=True), ProbeSocket("127.0.0.1")

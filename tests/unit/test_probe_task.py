@@ -25,7 +25,7 @@ ROUNDS = (((0, 1),), ((1, 2),), ((0, 2),))
 
 
 @pytest.fixture
-def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
+def probe() -> Iterator[Callable[..., list[tcp_task.LeaderMessage]]]:
     """A function that runs a probe of NODES and returns the output of its leader."""
     children: list[subprocess.Popen[str]] = []
 
@@ -38,7 +38,7 @@ def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         return children[-1]
 
-    def run(secret: str, meanwhile: Callable[[], None] = lambda: None) -> list[dict[str, object]]:
+    def run(secret: str, meanwhile: Callable[[], None] = lambda: None) -> list[tcp_task.LeaderMessage]:
         leader = start(0, secret)
         schedule = tcp_task.ProbeSchedule(NODES, ROUNDS, replace(SHORT, timeout_s=5.0), budget_s=30.0,
                                          checks_all_pairs=True)
@@ -47,7 +47,7 @@ def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
         meanwhile()
         for number in (1, 2):
             start(number, secret)
-        return [json.loads(line) for line in leader.stdout]
+        return [records.from_json(tcp_task.LeaderMessage, json.loads(line)) for line in leader.stdout]
 
     yield run
     for child in children:
@@ -56,18 +56,18 @@ def probe() -> Iterator[Callable[..., list[dict[str, object]]]]:
         child.stdout.close()
 
 
-def is_complete(output: list[dict[str, object]]) -> bool:
+def is_complete(output: list[tcp_task.LeaderMessage]) -> bool:
     """Whether every pair was measured, with all metrics."""
-    pairs = [line for line in output if "first" in line]
-    return output[-1] == tcp_task.END_MESSAGE and [(p["first"], p["second"]) for p in pairs] == [
+    pairs = [message.pair for message in output if message.pair]
+    return output[-1].is_last and [(pair.first, pair.second) for pair in pairs] == [
         (NODES[a], NODES[b]) for rounds in ROUNDS for a, b in rounds] and all(
-        {"forward", "backward", "rtt", "loss"} <= set(pair) for pair in pairs)
+        None not in (pair.forward, pair.backward, pair.rtt, pair.loss) for pair in pairs)
 
 
 def test_probe_measures_all_pairs_without_notes(probe):
     output = probe(secrets.token_hex())
     assert is_complete(output), output
-    assert not [line for line in output if "note" in line], output
+    assert not [message for message in output if message.note], output
 
 
 def connections(port: int, count: int) -> list[socket.socket]:
@@ -108,7 +108,7 @@ def test_leader_is_not_blocked_by_unauthenticated_connections(probe):
         for connection in opened:
             connection.close()
     assert is_complete(output), output
-    notes = [line["note"] for line in output if "note" in line]
+    notes = [message.note for message in output if message.note]
     # a task that a busy machine delays in its handshake is rejected, too, and connects again
     count, words = notes[0].split(" ", 1)
     assert words == "unauthenticated connections to this probe rejected" and len(notes) == 1, notes

@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
 def _run_probe(options: argparse.Namespace, srun_args: list[str]) -> int:
     from slurmdl.links import aggregate, link_table
     from slurmdl.links.probe import probe_step
-    from slurmdl.links.probe.measurement import ProbeConfig
+    from slurmdl.links.probe.pair_probe import ProbeConfig
     from slurmdl.links.samples import format_sample_lines, merge_into_sample_file
     from slurmdl.links.score_sources import user_probe_file
     from slurmdl.slurm.slurm_conf import cluster_name

@@ -1,2 +1,2 @@
-"""Active probes of links: `pairs` chooses pairs of nodes and estimates links from them, `measurement` and `reflector`
-are the sides of a probe, `protocol` and `channel` the messages between them, `tcp_task` the step."""
+"""Active probes of links: `probe_step` starts a step and estimates links from its pairs of nodes, `tcp_task` is its
+task, `pair_probe` both sides of a pair, `protocol` and `channel` the data between them."""

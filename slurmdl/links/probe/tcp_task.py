@@ -1,7 +1,7 @@
 """`python -m slurmdl.links.probe.tcp_task`: the task of a probe step, one per node; task 0 is the leader.
 
 The leader reads the schedule from stdin (`srun --input=0`), tells the followers whom to probe in each round, and
-writes each measurement to stdout, then END_MESSAGE. Leader and followers use TCP, so neither MPI nor a shared
+writes each measurement as a LeaderMessage to stdout. Leader and followers use TCP, so neither MPI nor a shared
 file system is needed. A secret in the step's environment, readable by its user and root alone, authenticates their
 messages (see channel) and determines the leader's ports. A missing, hung or ended task loses its own pairs only.
 """
@@ -21,26 +21,31 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from slurmdl import records
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.links.probe.channel import HANDSHAKE_S, AuthenticatedChannel, Deadline, derive_secret
-from slurmdl.links.probe.measurement import PairMeasurement, ProbeConfig, measure_pair
-from slurmdl.links.probe.pair_check import PEERS_PER_REQUEST, peers_to_check, unreachable_peers
-from slurmdl.links.probe.reflector import Reflector
+from slurmdl.links.probe.pair_probe import (
+    PairMeasurement,
+    ProbeConfig,
+    Reflector,
+    measure_pair,
+    peers_to_check,
+    unreachable_peers,
+)
 from slurmdl.slurm import hostlist
 from slurmdl.text import pluralize
 
 #: environment variable with the secret of the probe, in hexadecimal
 SECRET_VARIABLE = "SLURMDL_PROBE_SECRET"
-END_MESSAGE = {"end": True}  # last line of the leader's output
 #: seconds in which tasks must start, and grace period of a pair after its own timeout
 _START_TIMEOUT_S, _GRACE_S = 15.0, 0.5
 _MAX_FAILURES = 2  # failed probes after which a node is skipped
 #: time limit of the check of all pairs: this share of the budget of the probe, and so many seconds in addition
 _CHECK_SHARE, _EXTRA_CHECK_S = 0.2, 3.0
+_PEERS_PER_REQUEST = 100  # names and addresses of so many fit in one message
 _MAX_EXTRA_CONNECTIONS = 64  # unauthenticated connections, in addition to one per node
 _CHECK_ID = 0  # in the place of a probe's id; those start at 1
 #: the leader's ports: range, below the ports of outgoing connections (ip_local_port_range in ip(7)), and candidates
@@ -71,6 +76,26 @@ class ProbeSchedule:
         return _EXTRA_CHECK_S + _CHECK_SHARE * self.budget_s if self.checks_all_pairs else 0.0
 
 
+@dataclass(frozen=True)
+class LeaderMessage:
+    """A line of the leader's output.
+
+    Attributes:
+        pair: a measurement.
+        unreachable: two nodes that cannot exchange data.
+        note: for the user.
+        is_last: whether the schedule has ended.
+    """
+
+    pair: PairMeasurement | None = None
+    unreachable: tuple[str, str] | None = None
+    note: str = ""
+    is_last: bool = False
+
+    def send(self) -> None:
+        print(json.dumps(records.to_json(self)), flush=True)
+
+
 @dataclass
 class _Follower:
     """A follower, as the leader knows it.
@@ -91,8 +116,8 @@ class _Follower:
 
 
 def send_note(text: str) -> None:
-    """Write a note for the user, which the launcher of the step shows."""
-    print(json.dumps({"note": text}), flush=True)
+    """Write a note, which the launcher of the step shows."""
+    LeaderMessage(note=text).send()
 
 
 class _Leader:
@@ -160,7 +185,7 @@ class _Leader:
                 if not follower.name:
                     follower.name = schedule.nodes[schedule.nodes.index(message["node"])]
                     del self._unauthenticated[channel.socket]
-                    channel.write_message(config=asdict(schedule.config), interface=schedule.interface)
+                    channel.write_message(config=records.to_json(schedule.config), interface=schedule.interface)
                 else:
                     follower.address, follower.port = str(message["address"]), int(message["port"])
                     self._followers[follower.name] = follower
@@ -181,7 +206,7 @@ class _Leader:
     def check_all_pairs(self, timeout_s: float) -> Iterator[tuple[str, str]]:
         """Let every pair of nodes exchange some data; yield the pairs that cannot, which are not probed later."""
         end = time.monotonic() + timeout_s
-        requests = {node: [peers[i:i + PEERS_PER_REQUEST] for i in range(0, len(peers), PEERS_PER_REQUEST)]
+        requests = {node: [peers[i:i + _PEERS_PER_REQUEST] for i in range(0, len(peers), _PEERS_PER_REQUEST)]
                     for node, peers in peers_to_check(list(self._followers)).items()}
         checking = {node for node in requests if self._request_check(node, requests[node])}
         while checking and time.monotonic() < end:
@@ -275,7 +300,7 @@ def interface_address(interface: str) -> str:
 def run_follower(host: str, ports: list[int], secret: bytes, node: str) -> None:
     """Run one task: probe the peers that the leader names, and answer probes, until the leader ends it."""
     channel, welcome = _connect_to_leader(host, ports, secret, node)
-    config, interface = ProbeConfig(**welcome["config"]), str(welcome["interface"])
+    config, interface = records.from_json(ProbeConfig, welcome["config"], "probe: config"), str(welcome["interface"])
     source = interface_address(interface) if interface else ""
     reflector = Reflector(source, derive_secret(secret, node))
     channel.write_message(port=reflector.port, address=source or channel.socket.getsockname()[0])
@@ -347,10 +372,10 @@ def main() -> int:
     leader.gather_followers(schedule, min(_START_TIMEOUT_S, schedule.budget_s))
     if schedule.checks_all_pairs:
         for names in leader.check_all_pairs(schedule.check_limit_s):
-            print(json.dumps({"unreachable": names}), flush=True)
+            LeaderMessage(unreachable=names).send()
     for pair in leader.run_schedule(schedule):
-        print(json.dumps(records.to_json(pair)), flush=True)
-    print(json.dumps(END_MESSAGE), flush=True)
+        LeaderMessage(pair).send()
+    LeaderMessage(is_last=True).send()
     return 0
 
 
