@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from slurmdl.errors import InputError, OnError, raise_error
 from slurmdl.slurm import hostlist
-from slurmdl.slurm.output import SlurmOutput, split_output
+from slurmdl.slurm.output import SlurmOutput
 from slurmdl.text import pluralize, truncate
 from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl, build_topologies
 from slurmdl.topology.topology import MAX_LEVELS, TopologySet
@@ -23,11 +23,6 @@ SHOWN_ZONE = re.compile(r"^[ \t]*(?:SwitchName=\S+ +Level=\d|BlockName=\S+ +Bloc
 _MAX_NAMES_WIDTH = 60
 _MAX_REPEATED_NAMES = 4 * hostlist.MAX_NAMES  # nodes of higher zones repeat those of leaves, once per level
 _LEVEL = re.compile(r"0*[1-9]\d*")
-
-
-def parse_scontrol_topologies(text: str) -> TopologySet:
-    """Parse the output of the running cluster; InputError if it is malformed or has no zone."""
-    return read_topologies(split_output(text))
 
 
 def read_topologies(output: SlurmOutput, on_error: OnError = raise_error) -> TopologySet:

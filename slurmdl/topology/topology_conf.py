@@ -15,7 +15,6 @@ from slurmdl.errors import InputError, OnError, raise_error
 from slurmdl.files import MAX_TEXT_BYTES, read_text_limited
 from slurmdl.slurm import hostlist
 from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl, parse_block_sizes
-from slurmdl.topology.topology import Topology
 
 # the expression of s_p_parse_line: a value is never empty, so any word after `Nodes=` is its value
 _PAIR = re.compile(r"""\s*(?P<key>[\w.]+)\s*[-*+/]?=\s*(?:"(?P<quoted>[^"]*)"|(?P<bare>\S+))(?=\s|\Z)""", re.ASCII)
@@ -52,15 +51,11 @@ class LogicalLine:
             raise self.error(str(error)) from error
 
 
-def parse_topology_conf(path: str) -> Topology:
-    """Return the topology in a topology.conf; InputError wherever slurmctld rejects the file, too."""
-    return declare_topology_conf(path).to_topology()
-
-
 def declare_topology_conf(path: str, on_error: OnError = raise_error) -> TopologySource:
     """Return the declarations of a topology.conf; skip a faulty line if `on_error` returns.
 
-    Raises InputError if the file cannot be read or declares no zone.
+    Raises InputError if the file cannot be read or declares no zone. With this and the checks of
+    `TopologySource.to_topology` slurmdl rejects each file that slurmctld rejects.
     """
     declared: dict[str, list[ZoneDecl]] = {key: [] for key in _KINDS}
     notes: list[str] = []

@@ -23,7 +23,7 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
 from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.topology.topology import Topology
-from slurmdl.topology.topology_conf import parse_topology_conf
+from slurmdl.topology.topology_conf import declare_topology_conf
 
 ZONES = {"zoneA": range(1, 5), "zoneB": range(5, 9), "zoneC": range(9, 13), "zoneD": range(13, 17)}
 TOPOLOGY = "".join(f"SwitchName={zone} Nodes=n[{nodes[0]}-{nodes[-1]}]\n" for zone, nodes in ZONES.items()) \
@@ -66,7 +66,7 @@ def preference_for(cluster: RootCluster, topology: Topology, nodes: list[str],
 
 def test_numbers_of_nodes_per_zone(cluster: RootCluster) -> None:
     source = random.Random(SEED)
-    topology = parse_topology_conf(str(cluster.etc / "topology.conf"))
+    topology = declare_topology_conf(str(cluster.etc / "topology.conf")).to_topology()
     zone = {name: topology.leaf_of(name) for name in topology.nodes}
     got: list[tuple[Any, ...]] = []
     unlike_slurms_own = 0

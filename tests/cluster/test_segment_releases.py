@@ -22,7 +22,7 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
 from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.topology.topology import Topology
-from slurmdl.topology.topology_conf import parse_topology_conf
+from slurmdl.topology.topology_conf import declare_topology_conf
 
 BLOCKS = "BlockName=a Nodes=n[1-4]\nBlockName=b Nodes=n[5-8]\nBlockName=c Nodes=n[9-12]\nBlockSizes=4,8\n"
 NODES = 12
@@ -92,7 +92,7 @@ def placed_nodes(cluster: RootCluster, topology: Topology, settings: Mapping[str
 
 def test_random_segments(cluster: RootCluster, release: str) -> None:
     source = random.Random(SEED)
-    topology = parse_topology_conf(str(cluster.etc / "topology.conf"))
+    topology = declare_topology_conf(str(cluster.etc / "topology.conf")).to_topology()
     block = {name: topology.leaf_of(name) for name in topology.nodes}
     differences, started = [], 0
     drained: list[str] = []

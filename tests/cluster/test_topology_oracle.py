@@ -55,7 +55,7 @@ def _oracle() -> None:
 
 def read_topology(path: Path) -> Topology | InputError:
     try:
-        return topology_conf.parse_topology_conf(str(path))
+        return topology_conf.declare_topology_conf(str(path)).to_topology()
     except InputError as error:
         assert error.file, f"no file in {error}"
         assert len(str(error).splitlines()) == 1, str(error)

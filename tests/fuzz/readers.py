@@ -28,6 +28,7 @@ with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.links", "s
     from slurmdl.links.samples import LinkSample, format_sample_lines, parse_sample_lines
     from slurmdl.links.score_sources import parse_scores
     from slurmdl.slurm import hostlist
+    from slurmdl.slurm.output import split_output
     from slurmdl.topology import check, load, scontrol_topology, topology_conf, write
     from slurmdl.topology.topology import Topology, TopologySet
     from slurmdl.train.trainer.options import parse_train_options
@@ -125,7 +126,7 @@ def _sacct(data: bytes) -> None:
 READERS: dict[str, Callable[[bytes], TopologySet | None]] = {
     "conf": _file("topology.conf"), "yaml": _file("topology.yaml"), "json": _file("topology.json"),
     "saved": _file("topology.txt"), "saved-cluster": _saved_cluster,
-    "scontrol": lambda data: scontrol_topology.parse_scontrol_topologies(data.decode(errors="replace")),
+    "scontrol": lambda data: scontrol_topology.read_topologies(split_output(data.decode(errors="replace"))),
     "hostlist": _hostlist, "check": _check, "train": _train,
     "sacct": _sacct, "scores": _scores, "samples": _samples, "prometheus": _prometheus,
 }

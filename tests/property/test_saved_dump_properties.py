@@ -13,6 +13,7 @@ from test_topology_files import topology_sources
 
 from slurmdl.cluster import load as cluster_load
 from slurmdl.errors import InputError
+from slurmdl.slurm.output import split_output
 from slurmdl.topology import load, scontrol_topology
 from slurmdl.topology.source import TopologySource
 from slurmdl.topology.topology import Topology
@@ -55,7 +56,7 @@ def test_topology_round_trip(data: st.DataObject, source: TopologySource) -> Non
         path = write(directory, text)
         parsed = load.load_topology_file(path, warnings.append).get()
         declared = load.load_sources(path, warnings.append, warnings.append)[0].to_topology()
-    live = scontrol_topology.parse_scontrol_topologies(format_show_topology(written)).get()
+    live = scontrol_topology.read_topologies(split_output(format_show_topology(written))).get()
     assert warnings == []
     assert parsed.kind == declared.kind == live.kind == written.kind
     assert zones_by_name(parsed) == zones_by_name(declared) == zones_by_name(live) == zones_by_name(written)

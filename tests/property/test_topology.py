@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from slurmdl.errors import InputError
 from slurmdl.slurm import hostlist
+from slurmdl.slurm.output import split_output
 from slurmdl.topology import load, scontrol_topology, write
 from slurmdl.topology.topology import TopologySet
 
@@ -61,7 +62,7 @@ def test_any_json_is_a_topology_or_an_input_error(data: object) -> None:
 @given(texts)
 def test_any_controller_output_is_a_topology_or_an_input_error(text: bytes) -> None:
     try:
-        topologies = scontrol_topology.parse_scontrol_topologies(text.decode(errors="replace"))
+        topologies = scontrol_topology.read_topologies(split_output(text.decode(errors="replace")))
     except InputError as error:
         assert len(str(error).splitlines()) == 1
         return

@@ -15,6 +15,7 @@ from slurmdl.cluster import scontrol_parser
 from slurmdl.cluster.sinfo_parser import parse_sinfo_state
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import InputError
+from slurmdl.slurm.output import split_output
 from slurmdl.topology import load, scontrol_topology
 from slurmdl.topology.example import tree_topology
 from slurmdl.topology.topology import Topology
@@ -113,7 +114,7 @@ def test_topology_conf_is_still_strict() -> None:
                                   "26.05.5-blocks", "26.05.5-torus"])
 def test_recorded_output_gives_the_same_as_live_output(name: str) -> None:
     text = (DATA / f"scontrol-{name}.txt").read_text()
-    live = scontrol_topology.parse_scontrol_topologies(text)
+    live = scontrol_topology.read_topologies(split_output(text))
     Path("dump").write_text(text)
     warnings: list[str] = []
     saved = load.load_topology_file("dump", warnings.append)

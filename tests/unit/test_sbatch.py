@@ -21,6 +21,7 @@ from slurmdl.launch.binding import Decision
 from slurmdl.launch.cluster_state import ClusterState
 from slurmdl.launch.job_start import PredictedStart
 from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.slurm.output import split_output
 from slurmdl.topology import scontrol_topology
 from slurmdl.topology.source import ZoneDecl, build_topology
 
@@ -39,7 +40,7 @@ def cluster(zones: int = 3, busy: str = "", features: bool = True) -> ClusterSta
                   for name in names)
     text = "\n".join([*lines, f"SwitchName=top Switches=z[1-{zones}]"])
     return ClusterState(ClusterSnapshot.from_nodes(nodes, (Partition("main", True),)),
-                        scontrol_topology.parse_scontrol_topologies(text).get(), LinkScores())
+                        scontrol_topology.read_topologies(split_output(text)).get(), LinkScores())
 
 
 def parse(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
@@ -219,7 +220,7 @@ def test_zone_features_looks_up_each_node_once(monkeypatch):
     text = "\n".join([f"SwitchName=z{i} Nodes=n{i}" for i in range(60)] + ["SwitchName=top Switches=z[0-59]"])
     nodes = [Node(name, ("IDLE",), features=(f"z{i}", "big")) for i, name in enumerate(names)]
     queried = []
-    topology = scontrol_topology.parse_scontrol_topologies(text).get()
+    topology = scontrol_topology.read_topologies(split_output(text)).get()
     state = ClusterState(ClusterSnapshot.from_nodes(nodes), topology, LinkScores())
     path = type(state.topology).path_of
     monkeypatch.setattr(type(state.topology), "path_of", lambda self, node: queried.append(node) or path(self, node))
@@ -237,7 +238,7 @@ def test_zone_features_are_features_of_exactly_the_nodes(seed):
     nodes = [Node(str(name), ("IDLE",), features=tuple(f for f in "abcd" if random.random() < 0.5) + ("z0",) * (
         str(name) in names[:4])) for name in random.permutation(snapshot_nodes)]
     lines = ("SwitchName=z0 Nodes=n[0-3]", "SwitchName=z1 Nodes=n[4-7]", "SwitchName=top Switches=z[0-1]")
-    topology = scontrol_topology.parse_scontrol_topologies("\n".join(lines)).get()
+    topology = scontrol_topology.read_topologies(split_output("\n".join(lines))).get()
     state = ClusterState(ClusterSnapshot.from_nodes(nodes), topology, LinkScores())
     for zone, members in (("z0", names[:4]), ("z1", names[4:7]), ("top", names[:7])):
         exact = [f for f in ("a", "b", "c", "d", "z0") if {n.name for n in nodes if f in n.features} == set(members)]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurmdl.errors import InputError
+from slurmdl.slurm.output import split_output
 from slurmdl.topology import load, scontrol_topology, text_tree, topology_conf
 from slurmdl.topology.topology import Topology
 
@@ -17,11 +18,11 @@ EXAMPLE = Path(__file__).parents[2] / "topology" / "topology.conf"
 def parsed(tmp_path: Path, text: str) -> Topology:
     path = tmp_path / "topology.conf"
     path.write_text(text)
-    return topology_conf.parse_topology_conf(str(path))
+    return topology_conf.declare_topology_conf(str(path)).to_topology()
 
 
 def test_the_example() -> None:
-    topology = topology_conf.parse_topology_conf(str(EXAMPLE))
+    topology = topology_conf.declare_topology_conf(str(EXAMPLE)).to_topology()
     assert topology.zones == ("zoneA", "zoneB", "core")
     assert topology.level.tolist() == [0, 0, 1]
     assert topology.path_of("n3") == ("core", "zoneA")
@@ -119,7 +120,8 @@ def test_rejected_file(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_controller_output_equals_file(tmp_path: Path) -> None:
-    from_controller = scontrol_topology.parse_scontrol_topologies((DATA / "scontrol-22.05.8.txt").read_text()).get()
+    output = split_output((DATA / "scontrol-22.05.8.txt").read_text())
+    from_controller = scontrol_topology.read_topologies(output).get()
     from_file = parsed(tmp_path, "SwitchName=zoneA Nodes=n[1,3,5,7] LinkSpeed=10\n"
                                  "SwitchName=zoneB Nodes=n[2,4,6,8,9]\nSwitchName=core Switches=zoneA,zoneB\n")
     assert {**from_controller.to_json(), "source": ""} == {**from_file.to_json(), "source": ""}
@@ -127,7 +129,7 @@ def test_controller_output_equals_file(tmp_path: Path) -> None:
 
 def test_controller_output_without_zone_is_rejected() -> None:
     with pytest.raises(InputError, match="no zone"):
-        scontrol_topology.parse_scontrol_topologies("scontrol: show topology\nscontrol: \n")
+        scontrol_topology.read_topologies(split_output("scontrol: show topology\nscontrol: \n"))
 
 
 def test_file_next_to_slurm_conf_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,11 +146,12 @@ def test_file_next_to_slurm_conf_is_loaded(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_json_round_trip(tmp_path: Path) -> None:
-    topology = topology_conf.parse_topology_conf(str(EXAMPLE))
+    topology = topology_conf.declare_topology_conf(str(EXAMPLE)).to_topology()
     restored = Topology.from_json(topology.to_json())
     assert restored.to_json() == topology.to_json()
 
 
 def test_text_tree() -> None:
-    assert text_tree.format_tree(topology_conf.parse_topology_conf(str(EXAMPLE))).splitlines()[1:] == [
+    topology = topology_conf.declare_topology_conf(str(EXAMPLE)).to_topology()
+    assert text_tree.format_tree(topology).splitlines()[1:] == [
         "core     8 nodes", "  zoneA  4 nodes  n[1,3,5,7]", "  zoneB  4 nodes  n[2,4,6,8]"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmdl.errors import InputError
+from slurmdl.slurm.output import split_output
 from slurmdl.topology import scontrol_topology
 
 #: far above the 2 s that the largest file takes, also on a slow machine, and far below an expansion without a limit
@@ -179,7 +180,7 @@ def test_not_a_text_file(tmp_path: Path, make: Callable[[Path], object], expecte
 def test_invalid_block_sizes_of_the_controller(size: str) -> None:
     text = f"BlockName=b1 Nodes=n[1-2] BlockSize={size}\nBlockName=b2 Nodes=n[3-4] BlockSize=2 LinkSpeed={size}\n"
     try:
-        assert scontrol_topology.parse_scontrol_topologies(text).get().zones[:2] == ("b1", "b2")
+        assert scontrol_topology.read_topologies(split_output(text)).get().zones[:2] == ("b1", "b2")
     except InputError as error:
         assert "BlockSizes" in str(error)
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from slurmdl.cluster import scontrol_parser
+from slurmdl.slurm.output import split_output
 from slurmdl.topology import load, topology_conf
-from slurmdl.topology.scontrol_topology import parse_scontrol_topologies
+from slurmdl.topology.scontrol_topology import read_topologies
 from slurmdl.topology.topology import Topology
 
 DATA = Path(__file__).parent / "data"
@@ -28,21 +29,21 @@ def zones(topology: Topology) -> dict[str, tuple[int, str, tuple[str, ...]]]:
 
 @pytest.mark.parametrize("kind", ["tree", "block"])
 def test_24_11(kind: str) -> None:
-    from_file = topology_conf.parse_topology_conf(str(DATA / f"topology-24.11.5-{kind}.conf"))
-    from_controller = parse_scontrol_topologies(scontrol_output(f"24.11.5-{kind}")).get()
+    from_file = topology_conf.declare_topology_conf(str(DATA / f"topology-24.11.5-{kind}.conf")).to_topology()
+    from_controller = read_topologies(split_output(scontrol_output(f"24.11.5-{kind}"))).get()
     assert from_file.kind == from_controller.kind == kind
     assert zones(from_file) == zones(from_controller)
 
 
 def test_24_11_speed() -> None:
-    from_controller = parse_scontrol_topologies(scontrol_output("24.11.5-tree")).get()
+    from_controller = read_topologies(split_output(scontrol_output("24.11.5-tree"))).get()
     assert np.isnan(from_controller.uplink_bandwidth).all()  # 10 is not plausible, 1 is Slurm's default
     assert [note for note in from_controller.notes if note.startswith("LinkSpeed of 1 zone (10) is not used")]
 
 
 def test_aggregates_equal_slurm_list() -> None:
     """The reader derives aggregates from BlockSizes; the controller's list is the oracle."""
-    from_file = zones(topology_conf.parse_topology_conf(str(DATA / "topology-24.11.5-block.conf")))
+    from_file = zones(topology_conf.declare_topology_conf(str(DATA / "topology-24.11.5-block.conf")).to_topology())
     assert from_file["b[1-2]"] == (1, "b[1-4]", ("n1", "n2", "n3", "n4"))
     assert from_file["b[3-4]"] == (1, "b[1-4]", ("n5", "n6", "n7", "n8", "n9"))
     assert from_file["b[1-4]"] == (2, "", tuple(f"n{i}" for i in range(1, 10)))
@@ -54,7 +55,7 @@ def test_aggregates_equal_slurm_list() -> None:
 ])
 def test_26_05(name: str, kinds: dict[str, str], default: str) -> None:
     from_file = load.load_topology_file(str(DATA / f"topology-{name}.yaml"))
-    from_controller = parse_scontrol_topologies(scontrol_output(name))
+    from_controller = read_topologies(split_output(scontrol_output(name)))
     for topologies in (from_file, from_controller):
         assert {topology.name: topology.kind for topology in topologies.topologies} == kinds
         assert topologies.default == default
@@ -64,28 +65,28 @@ def test_26_05(name: str, kinds: dict[str, str], default: str) -> None:
 
 
 def test_26_05_lists_one_topology_by_name() -> None:
-    blocks = parse_scontrol_topologies(scontrol_output("26.05.5-blocks")).get()
-    assert zones(blocks) == zones(parse_scontrol_topologies(scontrol_output("26.05.5")).get("blocks"))
+    blocks = read_topologies(split_output(scontrol_output("26.05.5-blocks"))).get()
+    assert zones(blocks) == zones(read_topologies(split_output(scontrol_output("26.05.5"))).get("blocks"))
 
 
 def test_26_05_lists_a_torus() -> None:
-    torus = parse_scontrol_topologies(scontrol_output("26.05.5-torus")).get()
+    torus = read_topologies(split_output(scontrol_output("26.05.5-torus"))).get()
     assert torus.kind == "torus3d"
-    assert zones(torus) == zones(parse_scontrol_topologies(scontrol_output("26.05.5-ring")).get("cube"))
+    assert zones(torus) == zones(read_topologies(split_output(scontrol_output("26.05.5-ring"))).get("cube"))
 
 
 def test_26_05_without_topoconf() -> None:
     """`show topology` lists the default topology; it is used if `show topoconf` fails."""
     text = scontrol_output("26.05.5")
-    assert zones(parse_scontrol_topologies(text[text.index("show topology"):]).get()) == zones(
-        parse_scontrol_topologies(text).get())
+    assert zones(read_topologies(split_output(text[text.index("show topology"):])).get()) == zones(
+        read_topologies(split_output(text)).get())
 
 
 def test_partitions_name_their_topology() -> None:
     snapshot = scontrol_parser.parse_snapshot(scontrol_output("26.05.5"))
     assert snapshot.topology_of(["blocks"]) == "blocks"
     assert snapshot.topology_of(["flat"]) == "flat"
-    topologies = parse_scontrol_topologies(scontrol_output("26.05.5"))
+    topologies = read_topologies(split_output(scontrol_output("26.05.5")))
     assert topologies.get(snapshot.topology_of(["main"])).name == "leaves"
     assert [len(scontrol_parser.parse_snapshot(scontrol_output(name)).nodes)
             for name in ("24.11.5-tree", "24.11.5-block", "26.05.5")] == [10] * 3

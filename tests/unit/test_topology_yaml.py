@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurmdl.errors import InputError
+from slurmdl.slurm.output import split_output
 from slurmdl.topology import load, scontrol_topology
 from slurmdl.topology.topology import TopologySet
 
@@ -153,8 +154,8 @@ def test_controller_dump() -> None:
     """The output of `show topoconf` between outputs of other commands."""
     dump = "---\n- topology: a\n  cluster_default: false\n  flat: true\n" + "".join(
         f"  {line}" if i else f"- {line}" for i, line in enumerate(TREE.splitlines(keepends=True)))
-    topologies = scontrol_topology.parse_scontrol_topologies(
-        f"scontrol: show topoconf\n{dump}scontrol: show topology\nSwitchName=x Nodes=n1\n")
+    topologies = scontrol_topology.read_topologies(split_output(
+        f"scontrol: show topoconf\n{dump}scontrol: show topology\nSwitchName=x Nodes=n1\n"))
     assert (topologies.names, topologies.get("t").zones, topologies.topologies[0].source) == (
         ("a", "t"), ("s1",), "scontrol show topoconf")
 
@@ -172,7 +173,7 @@ def test_output_without_show_topoconf() -> None:
 
 
 def assert_one_topology_of_show_topology(output: str) -> None:
-    topologies = scontrol_topology.parse_scontrol_topologies(output)
+    topologies = scontrol_topology.read_topologies(split_output(output))
     topology = topologies.get()
     assert topologies.names == ("default",)
     assert (topology.nodes, topology.source) == (("n1", "n2"), "scontrol show topology")
