@@ -27,9 +27,9 @@ from benchmarks.suite import Suite, start
 from slurmdl.cluster import scontrol_parser
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import PlacementError, SandboxError
-from slurmdl.job_request import JobRequest
+from slurmdl.job_request import JobRequest, resolve_job_size
 from slurmdl.launch import job_start, submission
-from slurmdl.placement.eligibility import eligible_tasks, resolve_job_size, split_tasks
+from slurmdl.placement.eligibility import eligible_tasks, split_tasks
 from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology

@@ -30,6 +30,7 @@ The keys, all optional::
       prometheus_query: node_health == 0    # nodes in the answer of the server of link_scores
     plan_dir: /home/shared/slurmdl    # shared directory for plans too long for the environment
     cluster_backend: auto     # reader of nodes, partitions and reservations: auto (scontrol), scontrol, pyslurm
+    nodes_max_age: 15         # seconds for which the user's next submissions use the same answer; 0: not at all
 
 PyYAML is imported only if a file exists.
 """
@@ -77,7 +78,7 @@ _TEXT_SETTINGS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "bad_nodes.prometheus_query": (str.strip, "a PromQL query"),
 }
 #: keys of numbers that may be 0
-_ZERO_SETTINGS = ("link_scores.half_life", "link_scores.tolerance",
+_ZERO_SETTINGS = ("nodes_max_age", "link_scores.half_life", "link_scores.tolerance",
                   *(f"link_scores.weights.{metric}" for metric in METRICS))
 
 
@@ -125,6 +126,7 @@ class Config:
     link_scores: LinkScoresConfig = field(default_factory=LinkScoresConfig)
     bad_nodes: BadNodesConfig = field(default_factory=BadNodesConfig)
     cluster_backend: str = "auto"
+    nodes_max_age: float = 15.0
 
 
 def config_paths(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -158,16 +160,17 @@ def _read_config_file(path: str) -> dict[str, Any]:
     if not os.path.isfile(path):  # opening a pipe without a writer blocks
         raise InputError("is not a regular file", path)
     data = yaml_input.load_yaml_file(path)
-    keys = ("options", "link_defaults", "link_scores", "bad_nodes", "plan_dir", "cluster_backend")
+    keys = ("options", "link_defaults", "link_scores", "bad_nodes", "plan_dir", "cluster_backend",
+            "nodes_max_age")
     return yaml_input.check_keys(data or {}, keys, path, "")
 
 
 def _merge_config(base: Config, data: dict[str, Any], path: str) -> Config:
     links = _parse_section(data.get("link_defaults") or {}, "link_defaults.",
                            ("node_bandwidth", "leaf_bandwidth", "rails", "zone_bandwidth", "latency"), path)
-    texts = {key: _checked_setting(data[key], key, path) for key in ("plan_dir", "cluster_backend")
+    others = {key: _checked_setting(data[key], key, path) for key in ("plan_dir", "cluster_backend", "nodes_max_age")
              if key in data and not (key == "plan_dir" and data[key] is None)}
-    return replace(base, **links, **texts, options=_parse_options(base.options, data.get("options") or {}, path),
+    return replace(base, **links, **others, options=_parse_options(base.options, data.get("options") or {}, path),
                    link_scores=_parse_link_scores(base.link_scores, data.get("link_scores") or {}, path),
                    bad_nodes=_parse_bad_nodes(base.bad_nodes, data.get("bad_nodes") or {}, path))
 

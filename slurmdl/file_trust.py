@@ -18,15 +18,15 @@ from slurmdl.files import read_limited, read_regular_file
 MAX_FILE_BYTES = 64 * 2**20  # scores of 100,000 nodes have 15 MB
 
 
-def read_trusted_text(path: str, trusted_users: str = "") -> str:
-    """Text of a file of scores.
+def read_trusted_text(path: str, trusted_users: str = "", *, follow_links: bool = True) -> str:
+    """Text of a file of scores; `follow_links` as for `read_trusted_lines`.
 
     The file and all its parent directories must be owned by, and writable only by, root, the reader or
     `trusted_users` (names or uids separated by commas). Directories with the sticky bit may be writable by others.
     Raises InputError if the file is unreadable, not a regular file, not UTF-8, too large, or not trusted.
     """
     try:
-        return _read_trusted_bytes(path, trusted_users, "link_scores.trusted_owner").decode()
+        return _read_trusted_bytes(path, trusted_users, "link_scores.trusted_owner", follow_links).decode()
     except UnicodeDecodeError as error:
         raise InputError("is not UTF-8 text", file=path) from error
 

@@ -38,17 +38,17 @@ def check_writable(path: str) -> None:
     raise OSError(reason, os.strerror(reason), path)
 
 
-def write_atomic(path: str, text: str, *, durable: bool = False) -> None:
+def write_atomic(path: str, text: str, *, durable: bool = False, mode: int = 0o666) -> None:
     """Replace a file atomically, through a new temporary file in the same directory.
 
-    `durable`: sync the file to disk, and make it readable by all regardless of the umask. After an OSError the old
-    file is unchanged and the temporary file removed.
+    `durable`: sync the file to disk, and make it readable by all regardless of the umask. `mode` is limited by the
+    umask. After an OSError the old file is unchanged and the temporary file removed.
     """
     directory, name = os.path.split(os.path.abspath(path))
     temporary = os.path.join(directory, f".{name}.{os.urandom(8).hex()}")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
+        with open(os.open(temporary, flags, mode), "w", encoding="utf-8") as file:
             file.write(text)
             if durable:
                 os.fchmod(file.fileno(), 0o644)

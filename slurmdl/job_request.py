@@ -1,4 +1,4 @@
-"""The options of a submission that placement depends on: sbatch options and --dl-* options."""
+"""The options of a submission that placement depends on (sbatch options and --dl-* options), and the job's size."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError
 from slurmdl.gpu_request import GPU_OPTIONS, GpuRequest, TaskCounts, count_gpus, expand_tres_per_task, parse_gpu_count
+from slurmdl.text import pluralize
 
 #: options by which users choose nodes, or that send the job elsewhere -> spelling in messages
 _USER_NODE_OPTIONS = {"nodelist": "-w", "nodefile": "-F", "prefer": "--prefer",
@@ -90,6 +91,49 @@ class JobRequest:
         """GPUs of each node; 0 if the options do not say."""
         counted = sum(count for name, count in self.gres_per_node.items() if name.partition(":")[0] == "gpu")
         return counted or (self.gpus.per_node if self.gpus else 0)
+
+
+@dataclass(frozen=True)
+class JobSize:
+    nodes: int
+    tasks: int
+
+    @property
+    def max_tasks_per_node(self) -> int:
+        return -(-self.tasks // self.nodes)
+
+    def tasks_on_node(self, index: int) -> int:
+        """Tasks of the i-th node in an even split: the first nodes take the remainder.
+
+        For jobs without --ntasks-per-node and whole nodes see `eligibility.split_tasks`.
+        """
+        return self.tasks // self.nodes + (index < self.tasks % self.nodes)
+
+
+def resolve_job_size(request: JobRequest) -> JobSize:
+    """Size of the job; PlacementError if Slurm would choose the node count, or if the counts are contradictory."""
+    per_node, tasks = request.ntasks_per_node, request.ntasks
+    if request.gpus and request.dl.node_binding == "late":
+        raise PlacementError("--dl-node-binding=late: the GPU options count GPUs for a fixed number of nodes")
+    if request.nodes is not None:
+        min_nodes, max_nodes = request.nodes
+        if min_nodes != max_nodes:
+            raise PlacementError(f"the node count is not certain (-N {min_nodes}-{max_nodes or ''})")
+        nodes = min_nodes
+    elif tasks is not None and per_node:
+        nodes = -(-tasks // per_node)
+    elif (tasks or 1) == 1:
+        nodes = 1
+    else:
+        raise PlacementError(f"the node count is not certain (-n {tasks} without -N or --ntasks-per-node)")
+    if tasks is None:
+        tasks = nodes * (per_node or 1)
+    if not 0 < nodes <= tasks:
+        raise PlacementError(f"{pluralize(tasks, 'task')} do not fill {pluralize(nodes, 'node')}")
+    if per_node and tasks > nodes * per_node:
+        raise PlacementError(f"{tasks} tasks do not fit on {pluralize(nodes, 'node')} with "
+                             f"{pluralize(per_node, 'task')} each")
+    return JobSize(nodes, tasks)
 
 
 def build_request(settings: Mapping[str, str], dl: DlOptions, unplaceable_reason: str = "") -> JobRequest:

@@ -17,10 +17,10 @@ from ortools.sat.python import cp_model
 
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import PlacementError
-from slurmdl.job_request import JobRequest
+from slurmdl.job_request import JobRequest, JobSize, resolve_job_size
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import FloatArray
-from slurmdl.placement.eligibility import JobSize, candidate_partitions, eligible_tasks, resolve_job_size
+from slurmdl.placement.eligibility import candidate_partitions, eligible_tasks
 from slurmdl.placement.iteration_cost import NetworkLinks, Phase, network_links, predict_cost
 from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Traffic

@@ -18,9 +18,9 @@ from slurmdl.cli.arguments import CliParser
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import SlurmdlError
-from slurmdl.job_request import JobRequest
+from slurmdl.job_request import JobRequest, resolve_job_size
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.placement.eligibility import eligible_tasks, resolve_job_size
+from slurmdl.placement.eligibility import eligible_tasks
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
 from slurmdl.placement.traffic import Traffic

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
+from slurmdl.job_request import JobRequest, resolve_job_size
 from slurmdl.launch.job_start import REJECTED, PredictedStart
 from slurmdl.launch.submission import Submission
 from slurmdl.launch.submission_record import Promise, RequestedSize
@@ -17,7 +18,6 @@ from slurmdl.launch.zone_preference import exact_zone_features, leaf_zones, plac
 
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
-    from slurmdl.job_request import JobRequest
     from slurmdl.launch.cluster_state import ClusterState
     from slurmdl.launch.traffic_file import Matrix
     from slurmdl.placement.result import Placement
@@ -42,6 +42,7 @@ class Decision:
         revert_field: job field to clear if the job does not start at once (see job_start), or "".
         requested_size: what the user requested, if the options request more nodes.
         promise: the predicted outcome, with which the job compares its nodes; None if nothing is promised.
+        is_outdated: the state of the cluster is too old for this decision.
     """
 
     binding_options: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ class Decision:
     revert_field: str = ""
     requested_size: RequestedSize | None = None
     promise: Promise | None = None
+    is_outdated: bool = False
 
     def summary(self, dl: DlOptions) -> str:
         """One line for users."""
@@ -62,7 +64,8 @@ class Decision:
             zones = f" in {_format_zones(dl, ', ')}" if self.binding_options else ""
             return f"{options}Slurm chooses the nodes{zones}: {self.reason}"
         if self.placement is None:
-            return "Slurm chooses the nodes: --dl-node-binding=off"
+            return "Slurm chooses the nodes: " + ("--dl-node-binding=off" if dl.node_binding == "off" else
+                                                  "the job has only one")
         return f"{options}{self.placement.reason}"
 
 
@@ -101,8 +104,36 @@ def decide_binding(job: Submission, state: ClusterState, traffic_matrices: tuple
     try:
         decision = _choose_binding(job, state, traffic_matrices, inside_job, predict_start_in_zones)
     except PlacementError as error:
-        decision = Decision(reason=str(error))
+        decision = Decision(reason=str(error), is_outdated=bool(state.age_text))
     return replace(decision, binding_options=(*zone_options, *decision.binding_options))
+
+
+def decide_without_cluster(job: Submission) -> Decision | None:
+    """The decision about a job on which the state of the cluster has no influence; None for other jobs.
+
+    Raises PlacementError if no nodes can be chosen for any state of the cluster.
+    """
+    request, dl = job.request, job.request.dl
+    if dl.node_binding == "off":
+        if dl.zone:
+            raise PlacementError("--dl-node-binding=off")
+        return Decision()
+    if dl.zone:
+        return None  # nodes outside the zones are excluded in any case
+    if request.unplaceable_reason:
+        raise PlacementError(request.unplaceable_reason)
+    if dl.mesh or dl.groups or dl.comm_pattern:
+        return None  # placement checks them
+    nodes = resolve_job_size(request).nodes
+    if dl.node_binding != "auto" or dl.explain or dl.strict:
+        return None
+    if request.start_unknown_reason:
+        return Decision(reason=_no_start_reason(request))
+    return Decision() if nodes == 1 else None
+
+
+def _no_start_reason(request: JobRequest) -> str:
+    return f"{request.start_unknown_reason}, so no nodes are bound"
 
 
 def zone_not_applied_reason(dl: DlOptions, reason: str) -> str:
@@ -151,8 +182,10 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
     if request.dl.node_binding == "late":
         return _late_decision(job, placement)
     if request.start_unknown_reason:
-        return Decision((), placement, f"{request.start_unknown_reason}, so no nodes are bound")
+        return Decision((), placement, _no_start_reason(request))
     if not placement.free_now:
+        if state.age_text and predict_start(Decision()).is_now:
+            return Decision((), placement, f"{state.age_text}; Slurm would start the job now", is_outdated=True)
         return Decision((), placement, f"{placement_zones_text(placement)} would fit, but not now")
     allowed_zones = leaf_zones(state.topology, request.dl.zone)
     if len(allowed_zones) == 1 and allowed_zones != leaf_zones(state.topology):
@@ -188,12 +221,14 @@ def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tupl
         if slowdown := _drawback(worst, placement):
             reason += f" (Slurm may choose nodes of these zones on which the job {slowdown})"
         decision = replace(decision, placement=replace(placement, reason=reason), promise=_promise(worst))
-        unknown = unpredictable_start_reason(request, state.cluster, placement.nodes)
+        unknown = unpredictable_start_reason(request, state.cluster, placement.nodes) or state.age_text
         if not unknown:
             return decision
         on_these_nodes = Decision((_nodelist_option(placement),), placement)
         failure = predict_start(on_these_nodes).not_starting_reason(placement.nodes)
-        return Decision((), placement, f"{unknown}, and {failure}") if failure else decision
+        if failure:
+            return Decision((), placement, f"{unknown}, and {failure}", is_outdated=bool(state.age_text))
+        return decision
     return Decision((), placement, f"Slurm may choose slower nodes of {placement_zones_text(placement)}; {problem}")
 
 

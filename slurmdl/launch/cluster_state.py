@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from slurmdl.config import Config
 from slurmdl.errors import InputError, UnavailableError, debug, warn
+from slurmdl.slurm.slurm_conf import topology_file_path
 
 if TYPE_CHECKING:
+    from slurmdl.cluster.load import ClusterQuery
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.links.link_scores import LinkScores
     from slurmdl.topology.topology import Topology
@@ -19,15 +20,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """Nodes, zones and link scores of the cluster at one moment."""
+    """Nodes, zones and link scores of the cluster at one moment, `age_s` before now."""
 
     cluster: ClusterSnapshot
     topology: Topology
     scores: LinkScores
+    age_s: float = 0.0
+
+    @property
+    def age_text(self) -> str:
+        """How old the state of the nodes is, or "" if Slurm was queried now."""
+        return f"the nodes were read {self.age_s:.0f} s ago" if self.age_s else ""
+
+
+def start_query(config: Config, max_age_s: float = 0.0) -> ClusterQuery:
+    """Start the query of nodes, and of zones if no file has them; see `ClusterQuery`."""
+    from slurmdl.cluster.load import ClusterQuery
+
+    return ClusterQuery(config.cluster_backend, topology_file_path() is None, max_age_s)
 
 
 def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = (),
-                       on_warning: Callable[[str], None] = warn, strict: bool = False) -> ClusterState:
+                       on_warning: Callable[[str], None] = warn, strict: bool = False,
+                       query: ClusterQuery | None = None) -> ClusterState:
     """Load the state of the cluster.
 
     Raises UnavailableError if scontrol (or PySlurm) is missing, hangs or fails, or there is no topology, InputError
@@ -36,30 +51,27 @@ def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = 
     Args:
         source, on_warning, strict: see `load_link_scores`.
         partitions: of the job; the first one decides which of several topologies applies.
+        query: result of `start_query`; None to start it.
     """
-    from slurmdl.cluster.load import start_cluster_query
-    from slurmdl.slurm.slurm_conf import topology_file_path
-
+    query = query or start_query(config)
     # while the query runs, import modules and read files
-    wait_for_cluster = functools.cache(
-        start_cluster_query(config.cluster_backend, with_topology=topology_file_path() is None))
-
     import slurmdl.cluster.scontrol_parser
     import slurmdl.placement.place  # noqa: F401
     from slurmdl.topology import load, scontrol_topology
 
     topologies = load.load_slurm_topology_file()
-    scores = load_link_scores(config, source, on_warning, strict, lambda: wait_for_cluster()[0].name)
-    cluster, output = wait_for_cluster()
+    scores = load_link_scores(config, source, on_warning, strict, lambda: query.answer[0].name)
+    cluster, output = query.answer
     if topologies is None:
         if not output.has_zones:
             raise UnavailableError("no topology: neither a topology.yaml or topology.conf nor an answer of "
                                    "`scontrol show topology`")
         topologies = scontrol_topology.read_topologies(output)
     topology = topologies.get(cluster.topology_of(partitions))
-    debug("cluster %s: %d nodes; %s: %d zones", cluster.name or "without a name", len(cluster.names), topology.source,
+    debug("cluster %s: %d nodes%s; %s: %d zones", cluster.name or "without a name", len(cluster.names),
+          f", read {query.age_s:.0f} s ago" if query.age_s else "", topology.source,
           len(topology.zones))
-    return ClusterState(cluster, topology, scores)
+    return ClusterState(cluster, topology, scores, query.age_s)
 
 
 def load_link_scores(config: Config, source: str, on_warning: Callable[[str], None] = warn,

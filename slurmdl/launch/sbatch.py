@@ -6,6 +6,7 @@ on stderr says why.
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import sys
@@ -38,6 +39,7 @@ from slurmdl.slurm import process, sbatch_options
 from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
+    from slurmdl.cluster.load import ClusterQuery
     from slurmdl.launch.cluster_state import ClusterState
 
 
@@ -152,35 +154,56 @@ class SubmissionAttempt:
         if config_error:
             raise config_error
         on_warning: Callable[[str], None] = (lambda _: None) if self.quiet else warn
-        job = self._leave_out_bad_nodes(job, site_config, on_warning)
-        if self.dl.node_binding == "off":
-            if self.dl.zone:
-                raise PlacementError("--dl-node-binding=off")
-            return
-        if job.request.unplaceable_reason and not self.dl.zone:
-            raise PlacementError(job.request.unplaceable_reason)
-        from slurmdl.launch import cluster_state
+        # only `auto` has Slurm confirm that the nodes are free
+        max_age_s = site_config.nodes_max_age if self.dl.node_binding in ("auto", "off") else 0.0
 
+        @functools.cache
+        def get_query() -> ClusterQuery:
+            from slurmdl.launch import cluster_state
+
+            return cluster_state.start_query(site_config, max_age_s)
+
+        job = self._leave_out_bad_nodes(job, site_config, get_query, on_warning)
+        if decision := binding.decide_without_cluster(job):
+            self.decision = decision
+            return
         if not job.request.dl.dry_run:
             # concurrent submitters see the same cluster; different seeds make them choose different equal nodes
             seed = 1 + (time.time_ns() ^ os.getpid()) % 2**32
             job = replace(job, request=replace(job.request, seed=seed))
-        state = cluster_state.load_cluster_state(site_config, self.dl.link_scores, job.request.partitions, on_warning,
-                                                 self.dl.strict)
-        decision = decide_with_slurm(job, state, self.program)
+        state, decision = self._decide_with_cluster(job, site_config, get_query(), on_warning)
+        if decision.is_outdated:
+            debug("Slurm is queried again: %s", decision.reason)
+            get_query.cache_clear()
+            state, decision = self._decide_with_cluster(job, site_config, get_query(), on_warning)
         if decision.reason and self.dl.strict:
             raise PlacementError(decision.reason)
         if self.dl.explain and decision.placement is not None:
             from slurmdl.placement.explain import explain_placement
 
             text = explain_placement(decision.placement, state.topology, state.cluster, state.scores, self.dl)
-            decision = replace(decision, explanation=text)
+            age = f"\nnote       {state.age_text} (nodes_max_age of slurmdl.yaml)" if state.age_text else ""
+            decision = replace(decision, explanation=text + age)
         self.bound_command = build_submit_command(self.program, job, decision, os.environ)
         self.decision = decision
         if not (self.quiet or self.dl.dry_run):
             _warn_of_missing_features(job, decision, state)
 
-    def _leave_out_bad_nodes(self, job: Submission, site_config: config.Config,
+    def _decide_with_cluster(self, job: Submission, site_config: config.Config, query: ClusterQuery,
+                             on_warning: Callable[[str], None]) -> tuple[ClusterState, Decision]:
+        from slurmdl.launch import cluster_state
+
+        state = cluster_state.load_cluster_state(site_config, self.dl.link_scores, job.request.partitions, on_warning,
+                                                 self.dl.strict, query)
+        decision = decide_with_slurm(job, state, self.program)
+        # a job that starts changes the state of the nodes
+        if decision.is_outdated or (decision.placement and decision.placement.free_now):
+            query.forget()
+        elif decision.placement:
+            query.keep()
+        return state, decision
+
+    def _leave_out_bad_nodes(self, job: Submission, site_config: config.Config, get_query: Callable[[], ClusterQuery],
                              on_warning: Callable[[str], None]) -> Submission:
         """Exclude the nodes that the user's jobs or the site's checks found to be bad. A failure is a warning."""
         from slurmdl.health import exclusions, site_verdicts
@@ -194,7 +217,6 @@ class SubmissionAttempt:
         site_reasons = site_verdicts.load_site_reasons(site_config, on_warning)
         if not (remembered or site_reasons) or self.parsed_argv.is_heterogeneous:
             return job
-        from slurmdl.cluster.load import query_cluster
         from slurmdl.launch import job_start
         from slurmdl.launch.bad_node_exclusion import leave_out_nodes
 
@@ -206,7 +228,8 @@ class SubmissionAttempt:
             return reason if reason.startswith(job_start.REJECTED) else ""
 
         try:
-            cluster = query_cluster(site_config.cluster_backend)[0]
+            cluster = get_query().answer[0]
+            get_query().keep()
             if other_cluster and other_cluster != cluster.name:
                 return job  # its nodes may have the same names
             job, messages = leave_out_nodes(job, remembered, site_reasons, cluster, rejection_reason)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from slurmdl.job_request import JobSize
 from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
 from slurmdl.placement.candidate_nodes import CandidateNodes
-from slurmdl.placement.eligibility import JobSize
 from slurmdl.placement.iteration_cost import Phase
 from slurmdl.placement.quotas import take_nodes
 from slurmdl.placement.zones import (

@@ -11,10 +11,9 @@ import numpy as np
 
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, NodeProfile
 from slurmdl.errors import PlacementError
-from slurmdl.job_request import JobRequest
+from slurmdl.job_request import JobRequest, JobSize
 from slurmdl.placement.arrays import BoolArray, IntArray
 from slurmdl.slurm.step_layout import block_distribution
-from slurmdl.text import pluralize
 
 # states and flags in which a node can start a job now, and those in which it boots for the job
 _UP_STATES = frozenset(["IDLE", "MIXED", "ALLOCATED", "CLOUD", "DYNAMIC_NORM"])
@@ -29,49 +28,6 @@ _TERM = rf"(?:{_FEATURE}|\({_FEATURE}(?:[&|]{_FEATURE})*\))"
 _EXPRESSION = re.compile(rf"{_TERM}(?:[&|]{_TERM})*")
 _MATCHING_OR = re.compile(rf"\[{_TERM}(?:\|{_TERM})*\]")  # all nodes of the job need the same term
 _OPERATOR_AND_TERM = re.compile(rf"([&|]?)({_TERM})")
-
-
-@dataclass(frozen=True)
-class JobSize:
-    nodes: int
-    tasks: int
-
-    @property
-    def max_tasks_per_node(self) -> int:
-        return -(-self.tasks // self.nodes)
-
-    def tasks_on_node(self, index: int) -> int:
-        """Tasks of the i-th node in an even split: the first nodes take the remainder.
-
-        For jobs without --ntasks-per-node and whole nodes see `split_tasks`.
-        """
-        return self.tasks // self.nodes + (index < self.tasks % self.nodes)
-
-
-def resolve_job_size(request: JobRequest) -> JobSize:
-    """Size of the job; PlacementError if Slurm would choose the node count, or if the counts are contradictory."""
-    per_node, tasks = request.ntasks_per_node, request.ntasks
-    if request.gpus and request.dl.node_binding == "late":
-        raise PlacementError("--dl-node-binding=late: the GPU options count GPUs for a fixed number of nodes")
-    if request.nodes is not None:
-        min_nodes, max_nodes = request.nodes
-        if min_nodes != max_nodes:
-            raise PlacementError(f"the node count is not certain (-N {min_nodes}-{max_nodes or ''})")
-        nodes = min_nodes
-    elif tasks is not None and per_node:
-        nodes = -(-tasks // per_node)
-    elif (tasks or 1) == 1:
-        nodes = 1
-    else:
-        raise PlacementError(f"the node count is not certain (-n {tasks} without -N or --ntasks-per-node)")
-    if tasks is None:
-        tasks = nodes * (per_node or 1)
-    if not 0 < nodes <= tasks:
-        raise PlacementError(f"{pluralize(tasks, 'task')} do not fill {pluralize(nodes, 'node')}")
-    if per_node and tasks > nodes * per_node:
-        raise PlacementError(f"{tasks} tasks do not fit on {pluralize(nodes, 'node')} with "
-                             f"{pluralize(per_node, 'task')} each")
-    return JobSize(nodes, tasks)
 
 
 def split_tasks(request: JobRequest, job: JobSize, max_tasks: Sequence[int]) -> list[int]:

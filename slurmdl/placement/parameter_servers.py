@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from slurmdl.job_request import JobSize
 from slurmdl.placement.all_to_all import AllToAllEstimate, rank_zones_all_to_all
 from slurmdl.placement.arrays import BoolArray, IntArray, sorted_unique
 from slurmdl.placement.candidate_nodes import CandidateNodes, subset
-from slurmdl.placement.eligibility import JobSize
 from slurmdl.placement.quotas import fill_largest_first
 from slurmdl.placement.traffic import count_shards
 from slurmdl.placement.zones import (

@@ -16,13 +16,13 @@ import numpy as np
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node
 from slurmdl.errors import PlacementError, UsageError
 from slurmdl.groups import launched_ranks_per_node
-from slurmdl.job_request import JobRequest
+from slurmdl.job_request import JobRequest, JobSize, resolve_job_size
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.all_to_all import all_to_all_choices
 from slurmdl.placement.arrays import FloatArray, IntArray, run_starts
 from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
-from slurmdl.placement.eligibility import JobSize, candidate_partitions, eligible_tasks, resolve_job_size, split_tasks
+from slurmdl.placement.eligibility import candidate_partitions, eligible_tasks, split_tasks
 from slurmdl.placement.lower_bound import compute_lower_bound
 from slurmdl.placement.parameter_servers import ps_choices
 from slurmdl.placement.quotas import even_choices, group_choices, segment_choices, uneven_choices

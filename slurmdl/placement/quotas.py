@@ -7,9 +7,9 @@ from itertools import islice, permutations
 
 import numpy as np
 
+from slurmdl.job_request import JobSize
 from slurmdl.placement.arrays import IntArray, run_starts
 from slurmdl.placement.candidate_nodes import CandidateNodes
-from slurmdl.placement.eligibility import JobSize
 from slurmdl.placement.zones import NodeChoice, Proposal, SearchProblem, ZoneCandidate, fitting_nodes, make_choice
 
 MAX_UNEVEN_ZONES = 4  # zones with an uneven choice

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from slurmdl.job_request import JobSize
 from slurmdl.placement.arrays import FloatArray, IntArray, round_mantissa, run_starts, sorted_unique, transfer_seconds
 from slurmdl.placement.candidate_nodes import CandidateNodes
-from slurmdl.placement.eligibility import JobSize
 from slurmdl.placement.iteration_cost import Phase
 from slurmdl.placement.mesh_orders import min_bytes_leaving
 from slurmdl.placement.traffic import Traffic, count_shards

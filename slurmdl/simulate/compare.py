@@ -13,9 +13,8 @@ from slurmdl import units
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import UsageError
-from slurmdl.job_request import JobRequest
+from slurmdl.job_request import JobRequest, JobSize
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.eligibility import JobSize
 from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.place import place_job
 from slurmdl.placement.rank_orders import best_rank_map, leaf_order

@@ -13,6 +13,13 @@ from slurmdl.slurm import process
 
 DEFAULT_SLURM_CONF = "/etc/slurm/slurm.conf"
 _PLUGIN_FILE = "slurmdl.so"
+#: slurm.conf of 100,000 nodes on separate lines is smaller
+_MAX_CONF_CHARS = 32 * 2**20
+#: what `read_cluster_defaults` reads; lines of partitions have values of their own
+_DEFAULTS = {name.lower(): name for name in ("ClusterName", "DefMemPerCPU", "DefMemPerNode")}
+_DEFAULTS_LINE = re.compile(rf"^(?!\s*PartitionName)[^#\n]*\b(?:{'|'.join(_DEFAULTS)})\s*=[^#\n]*", re.I | re.M)
+_CONF_PAIR = re.compile(r"(\w+)\s*=\s*(\S+)")
+_INCLUDE_LINE = re.compile(r"^\s*include\s", re.I | re.M)
 #: bounds files that include each other
 _MAX_INCLUDE_DEPTH = 8
 #: a line as Slurm reads it, into 4096 bytes; a part of a longer line counts as a line
@@ -34,6 +41,26 @@ def topology_file_path() -> str | None:
         if os.path.exists(path):
             return path
     return None
+
+
+def read_cluster_defaults() -> dict[str, str] | None:
+    """ClusterName, and DefMemPerCPU or DefMemPerNode if set, from the slurm.conf of this process.
+
+    The controller reads the same file, so this saves a query. None if it cannot be read, includes other files, or has
+    no ClusterName in lower case, to which Slurm converts it.
+    """
+    try:
+        with open(slurm_conf_path(), encoding="utf-8", errors="replace") as file:
+            text = file.read(_MAX_CONF_CHARS).replace("\\\n", " ")
+    except OSError:
+        return None
+    defaults = {}
+    for line in _DEFAULTS_LINE.findall(text):
+        for key, value in _CONF_PAIR.findall(line):
+            if name := _DEFAULTS.get(key.lower()):
+                defaults[name] = value.strip('"')
+    name = defaults.get("ClusterName", "")
+    return defaults if name and name == name.lower() and not _INCLUDE_LINE.search(text) else None
 
 
 def parse_key_values(text: str) -> dict[str, str]:
@@ -91,7 +118,8 @@ class SlurmConfig:
 
 def cluster_name(environ: Mapping[str, str]) -> str:
     """ClusterName of the cluster that Slurm's commands address. Raises UnavailableError if Slurm does not answer."""
-    return environ.get("SLURM_CLUSTER_NAME") or SlurmConfig.query().cluster_name
+    return environ.get("SLURM_CLUSTER_NAME") or (read_cluster_defaults() or {}).get("ClusterName") \
+        or SlurmConfig.query().cluster_name
 
 
 def start_config_query() -> Callable[[], SlurmConfig]:

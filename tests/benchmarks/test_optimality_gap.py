@@ -13,7 +13,8 @@ from benchmarks.placement import exact_solver
 from benchmarks.placement.optimality_gap import Case, draw_case, rows, solve_case
 from benchmarks.suite import worker_pool
 from slurmdl.errors import PlacementError
-from slurmdl.placement.eligibility import eligible_tasks, resolve_job_size
+from slurmdl.job_request import resolve_job_size
+from slurmdl.placement.eligibility import eligible_tasks
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
 from slurmdl.placement.result import Cost

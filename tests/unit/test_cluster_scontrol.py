@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from slurmdl.cluster import load, scontrol_parser
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import InputError, UnavailableError
+from slurmdl.slurm import slurm_conf
 
 DATA = Path(__file__).parent / "data"
 REAL = (DATA / "scontrol-22.05.8.txt").read_text()
@@ -192,3 +197,116 @@ def test_reservations() -> None:
 def test_no_reservations_line_is_not_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_scontrol(tmp_path, monkeypatch, "echo NodeName=n1 State=IDLE; echo No reservations in the system")
     assert not load.query_cluster("auto", with_topology=True)[1].has_zones
+
+
+@pytest.fixture
+def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A scontrol that records what it is asked, a slurm.conf, and a directory for kept answers."""
+    write_scontrol(tmp_path, monkeypatch, f"cat >>{tmp_path}/stdin; cat {DATA}/scontrol-22.05.8.txt")
+    (tmp_path / "slurm.conf").write_text("ClusterName=c\nDefMemPerCPU=7\n")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def kept_file(directory: Path) -> Path:
+    return directory / f"slurmdl-{os.geteuid()}/nodes"
+
+
+def test_young_answer_is_used_again(controller: Path) -> None:
+    first = load.ClusterQuery("auto", True, 15.0)
+    first.keep()
+    assert not kept_file(controller).exists() and first.answer
+    first.keep()
+    again = load.ClusterQuery("scontrol", True, 15.0)
+    assert 0 < again.age_s < 15 and first.age_s == 0
+    assert again.answer[0].to_json() == first.answer[0].to_json() and again.answer[1].has_zones
+    assert (controller / "stdin").read_text().count("show nodes") == 1
+    assert stat.S_IMODE(kept_file(controller).parent.stat().st_mode) == 0o700
+    first.forget()
+    assert load.ClusterQuery("auto", True, 15.0).age_s == 0
+
+
+def age(directory: Path, age_s: float) -> None:
+    header, _, text = kept_file(directory).read_text().partition("\n")
+    key, _ = json.loads(header)
+    kept_file(directory).write_text(f"{json.dumps([key, time.time() - age_s])}\n{text}")
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    (lambda d: age(d, 20), "too old"),
+    (lambda d: age(d, -20), "in the future"),
+    (lambda d: (d / "slurm.conf").write_text("ClusterName=other\n"), "another configuration"),
+    (lambda d: kept_file(d).write_text("{}"), "no header"),
+    (lambda d: kept_file(d).write_text("[1, 2]\n"), "another key"),
+    (lambda d: kept_file(d).write_text("[" * 100_000), "hostile header"),
+    (lambda d: kept_file(d).write_bytes(b"\xff\n"), "not UTF-8"),
+    (lambda d: kept_file(d).chmod(0o666), "others may write the file"),
+    (lambda d: kept_file(d).parent.chmod(0o777), "others may write the directory"),
+    (lambda d: kept_file(d).rename(d / "x") and kept_file(d).symlink_to(d / "x"), "a symbolic link"),
+    (lambda d: os.chown(kept_file(d), 12345, -1) if os.geteuid() == 0 else kept_file(d).unlink(), "of another user"),
+    (lambda d: os.chown(kept_file(d).parent, 12345, -1) if os.geteuid() == 0 else kept_file(d).unlink(),
+     "in the directory of another user"),
+])
+def test_answer_is_not_used_if(controller: Path, change: Callable[[Path], object], reason: str) -> None:
+    query = load.ClusterQuery("auto", False, 15.0)
+    assert query.answer
+    query.keep()
+    change(controller)
+    assert load.ClusterQuery("auto", False, 15.0).age_s == 0, reason
+
+
+def test_answer_of_another_query_is_not_used(controller: Path) -> None:
+    query = load.ClusterQuery("auto", False, 15.0)
+    assert query.answer
+    query.keep()
+    assert load.ClusterQuery("auto", True, 15.0).age_s == 0, "with zones"
+    assert load.ClusterQuery("auto", False, 0.0).age_s == 0, "not wanted"
+
+
+def test_answer_is_kept_only_in_a_directory_of_this_user(controller: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = load.ClusterQuery("auto", False, 15.0)
+    assert query.answer
+    (controller / "other").mkdir()
+    kept_file(controller).parent.symlink_to(controller / "other")
+    if os.geteuid() == 0:
+        os.chown(kept_file(controller).parent, 12345, -1, follow_symlinks=False)
+        query.keep()
+        assert not list((controller / "other").iterdir())
+    kept_file(controller).parent.unlink()
+    kept_file(controller).parent.mkdir()
+    kept_file(controller).parent.chmod(0o777)
+    query.keep()
+    assert not kept_file(controller).exists()
+    kept_file(controller).parent.chmod(0o700)
+    monkeypatch.setattr(load, "_MAX_KEPT_CHARS", 100)
+    query.keep()
+    assert not kept_file(controller).exists()
+    (controller / "slurm.conf").unlink()
+    query = load.ClusterQuery("auto", False, 15.0)
+    assert query.answer
+    query.keep()
+    assert not kept_file(controller).exists(), "the cluster is unknown"
+
+
+def test_defaults_in_slurm_conf_save_a_query(controller: Path) -> None:
+    snapshot = load.query_cluster("auto")[0]
+    assert (controller / "stdin").read_text() == "show nodes\nshow partitions\nshow reservations\n"
+    assert snapshot.name == "c"
+    (controller / "slurm.conf").write_text("Include other.conf\n")
+    assert load.query_cluster("auto")[0].name != "c"
+    assert "show config" in (controller / "stdin").read_text()
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("ClusterName=a\n", {"ClusterName": "a"}),
+    ("clustername = a # b\nDEFMEMPERCPU=5 X=1\n", {"ClusterName": "a", "DefMemPerCPU": "5"}),
+    ('ClusterName="a"\nDefMemPerNode=UNLIMITED\n', {"ClusterName": "a", "DefMemPerNode": "UNLIMITED"}),
+    ("X=1 ClusterName=a\nPartitionName=p DefMemPerCPU=9 \\\n DefMemPerNode=8\n", {"ClusterName": "a"}),
+    ("#ClusterName=b\nClusterName=a\nDefMemPerCPUx=1\n", {"ClusterName": "a"}),
+    ("ClusterName=a\nClusterName=b\n", {"ClusterName": "b"}),
+    ("DefMemPerCPU=5\n", None), ("ClusterName=a\n include b.conf\n", None), ("ClusterName=A\n", None), ("", None),
+])
+def test_defaults_in_slurm_conf(controller: Path, text: str, expected: dict[str, str] | None) -> None:
+    (controller / "slurm.conf").write_text(text)
+    assert slurm_conf.read_cluster_defaults() == expected

@@ -13,9 +13,9 @@ from placing import cluster, node
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.gpu_request import GpuRequest
-from slurmdl.job_request import JobRequest, build_request
+from slurmdl.job_request import JobRequest, JobSize, build_request, resolve_job_size
 from slurmdl.launch import submission
-from slurmdl.placement.eligibility import JobSize, eligible_tasks, resolve_job_size, split_tasks
+from slurmdl.placement.eligibility import eligible_tasks, split_tasks
 
 
 def request(options: str) -> JobRequest:

@@ -287,6 +287,7 @@ class TestConfig:
          r"link_defaults.node_bandwidth: invalid value 'fast'; expected a number greater than 0"),
         ("plan_dir: here\n", "expected an absolute path"),
         ("cluster_backend: slurm\n", "cluster_backend: invalid value 'slurm'; expected auto, scontrol, pyslurm"),
+        ("nodes_max_age: -1\n", "nodes_max_age: invalid value -1; expected a number, 0 or more"),
         ("a: [1\nb: 2\n", r"0.yaml:2: is not YAML"),
         ("- 1\n", "expected a mapping"),
     ])

@@ -12,10 +12,10 @@ from placing import SCORES, cluster, node, two_level
 from slurmdl.cluster.snapshot import ClusterSnapshot, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
-from slurmdl.job_request import JobRequest
+from slurmdl.job_request import JobRequest, JobSize, resolve_job_size
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.candidate_nodes import build_candidate_nodes
-from slurmdl.placement.eligibility import JobSize, eligible_tasks, resolve_job_size
+from slurmdl.placement.eligibility import eligible_tasks
 from slurmdl.placement.place import place_job
 from slurmdl.placement.quotas import fill_largest_first, uneven_choices, water_fill
 from slurmdl.topology.source import ZoneDecl, build_topology

@@ -418,8 +418,8 @@ def test_arguments_streams_and_status_pass_through(tmp_path):
 def test_quiet_suppresses_messages(tmp_path):
     write_sbatch(tmp_path / "bin", "exit 1").rename(tmp_path / "bin" / "scontrol")
     write_sbatch(tmp_path / "bin", "exit 0")
-    assert slurmdl(tmp_path, "-Q", "--wrap=true").stderr == b""
-    messages = slurmdl(tmp_path, "--wrap=true").stderr.decode().splitlines()
+    assert slurmdl(tmp_path, "-N2", "-Q", "--wrap=true").stderr == b""
+    messages = slurmdl(tmp_path, "-N2", "--wrap=true").stderr.decode().splitlines()
     assert [line.split(":")[1] for line in messages] == [
         " submitted as written", " the script has no `slurmdl srun`, so its ranks will not be mapped"]
 

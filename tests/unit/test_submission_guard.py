@@ -8,12 +8,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from slurmdl.cli.main import main
+from slurmdl.health import exclusions
 from slurmdl.launch import sbatch, submission_record
 from slurmdl.slurm import process
 
@@ -57,6 +59,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_process: None) -> 
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
     def start(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None, *_: object,
@@ -286,3 +289,88 @@ def test_option_after_the_script_is_passed_to_it_with_a_warning(site, capsys):
     assert re.match("slurmdl: --dl-explain .*script job.sh", message) and message.count("\n") == 1
     assert submit("-Q", *words).argv[1:] == ["-Q", *words[1:]]
     assert capsys.readouterr().err == ""
+
+
+def queries(site: Path) -> list[str]:
+    """The queries since the last call."""
+    path = site / "queries"
+    lines = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return lines
+
+
+@pytest.mark.parametrize(("words", "count"), [
+    (["-N1"], 0), (["-n1", "--dl-link-scores=none"], 0), (["-N2", "--dl-node-binding=off"], 0),
+    (["-N2", "--array=1-3"], 0), (["-N2", "--begin=now+1hour"], 0), (["-n4"], 0), (["-N2", "-w", "n1,n2"], 0),
+    # the user wants to see the state, requires nodes, or has options that only placement checks
+    (["-N1", "--dl-explain"], 1), (["-N1", "--dl-strict"], 1), (["-N1", "--dl-node-binding=nodelist"], 1),
+    (["-N1", "--dl-mesh=dp=1"], 1), (["-N1", "--dl-zone=z1"], 1), (["-N2"], 1),
+])
+def test_cluster_is_queried_only_if_its_state_can_decide(site, words, count):
+    submit(*words, "--wrap=true")
+    assert len(queries(site)) == count
+
+
+def set_nodes(site: Path, busy: str) -> None:
+    """Let scontrol answer that the nodes whose number is in `busy` run jobs, and the others are idle."""
+    lines = [re.sub("CPUAlloc=. (.*)State=[A-Z]+ ", r"CPUAlloc=4 \1State=ALLOCATED " if line[10:11] in busy else
+                    r"CPUAlloc=0 \1State=IDLE ", line) for line in (site / "answer").read_text().splitlines()]
+    (site / "answer").write_text("\n".join(lines) + "\n")
+
+
+def predict(site: Path, nodes: str, delay_s: int) -> None:
+    """Let `sbatch --test-only` answer."""
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + delay_s))
+    (site / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: Job 1 to start at {start} using 2 processors on nodes "
+                                 f"{nodes} in partition main' >&2\n")
+
+
+def test_waiting_jobs_share_an_answer_as_long_as_slurm_confirms_that_they_wait(site, capsys):
+    set_nodes(site, "123456")
+    predict(site, "n[1-2]", 3600)
+    for expected in (1, 0, 0):
+        submit("-N2", "--wrap=true")
+        assert len(queries(site)) == expected
+        assert "would fit, but not now" in capsys.readouterr().err
+    submit("-N2", "--dl-explain", "--wrap=true")
+    assert re.search(r"^note +the nodes were read \d s ago \(nodes_max_age of slurmdl.yaml\)$",
+                     capsys.readouterr().err, re.MULTILINE)
+    set_nodes(site, "")
+    predict(site, "n[1-2]", 0)
+    submit("-N2", "--wrap=true")
+    assert len(queries(site)) == 1, "Slurm would start it now"
+    assert "not now" not in capsys.readouterr().err
+    submit("-N2", "--wrap=true")
+    assert len(queries(site)) == 1, "the job before took nodes"
+
+
+def test_nodes_that_an_old_answer_calls_free_are_bound_only_if_slurm_confirms_it(site, capsys):
+    set_nodes(site, "123")
+    predict(site, "n[1-4]", 3600)
+    submit("-N4", "--wrap=true")
+    assert "not now" in capsys.readouterr().err and len(queries(site)) == 1
+    predict(site, "n[4-5]", 3600)  # n4 to n6 are not free any more
+    set_nodes(site, "123456")
+    assert not [word for word in submit("-N2", "--wrap=true").argv if word.startswith("--prefer")]
+    assert "not now" in capsys.readouterr().err and len(queries(site)) == 1
+
+
+@pytest.mark.parametrize("words", [["--dl-node-binding=zone"], ["--dl-node-binding=nodelist"]])
+def test_requested_bindings_use_the_present_state(site, words):
+    set_nodes(site, "123456")
+    predict(site, "n[1-2]", 3600)
+    for options in ([], words):
+        submit("-N2", *options, "--wrap=true")
+        assert len(queries(site)) == 1
+
+
+def test_bad_nodes_are_left_out_by_one_query_and_then_by_its_answer(site, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(site / "state"))
+    (site / "slurm.conf").write_text("ClusterName=c\n")
+    exclusions.add_exclusions(exclusions.exclusions_file(os.environ), [
+        exclusions.Exclusion("n3", "slow", time.time(), time.time() + 60, "c"),
+        exclusions.Exclusion("n2", "slow", time.time(), time.time() + 60, "other")], time.time())
+    predict(site, "n1", 0)
+    for count, words in ((1, ["-N1"]), (0, ["-N2", "--dl-node-binding=off"]), (0, ["-N1"])):
+        assert "--exclude=n3" in submit(*words, "--wrap=true").argv
+        assert len(queries(site)) == count
