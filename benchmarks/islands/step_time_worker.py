@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks import sandbox_mpi
-from slurmdl.bench.frameworks import ddp
+from slurmdl.bench.frameworks import init_process_group
 from slurmdl.train import init
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.workloads import SyntheticWorkload
@@ -78,7 +78,7 @@ def _start_ddp(transport: Transport, job: Mapping[str, Any], workload: Synthetic
     from torch.nn.parallel import DistributedDataParallel
 
     workload.loss(1)  # sets the batch size
-    close = ddp.init_process_group(transport)
+    close = init_process_group(transport)
     return DistributedDataParallel(workload.module), lambda: 0, close
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS
 from benchmarks.results import Row, cpu_bound_note, make_row
-from slurmdl.bench.matrix import report
-from slurmdl.bench.matrix.report import PHASE_SUM_TOLERANCE, ReportRow
+from slurmdl.bench import report
+from slurmdl.bench.report import PHASE_SUM_TOLERANCE, ReportRow
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.lifecycle import Sandbox

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import sandbox_mpi
-from slurmdl.bench.frameworks import ddp, post_local
+from slurmdl.bench import frameworks
 from slurmdl.bench.host_meters import CpuIdleMeter
 from slurmdl.train import init
 from slurmdl.train.strategy_config import StrategyConfig
@@ -58,7 +58,7 @@ def measure(transport: Transport, job: Mapping[str, Any],
     for repeat in range(job["repeats"]):
         for name in list(variants)[::-1 if repeat % 2 else 1]:
             # post-local SGD exchanges once in PERIOD steps
-            steps = post_local.PERIOD if name == "post-local" else job["steps"]
+            steps = frameworks.PERIOD if name == "post-local" else job["steps"]
             transport.barrier()
             start, cpu_idle = time.perf_counter(), CpuIdleMeter()
             for _ in range(steps):
@@ -123,7 +123,7 @@ class TorchMethods:
 
     def __init__(self, transport: Transport, job: Mapping[str, Any]) -> None:
         self._transport, self._job = transport, job
-        self.close = ddp.init_process_group(transport)
+        self.close = frameworks.init_process_group(transport)
         self._plain: tuple[Any, Any] | None = None
 
     def no_communication(self) -> tuple[Step, Step]:
@@ -144,7 +144,8 @@ class TorchMethods:
     def post_local(self) -> tuple[Step, Step]:
         """Return a local step; every PERIOD-th one averages all models."""
         workload, optimizer = self._shared()
-        local_step, average = stepping(lambda: workload.loss(1), optimizer), post_local.averaging(workload.module)
+        local_step = stepping(lambda: workload.loss(1), optimizer)
+        average = frameworks.model_averaging(workload.module)
 
         def step() -> None:
             local_step()

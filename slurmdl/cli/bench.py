@@ -33,8 +33,8 @@ def run(argv: list[str]) -> int:
 
 
 def _run(spec: str, results: str | None, retry_failed: bool) -> int:
-    from slurmdl.bench.matrix import submit
-    from slurmdl.bench.matrix.spec import read_matrix_spec
+    from slurmdl.bench import submit
+    from slurmdl.bench.spec import read_matrix_spec
 
     directory = Path(results or Path(spec).with_suffix(""))
     try:
@@ -46,16 +46,14 @@ def _run(spec: str, results: str | None, retry_failed: bool) -> int:
 
 
 def _report(results: str) -> int:
-    from slurmdl.bench.matrix import report
+    from slurmdl.bench import report
 
     directory = Path(results)
     files = report.write(directory)
     try:
-        from slurmdl.bench.matrix import plots
+        files += report.draw_plots(directory, report.report_rows(directory))
     except ImportError:
         warn("no plots: matplotlib is not installed (pip install 'slurmdl[plot]')")
-    else:
-        files += plots.draw(directory, report.report_rows(directory))
     print_escaped(files[0].read_text().rstrip("\n"))
     print_escaped("\n".join(map(str, files)))
     return 0

@@ -25,8 +25,8 @@ from benchmarks.heterogeneous.placement_savings import LEAST, JobOutcome
 from benchmarks.papers import dltap, frameworks, zones
 from benchmarks.placement import optimality_gap
 from benchmarks.results import Row
-from slurmdl.bench.matrix.report import JobFigures, ReportRow
-from slurmdl.bench.matrix.spec import Cell, read_matrix_spec
+from slurmdl.bench.report import JobFigures, ReportRow
+from slurmdl.bench.spec import Cell, read_matrix_spec
 from slurmdl.errors import UsageError
 from slurmdl.placement.result import Cost
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.bench.matrix import submit
-from slurmdl.bench.matrix.spec import Cell, Spec
+from slurmdl.bench import submit
+from slurmdl.bench.spec import Cell, Spec
 from slurmdl.cluster import load
 from slurmdl.errors import SlurmdlError
 from slurmdl.health import preflight

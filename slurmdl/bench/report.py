@@ -1,19 +1,21 @@
-"""Tables of the results of `slurmdl bench run`."""
+"""Tables and plots of the results of `slurmdl bench run`."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
+
+from slurmdl.bench import submit
 from slurmdl.bench.host_meters import CPU_BOUND_IDLE, bytes_by_locality
-from slurmdl.bench.matrix import submit
-from slurmdl.bench.matrix.spec import Cell, Spec
-from slurmdl.bench.matrix.submit import CellResult
+from slurmdl.bench.spec import Cell, Spec
+from slurmdl.bench.submit import CellResult
 from slurmdl.errors import UnavailableError
 from slurmdl.text import pluralize
 from slurmdl.train.meters import PHASES
@@ -21,6 +23,7 @@ from slurmdl.train.p2p import LOCALITY_LEVELS
 
 #: largest relative difference between the sum of the phases and the step time
 PHASE_SUM_TOLERANCE = 0.03
+MAX_BARS = 40  # of a plot
 #: locality of messages -> column
 BYTES_COLUMNS = dict(zip(LOCALITY_LEVELS, ("intra-node bytes", "intra-zone bytes", "inter-zone bytes"), strict=True))
 COLUMNS = ("framework", "strategy", "model", "nodes", "placement", "status", "repeats", "images/s", "spread",
@@ -204,3 +207,66 @@ def write(folder: Path) -> list[Path]:
         return [table, values]
     except OSError as error:
         raise UnavailableError(f"{folder}: not writable ({error.strerror})") from error
+
+
+def draw_plots(folder: Path, lines: Sequence[ReportRow]) -> Iterator[Path]:
+    """Write the plots that have data: scaling, phases, bytes by locality, time to accuracy; yield their files.
+
+    Raises ImportError without matplotlib.
+    """
+    lines = [line for line in lines if line.jobs]
+    if scaling := [line for line in lines if line.efficiency is not None]:
+        yield _plot_scaling(folder / "scaling.svg", scaling)
+    yield from _plot_bars(folder / "phases.svg", lines, PHASES, lambda job, phase: job.phases[phase],
+                          "seconds per step")
+    yield from _plot_bars(folder / "bytes.svg", lines, LOCALITY_LEVELS, lambda job, level: job.bytes[level] / 1e6,
+                          "MB per step, all ranks")
+    yield from _plot_bars(folder / "accuracy.svg", lines, ("training",),
+                          lambda job, _: job.seconds_to_accuracy or 0.0, "time to accuracy (s)")
+
+
+def _plot_scaling(file: Path, lines: Sequence[ReportRow]) -> Path:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    series: dict[Any, list[ReportRow]] = {}
+    for line in lines:
+        series.setdefault(replace(line.cell, nodes=0), []).append(line)
+    for cell, selected in series.items():
+        selected = sorted(selected, key=lambda line: line.cell.nodes)
+        axes.plot([line.cell.nodes for line in selected], [line.images for line in selected], marker="o", linewidth=1,
+                  label=f"{cell.framework} {cell.strategy}, {cell.model}, {cell.placement}")
+    axes.set(xlabel="nodes", ylabel="images/s", xscale="log", yscale="log")
+    nodes = sorted({line.cell.nodes for line in lines})
+    axes.xaxis.minorticks_off()
+    axes.set_xticks(nodes, [str(count) for count in nodes])
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(file)
+    return file
+
+
+def _plot_bars(file: Path, lines: Sequence[ReportRow], parts: Sequence[str],
+               value: Callable[[JobFigures, str], float], label: str) -> Iterator[Path]:
+    """Draw a stacked bar for each row with a value that is not 0, the first row at the top; yield the file if any."""
+    lines = [line for line in lines if any(value(line.median_job, part) for part in parts)][:MAX_BARS]
+    if not lines:
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.5 + 0.3 * len(lines)), layout="constrained")
+    axes = figure.subplots()
+    left = np.zeros(len(lines))
+    for part in parts:
+        width = [value(line.median_job, part) for line in lines]
+        axes.barh(range(len(lines)), width, left=left, label=part, height=0.7)
+        left += width
+    axes.set_yticks(range(len(lines)), [str(line.cell) for line in lines], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    axes.grid(axis="x", alpha=0.3)
+    if len(parts) > 1:
+        axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(parts))
+    figure.savefig(file)
+    yield file

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any
 
@@ -64,10 +64,6 @@ class Spec:
     seed: int = 1
     time_limit_minutes: int = 10  # of a job
     sbatch: tuple[str, ...] = ()  # further options of every job, e.g. --partition=short
-
-    def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return data
 
     def cells(self) -> list[Cell]:
         """All combinations; those with the same model, nodes and placement are adjacent."""

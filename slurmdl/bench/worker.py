@@ -1,6 +1,6 @@
 """One rank of a cell of the matrix: an MPI program that trains with a framework.
 
-    srun --mpi=pmix python -m slurmdl.bench.matrix.worker WORK.json RESULT
+    srun --mpi=pmix python -m slurmdl.bench.worker WORK.json RESULT
 
 Each worker writes RESULT.<rank>.json, so that its measurements survive a failure of other ranks. The training thread
 times the steps; between two steps it waits only if the framework makes it wait.

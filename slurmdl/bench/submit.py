@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from slurmdl import files
-from slurmdl.bench.matrix.spec import Cell, Spec
+from slurmdl import files, records
+from slurmdl.bench.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError, print_stderr
 from slurmdl.plan import STRATEGIES
 from slurmdl.slurm import jobs, pmi, process
@@ -138,11 +138,11 @@ def prepare(spec: Spec, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "spec.json"
         if not file.exists():
-            files.write_atomic(str(file), json.dumps(spec.to_json(), indent=1))
+            files.write_atomic(str(file), json.dumps(records.to_json(spec), indent=1))
     except OSError as error:
         raise UnavailableError(f"{folder}: cannot be written ({error.strerror})") from error
-    existing = read_spec(folder).to_json()
-    if different := [key for key, value in spec.to_json().items() if existing.get(key) != value]:
+    existing = vars(read_spec(folder))
+    if different := [key for key, value in vars(spec).items() if existing[key] != value]:
         raise InputError(f"results of another spec (different {', '.join(different)}); use another directory, or "
                          "the original spec", str(folder))
 
@@ -151,13 +151,11 @@ def read_spec(folder: Path) -> Spec:
     """Read the spec of a results directory; InputError if there is none."""
     file = folder / "spec.json"
     try:
-        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value
-                                  for key, value in json.loads(file.read_text()).items()}
-        return Spec(**values)
+        return records.from_json(Spec, json.loads(file.read_text()), str(file))
     except OSError as error:
         raise InputError(f"no results of `slurmdl bench run` ({error.strerror})", str(file)) from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"not from this version of slurmdl ({error})", str(file)) from error
+    except ValueError as error:
+        raise InputError(f"is not JSON ({error})", str(file)) from error
 
 
 def cell_results(folder: Path) -> Iterator[CellResult]:
@@ -224,7 +222,7 @@ def script(spec: Spec, cell: Cell, base: str) -> str:
         "#!/bin/sh",
         f"#SBATCH -J slurmdl-bench -N {cell.nodes} --ntasks-per-node={spec.tasks_per_node}",
         f"#SBATCH -t {spec.time_limit_minutes} --no-requeue", *exports,
-        f"exec {launch} {shlex.join(module_argv('slurmdl.bench.matrix.worker', f'{base}.work', base))}", ""])
+        f"exec {launch} {shlex.join(module_argv('slurmdl.bench.worker', f'{base}.work', base))}", ""])
 
 
 def _filename_pattern(path: str) -> str:

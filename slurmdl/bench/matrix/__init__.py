@@ -1,1 +1,0 @@
-"""Matrix of training jobs on a cluster: `slurmdl bench run` and `slurmdl bench report`."""
