@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from slurmdl.errors import SandboxError
-from slurmdl.sandbox import cpu_quota, namespaces
+from slurmdl.sandbox import namespaces
 from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import LOGIN
 
@@ -30,7 +30,7 @@ def start_daemon(sandbox: Sandbox, host: str) -> None:
     """Restart the stopped Slurm daemon of a host."""
     daemon = ["slurmctld"] if host == LOGIN else ["slurmd", "-N", host]
     namespaces.run_on_host(sandbox.pids[host], daemon)
-    cpu_quota.add_processes(sandbox.spec.name, host, sandbox.pids[host])
+    namespaces.apply_cpu_quota(sandbox.spec.name, host, sandbox.pids[host])
 
 
 def power_off(sandbox: Sandbox, node: str) -> None:

@@ -137,7 +137,7 @@ def _build_spec(options: argparse.Namespace) -> SandboxSpec:
 
 
 def _print_status(sandbox: Sandbox, as_json: bool) -> int:
-    from slurmdl.sandbox import cpu_quota
+    from slurmdl.sandbox import namespaces
     from slurmdl.topology.topology import nodes_by_leaf
 
     spec, shapes = sandbox.spec, sandbox.link_shapes()
@@ -157,6 +157,6 @@ def _print_status(sandbox: Sandbox, as_json: bool) -> int:
         rate = units.format_bit_rate(shape.rate / 8) if shape.rate else "no rate limit"
         print_escaped(f"  {'path' if '|' in name else 'link of'} {name}, each way: {rate}, "
                       f"delay {units.format_duration(shape.delay)}, loss {shape.loss:g}")
-    for node, fraction in cpu_quota.cpu_quotas(spec.name).items():
+    for node, fraction in namespaces.cpu_quotas(spec.name).items():
         print_escaped(f"  CPU of {node}: {fraction:.0%} of a core")
     return 0

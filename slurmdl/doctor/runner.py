@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from slurmdl.doctor import Finding, compute_node_checks, config_checks, failure, slurm_checks
+from slurmdl.doctor import Finding, config_checks, failure, slurm_checks
 from slurmdl.doctor.site import Site
 from slurmdl.errors import SlurmdlError, internal_error_text
 
@@ -51,16 +51,16 @@ CHECKS = (
     Check("link_scores", config_checks.check_link_scores, ("configuration",)),
     Check("prometheus", config_checks.check_prometheus, ("configuration",)),
     Check("bad_nodes", config_checks.check_bad_nodes_file, ("configuration",)),
-    Check("nodes", compute_node_checks.check_nodes, ("controller", "configuration", "plugin"),
+    Check("nodes", slurm_checks.check_nodes, ("controller", "configuration", "plugin"),
           "check that a job runs there: srun --nodelist=NODE hostname", True),
     Check("node clocks", slurm_checks.check_node_clocks, ("nodes", "clock"), on_nodes=True),
-    Check("node release", compute_node_checks.check_node_release, ("nodes",), on_nodes=True),
-    Check("node slurmdl", compute_node_checks.check_node_slurmdl, ("nodes",), on_nodes=True),
+    Check("node release", slurm_checks.check_node_release, ("nodes",), on_nodes=True),
+    Check("node slurmdl", slurm_checks.check_node_slurmdl, ("nodes",), on_nodes=True),
     Check("node configuration", config_checks.check_node_configuration, ("nodes", "configuration"), on_nodes=True),
     Check("node topology", slurm_checks.check_node_zones, ("nodes", "topology", "controller topology"),
           on_nodes=True),
-    Check("node plugin", compute_node_checks.check_node_plugin, ("nodes",), on_nodes=True),
-    Check("node MPI", compute_node_checks.check_node_mpi, ("nodes", "MPI"), on_nodes=True),
+    Check("node plugin", slurm_checks.check_node_plugin, ("nodes",), on_nodes=True),
+    Check("node MPI", slurm_checks.check_node_mpi, ("nodes", "MPI"), on_nodes=True),
     Check("node plan_dir", config_checks.check_node_plan_dir, ("nodes", "plan_dir"), on_nodes=True),
 )
 CHECK_TIMEOUT_S = 30.0

@@ -1,4 +1,7 @@
-"""Checks of slurmdl, Slurm's commands and controller, clocks, topology, plugin and MPI."""
+"""Checks of slurmdl, Slurm's commands, controller and nodes, clocks, topology, plugin and MPI.
+
+Those of compute nodes compare the facts that the nodes report (see site.py).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,17 @@ import shutil
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
+import slurmdl
 from slurmdl import dl_options, file_trust
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.commit import describe_version
 from slurmdl.doctor import Finding, failure, ok, warning
-from slurmdl.doctor.site import Site, TimedResult
+from slurmdl.doctor.site import MISSING_FILE, Site, TimedResult, file_checksum
 from slurmdl.errors import InputError
 from slurmdl.files import read_text_limited
 from slurmdl.launch.zone_preference import find_zone_features, leaf_zones
 from slurmdl.links.aggregate import MAX_CLOCK_SKEW_S
+from slurmdl.placement.eligibility import is_in_service
 from slurmdl.slurm import process
 from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.slurm.pmi import detect_pmi
@@ -40,8 +45,40 @@ def check_clients(site: Site) -> Finding:
               f"{', '.join(SLURM_CLIENTS)} are in PATH")
 
 
+def check_node_slurmdl(site: Site) -> Finding:
+    release, expected = f"slurmdl {slurmdl.__version__}", f"slurmdl {describe_version()}"
+    build, texts = expected.replace(", modified", ""), site.fact("slurmdl")
+    if others := {node: text for node, text in texts.items() if text.partition(" (")[0] != release}:
+        text = next(iter(others.values()))
+        return failure(f"{fold_hostlist(others)}: no {release} in PATH ({text or 'no output'})",
+                       f"install {release} there: slurmdl srun runs on the first node of a job")
+    if others := {node: text for node, text in texts.items() if text.replace(", modified", "") != build}:
+        return warning(f"{fold_hostlist(others)}: {next(iter(others.values()))}, but {expected} on this host",
+                       "install the same build there: slurmdl srun runs on the first node of a job")
+    return ok(f"{expected} on {fold_hostlist(texts)}")
+
+
 def check_controller(site: Site) -> Finding:
     return ok(f"{site.slurm_config_values.get('ClusterName', 'the controller')} responds")
+
+
+def check_nodes(site: Site) -> Finding:
+    reachable = site.reachable_nodes
+    unreachable = [site.cluster.node_by_name[node] for node in site.nodes if node not in reachable]
+    if silent := [node for node in reachable if node not in site.facts.value]:
+        return failure(f"{fold_hostlist(silent)}: no task completed there", "see the log of slurmd on these nodes")
+    if not_in_service := [node for node in unreachable if not is_in_service(node)]:
+        states = sorted({"+".join(node.state) for node in not_in_service})
+        result = warning if reachable else failure
+        names = fold_hostlist(node.name for node in not_in_service)
+        return result(f"{names}: not in service ({', '.join(states)}), skipped",
+                      f"see scontrol show node {not_in_service[0].name}")
+    busy = fold_hostlist(node.name for node in unreachable)
+    if not reachable:
+        return warning(f"{busy}: busy, skipped", "repeat when they are free, or with other nodes",
+                       blocks_dependents=True)
+    return ok(f"tasks run on {fold_hostlist(reachable)}"
+              + (f"; {busy}: busy, skipped" if unreachable else ""))
 
 
 def check_release(site: Site) -> Finding:
@@ -53,6 +90,17 @@ def check_release(site: Site) -> Finding:
                        f"install the commands of Slurm {release_series(server)} on this host")
     is_tested = release_series(server) in TESTED_RELEASES
     return ok(f"Slurm {server}" + ("" if is_tested else f"; tested with {', '.join(TESTED_RELEASES)}"))
+
+
+def check_node_release(site: Site) -> Finding:
+    server = site.slurm_config_values["SLURM_VERSION"]
+    others = {node: text for node, text in site.fact("srun_version").items()
+              if release_series(text.rpartition(" ")[2]) != release_series(server)}
+    if others:
+        return failure(f"{fold_hostlist(others)}: srun is not of Slurm {release_series(server)} "
+                       f"({next(iter(others.values()))})",
+                       f"install the commands of Slurm {release_series(server)} there: slurmdl srun runs srun there")
+    return ok(f"srun of Slurm {server} on {fold_hostlist(site.facts.value)}")
 
 
 def check_controller_clock(site: Site) -> Finding:
@@ -197,6 +245,31 @@ def check_plugin(site: Site) -> Finding:
     return ok(f"{line.path}, {line.location}")
 
 
+def check_node_plugin(site: Site) -> Finding:
+    line, checksums = site.plugstack_line, site.fact("plugin_checksum")
+    loaded = {node: options not in ("", "0") for node, options in site.fact("spank_options").items()}
+    if line is None:
+        if extra := [node for node, is_loaded in loaded.items() if is_loaded]:
+            return failure(f"{fold_hostlist(extra)}: the plugin is installed, but not on this host",
+                           "install slurmdl-spank and its line of plugstack.conf on this host, too")
+        return ok("not installed")
+    expected = file_checksum(line.path)
+    errors = {node: error for node, error in site.fact("srun_error").items() if error}
+    others = {node: checksum for node, checksum in checksums.items() if checksum != expected}
+    not_loaded = [node for node, is_loaded in loaded.items() if not is_loaded]
+    fix = ("install the slurmdl-spank of this host, and its plugstack.conf, on "
+           f"{fold_hostlist({*others, *not_loaded, *errors})}")
+    if others:
+        missing = [node for node, checksum in others.items() if checksum == MISSING_FILE]
+        text = f"{fold_hostlist(missing)}: {line.path} is missing" if missing else \
+            f"{fold_hostlist(others)}: {line.path} differs from this host's"
+        return failure(f"{text}; tasks there may lack its variables", fix)
+    if errors or not_loaded:
+        reason = next(iter(errors.values()), "not in plugstack.conf")
+        return failure(f"{fold_hostlist(errors or not_loaded)}: the plugin is not loaded ({reason})", fix)
+    return ok(f"identical on {fold_hostlist(checksums)}")
+
+
 def check_cli_filter(site: Site) -> Finding:
     if "lua" not in site.slurm_config_values.get("CliFilterPlugins", ""):
         return ok("not set: only slurmdl sbatch chooses nodes")
@@ -224,3 +297,13 @@ def check_mpi(site: Site) -> Finding:
     is_default = site.slurm_config.mpi_default.startswith(pmi)
     note = "" if is_default else f"; plain srun needs --mpi={pmi}, slurmdl srun sets it"
     return ok(f"{mpirun} uses Slurm's {pmi}{note}")
+
+
+def check_node_mpi(site: Site) -> Finding:
+    pmi = detect_pmi(site.environ)
+    if not pmi:
+        return ok("nothing to compare")
+    if without := fold_hostlist(node for node, rank in site.fact("pmi").items() if not rank):
+        return failure(f"{without}: tasks get no rank from --mpi={pmi}",
+                       f"install Slurm with {pmi} on {without}; see the log of slurmd")
+    return ok(f"tasks get their ranks from {pmi}")

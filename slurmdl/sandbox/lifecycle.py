@@ -15,7 +15,7 @@ from pathlib import Path
 import slurmdl
 from slurmdl.errors import SandboxError, UsageError
 from slurmdl.links.link_scores import inter_leaf_name
-from slurmdl.sandbox import cpu_quota, namespaces, slurm_daemons, veth_links
+from slurmdl.sandbox import namespaces, slurm_daemons, veth_links
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, check_name
 from slurmdl.text import sample_names
 
@@ -102,7 +102,7 @@ class Sandbox:
         if node not in self.pids or node not in self.spec.node_hosts:
             raise UsageError(f"sandbox {self.spec.name} has no node {node!r}; expected one of "
                              f"{sample_names(self.spec.node_hosts)}")
-        cpu_quota.set_cpu_quota(self.spec.name, node, self.pids[node], fraction)
+        namespaces.set_cpu_quota(self.spec.name, node, self.pids[node], fraction)
 
 
 def sandbox_up(spec: SandboxSpec) -> Sandbox:
@@ -175,7 +175,7 @@ def sandbox_down(name: str) -> bool:
     root = _STATE_ROOT / name
     existed = bool(namespaces.running_hosts(name)) or root.exists()
     namespaces.stop_hosts(name)
-    cpu_quota.remove_quotas(name)
+    namespaces.remove_cpu_quotas(name)
     if root.exists():
         shutil.rmtree(root)
     with contextlib.suppress(OSError):

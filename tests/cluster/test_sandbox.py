@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import sandbox_faults
-from slurmdl.sandbox import cpu_quota, lifecycle, namespaces, veth_links
+from slurmdl.sandbox import lifecycle, namespaces, veth_links
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
 
@@ -285,7 +285,7 @@ def test_cpu_limit_of_a_node():
 
 @pytest.fixture
 def cgroup_root(monkeypatch) -> Path:
-    """The root of cgroup v2, with cpu_quota set to a controller that is not enabled: cpu, or else another one."""
+    """The root of cgroup v2, with quotas set to a controller that is not enabled: cpu, or else another one."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         root, kind = line.split()[1:3]
         if kind == "cgroup2":
@@ -295,35 +295,35 @@ def cgroup_root(monkeypatch) -> Path:
                 with contextlib.suppress(OSError):
                     control.write_text(f"+{controller}")
                     control.write_text(f"-{controller}")
-                    monkeypatch.setattr(cpu_quota, "_CONTROLLER", controller)
+                    monkeypatch.setattr(namespaces, "_CONTROLLER", controller)
                     return Path(root)
     pytest.skip("cgroup v2 has no unused controller")
 
 
 def is_enabled(root: Path) -> bool:
-    return cpu_quota._CONTROLLER in (root / "cgroup.subtree_control").read_text().split()
+    return namespaces._CONTROLLER in (root / "cgroup.subtree_control").read_text().split()
 
 
 def create_group(root: Path, name: str) -> None:
-    with cpu_quota._group_lock(root):
-        cpu_quota._enable_controller(root)
+    with namespaces._group_lock(root):
+        namespaces._enable_controller(root)
         (root / f"slurmdl-sandbox.{name}.n1").mkdir()
 
 
 def test_last_sandbox_disables_the_controller(cgroup_root):
     names = [f"{word}-{os.getpid()}" for word in ("one", "two")]
     try:
-        assert cpu_quota.cpu_quotas(names[0]) == {}
-        cpu_quota.remove_quotas(names[0])
+        assert namespaces.cpu_quotas(names[0]) == {}
+        namespaces.remove_cpu_quotas(names[0])
         assert not is_enabled(cgroup_root)  # queries do not enable the controller
         for name in names:
             create_group(cgroup_root, name)
         assert is_enabled(cgroup_root)
-        cpu_quota.remove_quotas(names[0])
+        namespaces.remove_cpu_quotas(names[0])
         assert is_enabled(cgroup_root)
     finally:
         for name in names:
-            cpu_quota.remove_quotas(name)
+            namespaces.remove_cpu_quotas(name)
     assert not is_enabled(cgroup_root)
     assert list(cgroup_root.glob("slurmdl-sandbox*")) == []
 
@@ -332,21 +332,21 @@ def test_controller_in_use_elsewhere_stays_enabled(cgroup_root):
     name, control = f"kept-{os.getpid()}", cgroup_root / "cgroup.subtree_control"
     other = cgroup_root / f"other-{os.getpid()}"
     try:
-        control.write_text(f"+{cpu_quota._CONTROLLER}")
+        control.write_text(f"+{namespaces._CONTROLLER}")
         create_group(cgroup_root, name)
-        cpu_quota.remove_quotas(name)
+        namespaces.remove_cpu_quotas(name)
         assert is_enabled(cgroup_root)
-        control.write_text(f"-{cpu_quota._CONTROLLER}")
+        control.write_text(f"-{namespaces._CONTROLLER}")
         create_group(cgroup_root, name)
         other.mkdir()
-        (other / "cgroup.subtree_control").write_text(f"+{cpu_quota._CONTROLLER}")
-        cpu_quota.remove_quotas(name)
+        (other / "cgroup.subtree_control").write_text(f"+{namespaces._CONTROLLER}")
+        namespaces.remove_cpu_quotas(name)
         assert is_enabled(cgroup_root)
     finally:
-        cpu_quota.remove_quotas(name)
+        namespaces.remove_cpu_quotas(name)
         with contextlib.suppress(OSError):
             other.rmdir()
-        control.write_text(f"-{cpu_quota._CONTROLLER}")
+        control.write_text(f"-{namespaces._CONTROLLER}")
     assert list(cgroup_root.glob("slurmdl-sandbox*")) == []
 
 

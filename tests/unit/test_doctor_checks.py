@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurmdl import __version__, config
-from slurmdl.doctor import Finding, compute_node_checks, config_checks, failure, ok, slurm_checks, warning
+from slurmdl.doctor import Finding, config_checks, failure, ok, slurm_checks, warning
 from slurmdl.doctor import site as site_facts
 from slurmdl.doctor.runner import CHECKS, Check, run_checks
 from slurmdl.doctor.site import Site
@@ -183,7 +183,7 @@ def test_missing_configuration_is_not_called_identical(exists, text, tmp_path, m
 
 
 def test_builds_of_slurmdl_on_nodes(monkeypatch):
-    monkeypatch.setattr(compute_node_checks, "describe_version", lambda: f"{__version__} (commit abc, modified)")
+    monkeypatch.setattr(slurm_checks, "describe_version", lambda: f"{__version__} (commit abc, modified)")
     same, other, older = (f"slurmdl {text}" for text in (f"{__version__} (commit abc)", f"{__version__} (commit def)",
                                                          "0.0.1 (commit abc)"))
 
@@ -191,7 +191,7 @@ def test_builds_of_slurmdl_on_nodes(monkeypatch):
         site = Site()
         facts = {f"n{i}": {"slurmdl": line} for i, line in enumerate(lines, 1)}
         site.__dict__["facts"] = site_facts.timed_call(lambda: facts)
-        return compute_node_checks.check_node_slurmdl(site)
+        return slurm_checks.check_node_slurmdl(site)
 
     assert check(same, same).severity == "OK"
     found = check(same, other)
