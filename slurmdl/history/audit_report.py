@@ -6,7 +6,7 @@ import csv
 import io
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,6 @@ from slurmdl.text import csv_cell, pluralize, truncate
 
 MAX_WORST_JOBS = 20
 _MAX_ROWS = 10
-_CSV_FIELDS = ("job_id", "user", "partition", "state", "start_s", "end_s", "nodes", "node_hours", "used_zones",
-               "fewest_zones", "broken_segments")
-_CSV_STRATEGY_FIELDS = ("factor", "leaf_order_factor", "step_factor", "lost_node_hours")
 NO_BETTER_NODES = "no job could have had better nodes"
 JOB_COLUMNS = ("job", "user", "partition", "nodes", "zones", "fewest", "comm", "node-hours", "lost")
 GROUP_COLUMNS = ("", "jobs", "node-hours", "zones/job", "fewest", "extra", "comm", "lost")
@@ -82,6 +79,10 @@ class JobResult:
     leaf_order_factor: dict[str, float]
     step_factor: dict[str, float]
     lost_node_hours: dict[str, float]
+
+
+_STRATEGY_FIELDS = ("factor", "leaf_order_factor", "step_factor", "lost_node_hours")
+_JOB_FIELDS = tuple(field.name for field in fields(JobResult) if field.name not in _STRATEGY_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -261,12 +262,12 @@ def format_csv(audit: Audit) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     strategies = audit.options.strategies
-    writer.writerow([*_CSV_FIELDS, *(f"{name}_{field}" for name in strategies for field in _CSV_STRATEGY_FIELDS)])
+    writer.writerow([*_JOB_FIELDS, *(f"{name}_{field}" for name in strategies for field in _STRATEGY_FIELDS)])
     for i in audit.worst_first.tolist():
         job = job_result(audit, i)
-        values = [getattr(job, field)[name] for name in strategies for field in _CSV_STRATEGY_FIELDS]
+        values = [getattr(job, field)[name] for name in strategies for field in _STRATEGY_FIELDS]
         writer.writerow([*(f"{value:.6g}" if isinstance(value, float) else csv_cell(value) for value in (
-            *(getattr(job, field) for field in _CSV_FIELDS), *values))])
+            *(getattr(job, field) for field in _JOB_FIELDS), *values))])
     return text.getvalue()
 
 

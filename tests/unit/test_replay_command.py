@@ -4,6 +4,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
 
 from slurmdl.cli.main import main
@@ -38,6 +39,17 @@ def test_generated_trace_as_text_json_and_chart(capsys, topology, tmp_path):
     assert len(drawing.findall(".//{*}polyline")) == 4 * 5
     labels = [element.text for element in drawing.findall(".//{*}text")]
     assert {"0%", "50%", "100%", "1x", "0.1 min"} <= set(labels)
+    width, height = (float(drawing.get(name)) for name in ("width", "height"))
+    for element in drawing.findall(".//{*}text"):
+        assert 0 <= float(element.get("x")) < width - 20
+        assert 20 <= float(element.get("y")) < height - 20
+    # each curve from the lower to the upper border of its panel
+    panels = [element for element in drawing.findall(".//{*}rect") if element.get("fill") == "none"]
+    for number, curve in enumerate(drawing.findall(".//{*}polyline")):
+        x, y, across, down = (float(panels[number // 4].get(name)) for name in ("x", "y", "width", "height"))
+        points = np.array([point.split(",") for point in curve.get("points").split()], float)
+        assert (points[0, 1], points[-1, 1]) == (y + down, y)
+        assert x <= points[:, 0].min() <= points[:, 0].max() <= x + across
     first = run(capsys, "--topology", topology, "--jobs", "60", "--json")[1]
     assert first == run(capsys, "--topology", topology, "--jobs", "60", "--json")[1]
     policies = json.loads(first)["policies"]
