@@ -207,6 +207,14 @@ def test_groups_of_leaves_tie_in_the_order_of_the_topology():
     assert slurm_rule(leaves).choose(np.array([0, 2, 2]), 2).tolist() == [0, 0, 2]
 
 
+def test_zones_above_leaves_of_a_tree_that_is_declared_from_its_root():
+    zones = [ZoneDecl("root", children=("a", "b")), ZoneDecl("a", nodes=("n1", "n2")), ZoneDecl("b", nodes=("n3",))]
+    leaves = Leaves.from_topology(build_topology(zones, kind="tree", source="test"))
+    assert (leaves.topology.zone_index["root"], leaves.zone_names, leaves.root.tolist()) == (0, ("a", "b"), [0, 0])
+    assert leaves.ancestors.tolist() == [[1, 0], [2, 0]]
+    assert leaves.upper_zones == ((1, 0, 2),)
+
+
 def random_tree(generator):
     """Two or three levels with leaves of different sizes."""
     zones, rows, nodes = [], int(generator.integers(1, 4)), 0
