@@ -19,7 +19,7 @@ from slurmdl import files, records
 from slurmdl.bench.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError, print_stderr
 from slurmdl.plan import STRATEGIES
-from slurmdl.slurm import jobs, pmi, process
+from slurmdl.slurm import jobs, process, slurm_conf
 from slurmdl.slurm.run_module import module_argv
 from slurmdl.units import format_coarse_duration
 
@@ -211,7 +211,7 @@ def submit_command(cell: Cell) -> list[str]:
 
 def script(spec: Spec, cell: Cell, base: str) -> str:
     """Return the job script of a cell; `base` is the path of its files without suffix."""
-    mpi = f"--mpi={pmi.detect_pmi(os.environ) or 'pmix'}"
+    mpi = f"--mpi={slurm_conf.detect_pmi(os.environ) or 'pmix'}"
     plain, option = ("mpirun", "--step-starter=mpirun") if spec.step_starter == "mpirun" else \
         (f"srun -K {mpi}", f"-K {mpi}")
     launch = plain if cell.placement == "slurm" else f"{shlex.join(module_argv('slurmdl', 'srun'))} {option}"

@@ -20,8 +20,7 @@ from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import UnavailableError, UsageError
 from slurmdl.placement.eligibility import is_in_service
 from slurmdl.slurm import process, slurm_conf
-from slurmdl.slurm.pmi import detect_pmi
-from slurmdl.slurm.slurm_conf import DEFAULT_SLURM_CONF, SlurmConfig, parse_key_values
+from slurmdl.slurm.slurm_conf import DEFAULT_SLURM_CONF, SlurmConfig, detect_pmi, parse_key_values
 from slurmdl.topology.load import load_topologies
 from slurmdl.topology.topology import TopologySet
 

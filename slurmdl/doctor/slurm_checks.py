@@ -25,8 +25,7 @@ from slurmdl.links.aggregate import MAX_CLOCK_SKEW_S
 from slurmdl.placement.eligibility import is_in_service
 from slurmdl.slurm import process
 from slurmdl.slurm.hostlist import fold_hostlist
-from slurmdl.slurm.pmi import detect_pmi
-from slurmdl.slurm.slurm_conf import topology_file_path
+from slurmdl.slurm.slurm_conf import detect_pmi, topology_file_path
 from slurmdl.text import pluralize
 from slurmdl.topology import check, load
 

@@ -39,7 +39,7 @@ from slurmdl.launch import (
 )
 from slurmdl.launch.srun_args import SrunArgs, parse_srun_argv
 from slurmdl.launch.step_command import InlineFile, StepCommand
-from slurmdl.slurm import jobs, pmi, process, sbatch_options
+from slurmdl.slurm import jobs, process, sbatch_options, slurm_conf
 from slurmdl.slurm.slurm_conf import SlurmConfig, start_config_query
 from slurmdl.text import print_escaped
 
@@ -173,8 +173,8 @@ def _unmapped_step(args: SrunArgs, dl: DlOptions | None, error: Exception,
     extra_options: list[str] = []
     note = ""
     with suppress(Exception):
-        mpi_option = pmi.mpi_type_option(args.line, get_slurm_config, environ)
-        if mpi_option == ["--mpi=pmix"] and args.spans_components and pmi.pmix_hangs_across_components(
+        mpi_option = slurm_conf.mpi_type_option(args.line, get_slurm_config, environ)
+        if mpi_option == ["--mpi=pmix"] and args.spans_components and slurm_conf.pmix_hangs_across_components(
                 get_slurm_config):
             mpi_option, note = [], ", without --mpi=pmix: with it, srun before Slurm 24.11 can hang at the step's end"
         extra_options = [*mpi_option, *args.kill_on_bad_exit_option(environ)]

@@ -18,7 +18,7 @@ from slurmdl.launch.srun_args import SrunArgs
 from slurmdl.launch.submission_record import SubmissionRecord
 from slurmdl.launch.task_command import TaskCommand
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.slurm import jobs, pmi, process, slurm_conf, step_layout
+from slurmdl.slurm import jobs, process, slurm_conf, step_layout
 from slurmdl.slurm.slurm_conf import SlurmConfig
 from slurmdl.slurm.step_layout import StepLayout
 from slurmdl.topology.topology import Topology
@@ -99,8 +99,8 @@ def gather_context(args: SrunArgs, dl: DlOptions, site_config: config.Config,
     if args.step_starter == "mpirun":
         if shutil.which("mpirun", path=environ.get("PATH")) is None:
             raise UnavailableError("--step-starter=mpirun: mpirun is not in PATH")
-        return replace(context, task=task, has_ulfm=pmi.mpirun_has_ulfm(environ))
-    extra_options = (*pmi.mpi_type_option(args.line, get_slurm_config, environ),
+        return replace(context, task=task, has_ulfm=slurm_conf.mpirun_has_ulfm(environ))
+    extra_options = (*slurm_conf.mpi_type_option(args.line, get_slurm_config, environ),
                      *args.kill_on_bad_exit_option(environ))
     return replace(context, task=task, extra_options=extra_options)
 

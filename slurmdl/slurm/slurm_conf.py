@@ -1,4 +1,7 @@
-"""Slurm's configuration: its files, the plugin's line in plugstack.conf, and the answer to `scontrol show config`."""
+"""Slurm's configuration: its files, the plugin's line in plugstack.conf, and the answer to `scontrol show config`.
+
+Further, the process management interface (PMI) of the MPI in PATH, and srun's --mpi option for it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,13 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from slurmdl.errors import InputError
+from slurmdl.errors import InputError, SlurmdlError
 from slurmdl.slurm import process
+
+if TYPE_CHECKING:
+    from slurmdl.slurm.getopt import CommandLine
 
 DEFAULT_SLURM_CONF = "/etc/slurm/slurm.conf"
 _PLUGIN_FILE = "slurmdl.so"
@@ -26,6 +33,9 @@ _MAX_INCLUDE_DEPTH = 8
 _LINE_PATTERN = re.compile(rb"[^\n]{0,4094}\n|[^\n]{1,4095}")
 #: a carriage return and other blanks are part of a word
 _WORD_PATTERN = re.compile(r"[^ \t\n]+")
+#: name of mpirun's file -> PMI
+_PMI_BY_MPIRUN = {**dict.fromkeys(("orterun", "prterun", "mpirun.openmpi", "prte"), "pmix"),
+                  **dict.fromkeys(("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich"), "pmi2")}
 
 
 def slurm_conf_path() -> str:
@@ -129,6 +139,50 @@ def start_config_query() -> Callable[[], SlurmConfig]:
     """
     wait = process.start_command(["scontrol", "show", "config"])
     return functools.cache(lambda: SlurmConfig.from_scontrol(wait().checked_stdout()))
+
+
+def detect_pmi(environ: Mapping[str, str]) -> str:
+    """Return the PMI of the MPI in PATH: "pmix", "pmi2", or "" if there is no known MPI."""
+    import shutil  # slow
+
+    mpirun = shutil.which("mpirun", path=environ.get("PATH"))
+    return _PMI_BY_MPIRUN.get(os.path.basename(os.path.realpath(mpirun)), "") if mpirun else ""
+
+
+def mpi_type_option(line: CommandLine, get_slurm_config: Callable[[], SlurmConfig],
+                    environ: Mapping[str, str]) -> list[str]:
+    """Return srun's --mpi option for the MPI in PATH; with a wrong type every task is an MPI world of its own.
+
+    The list is empty if the user chooses (--mpi, SLURM_MPI_TYPE) or the cluster's default is right.
+    """
+    pmi = "" if line.has_option("mpi") or "SLURM_MPI_TYPE" in environ else detect_pmi(environ)
+    if not pmi:
+        return []
+    try:
+        slurm_config = get_slurm_config()
+        is_needed = slurm_config.has_pmi_plugin(pmi) and not slurm_config.mpi_default.startswith(pmi)
+    except SlurmdlError:
+        # srun lists its plugins without the controller
+        result = process.run_command(["srun", "--mpi=list"], env=environ)
+        is_needed = pmi in re.findall(r"\w+", result.stdout + result.stderr)
+    return [f"--mpi={pmi}"] if is_needed else []
+
+
+def pmix_hangs_across_components(get_slurm_config: Callable[[], SlurmConfig]) -> bool:
+    """Whether `srun --mpi=pmix` can hang at the end of a step over several components of a heterogeneous job.
+
+    Its threads, one per component, overwrite each other's PMIx agent (SchedMD ticket 16817, fixed in Slurm 24.11).
+    """
+    try:
+        return get_slurm_config().version < (24, 11)
+    except SlurmdlError:
+        return True
+
+
+def mpirun_has_ulfm(environ: Mapping[str, str]) -> bool:
+    """Whether the mpirun in PATH is Open MPI 5.0 or newer, whose ranks can continue after the loss of a rank."""
+    version = re.match(r"mpi\w+ \(Open MPI\) (\d+)", process.run_command(["mpirun", "--version"], env=environ).stdout)
+    return version is not None and int(version[1]) >= 5
 
 
 @dataclass(frozen=True)

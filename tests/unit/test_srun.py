@@ -20,7 +20,7 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
 from slurmdl.launch import srun, srun_args, step_command, step_context, step_plan, task_command, traffic_file
 from slurmdl.plan import Plan
-from slurmdl.slurm import getopt, hostlist, pmi, step_layout
+from slurmdl.slurm import getopt, hostlist, slurm_conf, step_layout
 from slurmdl.slurm.slurm_conf import SlurmConfig
 
 PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n2", "n4"), ("ps", "worker", "worker", "worker", "ps", "worker"),
@@ -82,7 +82,7 @@ def test_mpirun_command_with_ulfm_adds_its_option():
 def test_mpirun_has_ulfm_from_open_mpi_5_on(tmp_path, version, has_ulfm):
     (tmp_path / "mpirun").write_text(f"#!/bin/sh\necho '{version}'\n")
     (tmp_path / "mpirun").chmod(0o755)
-    assert pmi.mpirun_has_ulfm({"PATH": f"{tmp_path}:/usr/bin:/bin"}) == has_ulfm
+    assert slurm_conf.mpirun_has_ulfm({"PATH": f"{tmp_path}:/usr/bin:/bin"}) == has_ulfm
 
 
 def write_program(path: Path, text: str) -> None:
@@ -257,10 +257,10 @@ def test_mpi_type_option_matches_the_mpi_in_path(tmp_path, launcher, option):
     for name in ("pmix", "pmi2"):
         (tmp_path / f"mpi_{name}.so").touch()
     config, environ = slurm_config(plugins=f"/nowhere:{tmp_path}"), {"PATH": str(tmp_path)}
-    assert pmi.mpi_type_option(parse("p"), lambda: config, environ) == ([option] if option else [])
-    assert pmi.mpi_type_option(parse("--mpi=none", "p"), lambda: config, environ) == []
-    assert pmi.mpi_type_option(parse("p"), lambda: config, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
-    assert pmi.mpi_type_option(parse("p"), slurm_config, environ) == [], "no such plugin"
+    assert slurm_conf.mpi_type_option(parse("p"), lambda: config, environ) == ([option] if option else [])
+    assert slurm_conf.mpi_type_option(parse("--mpi=none", "p"), lambda: config, environ) == []
+    assert slurm_conf.mpi_type_option(parse("p"), lambda: config, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
+    assert slurm_conf.mpi_type_option(parse("p"), slurm_config, environ) == [], "no such plugin"
 
 
 @pytest.mark.parametrize(("listed", "options"), [("none\n\tpmix\n", ["--mpi=pmix"]), ("none\n\tpmi2", [])])
@@ -272,7 +272,7 @@ def test_mpi_type_option_without_the_controller_uses_the_list_of_srun(tmp_path, 
     (tmp_path / "mpirun").symlink_to("orterun")
     write_program(tmp_path / "srun", f"[ $* = --mpi=list ] && printf 'MPI plugin types are...\\n\t{listed}' >&2")
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    assert pmi.mpi_type_option(parse("p"), no_answer, environ) == options
+    assert slurm_conf.mpi_type_option(parse("p"), no_answer, environ) == options
 
 
 @pytest.mark.parametrize(("command", "spans"), [
