@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
 
-from slurmdl import records
 from slurmdl.errors import UsageError, sort_by_similarity
 from slurmdl.mesh import parse_mesh
 from slurmdl.options import FLAG, Option, choice, count, names, option, options_of, text
@@ -93,17 +91,6 @@ class DlOptions:
         values = {entry.field: getattr(self, entry.field) for entry in OPTIONS if entry.name not in SUBMISSION_ONLY}
         return {field: "" if value is True else str(value) for field, value in values.items()
                 if value is not False and value != ""}
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Any) -> DlOptions:
-        """Inverse of `to_json`.
-
-        Raises InputError if `data` is not an object, or has an unknown field or a value of the wrong type.
-        """
-        return records.from_json(cls, data, "--dl-* options")
 
 
 #: every --dl-* option

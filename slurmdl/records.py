@@ -1,7 +1,7 @@
 """Records: frozen dataclasses as JSON, written and read by their fields and annotations.
 
-An annotation is str, bool, int, float, another record, a tuple, sequence or mapping of these, one of these or None,
-or `Annotated` with a `Valid`. Whole numbers are valid for float; numbers are finite.
+An annotation is str, bool, int, float, another record, a tuple, sequence or mapping of these, a union of a record,
+one other type and None, or `Annotated` with a `Valid`. Whole numbers are valid for float; numbers are finite.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _reader(annotation: Any) -> Callable[[Any], Any]:
     if origin is Annotated:
         return functools.partial(_read_scalar, *arguments)
     if origin in (typing.Union, types.UnionType):
-        [read] = [_reader(argument) for argument in arguments if argument is not types.NoneType]
-        return lambda value: None if value is None else read(value)
+        readers = {is_dataclass(each): _reader(each) for each in arguments if each is not types.NoneType}
+        return functools.partial(_read_union, readers, types.NoneType in arguments)
     if origin in (tuple, collections.abc.Sequence):
         length = None if origin is not tuple or arguments[-1] is ... else len(arguments)
         return functools.partial(_read_list, _reader(arguments[0]), length)
@@ -90,6 +90,12 @@ def _read_scalar(scalar: type, valid: Valid, value: Any) -> Any:
     if not _SCALARS[scalar].is_valid(value) or not valid.is_valid(value):
         raise _InvalidError(f" {short_json_repr(value)}: expected {valid.expected}")
     return scalar(value)
+
+
+def _read_union(readers: dict[bool, Callable[[Any], Any]], is_optional: bool, value: Any) -> Any:
+    if value is None and is_optional:
+        return None
+    return readers.get(isinstance(value, dict), next(iter(readers.values())))(value)
 
 
 def _read_list(read: Callable[[Any], Any], length: int | None, value: Any) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from slurmdl import config, dl_options
+from slurmdl import config, dl_options, records
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import (
     PlacementError,
@@ -101,8 +101,8 @@ class SubmissionAttempt:
     def decide(self, send: Callable[[dict[str, Any]], None]) -> None:
         """Decide how to submit, print the messages, and send each progress for `receive`."""
         def send_progress() -> None:
-            send({"status": self.status, "output": self.output, "options": self.dl.to_json(), "quiet": self.quiet,
-                  "is_parsable": self.is_parsable, "bound": _to_json(self.bound_command),
+            send({"status": self.status, "output": self.output, "options": records.to_json(self.dl),
+                  "quiet": self.quiet, "is_parsable": self.is_parsable, "bound": _to_json(self.bound_command),
                   "recorded": _to_json(self.recorded_command), "revert_field": self.decision.revert_field})
 
         self._on_progress = send_progress
@@ -122,7 +122,7 @@ class SubmissionAttempt:
         """Continue with what `decide` has sent from another process. UnavailableError if that process failed."""
         if result.sent:
             self.status, self.output = result.sent["status"], result.sent["output"]
-            self.dl = DlOptions.from_json(result.sent["options"])
+            self.dl = records.from_json(DlOptions, result.sent["options"])
             self.quiet, self.is_parsable = result.sent["quiet"], result.sent["is_parsable"]
             self.bound_command, self.recorded_command = (
                 command and SubmitCommand(tuple(command[0]), command[1], stdin=self.stdin)

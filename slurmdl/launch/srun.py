@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from slurmdl import config, dl_options
+from slurmdl import config, dl_options, records
 from slurmdl import plan as plans
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import (
@@ -78,10 +78,10 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         result = process.run_in_child(partial(_decide, args, dl, environ, on_warning))
         if result.sent:
             status, output, environ = result.sent["status"], result.sent["output"], result.sent["environ"]
-            dl = DlOptions.from_json(result.sent["options"])
+            dl = records.from_json(DlOptions, result.sent["options"])
         if result.failure:
             raise UnavailableError(f"the choice of the rank map {result.failure}")
-        command = StepCommand.from_json(result.sent["command"])
+        command = records.from_json(StepCommand, result.sent["command"])
     except Exception as error:
         command = unmapped_step(error)
     if status is not None:
@@ -108,8 +108,8 @@ def _decide(args: SrunArgs, dl: DlOptions, environ: Mapping[str, str], on_warnin
     get_slurm_config = start_config_query()
 
     def send_progress(command: StepCommand, status: int | None = None, output: str = "") -> None:
-        send({"status": status, "output": output, "options": dl.to_json(), "environ": dict(environ),
-              "command": command.to_json()})
+        send({"status": status, "output": output, "options": records.to_json(dl), "environ": dict(environ),
+              "command": records.to_json(command)})
 
     command = StepCommand(())
     try:

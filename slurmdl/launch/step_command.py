@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from slurmdl import plan as plans
 from slurmdl.errors import PlacementError
@@ -53,15 +52,6 @@ class StepCommand:
     environ_unset: tuple[str, ...] = ()
     failure_message: str = ""
     plan_file: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> StepCommand:
-        """Inverse of `to_json`."""
-        argv = (InlineFile(**arg) if isinstance(arg, dict) else arg for arg in data["argv"])
-        return cls(**{**data, "argv": tuple(argv), "environ_unset": tuple(data["environ_unset"])})
 
     def argv_with_files(self, path_of: Callable[[InlineFile], str]) -> list[str]:
         """The command line with the path of each inline file."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurmdl import config, dl_options
+from slurmdl import config, dl_options, records
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, UsageError
 from slurmdl.job_request import build_request
@@ -100,7 +100,7 @@ def test_options_of_a_submission_apply_to_its_steps():
     submitted = dl("--dl-bytes=2M", "--dl-zone=a", "--dl-strict", "--dl-preflight=20", "--dl-launcher=torchrun:2")
     site = {"strategy": "gossip", "comm_pattern": "base-2", "launcher": "none", "rank0": "any"}
     assert dl_options.merge_layers(site, submitted.step_settings()) == replace(submitted, zone=())
-    assert DlOptions.from_json(submitted.to_json()) == submitted
+    assert records.from_json(DlOptions, records.to_json(submitted)) == submitted
 
 
 @pytest.mark.parametrize(("value", "on"), [("", True), ("yes", True), ("1", True), ("no", False), ("0", False)])
