@@ -125,7 +125,8 @@ def probe(fabric: Fabric, seed: int, noise: float = NOISE, sweeps: int = SWEEPS)
         samples += estimate_links(pairs, leaf, 1e9 + num_rounds * config.expected_s)
     scores = aggregate.aggregate_scores(samples, 1e9 + num_rounds * config.expected_s)
     per_pair = 2 * min(config.stream_bytes, THROUGHPUT * config.stream_seconds) + 2 * config.loss_probes * _DATAGRAM
-    return ProbeResult(replace(scores, half_life=aggregate.DEFAULT_RULES.half_life), num_rounds * config.expected_s,
+    scores = replace(scores, half_life=aggregate.DEFAULT_SETTINGS.half_life)
+    return ProbeResult(scores, num_rounds * config.expected_s,
                        count * per_pair / (len(fabric.names) * THROUGHPUT * SECONDS))
 
 

@@ -89,7 +89,7 @@ def check_link_scores(site: Site) -> Finding:
         return failure(str(error), f"chown {owner or 'root'}: {file}; chmod 644 {file}; or set "
                                    "link_scores.trusted_owner to its owner, if that user may influence jobs")
     try:
-        scores = load_scores(file, time.time(), owner)
+        scores = load_scores(file, time.time(), scores_config)
     except InputError as error:
         return failure(str(error), "let the collector rewrite it: systemctl restart slurmdl-ingest")
     if not scores.link_count:

@@ -8,11 +8,12 @@ samples leave it by the deadband, and improves only if most samples agree, so pl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from slurmdl.config import LinkScoresConfig
 from slurmdl.links.capacity import SLOW_PATH_FRACTION
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.samples import LINK_KINDS, LinkSample
@@ -30,44 +31,27 @@ NOISE_SIGMAS, MAX_TOLERANCE = 4.5, 1.0
 #: (value, weight) of each sample
 WeightedValues = Sequence[tuple[float, float]]
 
-
-@dataclass(frozen=True)
-class AggregationRules:
-    """Parameters of the aggregation.
-
-    Attributes:
-        window: seconds after which a sample is ignored.
-        half_life: seconds after which a sample counts half as much; 0 for no decay.
-        tolerance: relative difference below which metrics of two links count as equal; `noise_tolerance` may raise
-            it. Half of it is the deadband around a published value.
-    """
-
-    window: float = 900.0
-    half_life: float = 300.0
-    tolerance: float = 0.25
-
-    @property
-    def deadband(self) -> float:
-        return self.tolerance / 2
-
-
-DEFAULT_RULES = AggregationRules()
+DEFAULT_SETTINGS = LinkScoresConfig()
 
 
 def aggregate_scores(samples: Iterable[LinkSample], now: float, previous: LinkScores | None = None,
-                     rules: AggregationRules = DEFAULT_RULES) -> LinkScores:
+                     settings: LinkScoresConfig = DEFAULT_SETTINGS) -> LinkScores:
     """Aggregate samples, in any order, into scores at `now` (s since the epoch); duplicates count once.
 
-    `previous` are the last published scores, None if there are none.
+    Args:
+        previous: the last published scores, None if there are none.
+        settings: `max_age` and `half_life` of samples in s; `tolerance`, which `noise_tolerance` may raise: half of
+            it is the deadband around a published value.
     """
     previous = previous or LinkScores()
     samples_of: dict[str, dict[str, list[LinkSample]]] = {kind: {} for kind in LINK_KINDS}
     for sample in set(samples):
-        if _is_plausible(sample, now, rules):
+        if _is_plausible(sample, now, settings):
             samples_of[sample.kind].setdefault(sample.name, []).append(sample)
-    rules = replace(rules, tolerance=noise_tolerance(samples_of["node"], rules.tolerance))
+    tolerance = noise_tolerance(samples_of["node"], settings.tolerance)
+    settings = replace(settings, tolerance=tolerance)
     nodes, zones, inter_leaf = (
-        {name: _aggregate_link(of_link, now, old_scores.get(name), rules)
+        {name: _aggregate_link(of_link, now, old_scores.get(name), settings)
          for name, of_link in sorted(samples_of[kind].items())} for kind, old_scores in previous.by_kind.items())
     defaults: dict[str, Any] = {}
     for key, values in (
@@ -75,8 +59,8 @@ def aggregate_scores(samples: Iterable[LinkSample], now: float, previous: LinkSc
             ("default_latency", [score.rtt / 2 for score in nodes.values() if score.rtt])):
         if len(values) >= MIN_NODES:
             center, old = float(np.median(values)), getattr(previous, key) if previous.link_count else 0.0
-            defaults[key] = old if abs(center - old) <= rules.deadband * old else center
-    scores = LinkScores(nodes=nodes, inter_leaf=inter_leaf, time=now, tolerance=rules.tolerance, **defaults)
+            defaults[key] = old if abs(center - old) <= tolerance / 2 * old else center
+    scores = LinkScores(nodes=nodes, inter_leaf=inter_leaf, time=now, tolerance=tolerance, **defaults)
     measured = {name: _drop_node_limited(score, _node_limited_threshold(scores)) for name, score in zones.items()}
     return replace(scores, zones={**infer_uplinks(scores), **measured})
 
@@ -131,17 +115,19 @@ def _drop_node_limited(score: LinkScore, threshold: float) -> LinkScore:
     return replace(score, throughput=None) if is_limited else score
 
 
-def _is_plausible(sample: LinkSample, now: float, rules: AggregationRules) -> bool:
+def _is_plausible(sample: LinkSample, now: float, settings: LinkScoresConfig) -> bool:
     """Whether a sample is recent, has a metric, and its RTT tail is not below its median."""
-    return -MAX_CLOCK_SKEW_S <= now - sample.time <= rules.window \
+    return -MAX_CLOCK_SKEW_S <= now - sample.time <= settings.max_age \
         and (sample.throughput, sample.rtt, sample.loss) != (None, None, None) \
         and (sample.rtt is None or sample.rtt_p99 is None or sample.rtt_p99 >= sample.rtt)
 
 
 def _aggregate_link(samples: Sequence[LinkSample], now: float,
-                    previous: LinkScore | None, rules: AggregationRules) -> LinkScore:
+                    previous: LinkScore | None, settings: LinkScoresConfig) -> LinkScore:
+    deadband = settings.tolerance / 2
+
     def weighted_values(metric: Callable[[LinkSample], float | None], counters: bool = True) -> WeightedValues:
-        return sorted((value, _sample_weight(sample, now, rules)) for sample in samples
+        return sorted((value, _sample_weight(sample, now, settings)) for sample in samples
                       if (counters or sample.source != "counters") and (value := metric(sample)) is not None)
 
     throughputs = weighted_values(lambda sample: sample.throughput, counters=False)
@@ -159,32 +145,32 @@ def _aggregate_link(samples: Sequence[LinkSample], now: float,
     if throughputs:
         # the lower quartile must improve, too
         middle, low = _weighted_quantile(throughputs, 0.5), _weighted_quantile(throughputs, 0.25)
-        throughput = max(MIN_THROUGHPUT, -_with_hysteresis(-middle, -low, -(old.throughput or 0.0), rules.deadband))
+        throughput = max(MIN_THROUGHPUT, -_with_hysteresis(-middle, -low, -(old.throughput or 0.0), deadband))
     rtt = _with_hysteresis(_weighted_quantile(rtts, 0.5), _weighted_quantile(rtts, 0.75), old.rtt,
-                           rules.deadband) if rtts else 0.0
+                           deadband) if rtts else 0.0
     loss = _trimmed_mean(losses) if losses else 0.0
-    if previous is not None and abs(loss - previous.loss) < max(LOSS_TOLERANCE, rules.deadband * previous.loss):
+    if previous is not None and abs(loss - previous.loss) < max(LOSS_TOLERANCE, deadband * previous.loss):
         loss = previous.loss
     return LinkScore(throughput=throughput, rtt=rtt, loss=loss, age=max(0.0, now - newest), samples=len(samples),
                      rtt_p99=max(rtt, _weighted_quantile(tails, 0.99)) if tails else 0.0, rdma=best.rdma,
                      source=best.source)
 
 
-def _sample_weight(sample: LinkSample, now: float, rules: AggregationRules) -> float:
+def _sample_weight(sample: LinkSample, now: float, settings: LinkScoresConfig) -> float:
     age = max(0.0, now - sample.time)
-    decay = max(0.5 ** (age / rules.half_life), 1e-9) if rules.half_life else 1.0
+    decay = max(0.5 ** (age / settings.half_life), 1e-9) if settings.half_life else 1.0
     return decay * COUNTERS_WEIGHT if sample.source == "counters" else decay
 
 
-def _with_hysteresis(median: float, worse_quartile: float, previous: float, tolerance: float) -> float:
+def _with_hysteresis(median: float, worse_quartile: float, previous: float, deadband: float) -> float:
     """Value to publish, if less is better: the previous one (0 if there is none) unless the samples leave it.
 
     A quarter of the samples exceed `worse_quartile`.
     """
     if not previous:
         return median
-    deadband = tolerance * abs(previous)
-    return median if median > previous + deadband or worse_quartile < previous - deadband else previous
+    margin = deadband * abs(previous)
+    return median if median > previous + margin or worse_quartile < previous - margin else previous
 
 
 def _weighted_quantile(values: WeightedValues, fraction: float) -> float:

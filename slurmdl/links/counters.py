@@ -52,18 +52,6 @@ class CounterReading(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         return {**self._asdict(), "rdma_ports": {name: list(port) for name, port in self.rdma_ports.items()}}
 
-    @classmethod
-    def from_json(cls, data: Any) -> CounterReading:
-        """Inverse of `to_json`; InputError if the data is not valid."""
-        try:
-            ports = {str(name): RdmaPort(int(port[0]), int(port[1]), float(port[2]))
-                     for name, port in data["rdma_ports"].items()}
-            return cls(str(data["boot_id"]), float(data["uptime_s"]), int(data["segments_sent"]),
-                       int(data["segments_retransmitted"]), int(data["spurious_retransmits"]),
-                       float(data["bandwidth"]), ports)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise InputError(f"counter reading: malformed ({error})") from error
-
 
 def read_counters(root: str = "/", interface: str = "") -> CounterReading:
     """Read the current counters and the speed of `interface` ("": the fastest); InputError without TCP counters."""
@@ -123,11 +111,16 @@ def should_replace(previous: CounterReading | None, current: CounterReading) -> 
 
 
 def load_reading(path: str) -> CounterReading | None:
-    """Reading in a file; None if the file is missing or not valid."""
+    """Reading of a file with `CounterReading.to_json`; None if the file is missing or not valid."""
     try:
         with open(path, encoding="utf-8") as file:
-            return CounterReading.from_json(json.load(file))
-    except (OSError, ValueError, RecursionError, InputError):
+            data = json.load(file)
+        ports = {name: RdmaPort(int(port[0]), int(port[1]), float(port[2]))
+                 for name, port in data["rdma_ports"].items()}
+        return CounterReading(str(data["boot_id"]), float(data["uptime_s"]), int(data["segments_sent"]),
+                              int(data["segments_retransmitted"]), int(data["spurious_retransmits"]),
+                              float(data["bandwidth"]), ports)
+    except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return None
 
 

@@ -153,9 +153,6 @@ class LinkScores:
                                              for name, score in links.items()})
         return replace(aged, time=now)
 
-    def to_json(self) -> dict[str, Any]:
-        return records.to_json(self)
-
     def to_text(self) -> str:
         """JSON text with one link per line and six significant digits; default values are left out."""
         def format_links(links: Mapping[str, LinkScore]) -> str:
@@ -166,14 +163,15 @@ class LinkScores:
             return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(score)}"
                                       for name, score in compact.items()) + "}"
 
-        settings = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in self.to_json().items()
+        without_links = records.to_json(self.map_links(lambda _: {}))
+        settings = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in without_links.items()
                     if key not in KIND_OF_KEY]
         links = [f"{json.dumps(key)}: {format_links(getattr(self, key))}" for key in KIND_OF_KEY]
         return "{" + ",\n".join([*settings, *links]) + "}\n"
 
     @classmethod
     def from_json(cls, data: Any, on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
-        """Inverse of `to_json`; every key is optional. InputError if the data is not valid.
+        """Inverse of `records.to_json`; every key is optional. InputError if the data is not valid.
 
         Args:
             on_reject: called with the reason for each invalid score; if it returns, the other scores are kept.

@@ -10,19 +10,19 @@ import csv
 import io
 import json
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, time
 from typing import Any
 
 from slurmdl import file_trust, records
-from slurmdl.config import Config, user_dir
+from slurmdl.config import Config, LinkScoresConfig, user_dir
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
-from slurmdl.links.aggregate import DEFAULT_RULES, MAX_CLOCK_SKEW_S, AggregationRules, aggregate_scores
+from slurmdl.links.aggregate import DEFAULT_SETTINGS, MAX_CLOCK_SKEW_S, aggregate_scores
 from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights, raise_rejection
 from slurmdl.links.samples import KIND_OF_KEY, LINK_KINDS, check_link_name, parse_sample_lines, reject_duplicate_keys
+from slurmdl.slurm.process import start_thread
 
 SOURCES_TIMEOUT_S = 0.9  # for all sources together
 KEYWORDS = ("auto", "off")  # values of --dl-link-scores that are neither a file nor a URL
@@ -40,30 +40,6 @@ class LoadedScores:
 
 #: reads one source; the argument is called with the reason for each rejected score
 ScoreReader = Callable[[Callable[[str], None]], LinkScores]
-
-
-@dataclass
-class _SourceReader:
-    """One source, read in a daemon thread, so that a hung file system cannot block the process."""
-
-    name: str
-    read_scores: ScoreReader
-    scores: LinkScores | None = None
-    error: SlurmdlError | None = None
-    rejected: list[str] = field(default_factory=list)
-    thread: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.scores = self.read_scores(self.rejected.append)
-        except SlurmdlError as error:
-            self.error = error
-        except Exception as error:
-            self.error = InputError(f"{self.name}: {type(error).__name__}: {error}")
 
 
 def user_probe_file(environ: Mapping[str, str], cluster: str) -> str:
@@ -84,30 +60,39 @@ def load_from_sources(config: Config, source: str, environ: Mapping[str, str],
     if source == "off":
         return LoadedScores(defaults)
     deadline, max_age = monotonic() + SOURCES_TIMEOUT_S, config.link_scores.max_age
-    readers = [_SourceReader(name, read_scores)
+    readers = [_start_reading(name, read_scores)
                for name, read_scores in _list_sources(config, source, time(), deadline)]
     if source == "auto" and (cluster := _name_or_empty(get_cluster)):
         own_file, deadline = user_probe_file(environ, cluster), monotonic() + SOURCES_TIMEOUT_S
-        readers.append(_SourceReader(own_file, partial(_load_file, config, time(), own_file, required=False)))
+        readers.append(_start_reading(own_file, partial(_load_file, config, time(), own_file, required=False)))
     loaded, warnings = [], []
-    for reader in readers:
-        reader.thread.join(max(0.0, deadline - monotonic()))
-        if reader.error is not None:
-            warnings.append(str(reader.error))
-        elif reader.scores is None:
-            warnings.append(f"{reader.name}: no answer within {SOURCES_TIMEOUT_S:g} s")
-        else:
-            if reader.rejected:
-                warnings.append(f"{reader.name}: {len(reader.rejected)} rejected, the first: {reader.rejected[0]}")
-            fresh = reader.scores.map_links(lambda links: {name: score for name, score in links.items()
-                                                           if score.age <= max_age})
-            if reader.scores.link_count and not fresh.link_count:
-                warnings.append(f"{reader.name}: stale, the newest score is {newest_age(reader.scores):.0f} s old "
-                                f"(link_scores.max_age: {max_age:g})")
-            elif not (fresh.link_count or reader.rejected or _declared_defaults(fresh)) and source not in KEYWORDS:
-                warnings.append(f"{reader.name}: no score of the last {max_age:g} s")
-            loaded.append(fresh)
+    for name, rejected, result in readers:
+        try:
+            scores = result(max(0.0, deadline - monotonic()))
+        except Exception as error:
+            reason = (f"no answer within {SOURCES_TIMEOUT_S:g} s" if isinstance(error, TimeoutError)
+                      else f"{type(error).__name__}: {error}")
+            warnings.append(str(error) if isinstance(error, SlurmdlError) else f"{name}: {reason}")
+            continue
+        if rejected:
+            warnings.append(f"{name}: {len(rejected)} rejected, the first: {rejected[0]}")
+        fresh = scores.map_links(lambda links: {name: score for name, score in links.items() if score.age <= max_age})
+        if scores.link_count and not fresh.link_count:
+            warnings.append(f"{name}: stale, the newest score is {newest_age(scores):.0f} s old "
+                            f"(link_scores.max_age: {max_age:g})")
+        elif not (fresh.link_count or rejected or _declared_defaults(fresh)) and source not in KEYWORDS:
+            warnings.append(f"{name}: no score of the last {max_age:g} s")
+        loaded.append(fresh)
     return LoadedScores(_merge_sources(defaults, loaded), tuple(warnings))
+
+
+def _start_reading(name: str, read_scores: ScoreReader) -> tuple[str, list[str], Callable[..., LinkScores]]:
+    """Start to read a source in a thread, so that a hung file system cannot block the process.
+
+    Returns its name, the list of rejected scores, and a function that waits for the scores (see start_thread).
+    """
+    rejected: list[str] = []
+    return name, rejected, start_thread(lambda: read_scores(rejected.append))
 
 
 def _name_or_empty(get_cluster: Callable[[], str]) -> str:
@@ -132,17 +117,12 @@ def _load_file(config: Config, now: float, path: str, on_reject: Callable[[str],
                required: bool = True) -> LinkScores:
     if not required and not os.path.exists(path):
         return LinkScores()
-    return load_scores(path, now, config.link_scores.trusted_owner, _aggregation_rules(config), on_reject)
-
-
-def _aggregation_rules(config: Config) -> AggregationRules:
-    settings = config.link_scores
-    return AggregationRules(settings.max_age, settings.half_life, settings.tolerance)
+    return load_scores(path, now, config.link_scores, on_reject)
 
 
 def _list_sources(config: Config, source: str, now: float, deadline: float) -> list[tuple[str, ScoreReader]]:
     """The sources except for the user's own probes."""
-    settings = config.link_scores
+    settings, load_file = config.link_scores, partial(_load_file, config, now)
 
     def query_prometheus(url: str, _: Callable[[str], None]) -> LinkScores:
         from slurmdl.links import prometheus  # its imports take longer than reading files
@@ -151,9 +131,8 @@ def _list_sources(config: Config, source: str, now: float, deadline: float) -> l
         samples = prometheus.query_samples(url, settings.prometheus_queries, label, deadline)
         if not samples:
             raise UnavailableError(f"prometheus: no result has a node name in the label {label!r}")
-        return aggregate_scores(samples, now, rules=_aggregation_rules(config))
+        return aggregate_scores(samples, now, settings=settings)
 
-    load_file = partial(_load_file, config, now)
     if source not in KEYWORDS:
         is_url = source.startswith(("http://", "https://"))
         return [(source, partial(query_prometheus if is_url else load_file, source))]
@@ -200,28 +179,28 @@ def _merge_links(links: Sequence[Mapping[str, LinkScore]]) -> dict[str, LinkScor
     return merged
 
 
-def load_scores(path: str, now: float, trusted_users: str = "", rules: AggregationRules = DEFAULT_RULES,
+def load_scores(path: str, now: float, settings: LinkScoresConfig = DEFAULT_SETTINGS,
                 on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
     """Read the scores in a trusted file (see file_trust.read_trusted_text), with their ages at `now`.
 
     `on_reject` is called with the reason for each invalid score or sample; if it returns, the others are kept. Raises
     InputError if the file cannot be read, is not trusted, or holds no scores.
     """
-    text = file_trust.read_trusted_text(path, trusted_users)
+    text = file_trust.read_trusted_text(path, settings.trusted_owner)
     try:
-        return parse_scores(text, now, path.endswith(".csv"), rules, on_reject)
+        return parse_scores(text, now, path.endswith(".csv"), settings, on_reject)
     except InputError as error:
         raise InputError(str(error), file=path) from error
 
 
-def parse_scores(text: str, now: float, is_csv: bool = False, rules: AggregationRules = DEFAULT_RULES,
+def parse_scores(text: str, now: float, is_csv: bool = False, settings: LinkScoresConfig = DEFAULT_SETTINGS,
                  on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
     """Parse CSV, one JSON object of `LinkScores.to_json`, or samples as JSON lines."""
     if is_csv:
         return _parse_csv(text, on_reject)
     first_line = text.lstrip().partition("\n")[0]
     if first_line.startswith("{") and '"kind"' in first_line:
-        return _aggregate_sample_lines(text, now, rules, on_reject)
+        return _aggregate_sample_lines(text, now, settings, on_reject)
     try:
         data = json.loads(text, object_pairs_hook=reject_duplicate_keys)
     except (ValueError, RecursionError) as error:
@@ -232,7 +211,7 @@ def parse_scores(text: str, now: float, is_csv: bool = False, rules: Aggregation
     return scores.with_current_ages(now)
 
 
-def _aggregate_sample_lines(text: str, now: float, rules: AggregationRules,
+def _aggregate_sample_lines(text: str, now: float, settings: LinkScoresConfig,
                             on_reject: Callable[[str], None]) -> LinkScores:
     """Aggregate the valid lines; InputError if there are only invalid ones."""
     results = list(parse_sample_lines(text.splitlines()))
@@ -242,7 +221,7 @@ def _aggregate_sample_lines(text: str, now: float, rules: AggregationRules,
         raise errors[0]
     for error in errors:
         on_reject(f"line {str(error).lstrip(':')}")
-    return aggregate_scores(samples, now, rules=rules)
+    return aggregate_scores(samples, now, settings=settings)
 
 
 def _parse_csv(text: str, on_reject: Callable[[str], None]) -> LinkScores:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.links.sample_store import SampleStore
+from slurmdl.links.collector import SampleStore
 
 #: program that writes a sample of a node to a spool
 WRITE = """

@@ -19,6 +19,7 @@ import atheris
 with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.links", "slurmdl.slurm.hostlist",
                                          "slurmdl.slurm.output", "slurmdl.cluster", "slurmdl.files",
                                          "slurmdl.yaml_input", "slurmdl.train.trainer.options", "slurmdl.history"]):
+    from slurmdl import records
     from slurmdl.cluster.load import load_cluster_file
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.errors import InputError, UsageError
@@ -80,7 +81,7 @@ NOW = 1.8e9
 def _scores(data: bytes) -> None:
     """Fuzz link score files; the first byte selects CSV. Every format round-trips."""
     link_scores = parse_scores(data[1:].decode(errors="replace"), NOW, is_csv=data[:1] == b"c")
-    assert LinkScores.from_json(json.loads(json.dumps(link_scores.to_json()))) == link_scores
+    assert LinkScores.from_json(json.loads(json.dumps(records.to_json(link_scores)))) == link_scores
     parse_scores(link_scores.to_text(), max(NOW, link_scores.time))
     text = prometheus.exposition_text(link_scores)
     assert len(text.splitlines()) == text.count("\n")
@@ -95,7 +96,7 @@ def _samples(data: bytes) -> None:
     assert all("\n" not in str(result) for result in results if isinstance(result, InputError))
     assert list(parse_sample_lines(format_sample_lines(valid).splitlines())) == valid
     aggregated = aggregate.aggregate_scores(valid, NOW)
-    assert LinkScores.from_json(aggregated.to_json()) == aggregated
+    assert LinkScores.from_json(records.to_json(aggregated)) == aggregated
     assert sum(score.samples for links in (aggregated.nodes, aggregated.inter_leaf)
                for score in links.values()) <= len(set(valid))
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placing import cluster, node, two_level
 
+from slurmdl import records
 from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
 from slurmdl.links import aggregate, capacity, link_table, prometheus
@@ -55,7 +56,7 @@ def samples(draw: st.DrawFn) -> LinkSample:
 @bounded
 @given(snapshots())
 def test_scores_round_trip_as_json_and_approximately_as_text(scores: LinkScores) -> None:
-    assert LinkScores.from_json(json.loads(json.dumps(scores.to_json()))) == scores
+    assert LinkScores.from_json(json.loads(json.dumps(records.to_json(scores)))) == scores
     parsed = parse_scores(scores.to_text(), NOW)
     assert (set(parsed.nodes), set(parsed.zones), set(parsed.inter_leaf)) == (
         set(scores.nodes), set(scores.zones), set(scores.inter_leaf))
@@ -94,11 +95,11 @@ def test_older_score_is_closer_to_the_default(score: LinkScore, half_life: float
 @given(st.lists(samples(), max_size=20), st.none() | snapshots())
 def test_aggregated_scores_are_valid_for_any_samples(drawn: list[LinkSample], previous: LinkScores | None) -> None:
     scores = aggregate.aggregate_scores(drawn, NOW, previous)
-    assert LinkScores.from_json(json.loads(json.dumps(scores.to_json()))) == scores
+    assert LinkScores.from_json(json.loads(json.dumps(records.to_json(scores)))) == scores
     link_scores = [*scores.nodes.values(), *scores.inter_leaf.values()]
     sample_count = len({sample for sample in drawn if sample.kind != "zone"})
     assert sum(score.samples for score in link_scores) <= sample_count
-    assert all(score.age <= aggregate.DEFAULT_RULES.window for score in link_scores)
+    assert all(score.age <= aggregate.DEFAULT_SETTINGS.max_age for score in link_scores)
     # a second aggregation from the published scores changes nothing
     second = aggregate.aggregate_scores(drawn, NOW, scores)
     assert {name: score.throughput for name, score in second.nodes.items()} == {

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from slurmdl.config import LinkScoresConfig
 from slurmdl.errors import InputError
 from slurmdl.links import aggregate
-from slurmdl.links.aggregate import AggregationRules
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.samples import LinkSample, format_sample_lines, parse_sample_lines
 
@@ -22,9 +22,9 @@ def probes(*throughputs: float, name: str = "n1", every: float = 10.0, **metrics
 
 
 def score(samples: list[LinkSample], previous: LinkScore | None = None,
-          rules: AggregationRules = aggregate.DEFAULT_RULES) -> LinkScore:
+          settings: LinkScoresConfig = aggregate.DEFAULT_SETTINGS) -> LinkScore:
     before = LinkScores(nodes={"n1": previous}) if previous else None
-    return aggregate.aggregate_scores(samples, NOW, before, rules).nodes["n1"]
+    return aggregate.aggregate_scores(samples, NOW, before, settings).nodes["n1"]
 
 
 def test_outlier_does_not_change_the_median() -> None:
@@ -37,9 +37,9 @@ def test_score_has_count_age_and_source_of_its_samples() -> None:
 
 
 def test_recent_samples_weigh_more() -> None:
-    rules = AggregationRules(half_life=10.0)
-    assert score(probes(1e9, 1e9, 1e9, 1e8, 1e8), rules=rules).throughput == 1e8
-    assert score(probes(1e9, 1e9, 1e9, 1e8, 1e8), rules=AggregationRules(half_life=0)).throughput == 1e9
+    settings = LinkScoresConfig(half_life=10.0)
+    assert score(probes(1e9, 1e9, 1e9, 1e8, 1e8), settings=settings).throughput == 1e8
+    assert score(probes(1e9, 1e9, 1e9, 1e8, 1e8), settings=LinkScoresConfig(half_life=0)).throughput == 1e9
 
 
 def test_rtt_p99_covers_all_samples_in_the_window() -> None:
@@ -64,13 +64,13 @@ def test_loss_is_a_trimmed_mean() -> None:
     ([0.9e9, 0.9e9, 1.3e9, 1.3e9, 1.3e9], 1e9),    # not all better
 ])
 def test_published_throughput_changes_beyond_the_deadband_only(throughputs: list[float], expected: float) -> None:
-    assert score(probes(*throughputs), LinkScore(1e9), AggregationRules(half_life=0)).throughput == expected
+    assert score(probes(*throughputs), LinkScore(1e9), LinkScoresConfig(half_life=0)).throughput == expected
 
 
 def test_published_rtt_changes_beyond_the_deadband_only() -> None:
     def delays(*values: float) -> float:
         return score([LinkSample("node", "n1", NOW, "probe", rtt=value) for value in values],
-                     LinkScore(rtt=1e-4), AggregationRules(half_life=0)).rtt
+                     LinkScore(rtt=1e-4), LinkScoresConfig(half_life=0)).rtt
 
     assert delays(1.1e-4) == 1e-4
     assert delays(2e-4) == 2e-4

@@ -125,8 +125,13 @@ def test_missing_tcp_counters_are_an_error(tmp_path):
         counters.read_counters(str(tmp_path))
 
 
+READING = ('{"boot_id": "b", "uptime_s": 1.5, "segments_sent": 7, "segments_retransmitted": 0, '
+           '"spurious_retransmits": 0, "bandwidth": 0.0, "rdma_ports": {}}')
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"boot_id": "x"}',
-                                  '{"boot_id":"","uptime_s":"x"}'])
+                                  READING.replace("1.5", '"x"'), READING.replace("7", "Infinity"),
+                                  READING.replace("{}", "[]"), READING.replace("{}", '{"p": [1]}')])
 def test_load_reading_of_invalid_file_is_none(tmp_path, text):
     (tmp_path / "state").write_text(text)
     assert counters.load_reading(str(tmp_path / "state")) is None
@@ -135,7 +140,10 @@ def test_load_reading_of_invalid_file_is_none(tmp_path, text):
 
 def test_reading_round_trips_as_json(tmp_path):
     reading = counters.read_counters(fake_kernel(tmp_path, sent=7, port=IB, speeds={"eth0": "1000"}))
-    assert CounterReading.from_json(json.loads(json.dumps(reading.to_json()))) == reading
+    minimal = CounterReading("b", 1.5, 7, 0, 0, 0.0, {})
+    for each, text in ((reading, json.dumps(reading.to_json())), (minimal, READING)):
+        write(tmp_path / "state", text)
+        assert counters.load_reading(str(tmp_path / "state")) == each
 
 
 # --- spool files

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from slurmdl.links import prometheus
+from slurmdl.links.collector import SampleStore
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.links.sample_store import SampleStore
 from slurmdl.links.samples import LinkSample, format_sample_lines
 
 PROMETHEUS_LINE = re.compile(r'[a-zA-Z_:][\w:]*(\{[a-z]+="([^"\\\n]|\\["\\n])*"(,[a-z]+="([^"\\\n]|\\["\\n])*")*\})? '

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from slurmdl import plan as plans
+from slurmdl import records
 from slurmdl.config import load_config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, UsageError
@@ -296,7 +297,7 @@ def test_two_tiers_are_configured_and_shown(tmp_path) -> None:
     file.write_text("link_defaults: {leaf_bandwidth: 3.6e12, node_bandwidth: 2.0e11, rails: 4}\n")
     scores = load_from_sources(load_config([str(file)]), "off", {}).scores
     assert (scores.default_leaf_bandwidth, scores.default_node_bandwidth, scores.default_rails) == (3.6e12, 2e11, 4)
-    assert LinkScores.from_json(scores.to_json()) == scores
+    assert LinkScores.from_json(records.to_json(scores)) == scores
     with pytest.raises(InputError, match=r"default_rails 0.5: expected a whole number"):
         LinkScores.from_json({"default_rails": 0.5})
     shown = link_assumption(TWO_ZONES, scores)

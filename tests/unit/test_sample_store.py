@@ -15,9 +15,9 @@ import pytest
 
 from slurmdl.cli.main import main
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.links import sample_store
+from slurmdl.links import collector
+from slurmdl.links.collector import SampleStore, publish_file
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.links.sample_store import SampleStore, publish_file
 from slurmdl.links.samples import LinkSample, format_sample_lines
 
 NOW = 1.8e9
@@ -58,7 +58,7 @@ def test_prune_with_a_clock_ahead_deletes_nothing(tmp_path: Path) -> None:
 
 
 def test_locked_database_is_an_error_without_loss_of_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_store, "LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(collector, "LOCK_TIMEOUT_S", 0.1)
     path = str(tmp_path / "h.db")
     with SampleStore.open(path) as database:
         database.add(samples(3))
@@ -121,7 +121,7 @@ def test_killed_process_loses_no_committed_samples(tmp_path: Path) -> None:
     """The child prints the number of stored samples after each commit."""
     path = str(tmp_path / "h.db")
     code = ("import sys\nfrom slurmdl.links.samples import LinkSample\n"
-            "from slurmdl.links.sample_store import SampleStore\n"
+            "from slurmdl.links.collector import SampleStore\n"
             "with SampleStore.open(sys.argv[1]) as database:\n    i = 0\n    while True:\n"
             "        database.add([LinkSample('node', 'n', 1e9 + i + k, 'probe', loss=0.0) for k in range(50)])\n"
             "        i += 50\n        print(i, flush=True)\n")
@@ -141,7 +141,7 @@ def test_killed_process_loses_no_committed_samples(tmp_path: Path) -> None:
 
 def test_published_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
-    code = ("import sys\nfrom slurmdl.links.sample_store import publish_file\ni = 0\n"
+    code = ("import sys\nfrom slurmdl.links.collector import publish_file\ni = 0\n"
             "while True:\n    publish_file(sys.argv[1], str(i % 10) * 100_000)\n    i += 1\n")
     publish_file(str(path), "0" * 100_000)
     child = subprocess.Popen([sys.executable, "-c", code, str(path)])

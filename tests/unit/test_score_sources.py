@@ -18,11 +18,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from slurmdl import config
+from slurmdl import config, records
 from slurmdl.config import Config, LinkScoresConfig
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.launch import cluster_state
-from slurmdl.links import aggregate, prometheus, samples
+from slurmdl.links import prometheus, samples
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.samples import LinkSample, format_sample_lines
 from slurmdl.links.score_sources import load_from_sources, parse_scores, user_probe_file
@@ -33,7 +33,7 @@ ONE = LinkScores(nodes={"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3, 2e-4, False, "p
 
 
 def test_scores_round_trip_as_json() -> None:
-    assert LinkScores.from_json(json.loads(json.dumps(ONE.to_json()))) == ONE
+    assert LinkScores.from_json(json.loads(json.dumps(records.to_json(ONE)))) == ONE
     assert parse_scores(ONE.to_text(), NOW) == ONE
     assert parse_scores("{}", NOW) == LinkScores()
     assert parse_scores(ONE.to_text(), NOW + 60).nodes["n1"].age == 65
@@ -398,10 +398,10 @@ def test_score_configuration_is_merged(site: Path) -> None:
 
 
 def test_configured_rules_apply_to_samples(site: Path) -> None:
-    rules = aggregate.AggregationRules(60, 30, 0.1)
+    settings = LinkScoresConfig(max_age=60, half_life=30, tolerance=0.1)
     text = format_sample_lines([LinkSample("node", "n1", NOW - 61, "probe", loss=0.1),
                      LinkSample("node", "n2", NOW - 59, "probe", loss=0.1)])
-    loaded = parse_scores(text, NOW, rules=rules)
+    loaded = parse_scores(text, NOW, settings=settings)
     assert (list(loaded.nodes), loaded.tolerance) == (["n2"], 0.1)
 
 

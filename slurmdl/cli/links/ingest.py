@@ -15,9 +15,7 @@ from time import time
 from slurmdl import config, file_trust
 from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import SlurmdlError, UsageError, report_error, warn
-from slurmdl.links.aggregate import AggregationRules
-from slurmdl.links.collector import Collector
-from slurmdl.links.sample_store import SampleStore
+from slurmdl.links.collector import Collector, SampleStore
 from slurmdl.slurm.slurm_conf import slurm_conf_path
 from slurmdl.topology import load
 
@@ -30,9 +28,8 @@ def run(argv: list[str]) -> int:
         raise UsageError(f"--interval {options.interval:g}: expected a number of seconds greater than 0")
     settings = config.load_config().link_scores
     trusted_users = _trusted_users(options.users, settings.trusted_owner)
-    rules = AggregationRules(settings.max_age, settings.half_life, settings.tolerance)
     with SampleStore.open(options.database) as store:
-        collector = Collector(store, options.snapshot or settings.file, rules, options.textfile, trusted_users,
+        collector = Collector(store, options.snapshot or settings.file, settings, options.textfile, trusted_users,
                               _known_link_names())
         for file in options.files:
             store.add(collector.parse_samples(file_trust.read_trusted_lines(file, trusted_users), time()))
