@@ -26,8 +26,8 @@ _PAIR_CHECK_S = 0.003
 def run_step(argv: Sequence[str], seed: int) -> None:
     """Answer for all nodes of a step that srun would start with these arguments."""
     nodes = expand_hostlist(next(arg for arg in argv if arg.startswith("--nodelist=")).partition("=")[2])
-    if "slurmdl.health.node_task" in argv:
-        run_checks(nodes, argv[argv.index("slurmdl.health.node_task") + 1:], random.Random(seed))
+    if "slurmdl.health.node_checks" in argv:
+        run_checks(nodes, argv[argv.index("slurmdl.health.node_checks") + 1:], random.Random(seed))
     else:
         run_probe(nodes, random.Random(seed))
 

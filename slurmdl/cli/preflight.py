@@ -46,9 +46,8 @@ def run(argv: list[str]) -> int:
 
 def _check_nodes(options: argparse.Namespace) -> int:
     from slurmdl.cli.links import load_topology_or_flat
-    from slurmdl.health.preflight import keep_link_samples, run_preflight
-    from slurmdl.health.report import format_table, preflight_to_json
-    from slurmdl.health.site_verdicts import load_site_reasons
+    from slurmdl.health.preflight import format_table, keep_link_samples, preflight_to_json, run_preflight
+    from slurmdl.health.site_checks import load_site_reasons
     from slurmdl.slurm import hostlist, jobs
 
     job_id = jobs.own_job_id(os.environ)
@@ -97,7 +96,7 @@ def _history_text() -> str:
 
 
 def _bad_nodes_text() -> str:
-    """The nodes that are left out now, each with its reason, as site_verdicts reads them."""
+    """The nodes that are left out now, each with its reason, as site_checks reads them."""
     from slurmdl.health import exclusions
 
     active, _ = exclusions.load_active_exclusions(os.environ)

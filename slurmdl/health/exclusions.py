@@ -1,8 +1,8 @@
-"""Nodes that a user's jobs leave out for a while: a file of the user, and the rules by which its entries apply.
+"""What the jobs of a user remember: nodes to leave out for a while, and marks.
 
-Each line of the file is one entry, a JSON object; the newest entry of a node counts. Entries expire, so that a
-repaired node is used again, and a cap keeps them below a share of the partition, so that a wrong verdict about nodes
-cannot exclude the cluster.
+Each line of the file of exclusions is one entry, a JSON object; the newest entry of a node counts. Entries expire, so
+that a repaired node is used again, and a cap keeps them below a share of the partition, so that a wrong check cannot
+exclude the cluster. A mark is an empty file, for what happens once per job start or cluster, or is counted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -28,6 +29,7 @@ _COMPACT_BYTES = 256 * 1024
 _MAX_KEPT_BYTES, _MAX_READ_BYTES = 4 * 2**20, 8 * 2**20
 #: longest reason, so that an entry is written at once
 _MAX_REASON_CHARS = 300
+_MAX_MARK_AGE_S = 30 * 86_400.0  # older marks are removed
 
 
 @dataclass(frozen=True)
@@ -180,3 +182,42 @@ def limit_exclusions(nodes: Iterable[str], partition_nodes: Collection[str],
     inside = [node for node in nodes if node in partition_nodes]
     limit = max(1, int(share * len(partition_nodes)))
     return inside[:limit], inside[limit:]
+
+
+def mark_path(kind: str, environ: Mapping[str, str]) -> str:
+    """The mark of this kind ("preflight", "requeues") for this start of the job of this process."""
+    return os.path.join(config.user_dir(environ, "state"), kind,
+                        f"{_job_prefix(environ)}{environ.get('SLURM_RESTART_COUNT', '0')}")
+
+
+def cluster_mark_path(kind: str, cluster: str, environ: Mapping[str, str]) -> str:
+    """The mark of this kind ("zone-features") for a cluster."""
+    return os.path.join(config.user_dir(environ, "state"), kind, cluster.replace("/", "_") or "unnamed")
+
+
+def _job_prefix(environ: Mapping[str, str]) -> str:
+    names = (environ.get("SLURM_CLUSTER_NAME", ""), environ.get("SLURM_JOB_ID", ""))
+    return "".join(f"{name}-" for name in names).replace("/", "_")
+
+
+def count_marks(kind: str, environ: Mapping[str, str]) -> int | None:
+    """Number of starts of the job of this process with a mark of this kind; None if marks cannot be written."""
+    prefix, directory = _job_prefix(environ), os.path.dirname(mark_path(kind, environ))
+    try:
+        os.makedirs(directory, exist_ok=True)
+        names = os.listdir(directory)
+    except OSError:
+        return None
+    return sum(name.startswith(prefix) for name in names) if os.access(directory, os.W_OK) else None
+
+
+def write_mark(path: str) -> None:
+    """Write a mark, and remove old ones of its kind. Raises OSError if it cannot be written."""
+    directory = os.path.dirname(path)
+    os.makedirs(directory, exist_ok=True)
+    with open(path, "w", encoding="utf-8"):
+        pass
+    for entry in os.scandir(directory):
+        with suppress(OSError):  # another process has removed it
+            if time.time() - entry.stat().st_mtime > _MAX_MARK_AGE_S:
+                os.unlink(entry.path)

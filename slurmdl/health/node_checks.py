@@ -1,7 +1,8 @@
-"""Checks of one node, one per process: `python -m slurmdl.health.node_checks NAME` prints one JSON object.
+"""Checks of one node, and the task of a preflight that runs them: `python -m slurmdl.health.node_checks [CHECK...]`.
 
-A check reports what it measured; `verdicts` judges it against the other nodes. A check may hang (a dead file system,
-a GPU off the bus), so `node_task` runs each one in a process that it can kill.
+The task prints one line per check: a JSON object with `node`, `check`, and either `values` or `error`. A check
+reports what it measured; `faults` judges it against the other nodes. A check may hang (a dead file system, a GPU off
+the bus), so the task runs each one in a process that it can kill (`--only CHECK`), which prints the values.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+from slurmdl.errors import SlurmdlError
+from slurmdl.slurm import process
+from slurmdl.slurm.run_module import module_argv
 
 #: seconds of the CPU check, and iterations between two looks at the clock (about 1 ms)
 _CPU_SECONDS, _CPU_BATCH = 1.0, 20_000
@@ -25,6 +31,7 @@ _COPY_BYTES, _COPY_SECONDS = 64 * 2**20, 0.3
 _WRITE_BYTES = 1 << 20
 #: rows of a matrix, whose product takes a few ms on a current GPU; seconds of products
 _GPU_MATRIX_SIZE, _PRODUCT_SECONDS = 8192, 0.3
+_GPU_TOOL_TIMEOUT_S = 20.0
 #: fields of `nvidia-smi --query-gpu`
 _NVIDIA_FIELDS = ("uuid", "memory.total", "memory.free", "ecc.errors.uncorrected.volatile.total",
                   "clocks_throttle_reasons.hw_slowdown", "clocks_throttle_reasons.hw_thermal_slowdown")
@@ -168,10 +175,12 @@ def check_gpu() -> dict[str, Any]:
     if not allocated.isdigit() or not int(allocated):
         return {}
     if shutil.which("nvidia-smi"):
-        gpus, errors = parse_nvidia_smi(_output(["nvidia-smi", f"--query-gpu={','.join(_NVIDIA_FIELDS)}",
-                                                 "--format=csv,noheader,nounits"]))
+        gpus, errors = parse_nvidia_smi(process.check_output(
+            ["nvidia-smi", f"--query-gpu={','.join(_NVIDIA_FIELDS)}", "--format=csv,noheader,nounits"],
+            timeout=_GPU_TOOL_TIMEOUT_S))
     elif shutil.which("rocm-smi"):
-        gpus, errors = len(json.loads(_output(["rocm-smi", "--showuniqueid", "--json"]))), []
+        text = process.check_output(["rocm-smi", "--showuniqueid", "--json"], timeout=_GPU_TOOL_TIMEOUT_S)
+        gpus, errors = len(json.loads(text)), []
     else:
         return {"allocated": int(allocated), "gpus": 0, "errors": ["neither nvidia-smi nor rocm-smi is in PATH"]}
     products, product_errors = _measure_matrix_products()
@@ -214,12 +223,6 @@ def matrix_product_rate(device: str, size: int) -> float:
     return float(2 * size**3 / fastest)
 
 
-def _output(argv: list[str]) -> str:
-    from slurmdl.slurm import process
-
-    return process.check_output(argv, timeout=20.0)
-
-
 def parse_nvidia_smi(text: str) -> tuple[int, list[str]]:
     """The number of GPUs in the output of `nvidia-smi --query-gpu`, and what is wrong with some of them."""
     errors = []
@@ -247,10 +250,24 @@ CHECKS: dict[str, tuple[Callable[[], dict[str, Any]], float]] = {
 }
 
 
-def main() -> int:
-    print(json.dumps(CHECKS[sys.argv[1]][0]()))
-    return 0
+def run_check(name: str) -> dict[str, object]:
+    """The result of one check, in a process of its own: `values`, or `error` if it fails or does not end in time."""
+    try:
+        text = process.run_command(module_argv("slurmdl.health.node_checks", "--only", name),
+                                   timeout=CHECKS[name][1], name=f"check {name}").checked_stdout()
+        return {"values": json.loads(text)}
+    except (SlurmdlError, ValueError) as error:
+        return {"error": str(error)}
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--only"]:
+        print(json.dumps(CHECKS[sys.argv[2]][0]()))
+        return
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    for name in sys.argv[1:] or CHECKS:
+        print(json.dumps({"node": node, "check": name, **run_check(name)}), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

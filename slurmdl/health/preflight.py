@@ -1,7 +1,7 @@
 """Check the nodes of a job before it starts: run all checks on all nodes, judge them, and check the bad ones again.
 
-A second run of the failed checks, on the suspected nodes and a few good ones, must find the same fault: a moment of
-load is no bad node.
+A second run of the failed checks, on the suspected nodes and a few good ones, must find the same fault: a short load
+spike must not condemn a node. The result is shown as a table, or as JSON.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from types import MappingProxyType
+from typing import Any
 
 from slurmdl.errors import SlurmdlError, UnavailableError
-from slurmdl.health import verdicts
+from slurmdl.health.faults import SCREENING, Fault, NodeReport, find_faults
 from slurmdl.health.node_checks import CHECKS
-from slurmdl.health.verdicts import Fault, NodeReport
 from slurmdl.links.probe.probe_step import ProbeStep, run_probe_step
 from slurmdl.links.samples import LinkSample, merge_into_sample_file
 from slurmdl.links.score_sources import user_probe_file
 from slurmdl.slurm import jobs, process
 from slurmdl.slurm.run_module import module_argv
 from slurmdl.slurm.slurm_conf import cluster_name
+from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
+from slurmdl.units import format_bit_rate, format_bytes
 
 DEFAULT_BUDGET_S = 30.0
 #: share of the budget for the checks of the nodes; the links have the rest
@@ -33,6 +35,7 @@ _NODE_SHARE = 0.5
 _REFERENCE_NODES = 2
 #: nodes that are measured again because a suspected node cannot exchange data with them
 _MAX_PEERS = 8
+_HEADER = ("node", "CPU", "memory", "bandwidth", "disk", "clock", "GPUs", "link", "loss")
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,19 @@ def run_preflight(nodes: Sequence[str], topology: Topology, environ: Mapping[str
 
     Args:
         with_links: also probe the links, which needs two nodes.
-        site_reasons: node -> verdict of the site (site_verdicts); these nodes are bad whatever the checks find.
+        site_reasons: node -> why it is bad by the site's own checks (site_checks), whatever these checks find.
     """
     start, with_links = time.monotonic(), with_links and len(nodes) > 1
     checks = tuple(CHECKS)
     reports = run_node_checks(nodes, checks, environ, budget_s * (_NODE_SHARE if with_links else 0.8))
     if not any(report.values for report in reports.values()):
-        raise UnavailableError(f"preflight: no node answered ({_first_error(reports)})")
+        errors = [error for report in reports.values() for error in report.errors.values()]
+        raise UnavailableError(f"preflight: no node answered ({next(iter(errors), 'no output')})")
     samples: Sequence[LinkSample] = ()
     if with_links:
         left_s = max(2.0, budget_s - (time.monotonic() - start))
         samples = _probe_links(reports, topology, environ, 0.6 * left_s, on_warning)
-    suspected = verdicts.find_faults(reports, checks, bool(samples), verdicts.SCREENING)
+    suspected = find_faults(reports, checks, bool(samples), SCREENING)
     confirmed = _confirm(suspected, reports, topology, environ, max(3.0, budget_s - (time.monotonic() - start)),
                          on_warning)
     confirmed += [Fault(node, "site", site_reasons[node]) for node in nodes if node in site_reasons]
@@ -101,16 +105,12 @@ def keep_link_samples(result: Preflight, environ: Mapping[str, str], on_warning:
         on_warning(f"preflight: {path}: the links are not kept ({error.strerror})")
 
 
-def _first_error(reports: Mapping[str, NodeReport]) -> str:
-    return next((error for report in reports.values() for error in report.errors.values()), "no output")
-
-
 def run_node_checks(nodes: Sequence[str], checks: Sequence[str], environ: Mapping[str, str],
                     limit_s: float) -> dict[str, NodeReport]:
     """Run checks on nodes by a step with one task per node; a node that does not answer in time has no values."""
     reports = {node: NodeReport() for node in nodes}
     argv = [*jobs.node_step_argv(nodes, environ, "slurmdl-preflight", ("--mpi=none", "--cpu-bind=none")),
-            *module_argv("slurmdl.health.node_task", *checks)]
+            *module_argv("slurmdl.health.node_checks", *checks)]
     step_error, expected = "", len(nodes) * len(checks)
     lines = process.stream_lines(argv, env=jobs.node_step_environ(environ), stdin="", timeout=limit_s)
     try:
@@ -191,7 +191,7 @@ def _confirm(suspected: Sequence[Fault], reports: Mapping[str, NodeReport], topo
     checks = tuple(check for check in CHECKS if any(fault.check == check for fault in suspected))
     with_links = any(fault.check == "link" for fault in suspected)
     again = run_node_checks(nodes, checks or ("clock",), environ, limit_s * (0.5 if with_links else 1.0))
-    faults = list(verdicts.find_faults(again, checks, with_links=False))
+    faults = list(find_faults(again, checks, with_links=False))
     if with_links:
         _probe_links(again, topology, environ, 0.4 * limit_s, on_warning)
         faults += confirmed_link_faults(bad, reports, again)
@@ -214,7 +214,7 @@ def confirmed_link_faults(suspected: Collection[str], reports: Mapping[str, Node
         merged[node].unreachable |= report.unreachable
         if node in suspected and report.link and (report.link.throughput is not None or not reports[node].link):
             merged[node].link = report.link
-    return [fault for fault in verdicts.find_faults(merged, (), with_links=True) if fault.node in suspected]
+    return [fault for fault in find_faults(merged, (), with_links=True) if fault.node in suspected]
 
 
 def _reference_nodes(bad: Sequence[str], reports: Mapping[str, NodeReport], topology: Topology) -> list[str]:
@@ -228,3 +228,57 @@ def _reference_nodes(bad: Sequence[str], reports: Mapping[str, NodeReport], topo
         chosen |= dict.fromkeys([node for node in good if topology.leaf_of(node) == leaf][:_REFERENCE_NODES])
     missing = max(0, _REFERENCE_NODES - len(chosen))
     return [*chosen, *[node for node in good if node not in chosen][:missing]]
+
+
+def format_table(result: Preflight) -> str:
+    """One row per node, the bad nodes with their faults below, and the decision.
+
+    CPU is the share of the median node's work; memory and disk are free bytes, clock is the offset from the median.
+    """
+    reports = result.reports
+    rates = [value for report in reports.values() if (value := _work_rate(report)) is not None]
+    offsets = [report.clock_offset for report in reports.values() if report.clock_offset is not None]
+    typical_rate, typical_offset = (median(values) if values else 0.0 for values in (rates, offsets))
+    rows = [_HEADER, *(_row(node, report, typical_rate, typical_offset) for node, report in reports.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    for kind, faults in (("bad", result.faults), ("not confirmed", result.unconfirmed)):
+        lines += dict.fromkeys(f"{kind}: {fault.node}: {fault.text}" for fault in faults)
+    bad = len(result.reasons)
+    lines.append(f"{bad} of {pluralize(len(reports), 'node')} bad, {result.seconds:.1f} s")
+    return "\n".join(lines)
+
+
+def _work_rate(report: NodeReport) -> float | None:
+    cpu = report.values.get("cpu")
+    return cpu["rate"] / cpu["cpus"] if cpu else None
+
+
+def _row(node: str, report: NodeReport, typical_rate: float, typical_offset: float) -> tuple[str, ...]:
+    rate, gpu = _work_rate(report), report.values.get("gpu")
+    offset = None if report.clock_offset is None else report.clock_offset - typical_offset
+    return (node,
+            "-" if rate is None or not typical_rate else f"{rate / typical_rate:.0%}",
+            _cell(report, "memory", "available", format_bytes),
+            _cell(report, "memory", "bandwidth", lambda value: f"{format_bytes(value)}/s"),
+            _cell(report, "disk", "free", format_bytes),
+            "-" if offset is None else f"{offset:+.1f} s",
+            f"{gpu['gpus']} of {gpu['allocated']}" if gpu else "-",
+            "-" if report.link is None or report.link.throughput is None else
+            format_bit_rate(report.link.throughput),
+            "-" if report.link is None or report.link.loss is None else f"{report.link.loss:.2%}")
+
+
+def _cell(report: NodeReport, check: str, key: str, format_value: Callable[[float], str]) -> str:
+    value = report.values.get(check, {}).get(key)
+    return "-" if value is None else format_value(value)
+
+
+def preflight_to_json(result: Preflight, node: str) -> Mapping[str, Any]:
+    """The results of one node, in the units of the checks: bytes, seconds, bytes/s."""
+    report = result.reports[node]
+    faults: Sequence[str] = list(dict.fromkeys(fault.text for fault in result.faults if fault.node == node))
+    link = report.link
+    return {"node": node, "bad": bool(faults), "faults": faults, "checks": report.values, "errors": report.errors,
+            "clock_offset": report.clock_offset,
+            "link": None if link is None else {"throughput": link.throughput, "rtt": link.rtt, "loss": link.loss}}

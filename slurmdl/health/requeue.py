@@ -22,7 +22,7 @@ from slurmdl import config
 from slurmdl.cluster.load import query_cluster
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import GaveUpError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
-from slurmdl.health import exclusions, job_marks
+from slurmdl.health import exclusions
 from slurmdl.placement.eligibility import is_in_service
 from slurmdl.slurm import process
 from slurmdl.slurm.hostlist import fold_hostlist
@@ -71,7 +71,7 @@ def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mappin
         return
     if is_own:
         with suppress(OSError):  # then all restarts count
-            job_marks.write_mark(job_marks.mark_path("requeues", environ))
+            exclusions.write_mark(exclusions.mark_path("requeues", environ))
     if reasons and not this_job_only:
         # remembered first: if the job starts again before its nodes are excluded, it can see that they are bad
         try:
@@ -117,7 +117,7 @@ def check_requeue(job: JobRecord) -> None:
 
 def _check_limit(job: JobRecord, environ: Mapping[str, str]) -> None:
     """Raise GaveUpError if the job has requeued itself too often; its preemptions and time limits do not count."""
-    requeues = job_marks.count_marks("requeues", environ)
+    requeues = exclusions.count_marks("requeues", environ)
     if requeues is None:
         requeues = job.restarts  # the job must not requeue itself forever
     if requeues >= MAX_REQUEUES:

@@ -206,7 +206,7 @@ class SubmissionAttempt:
     def _leave_out_bad_nodes(self, job: Submission, site_config: config.Config, get_query: Callable[[], ClusterQuery],
                              on_warning: Callable[[str], None]) -> Submission:
         """Exclude the nodes that the user's jobs or the site's checks found to be bad. A failure is a warning."""
-        from slurmdl.health import exclusions, site_verdicts
+        from slurmdl.health import exclusions, site_checks
 
         try:
             remembered, warning = exclusions.load_active_exclusions(os.environ)
@@ -214,7 +214,7 @@ class SubmissionAttempt:
             remembered, warning = {}, f"{error}; no remembered node is excluded"
         if warning:
             on_warning(warning)
-        site_reasons = site_verdicts.load_site_reasons(site_config, on_warning)
+        site_reasons = site_checks.load_site_reasons(site_config, on_warning)
         if not (remembered or site_reasons) or self.parsed_argv.is_heterogeneous:
             return job
         from slurmdl.launch import job_start
@@ -337,16 +337,16 @@ def _warn_of_missing_features(job: Submission, decision: Decision, state: Cluste
         return
     if len(leaf_zones(state.topology)) < 2 or exact_zone_features(state, placement.nodes_per_zone):
         return
-    from slurmdl.health import job_marks
+    from slurmdl.health import exclusions
 
-    mark = job_marks.cluster_mark_path("zone-features", state.cluster.name, os.environ)
+    mark = exclusions.cluster_mark_path("zone-features", state.cluster.name, os.environ)
     if os.path.exists(mark):
         return
     warn("no node feature identifies a zone of this cluster: nodes can be chosen only with --no-requeue (by default "
          "jobs may be requeued), or when the administrator adds the features that `slurmdl topology features` "
          "prints; this is said once")
     with suppress(OSError):  # then the next submission says it again
-        job_marks.write_mark(mark)
+        exclusions.write_mark(mark)
 
 
 def _to_json(command: SubmitCommand | None) -> object:

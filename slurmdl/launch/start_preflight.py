@@ -9,9 +9,8 @@ from contextlib import suppress
 from slurmdl import config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import GaveUpError, SlurmdlError, internal_error_text
-from slurmdl.health import exclusions, job_marks, site_verdicts
-from slurmdl.health.preflight import Preflight, keep_link_samples, run_preflight
-from slurmdl.health.report import format_table
+from slurmdl.health import exclusions, site_checks
+from slurmdl.health.preflight import Preflight, format_table, keep_link_samples, run_preflight
 from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
 from slurmdl.launch import step_context
 from slurmdl.launch.submission_record import RequestedSize
@@ -29,7 +28,7 @@ def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, site_c
 
     Raises GaveUpError if the job can do neither, unless --dl-on-bad-nodes=run.
     """
-    mark = job_marks.mark_path("preflight", environ)
+    mark = exclusions.mark_path("preflight", environ)
     if not dl.preflight or os.path.exists(mark):
         return frozenset()
     try:
@@ -37,7 +36,7 @@ def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, site_c
         topology, _ = step_context.load_job_topology(get_slurm_config(), nodes,
                                                      environ.get("SLURM_JOB_PARTITION", ""), strict=False)
         result = run_preflight(nodes, topology, environ, on_warning, dl.preflight,
-                               site_reasons=site_verdicts.load_site_reasons(site_config, on_warning))
+                               site_reasons=site_checks.load_site_reasons(site_config, on_warning))
     except Exception as error:
         text = str(error) if isinstance(error, SlurmdlError) else internal_error_text(error)
         on_warning(f"preflight: the nodes are not checked: {text}")
@@ -90,6 +89,6 @@ def _has_spare_nodes(result: Preflight, requested_size: RequestedSize | None, en
 
 def _write_mark(path: str, on_warning: Callable[[str], None]) -> None:
     try:
-        job_marks.write_mark(path)
+        exclusions.write_mark(path)
     except OSError as error:
         on_warning(f"{path}: cannot be written ({error.strerror}); the next step of the job checks the nodes again")

@@ -14,7 +14,7 @@ _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 
 
 def module_argv(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module of slurmdl, e.g. "slurmdl" or "slurmdl.health.node_task"."""
+    """The command line that runs a module of slurmdl, e.g. "slurmdl" or "slurmdl.health.node_checks"."""
     return [sys.executable, os.path.abspath(__file__), module, *arguments]
 
 

@@ -1,6 +1,6 @@
 """Which ranks compute slowly, by the compute times of all ranks over windows of steps; and what a run does about it.
 
-The rule is that of bad nodes in a preflight (health/verdicts.py, which training must not import): the ratio to the
+The rule is that of bad nodes in a preflight (health/faults.py, which training must not import): the ratio to the
 median of the ranks, and the distance from it in median absolute deviations (MAD). The first keeps small differences
 between good nodes from counting, the second the noise of a busy cluster; with fewer than four ranks a MAD means
 nothing. Each value is the median of a window of steps, and several windows in a row must agree, so a pause of some

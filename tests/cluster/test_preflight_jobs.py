@@ -103,7 +103,7 @@ def test_preflight_requeues_without_the_bad_node(new_sandbox):
     assert bad in started_on(text, 0) and bad not in started_on(text, 1)
 
 
-def test_verdicts_of_the_site(health):
+def test_faults_of_the_site(health):
     """New jobs leave out a node with a bad feature or comment, and the preflight counts it as bad."""
     config, bad_nodes = health.cluster.directory("config"), health.cluster.directory() / "bad"
     bad_nodes.write_text("n7 no fan\n")

@@ -9,7 +9,7 @@ import pytest
 from health_calls import Health, started_on
 from jobs import SOON, slurmdl_messages
 
-from slurmdl.health.site_verdicts import parse_bad_nodes
+from slurmdl.health.site_checks import parse_bad_nodes
 
 #: job that calls slurmdl in its first start, and ends at once in its second
 REQUEUES_ITSELF = """\

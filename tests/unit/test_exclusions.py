@@ -1,9 +1,10 @@
-"""The file of a user's exclusions, and the rules by which its entries apply."""
+"""The file of a user's exclusions, the rules by which its entries apply, and marks of job starts."""
 
 import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -13,9 +14,12 @@ from slurmdl.health.exclusions import (
     Exclusion,
     active_exclusions,
     add_exclusions,
+    count_marks,
     limit_exclusions,
     load_exclusions,
+    mark_path,
     remember_nodes,
+    write_mark,
 )
 
 NOW = 1_800_000_000.0
@@ -104,7 +108,9 @@ def test_file_that_cannot_be_read_is_not_replaced(file, monkeypatch):
 #: adds entries of one writer to a file that is long enough to be compacted at each addition
 WRITER = """
 import sys
+from slurmdl import files
 from slurmdl.health.exclusions import Exclusion, add_exclusions
+files._LOCK_TIMEOUT_S = 60.0  # the machine may be busy
 for i in range(20):
     add_exclusions(sys.argv[1], [Exclusion(f"{sys.argv[2]}-{i}", "x", 1.0, 9e9, "c")], 2.0)
 """
@@ -124,3 +130,30 @@ def test_remembered_node_expires_after_a_day(tmp_path):
     data = json.loads((tmp_path / "slurmdl/exclusions.jsonl").read_text())
     assert (data["node"], data["reason"], data["cluster"], data["job"]) == ("n1", "bad cable", "c", "5")
     assert data["expires"] - data["time"] == DEFAULT_LIFETIME_S == 24 * 3600
+
+
+ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "c"}
+
+
+def test_starts_of_one_job_are_counted(tmp_path):
+    environ = {"XDG_STATE_HOME": str(tmp_path), **ENVIRON}
+    assert count_marks("requeues", environ) == 0
+    for restart in ("0", "0", "3"):
+        write_mark(mark_path("requeues", environ | {"SLURM_RESTART_COUNT": restart}))
+    write_mark(mark_path("requeues", environ | {"SLURM_JOB_ID": "77"}))
+    assert count_marks("requeues", environ) == 2
+    assert count_marks("preflight", environ) == 0
+
+
+def test_no_count_if_marks_cannot_be_written(tmp_path):
+    (tmp_path / "slurmdl").touch()
+    assert count_marks("requeues", {"XDG_STATE_HOME": str(tmp_path), **ENVIRON}) is None
+
+
+def test_marks_of_old_jobs_are_removed(tmp_path):
+    old, new = tmp_path / "c-1-0", tmp_path / "c-2-0"
+    for path, age_s in ((old, 40 * 86400), (new, 86400)):
+        path.touch()
+        os.utime(path, (time.time() - age_s,) * 2)
+    write_mark(str(tmp_path / "c-3-0"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c-2-0", "c-3-0"]

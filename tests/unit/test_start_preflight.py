@@ -7,8 +7,8 @@ import pytest
 from slurmdl.config import Config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import GaveUpError, UnavailableError
+from slurmdl.health.faults import Fault
 from slurmdl.health.preflight import Preflight
-from slurmdl.health.verdicts import Fault
 from slurmdl.launch import start_preflight
 from slurmdl.launch.submission_record import RequestedSize
 

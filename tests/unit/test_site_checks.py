@@ -9,8 +9,8 @@ from test_score_sources import respond, running_server, send_header_slowly, send
 
 from slurmdl.config import BadNodesConfig, Config, LinkScoresConfig, load_config
 from slurmdl.errors import InputError
-from slurmdl.health import site_verdicts
-from slurmdl.health.site_verdicts import load_site_reasons, parse_bad_nodes, parse_node_records
+from slurmdl.health import site_checks
+from slurmdl.health.site_checks import load_site_reasons, parse_bad_nodes, parse_node_records
 
 #: two nodes as Slurm 22.05 prints them; values may have blanks, and a reason lines
 RECORDS = """\
@@ -87,7 +87,7 @@ def test_failed_sources_are_warnings_and_the_others_count(tmp_path):
 @pytest.mark.parametrize("reply", [send_slowly, send_header_slowly])
 def test_slow_server_is_given_up_before_it_has_answered(monkeypatch, reply):
     """The whole response has a limit, whatever the server sends until then."""
-    monkeypatch.setattr(site_verdicts, "_QUERY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(site_checks, "_QUERY_TIMEOUT_S", 0.1)
     answered: list[str] = []
 
     def answer(handler: BaseHTTPRequestHandler, query: str) -> None:

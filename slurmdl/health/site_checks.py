@@ -1,4 +1,4 @@
-"""Verdicts of other health checks about nodes: a file, node features and comments in Slurm, and Prometheus.
+"""Bad nodes by the site's own health checks: a file, node features and comments in Slurm, and Prometheus.
 
 slurmdl does not repeat what a site checks already. A source that fails costs a warning; the others are used.
 """
@@ -21,15 +21,15 @@ _QUERY_TIMEOUT_S = 1.0
 #: of a reason more
 _FIELD_LINE = re.compile(r" {3}(ActiveFeatures|Comment|Extra)=(.*)")
 
-Verdict = tuple[str, str]
-
 
 def load_site_reasons(config: Config, on_warning: Callable[[str], None]) -> dict[str, str]:
     """Node -> why it is bad, by the sources of `bad_nodes` in slurmdl.yaml; the first source that names it counts."""
     settings = config.bad_nodes
-    sources: list[Callable[[], Iterator[Verdict]]] = []
+    sources: list[Callable[[], Iterator[tuple[str, str]]]] = []
     if settings.file:
-        sources.append(lambda: _read_file(settings.file, on_warning))
+        sources.append(lambda: parse_bad_nodes(
+            files.read_regular_file(settings.file, _MAX_FILE_BYTES).decode(errors="replace"), settings.file,
+            lambda error: on_warning(f"bad_nodes: {error}; the line is ignored")))
     if settings.features or settings.comment:
         sources.append(lambda: parse_node_records(process.check_output(["scontrol", "show", "nodes"]),
                                                   settings.features, settings.comment))
@@ -45,12 +45,7 @@ def load_site_reasons(config: Config, on_warning: Callable[[str], None]) -> dict
     return reasons
 
 
-def _read_file(path: str, on_warning: Callable[[str], None]) -> Iterator[Verdict]:
-    text = files.read_regular_file(path, _MAX_FILE_BYTES).decode(errors="replace")
-    return parse_bad_nodes(text, path, lambda error: on_warning(f"bad_nodes: {error}; the line is ignored"))
-
-
-def parse_bad_nodes(text: str, path: str, on_error: Callable[[InputError], None]) -> Iterator[Verdict]:
+def parse_bad_nodes(text: str, path: str, on_error: Callable[[InputError], None]) -> Iterator[tuple[str, str]]:
     """The nodes of a file with one hostlist per line and, after a blank, the reason; `#` starts a comment.
 
     Lists of node names, one per line or separated by commas, have this form, e.g. failing_nodes.txt of AMD Primus. A
@@ -75,7 +70,7 @@ def parse_bad_nodes(text: str, path: str, on_error: Callable[[InputError], None]
                 yield node.partition(".")[0], reason
 
 
-def parse_node_records(text: str, features: Sequence[str], comment: str) -> Iterator[Verdict]:
+def parse_node_records(text: str, features: Sequence[str], comment: str) -> Iterator[tuple[str, str]]:
     """The nodes in the output of `scontrol show nodes` with one of the features, or a matching Comment or Extra.
 
     `comment` is a regular expression, "" for none.
@@ -94,7 +89,7 @@ def parse_node_records(text: str, features: Sequence[str], comment: str) -> Iter
                 yield node, f"its comment in Slurm is {value!r}"
 
 
-def _query_prometheus(config: Config) -> Iterator[Verdict]:
+def _query_prometheus(config: Config) -> Iterator[tuple[str, str]]:
     from slurmdl.links import prometheus
 
     url, query = config.link_scores.prometheus_url, config.bad_nodes.prometheus_query

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from slurmdl.health.faults import Fault, NodeReport, find_faults
 from slurmdl.health.node_checks import CHECKS, matrix_product_rate, parse_nvidia_smi
 from slurmdl.health.preflight import confirmed_link_faults
-from slurmdl.health.verdicts import Fault, NodeReport, find_faults
 from slurmdl.links.samples import LinkSample
 
 ALL = tuple(CHECKS)
