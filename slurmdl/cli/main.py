@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 
@@ -31,7 +31,11 @@ COMMANDS = {
 }
 
 #: command -> module and function, if not slurmdl.cli.COMMAND and run
-_ENTRY_POINTS = {"sbatch": ("slurmdl.launch.sbatch", "run_sbatch"), "train": ("slurmdl.train.__main__", "main")}
+_ENTRY_POINTS = {
+    "sbatch": ("slurmdl.launch.sbatch", "run_sbatch"), "train": ("slurmdl.train.__main__", "main"),
+    **{command: (f"slurmdl.cli.{module}", command) for module, commands in {
+        "step": ("srun", "env", "verify"), "health": ("preflight", "requeue"), "history": ("audit", "replay")}.items()
+       for command in commands}}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -84,6 +88,11 @@ def dispatch(program: str, commands: Mapping[str, str], args: list[str], package
     if command not in commands:
         similar = ", ".join(sort_by_similarity(command, list(commands)))
         raise UsageError(f"{program} {command}: unknown command; expected {similar}")
+    return entry_point(command, package)(args[1:])
+
+
+def entry_point(command: str, package: str = "slurmdl.cli") -> Callable[[list[str]], int]:
+    """The function of a command: it gets the arguments, and returns the exit status."""
     module, function = _ENTRY_POINTS.get(command, (f"{package}.{command}", "run"))
-    status: int = getattr(import_module(module), function)(args[1:])
-    return status
+    found: Callable[[list[str]], int] = getattr(import_module(module), function)
+    return found

@@ -31,9 +31,9 @@ RAW = {
     ("cli/main.py", "'\\n'.join([f'usage: {program} COMMAND [options]', '', *lines, '', f'`{program} COMMAND --help` "
                     "lists its options.'])"),
     ("cli/place.py", "HELP"),
-    ("cli/srun.py", 'f"{HELP}\\n{dl_options.help_text()}\\nsrun\'s own options: srun --help"'),
+    ("cli/step.py", 'f"{SRUN_HELP}\\n{dl_options.help_text()}\\nsrun\'s own options: srun --help"'),
     # progress: the name of a policy and numbers, after the control sequence that clears the line
-    ("cli/replay.py", "f'\\r\\x1b[K{text}'"),
+    ("cli/history.py", "f'\\r\\x1b[K{text}'"),
     ("cli/links/export.py", "text"), ("cli/links/probe.py", "format_sample_lines(samples)"),
     ("cli/topology.py", "text"), ("cli/topology.py", "write.format_topology(TopologySet.single(topology), None, "
                                                      "options.format)"),

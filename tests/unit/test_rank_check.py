@@ -16,7 +16,7 @@ import pytest
 
 import slurmdl
 from slurmdl import plan as plans
-from slurmdl.cli import env
+from slurmdl.cli.step import task_environ
 from slurmdl.errors import InputError
 from slurmdl.launch import rank_check
 from slurmdl.launch.rank_check import RankReport
@@ -214,11 +214,11 @@ def test_planned_rank_is_the_rank_of_the_node_and_the_local_rank():
 def test_env_of_a_task_has_its_planned_ranks():
     environ = {"SLURMDL_PLAN": plans.encode_plan(PLAN), "SLURMD_NODENAME": "n10", "SLURM_LOCALID": "1",
                "MASTER_ADDR": "n1", "MASTER_PORT": "12345"}
-    assert env.task_environ(environ) == {
+    assert task_environ(environ) == {
         "RANK": "3", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "NODE_RANK": "1", "PET_NODE_RANK": "1",
         "SLURMDL_ROLE": "worker", "SLURMDL_ROLE_RANK": "3",
         "PET_MASTER_ADDR": "n1", "PET_MASTER_PORT": "12345", "PET_LOCAL_ADDR": "~1000001-n10"}
-    assert env.task_environ({**environ, "SLURMD_NODENAME": "n1"})["PET_LOCAL_ADDR"] == "n1"
+    assert task_environ({**environ, "SLURMD_NODENAME": "n1"})["PET_LOCAL_ADDR"] == "n1"
 
 
 @pytest.mark.parametrize(("zones", "size", "text"), [

@@ -1,9 +1,4 @@
-"""check the nodes of this job, and find the bad ones before the job's program starts
-
-Call it in a job script before the program. Every node checks its CPUs, memory, disk, clock and GPUs, and pairs of
-nodes check their links. Exit status: 0 if all nodes are good, 78 if one is bad. --requeue requeues the job without
-the bad nodes.
-"""
+"""Commands against bad nodes: `slurmdl preflight` and `slurmdl requeue`."""
 
 from __future__ import annotations
 
@@ -16,11 +11,20 @@ from slurmdl import units
 from slurmdl.cli.arguments import CliParser, duration_between, write_output_file
 from slurmdl.config import load_config
 from slurmdl.errors import GaveUpError, UsageError, warn
+from slurmdl.health import exclusions
+from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
+from slurmdl.slurm import hostlist, jobs
 from slurmdl.text import print_escaped
 
 
-def run(argv: list[str]) -> int:
-    parser = CliParser(prog="slurmdl preflight", description=__doc__)
+def preflight(argv: list[str]) -> int:
+    """check the nodes of this job, and find the bad ones before the job's program starts
+
+    Call it in a job script before the program. Every node checks its CPUs, memory, disk, clock and GPUs, and pairs
+    of nodes check their links. Exit status: 0 if all nodes are good, 78 if one is bad. --requeue requeues the job
+    without the bad nodes.
+    """
+    parser = CliParser(prog="slurmdl preflight", description=preflight.__doc__)
     parser.add_argument("--budget", default="30s", type=duration_between(5, 3600), metavar="TIME",
                         help="time for all checks (default: %(default)s)")
     parser.add_argument("--nodes", metavar="LIST", help="hostlist (default in a job: all its nodes)")
@@ -48,7 +52,6 @@ def _check_nodes(options: argparse.Namespace) -> int:
     from slurmdl.cli.links import load_topology_or_flat
     from slurmdl.health.preflight import format_table, keep_link_samples, preflight_to_json, run_preflight
     from slurmdl.health.site_checks import load_site_reasons
-    from slurmdl.slurm import hostlist, jobs
 
     job_id = jobs.own_job_id(os.environ)
     if options.requeue and not job_id:
@@ -68,16 +71,12 @@ def _check_nodes(options: argparse.Namespace) -> int:
     if not result.reasons:
         return 0
     if options.requeue:
-        from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
-
         requeue_and_exclude(job_id, result.reasons, os.environ, print_escaped)
         wait_for_job_end()
     return GaveUpError.exit_status
 
 
 def _history_text() -> str:
-    from slurmdl.health import exclusions
-
     path = exclusions.exclusions_file(os.environ)
     entries, warning = exclusions.load_exclusions(path)
     if warning:
@@ -97,16 +96,11 @@ def _history_text() -> str:
 
 def _bad_nodes_text() -> str:
     """The nodes that are left out now, each with its reason, as site_checks reads them."""
-    from slurmdl.health import exclusions
-
     active, _ = exclusions.load_active_exclusions(os.environ)
     return "".join(f"{node} {entry.reason.replace('#', ' ')}\n" for node, entry in active.items())
 
 
 def _forget(nodelist: str) -> int:
-    from slurmdl.health import exclusions
-    from slurmdl.slurm import hostlist
-
     nodes = dict.fromkeys(hostlist.expand_hostlist(nodelist))
     active, warning = exclusions.load_active_exclusions(os.environ)
     if warning:
@@ -115,4 +109,33 @@ def _forget(nodelist: str) -> int:
         expected = hostlist.fold_hostlist(active) or "none: no node is excluded"
         raise UsageError(f"--forget: node {unknown[0]} is not excluded; expected {expected}")
     exclusions.remember_nodes(dict.fromkeys(nodes, "forgotten"), os.environ, lifetime_s=0.0)
+    return 0
+
+
+def requeue(argv: list[str]) -> int:
+    """requeue a job without bad nodes, or exclude them from a pending job
+
+    Run it on a login node with the ID of a job, or inside the job without. There it does not return, so that the
+    script does not go on. The nodes are remembered: later jobs that you submit with `slurmdl sbatch` leave them out,
+    too, for a day (`slurmdl preflight --history` lists them).
+    """
+    parser = CliParser(prog="slurmdl requeue", description=requeue.__doc__)
+    parser.add_argument("job", nargs="?", metavar="JOB", help="ID of the job (default: the job of this process)")
+    parser.add_argument("--exclude", metavar="NODES", default="", help="hostlist of nodes to leave out, e.g. n[3,7]")
+    parser.add_argument("--reason", metavar="TEXT", default="slurmdl requeue --exclude",
+                        help="why, for the list of exclusions (default: %(default)s)")
+    parser.add_argument("--this-job-only", action="store_true", help="do not leave the nodes out of later jobs")
+    parser.add_argument("--wait", action="store_true",
+                        help="requeue even if too few other nodes are in service now: the job waits for them")
+    parser.add_argument("--dry-run", action="store_true",
+                        help="only check whether the job can be requeued without the nodes")
+    options = parser.parse_args(argv)
+    job_id = options.job or jobs.own_job_id(os.environ)
+    if not job_id:
+        raise UsageError("slurmdl requeue: no job; expected its ID, or a call inside a job")
+    excluded = dict.fromkeys(hostlist.expand_hostlist(options.exclude), options.reason)
+    requeue_and_exclude(job_id, excluded, os.environ, print_escaped, options.wait, options.dry_run,
+                        options.this_job_only)
+    if not (options.job or options.dry_run):
+        wait_for_job_end()
     return 0
