@@ -40,7 +40,7 @@ MAX_TIE_FACTOR = 2  # multiple of it, beyond which only choices that can win
 MAX_SLOWDOWN = 2.0  # count-based choices are evaluated up to this multiple of the least estimate
 MAX_FULL_SEARCH_TASKS = 256  # above it only the best count-based choice is evaluated
 MAX_EVEN_ZONES = 1  # zones with even choices for such large jobs
-MAX_SWAP_STARTS = 2  # choices that are improved by node swaps, the best ones
+MAX_SWAP_STARTS = 3  # choices of a mesh or of groups that are improved by node swaps
 MAX_SWAPS_PER_ROUND = 32
 MAX_SWAP_ROUNDS = 4
 MAX_SWAP_TASKS = 64  # largest job with node swaps
@@ -198,10 +198,13 @@ class PlacementSearch:
             evaluated += others
             depends_on_nodes = traffic.needs_search or traffic.is_zone_dependent
             if depends_on_nodes and self.job.tasks <= MAX_SWAP_TASKS and not self.keeps_blocks_whole:
-                others = sorted((entry for entry in evaluated if entry.nodes != winner.nodes),
-                                key=lambda entry: entry.sort_key)
-                winner = self.least_cost([self.improve(start, self.node_swaps, MAX_SWAP_ROUNDS)[0]
-                                          for start in (winner, *others[:MAX_SWAP_STARTS - 1])])
+                starts = [winner]
+                if traffic.tie:  # swaps of ranks change the order of the choices
+                    others = sorted((entry for entry in evaluated if entry.nodes != winner.nodes),
+                                    key=lambda entry: entry.sort_key)
+                    starts += others[:MAX_SWAP_STARTS - 1]
+                swapped = [self.improve(start, self.node_swaps, MAX_SWAP_ROUNDS)[0] for start in starts]
+                winner = self.least_cost([*starts, *swapped], with_rank_swaps=True)
         rank_map = winner.rank_orders.best_map
         has_bound = is_even and np.ptp(winner.rank_orders.tasks) <= 1 and not self.scores.default_leaf_bandwidth and \
             not (traffic.is_zone_dependent or traffic.matrices or traffic.mesh or traffic.groups)
@@ -332,10 +335,12 @@ class PlacementSearch:
                        key=lambda entry: (entry.remainders, entry.sort_key))
         return self.least_cost(choices)
 
-    def least_cost(self, choices: Sequence[EvaluatedChoice]) -> EvaluatedChoice:
+    def least_cost(self, choices: Sequence[EvaluatedChoice], with_rank_swaps: bool = False) -> EvaluatedChoice:
         """The choice of least cost, of equal ones the first; for meshes and groups see `best_cost`."""
         ordered = sorted(choices, key=lambda entry: entry.sort_key)
-        return ordered[best_cost([entry.rank_orders.rule_based_cost for entry in ordered], self.problem.traffic.tie)]
+        costs = [entry.rank_orders.best_map.cost if with_rank_swaps else entry.rank_orders.rule_based_cost
+                 for entry in ordered]
+        return ordered[best_cost(costs, self.problem.traffic.tie)]
 
     def zone_name(self, pool: CandidateNodes, zone: int) -> str:
         index = int(pool.topology_zone_index[zone])

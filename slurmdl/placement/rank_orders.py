@@ -120,6 +120,11 @@ class RankOrders:
                  "alphabetical": np.arange(len(self.tasks))}
         return {name: np.repeat(order, self.tasks[order]) for name, order in nodes.items()}
 
+    def bisection(self, slots: IntArray) -> IntArray:
+        """Order by recursive bisection of the node of each slot in depth-first order."""
+        flow = traffic_matrices(self.phases, self.rank_count).sum(axis=0)
+        return bisection_map(flow + flow.T, self.network, slots)
+
     def cost(self, order: IntArray) -> Cost:
         phases = self.phases
         if self.traffic.is_zone_dependent:
@@ -192,8 +197,7 @@ class SearchedOrders(RankOrders):
         largest = largest_first(self.network, self.tasks, rank0_node)
         orders = {**self.generic(rank0_node), "largest-first": np.repeat(largest, self.tasks[largest])}
         if rank0_node is None and self.traffic.matrices and self._is_swappable():
-            flow = traffic_matrices(self.phases, self.rank_count).sum(axis=0)
-            orders["bisection"] = bisection_map(flow + flow.T, self.network, orders["depth-first"])
+            orders["bisection"] = self.bisection(orders["depth-first"])
         return orders
 
     def swapped(self, node_of_rank: IntArray, keep_rank0: bool) -> IntArray | None:
@@ -204,7 +208,10 @@ class SearchedOrders(RankOrders):
 
 
 class MeshOrders(RankOrders):
-    """Orders of a mesh: the best of `mesh_orders` on the nodes in depth-first order; swaps of nodes and of ranks."""
+    """Orders of a mesh: the best of `mesh_orders` on the nodes in depth-first order.
+
+    It and the recursive bisection are improved by swaps of nodes and of ranks.
+    """
 
     def rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
         return self._mesh_order(rank0_node, MAX_MESH_RANKS)
@@ -215,8 +222,14 @@ class MeshOrders(RankOrders):
     def swapped(self, node_of_rank: IntArray, keep_rank0: bool) -> IntArray | None:
         if self.rank_count > MAX_REFINED_RANKS or not self._is_tractable():
             return None
-        return refine_map(self.phases, self.network, node_of_rank, node_by_node=self.node_by_node,
-                          keep_rank0=keep_rank0)
+        starts = [node_of_rank]
+        if not self.node_by_node:
+            # swaps alone may end in a local optimum
+            depth = depth_first(self.network, int(node_of_rank[0]))
+            starts.append(self.bisection(np.repeat(depth, self.tasks[depth])))
+        refined = [refine_map(self.phases, self.network, start, node_by_node=self.node_by_node, keep_rank0=keep_rank0)
+                   for start in starts if start[0] == node_of_rank[0]]
+        return min(refined, key=lambda order: self.cost(order).sort_key)
 
     def _mesh_order(self, rank0_node: int | None, max_ranks: int) -> dict[str, IntArray]:
         """The best order of the mesh, of up to `max_ranks` ranks in all; the generic orders if it has none."""
