@@ -23,8 +23,7 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 from slurmdl.errors import InputError, UnavailableError, debug, warn
-from slurmdl.file_trust import read_trusted_text, untrusted_reason
-from slurmdl.files import write_atomic
+from slurmdl.files import read_trusted_text, untrusted_reason, write_atomic
 from slurmdl.slurm import process, slurm_conf
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import stat
 import tempfile
 import time
 
-from slurmdl import config, file_trust
+from slurmdl import config, files
 from slurmdl.doctor import Finding, failure, ok, warning
 from slurmdl.doctor.site import MISSING_FILE, TOKEN_TEXT, Site, file_checksum
 from slurmdl.errors import InputError, SlurmdlError
@@ -22,7 +22,7 @@ def check_configuration(site: Site) -> Finding:
     site.config  # noqa: B018 - raises its errors
     if os.path.exists(config.SITE_CONFIG_FILE):
         path = os.path.realpath(config.SITE_CONFIG_FILE)
-        if reason := file_trust.untrusted_reason(path, os.stat(path), {0}):
+        if reason := files.untrusted_reason(path, os.stat(path), {0}):
             return failure(f"{config.SITE_CONFIG_FILE}: {reason}, and it applies to all users",
                            f"chown root: {config.SITE_CONFIG_FILE}; chmod 644 {config.SITE_CONFIG_FILE}")
     return ok(f"{' and '.join(paths)}: valid" if paths else f"no {config.SITE_CONFIG_FILE}: defaults apply")
@@ -74,7 +74,7 @@ def check_node_plan_dir(site: Site) -> Finding:
 def check_link_scores(site: Site) -> Finding:
     scores_config = site.config.link_scores
     file, owner = scores_config.file, scores_config.trusted_owner
-    if owner and not file_trust.resolve_uids(owner):
+    if owner and not files.resolve_uids(owner):
         return failure(f"link_scores.trusted_owner: user {owner!r} does not exist, so only scores of root are used",
                        "create this user (slurmdl's packages do: systemd-sysusers), or correct "
                        "link_scores.trusted_owner in slurmdl.yaml")
@@ -84,7 +84,7 @@ def check_link_scores(site: Site) -> Finding:
         return failure(f"{file}: no such file",
                        "start the collector (systemctl start slurmdl-ingest), or set link_scores.file to its output")
     try:
-        file_trust.read_trusted_text(file, owner)
+        files.read_trusted_text(file, owner)
     except InputError as error:
         return failure(str(error), f"chown {owner or 'root'}: {file}; chmod 644 {file}; or set "
                                    "link_scores.trusted_owner to its owner, if that user may influence jobs")
@@ -127,7 +127,7 @@ def check_bad_nodes_file(site: Site) -> Finding:
     except OSError as error:
         return failure(f"{path}: cannot be read ({error.strerror})",
                        "let the site's health check write it, or correct or remove bad_nodes.file in slurmdl.yaml")
-    if reason := file_trust.untrusted_reason(os.path.realpath(path), status, {0, os.geteuid(), status.st_uid}):
+    if reason := files.untrusted_reason(os.path.realpath(path), status, {0, os.geteuid(), status.st_uid}):
         return warning(f"{path}: {reason}; who may write it decides which nodes jobs leave out",
                        f"chmod 644 {path}, in a directory that only the user of the health check may write")
     return ok(path)

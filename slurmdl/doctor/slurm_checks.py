@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 import slurmdl
-from slurmdl import dl_options, file_trust
+from slurmdl import dl_options, files
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.commit import describe_version
 from slurmdl.doctor import Finding, failure, ok, warning
 from slurmdl.doctor.site import MISSING_FILE, Site, TimedResult, file_checksum
 from slurmdl.errors import InputError
-from slurmdl.files import read_text_limited
 from slurmdl.launch.zone_preference import find_zone_features, leaf_zones
 from slurmdl.links.aggregate import MAX_CLOCK_SKEW_S
 from slurmdl.placement.eligibility import is_in_service
@@ -233,7 +232,7 @@ def check_plugin(site: Site) -> Finding:
         return failure(f"{line.location}: the plugin is `required`: a node on which it fails is drained",
                        "use `optional`")
     path = os.path.realpath(line.path)
-    if reason := file_trust.untrusted_reason(path, os.stat(path), {0}):
+    if reason := files.untrusted_reason(path, os.stat(path), {0}):
         return failure(f"{line.path}: {reason}, and slurmstepd loads it as root",
                        f"chown root: {line.path}; chmod 755 {line.path}; find out who changed it")
     options = set(re.findall(r"--(dl-[a-z0-9-]+)", site.sbatch_help.stdout)) - {"dl-rank-map"}
@@ -281,7 +280,8 @@ def check_cli_filter(site: Site) -> Finding:
 
 def _filter_calls_slurmdl(site: Site) -> bool:
     file = os.path.join(site.slurm_conf_dir, "cli_filter.lua")
-    return "lua" in site.slurm_config_values.get("CliFilterPlugins", "") and "slurmdl" in read_text_limited(file)
+    plugins = site.slurm_config_values.get("CliFilterPlugins", "")
+    return "lua" in plugins and "slurmdl" in files.read_text_limited(file)
 
 
 def check_mpi(site: Site) -> Finding:

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from time import time
 
-from slurmdl import file_trust, files
+from slurmdl import files
 from slurmdl.config import LinkScoresConfig
 from slurmdl.errors import InputError, UnavailableError, warn
 from slurmdl.links import aggregate, prometheus
@@ -151,7 +151,7 @@ class Collector:
     Attributes:
         snapshot_path: file of scores for readers on a shared file system.
         textfile_path: file of Prometheus text, "" for none.
-        trusted_users: whose spool files are accepted (see file_trust).
+        trusted_users: whose spool files are accepted (see files.py).
         known_names: names of nodes and zones; samples of other links are rejected. None if the topology is unknown.
         rejected: reason -> number of samples since the last report.
     """
@@ -208,7 +208,7 @@ class Collector:
             if name.endswith(SPOOL_SUFFIX) and not name.startswith(".") and path not in self._unmovable_files:
                 rejections = self.rejected.total()
                 try:
-                    lines = file_trust.read_trusted_lines(path, self.trusted_users, follow_links=False)
+                    lines = files.read_trusted_lines(path, self.trusted_users, follow_links=False)
                     samples += self.parse_samples(lines, now)
                 except InputError as error:
                     self._count_rejection(str(error))
@@ -240,7 +240,7 @@ class Collector:
     def _load_previous_scores(self, now: float) -> LinkScores | None:
         """Scores of the last snapshot; None if it is missing or not valid."""
         try:
-            return parse_scores(file_trust.read_trusted_text(self.snapshot_path, self.trusted_users), now)
+            return parse_scores(files.read_trusted_text(self.snapshot_path, self.trusted_users), now)
         except InputError:
             return None
 

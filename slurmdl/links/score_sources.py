@@ -16,7 +16,7 @@ from functools import partial
 from time import monotonic, time
 from typing import Any
 
-from slurmdl import file_trust, records
+from slurmdl import files, records
 from slurmdl.config import Config, LinkScoresConfig, user_dir
 from slurmdl.errors import InputError, SlurmdlError, UnavailableError
 from slurmdl.links.aggregate import DEFAULT_SETTINGS, MAX_CLOCK_SKEW_S, aggregate_scores
@@ -181,12 +181,12 @@ def _merge_links(links: Sequence[Mapping[str, LinkScore]]) -> dict[str, LinkScor
 
 def load_scores(path: str, now: float, settings: LinkScoresConfig = DEFAULT_SETTINGS,
                 on_reject: Callable[[str], None] = raise_rejection) -> LinkScores:
-    """Read the scores in a trusted file (see file_trust.read_trusted_text), with their ages at `now`.
+    """Read the scores in a trusted file (see files.read_trusted_text), with their ages at `now`.
 
     `on_reject` is called with the reason for each invalid score or sample; if it returns, the others are kept. Raises
     InputError if the file cannot be read, is not trusted, or holds no scores.
     """
-    text = file_trust.read_trusted_text(path, settings.trusted_owner)
+    text = files.read_trusted_text(path, settings.trusted_owner)
     try:
         return parse_scores(text, now, path.endswith(".csv"), settings, on_reject)
     except InputError as error:

@@ -1,14 +1,228 @@
-"""Atomic writes in directories that other users may write."""
+"""Files: atomic writes where other users may write; trust by owner and mode, checked by processes of several users."""
 
 from __future__ import annotations
 
+import json
 import os
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from slurmdl import files
+from slurmdl.errors import InputError
 from slurmdl.train.library import checkpoint
+
+#: uids that no host uses
+OTHER, SITE = 64001, 64002
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory that all users may enter and only root may write."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o055)
+    (tmp_path / "scores.json").write_text(json.dumps({"nodes": {"n1": {"throughput": 1e9}}}))
+    (tmp_path / "scores.json").chmod(0o644)
+    return tmp_path
+
+
+def read_as(user: int, path: Path, owner: str = "") -> str:
+    """Read the file as another user; return "read" or the error."""
+    code = ("import os, sys\n"
+            "from slurmdl.files import read_trusted_text; from slurmdl.errors import InputError\n"
+            "os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
+            "try:\n    read_trusted_text(sys.argv[2], sys.argv[3]); print('read')\n"
+            "except InputError as error:\n    print(error)")
+    process = subprocess.run([sys.executable, "-c", code, str(user), str(path), owner], capture_output=True,
+                             text=True, check=True, timeout=60)
+    return process.stdout.strip()
+
+
+def can_write_as(user: int, path: Path, text: str) -> bool:
+    """Whether another user can write the file."""
+    code = ("import os, sys\nos.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
+            "try:\n    open(sys.argv[2], 'w').write(sys.argv[3])\nexcept OSError:\n    sys.exit(1)")
+    return subprocess.run([sys.executable, "-c", code, str(user), str(path), text], check=False,
+                          timeout=60).returncode == 0
+
+
+@as_root
+def test_file_of_root_is_trusted_by_all(directory: Path) -> None:
+    assert read_as(OTHER, directory / "scores.json") == "read"
+    assert not can_write_as(OTHER, directory / "scores.json", "{}")
+
+
+@as_root
+@pytest.mark.parametrize(("reader", "owner", "trusted"), [
+    (SITE, "", True), (OTHER, "", False), (OTHER, str(SITE), True), (0, "", False), (0, str(SITE), True),
+    (OTHER, "no-such-user", False)])
+def test_file_of_a_user_is_trusted_by_the_user_or_if_configured(directory: Path, reader: int, owner: str,
+                                                                              trusted: bool) -> None:
+    os.chown(directory / "scores.json", SITE, SITE)
+    output = read_as(reader, directory / "scores.json", owner)
+    assert output == "read" if trusted else f"user {SITE} owns it" in output
+    assert str(directory) in output or trusted
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
+def test_file_writable_by_others_is_not_trusted(directory: Path, mode: int) -> None:
+    os.chown(directory / "scores.json", 0, OTHER)
+    (directory / "scores.json").chmod(mode)
+    assert "others may write" in read_as(OTHER, directory / "scores.json")
+    assert can_write_as(SITE if mode == 0o646 else OTHER, directory / "scores.json", "{}")
+
+
+@as_root
+@pytest.mark.parametrize(("mode", "trusted"), [(0o664, False), (0o644, True)])
+def test_file_that_an_acl_lets_others_write_is_not_trusted(directory: Path, mode: int, trusted: bool) -> None:
+    """The group is root's own one, so that the mode alone is trusted; the bits of the group are the ACL's mask."""
+    file = directory / "scores.json"
+    nobody = 2**32 - 1
+    # tag, permissions and ID of owner, named user, group, mask and others (acl(5))
+    entries = [(1, 6, nobody), (2, 6, OTHER), (4, 4, nobody), (16, 6, nobody), (32, 4, nobody)]
+    try:
+        os.setxattr(file, "system.posix_acl_access",
+                    struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries))
+    except OSError:
+        pytest.skip("a file system without ACLs")
+    file.chmod(mode)
+    assert (read_as(SITE, file) == "read") is trusted
+    assert can_write_as(OTHER, file, "{}") is not trusted
+
+
+@as_root
+@pytest.mark.parametrize(("mates_group", "trusted"), [(OTHER, True), (SITE, False)])
+def test_private_group_has_no_other_user(directory: Path, mates_group: int, trusted: bool) -> None:
+    """Members of a group by their primary group are not in its list of members."""
+    (directory / "passwd").write_text(f"root:x:0:0::/:/bin/sh\nsite:x:{SITE}:{SITE}::/:/bin/sh\n"
+                                      f"mate:x:{OTHER}:{mates_group}::/:/bin/sh\n")
+    (directory / "group").write_text(f"root:x:0:\nsite:x:{SITE}:\nmate:x:{OTHER}:\n")
+    file = directory / "scores.json"
+    os.chown(file, SITE, SITE)
+    file.chmod(0o664)
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c",
+         'mount --bind "$1/passwd" /etc/passwd && mount --bind "$1/group" /etc/group && '
+         "exec setpriv --reuid=site --regid=site --clear-groups \"$2\" -c "
+         '"from slurmdl import files as t; t.read_trusted_text(\'$1/scores.json\')"', "sh", str(directory),
+         sys.executable], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode == 0) is trusted, done.stderr
+    assert ("others may write it (mode 664)" in done.stderr) is not trusted
+
+
+@as_root
+@pytest.mark.parametrize(("mode", "trusted"), [(0o777, False), (0o1777, True), (0o755, True), (0o775, False)])
+def test_file_replaceable_by_others_is_not_trusted(directory: Path, mode: int, trusted: bool) -> None:
+    folder = directory / "open"
+    folder.mkdir()
+    file = folder / "scores.json"
+    file.write_text("{}")
+    file.chmod(0o644)
+    os.chown(folder, 0, OTHER)
+    folder.chmod(mode)
+    assert (read_as(SITE, file) == "read") is trusted
+    # an untrusted directory allows replacement, a trusted one does not
+    code = ("import os, sys; os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
+            "os.rename(sys.argv[2], sys.argv[2] + '.old')")
+    moved = subprocess.run([sys.executable, "-c", code, str(OTHER), str(file)], capture_output=True, check=False,
+                           timeout=60)
+    assert (moved.returncode != 0) is trusted
+
+
+@as_root
+def test_parent_directory_of_another_user_is_not_trusted(directory: Path) -> None:
+    folder = directory / "his" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "scores.json").write_text("{}")
+    os.chown(directory / "his", OTHER, OTHER)
+    assert f"user {OTHER} owns {directory / 'his'}" in read_as(0, folder / "scores.json")
+
+
+@as_root
+def test_symbolic_link_is_checked_by_its_target(directory: Path) -> None:
+    (directory / "forged.json").write_text("{}")
+    os.chown(directory / "forged.json", OTHER, OTHER)
+    link = directory / "link.json"
+    link.symlink_to(directory / "forged.json")
+    assert f"user {OTHER} owns it" in read_as(0, link)
+    shared = directory / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "mine.json").symlink_to(directory / "scores.json")
+    os.lchown(shared / "mine.json", OTHER, OTHER)
+    assert read_as(0, shared / "mine.json") == "read"  # the target belongs to root
+
+
+@as_root
+def test_opened_file_is_checked_after_replacement(directory: Path) -> None:
+    forged = directory / "forged.json"
+    forged.write_text("{}")
+    os.chown(forged, OTHER, OTHER)
+    opened = os.open(forged, os.O_RDONLY)
+    os.replace(directory / "scores.json", forged)
+    with pytest.raises(InputError, match=f"user {OTHER} owns it"):
+        files.read_trusted_text(f"/proc/self/fd/{opened}")
+    os.close(opened)
+
+
+@as_root
+@pytest.mark.parametrize(("maker", "owner", "trusted"), [
+    (0, "", True), (OTHER, "", False), (OTHER, f"x,{OTHER}", True)])
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_standard_input_is_checked_by_its_owner(directory: Path, kind: str, maker: int, owner: str,
+                                                                      trusted: bool) -> None:
+    text = (directory / "scores.json").read_text()
+    if kind == "pipe":
+        code = "import os; os.setgid({0}); os.setuid({0}); r, w = os.pipe(); os.write(w, {1!r})\n" \
+               "print(os.getpid(), r, flush=True); input()"
+        creator = subprocess.Popen([sys.executable, "-c", code.format(maker, text.encode())], text=True,
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert creator.stdout is not None
+        pid, number = creator.stdout.readline().split()
+        stdin = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY)
+        creator.communicate("\n")
+    else:
+        (directory / "input").write_text(text)
+        os.chown(directory / "input", maker, maker)
+        (directory / "input").chmod(0o644)
+        stdin = os.open(directory / "input", os.O_RDONLY)
+    code = "import sys; from slurmdl import files; print(files.read_trusted_lines('-', sys.argv[1]))"
+    process = subprocess.run([sys.executable, "-c", code, owner], stdin=stdin, capture_output=True, text=True,
+                          check=False, timeout=60)
+    os.close(stdin)
+    if trusted:
+        assert process.stdout == f"{[text]}\n", process.stderr
+    else:
+        assert f"standard input: is ignored: user {OTHER} owns it" in process.stderr
+
+
+def test_non_regular_file_is_rejected_without_blocking(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, message in ((tmp_path, "cannot be read"), (tmp_path / "pipe", "not a regular file"),
+                       (tmp_path / "missing", "cannot be read"), (Path("/dev/zero"), "not a regular file")):
+        with pytest.raises(InputError, match=message):
+            files.read_trusted_text(str(path))
+    with pytest.raises(InputError, match="NUL"):
+        files.read_trusted_text("a\0b")
+
+
+def test_large_or_binary_file_is_rejected(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(files.MAX_TRUSTED_BYTES + 1)
+    large.chmod(0o600)
+    with pytest.raises(InputError, match="is too large"):
+        files.read_trusted_text(str(large))
+    large.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="UTF-8"):
+        files.read_trusted_text(str(large))
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])

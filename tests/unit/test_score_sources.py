@@ -352,9 +352,9 @@ def test_bad_file_gives_one_warning(site: Path, create: Callable[[Path], object]
 
 
 def test_hung_file_system_times_out(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slurmdl import file_trust
+    from slurmdl import files
 
-    monkeypatch.setattr(file_trust, "read_trusted_text", lambda *_: time.sleep(5))
+    monkeypatch.setattr(files, "read_trusted_text", lambda *_: time.sleep(5))
     loaded = load_from_sources(Config(), str(site / "scores.json"), os.environ)
     assert loaded.warnings == (f"{site}/scores.json: no answer within 0.9 s",)
 

@@ -27,8 +27,11 @@ from slurmdl.topology.topology import Topology
     (units.format_duration, 12345.6, "12,346 s"),
     (units.format_bit_rate, 1.25e9, "10 Gbit/s"), (units.format_bit_rate, 6.25e6, "50 Mbit/s"),
     (units.format_bit_rate, 1, "8 bit/s"),
+    *((units.format_coarse_duration, seconds, text) for seconds, text in (
+        (-1, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (125, "2 min 5 s"), (3600, "1 h"), (12_059, "3 h 20 min"),
+        (187_300, "2 d 4 h"))),
 ])
-def test_format_has_three_digits_and_a_unit(function, value, text):
+def test_format_has_digits_and_units(function, value, text):
     assert function(value) == text
 
 
@@ -40,27 +43,17 @@ def test_formatted_text_equals_the_value(value):
         assert math.isclose(float(number) * factors[unit], value, rel_tol=5.1e-3)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("10ms", 0.01), ("250us", 2.5e-4), ("0.5s", 0.5), ("0.01", 0.01),
-                                               ("0", 0.0), ("10", 10.0)])
-def test_durations(text, seconds):
-    assert units.parse_duration(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "-1ms", "1h", "11s", "ms", "nan", "1e3", "1 0ms"])
-def test_invalid_duration_is_rejected(text):
-    with pytest.raises(UsageError, match=r"time .*10ms"):
-        units.parse_duration(text)
-
-
-@pytest.mark.parametrize(("text", "fraction"), [("2%", 0.02), ("0.02", 0.02), ("0", 0.0), ("99.9%", 0.999)])
-def test_fractions(text, fraction):
-    assert units.parse_fraction(text) == pytest.approx(fraction)
-
-
-@pytest.mark.parametrize("text", ["", "1", "100%", "-0.1", "2 %", "inf", "%"])
-def test_invalid_fraction_is_rejected(text):
-    with pytest.raises(UsageError, match=r"fraction .*2%"):
-        units.parse_fraction(text)
+@pytest.mark.parametrize(("parse", "values", "invalid", "message"), [
+    (units.parse_duration, {"10ms": 0.01, "250us": 2.5e-4, "0.5s": 0.5, "0.01": 0.01, "0": 0.0, "10": 10.0},
+     ("", "-1ms", "1h", "11s", "ms", "nan", "1e3", "1 0ms"), r"time .*10ms"),
+    (units.parse_fraction, {"2%": 0.02, "0.02": 0.02, "0": 0.0, "99.9%": 0.999},
+     ("", "1", "100%", "-0.1", "2 %", "inf", "%"), r"fraction .*2%"),
+])
+def test_quantities_are_parsed_or_rejected(parse, values, invalid, message):
+    assert {text: parse(text) for text in values} == pytest.approx(values)
+    for text in invalid:
+        with pytest.raises(UsageError, match=message):
+            parse(text)
 
 
 def tree(**link_speeds: int) -> Topology:
@@ -83,9 +76,3 @@ def tree(**link_speeds: int) -> Topology:
 ])
 def test_assumptions_of_predictions(dl, topology, scores, text):
     assert explain.format_assumptions(dl, topology, scores) == text
-
-
-@pytest.mark.parametrize("seconds, text", [(-1, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (125, "2 min 5 s"),
-                                           (3600, "1 h"), (12_059, "3 h 20 min"), (187_300, "2 d 4 h")])
-def test_coarse_durations_have_two_units(seconds: float, text: str) -> None:
-    assert units.format_coarse_duration(seconds) == text

@@ -12,7 +12,7 @@ import signal
 from queue import Empty, SimpleQueue
 from time import time
 
-from slurmdl import config, file_trust
+from slurmdl import config, files
 from slurmdl.cli.arguments import CliParser
 from slurmdl.errors import SlurmdlError, UsageError, report_error, warn
 from slurmdl.links.collector import Collector, SampleStore
@@ -32,7 +32,7 @@ def run(argv: list[str]) -> int:
         collector = Collector(store, options.snapshot or settings.file, settings, options.textfile, trusted_users,
                               _known_link_names())
         for file in options.files:
-            store.add(collector.parse_samples(file_trust.read_trusted_lines(file, trusted_users), time()))
+            store.add(collector.parse_samples(files.read_trusted_lines(file, trusted_users), time()))
         if options.interval is None:
             _ingest_and_publish(collector, options.spool_dir)
         else:
@@ -89,7 +89,7 @@ def _ingest_until_signal(collector: Collector, spool_dir: str | None, interval_s
 def _trusted_users(users: str | None, owner: str) -> str:
     """Comma-separated users that are trusted in addition to root and the user of this process."""
     for name in users.split(",") if users is not None else ():
-        if not file_trust.resolve_uids(name):
+        if not files.resolve_uids(name):
             raise UsageError(f"--users {users}: {name!r} is no user of this host; expected comma-separated names or "
                              "numbers")
     return ",".join(filter(None, (users, owner, _slurm_user())))
