@@ -16,7 +16,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from slurmdl.mpi_library import wait_until_ready
+from slurmdl.train.transports.mpi import wait_until_ready
 
 
 def ring_allreduce(ring: MPI.Comm, buffer: np.ndarray) -> None:

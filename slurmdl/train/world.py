@@ -13,13 +13,21 @@ from itertools import groupby
 
 from slurmdl import plan as plans
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, UnavailableError, warn
-from slurmdl.mpi_library import EAGER_LIMIT_VARIABLE, MESSAGE_OVERHEAD_BYTES, open_mpi_major, wait_until_ready
 from slurmdl.text import pluralize
 from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.process_group import init_torch, is_torchrun, rank_and_size
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import BACKEND_VARIABLE, StrategyConfig, option_name
-from slurmdl.train.transports.mpi import MpiTransport, UlfmTransport, has_failed_ranks, ulfm_enabled
+from slurmdl.train.transports.mpi import (
+    EAGER_LIMIT_VARIABLE,
+    MESSAGE_OVERHEAD_BYTES,
+    MpiTransport,
+    UlfmTransport,
+    has_failed_ranks,
+    open_mpi_major,
+    ulfm_enabled,
+    wait_until_ready,
+)
 from slurmdl.train.transports.torch_distributed import TorchTransport
 from slurmdl.train.transports.transport import CHUNK_BYTES, Transport
 

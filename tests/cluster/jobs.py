@@ -20,7 +20,7 @@ MPI_PROGRAM = """\
 import sys
 import numpy as np
 from mpi4py import MPI
-from slurmdl.mpi_library import wait_until_ready
+from slurmdl.train.transports.mpi import wait_until_ready
 wait_until_ready(MPI)  # else a rank may crash on an early message (ompi#12495)
 comm = MPI.COMM_WORLD
 total = np.zeros(1)

@@ -1,4 +1,4 @@
-"""Files: atomic writes where other users may write; trust by owner and mode, checked by processes of several users."""
+"""Files: atomic writes where others may write; trust by owner and mode, checked by processes of several users."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from mpi import mpirun, needs_mpi, python
 
-from slurmdl.mpi_library import open_mpi_major
 from slurmdl.plan import Plan, encode_plan
 from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.transports.mpi import open_mpi_major
 from slurmdl.train.world import World
 
 TRAIN = ("-m", "slurmdl.train")
