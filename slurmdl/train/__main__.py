@@ -36,7 +36,7 @@ def _export(argv: Sequence[str]) -> int:
     parser.add_argument("--output", default="model.pt", metavar="FILE", help="default: %(default)s")
     try:
         arguments = parser.parse_args(argv)
-        from slurmdl.train.library.checkpoint_export import export_model
+        from slurmdl.train.library.checkpoint_restore import export_model
         number, model_count = export_model(arguments.directory, arguments.step, arguments.output)
     except SlurmdlError as error:
         return report_error(error)

@@ -13,7 +13,7 @@ import torch
 from mpi import torchrun
 
 from slurmdl.train.library import device_backend
-from slurmdl.train.library.checkpoint_export import export_model
+from slurmdl.train.library.checkpoint_restore import export_model
 from slurmdl.train.strategy_config import StrategyConfig
 
 DIRECTORY = Path(__file__).parent

@@ -20,7 +20,7 @@ from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import Plan, decode_plan, encode_plan, group_ranks
 from slurmdl.train import init
-from slurmdl.train.library.checkpoint_export import export_model
+from slurmdl.train.library.checkpoint_restore import export_model
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategies.islands import state_of_piece
 from slurmdl.train.strategy_config import StrategyConfig
