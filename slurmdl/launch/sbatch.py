@@ -36,10 +36,14 @@ from slurmdl.launch.binding import Decision
 from slurmdl.launch.submission import ParsedArgv, Submission, SubmitCommand, build_submit_command
 from slurmdl.launch.zone_preference import exact_zone_features, leaf_zones
 from slurmdl.slurm import process, sbatch_options
-from slurmdl.text import print_escaped
+from slurmdl.slurm.hostlist import fold_hostlist
+from slurmdl.text import pluralize, print_escaped
+from slurmdl.units import format_coarse_duration
 
 if TYPE_CHECKING:
     from slurmdl.cluster.load import ClusterQuery
+    from slurmdl.cluster.snapshot import ClusterSnapshot
+    from slurmdl.health.exclusions import Exclusion
     from slurmdl.launch.cluster_state import ClusterState
 
 
@@ -218,7 +222,6 @@ class SubmissionAttempt:
         if not (remembered or site_reasons) or self.parsed_argv.is_heterogeneous:
             return job
         from slurmdl.launch import job_start
-        from slurmdl.launch.bad_node_exclusion import leave_out_nodes
 
         other_cluster = job.settings.get("clusters") or job.settings.get("cluster-constraint")
 
@@ -309,6 +312,56 @@ class SubmissionAttempt:
             except Exception as error:  # the job is submitted: the exit status must be sbatch's
                 warn(f"job {job_id} keeps its choice of nodes: {type(error).__name__}: {error}")
         return bool(job_id)
+
+
+def leave_out_nodes(job: Submission, remembered: Mapping[str, Exclusion], site_reasons: Mapping[str, str],
+                    cluster: ClusterSnapshot,
+                    rejection_reason: Callable[[Submission], str]) -> tuple[Submission, Sequence[str]]:
+    """Exclude nodes from a submission; return it, and messages for the user.
+
+    Nodes that the user requires stay, as do those beyond the cap of `limit_exclusions`. If the job could not run
+    without the nodes, none is excluded.
+
+    Args:
+        remembered: exclusions of the user, the newest entry first.
+        site_reasons: node -> verdict of the site.
+        rejection_reason: why Slurm would reject a submission, or "".
+    """
+    from slurmdl.health import exclusions
+    from slurmdl.placement.eligibility import candidate_partitions, is_in_service
+
+    request = job.request
+    partitions = set(candidate_partitions(request, cluster))
+    candidates = {node.name: node for node in cluster.nodes
+                  if partitions & set(node.partitions) and node.name not in {*request.nodelist, *request.exclude}}
+    nodes, beyond_cap = exclusions.limit_exclusions({**site_reasons, **remembered}, candidates)
+    messages = []
+    if beyond_cap:
+        messages.append(f"{fold_hostlist(beyond_cap)} may be used, though bad: at most "
+                        f"{exclusions.MAX_PARTITION_SHARE:.0%} of the partition's nodes are left out")
+    if not nodes:
+        return job, messages
+    restricted = _with_excluded(job, nodes)
+    min_nodes = (request.nodes or (1, None))[0]
+    remaining = sum(is_in_service(node) for name, node in candidates.items() if name not in nodes)
+    reason = f"it needs {pluralize(min_nodes, 'node')}, and {remaining} others are in service" \
+        if remaining < min_nodes else rejection_reason(restricted)
+    if reason:
+        return job, [*messages, f"{fold_hostlist(nodes)} may be used, though bad: {reason}"]
+    shown = "; ".join(f"{node} ({site_reasons[node]})" if node in site_reasons else _remembered_text(remembered[node])
+                      for node in nodes)
+    hint = "" if set(nodes) <= set(site_reasons) else "; `slurmdl preflight --forget NODES` ends that"
+    return restricted, [*messages, f"left out: {shown}{hint}"]
+
+
+def _remembered_text(entry: Exclusion) -> str:
+    return f"{entry.node} ({entry.reason}, {format_coarse_duration(time.time() - entry.time)} ago)"
+
+
+def _with_excluded(job: Submission, nodes: Sequence[str]) -> Submission:
+    exclude = tuple(dict.fromkeys([*job.request.exclude, *nodes]))
+    return replace(job, request=replace(job.request, exclude=exclude),
+                   extra_options=(f"--exclude={fold_hostlist(exclude)}",))
 
 
 def decide_with_slurm(job: Submission, state: ClusterState, program: str = "") -> Decision:

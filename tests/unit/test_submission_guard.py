@@ -374,3 +374,22 @@ def test_bad_nodes_are_left_out_by_one_query_and_then_by_its_answer(site, monkey
     for count, words in ((1, ["-N1"]), (0, ["-N2", "--dl-node-binding=off"]), (0, ["-N1"])):
         assert "--exclude=n3" in submit(*words, "--wrap=true").argv
         assert len(queries(site)) == count
+
+
+def test_debug_log_says_what_the_decision_is_based_on(site, capsys, monkeypatch):
+    monkeypatch.setenv("SLURMDL_DEBUG", "1")
+    predict(site, "n[1-2]", 3600)
+    submit("-N2", "--dl-node-binding=nodelist", "-J", "x", "job.sh")
+    predict(site, "n[1-2]", 0)
+    submit("-N2", "job.sh")
+    lines = [re.sub(r"\d+ (ms|bytes)", r"N \1", line.removeprefix("slurmdl: debug: "))
+             for line in capsys.readouterr().err.splitlines() if "kept" not in line]
+    inputs = [f"configuration: {site}/config/slurmdl/slurmdl.yaml",
+              "query: scontrol -o -d (show nodes, show partitions, show reservations, show config): N ms, N bytes, "
+              "status 0",
+              "link scores: 0 links", f"cluster without a name: 6 nodes; {site}/topology.conf: 3 zones"]
+    assert lines[:4] == inputs and lines[5:9] == inputs
+    assert lines[4].startswith("decision: --nodelist=n[")
+    assert lines[9].startswith(f"query: {site}/sbatch --test-only -N2 job.sh: N ms, N bytes, status 0, sbatch: Job 1")
+    assert re.fullmatch(r"prediction with no binding: n\[1-2\] in -?\d s", lines[10])
+    assert lines[11].startswith("decision: no binding is needed: Slurm itself would choose n[1-2]")
