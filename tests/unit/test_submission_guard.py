@@ -129,7 +129,8 @@ def test_fault_in_any_call_submits_the_unchanged_arguments(site, capsys, monkeyp
             call = submit(*words)
         stderr = capsys.readouterr().err
         assert len(reached) >= number, "fault not raised"
-        if f"Fault: in {reached[number - 1]}" in stderr or "the choice of nodes ended" in stderr:
+        no_scores = "slurmdl: scores: " in stderr
+        if not no_scores and (f"Fault: in {reached[number - 1]}" in stderr or "the choice of nodes ended" in stderr):
             assert call.argv == expected_argv, reached[number - 1]
         else:  # a fault while scores are loaded costs only the scores
             assert call.argv == bound, (reached[number - 1], stderr)
