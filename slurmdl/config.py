@@ -23,7 +23,7 @@ The keys, all optional::
         url: http://prometheus:9090
         node_label: instance      # label that holds the node's name
         queries: {throughput: ..., rtt: ..., loss: ...}    # PromQL; default: queries of node_exporter's metrics
-    bad_nodes:            # verdicts of other health checks: jobs leave these nodes out, see docs/health.md
+    bad_nodes:            # results of other health checks: jobs leave these nodes out, see docs/health.md
       file: /shared/bad_nodes.txt      # hostlist and reason per line
       features: [bad-ib]        # node features in Slurm
       comment: "^unhealthy"     # regular expression for the nodes' Comment and Extra in Slurm
@@ -100,7 +100,7 @@ class LinkScoresConfig:
 
 @dataclass(frozen=True)
 class BadNodesConfig:
-    """Verdicts of other health checks: keys of `bad_nodes`; "" and () for a source that is not read."""
+    """Results of other health checks: keys of `bad_nodes`; "" and () for a source that is not read."""
 
     file: str = ""
     features: tuple[str, ...] = ()

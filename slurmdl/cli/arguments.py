@@ -1,14 +1,16 @@
-"""Argument parser and output files of the commands that do not wrap a Slurm command."""
+"""Argument parser, checks of values, and output files of the commands that do not wrap a Slurm command."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from slurmdl import units
 from slurmdl.errors import UsageError
+
+MAX_SEED = 2**32
 
 
 def write_output_file(path: str, option: str, text: str) -> None:
@@ -28,6 +30,15 @@ def duration_between(min_s: float, max_s: float) -> Callable[[str], float]:
         except UsageError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
     return parse
+
+
+def check_bounds(options: argparse.Namespace, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Check numbers against the lowest and highest valid value of their option; UsageError names the option."""
+    for name, (low, high) in bounds.items():
+        value = getattr(options, name)
+        if value is not None and not low <= value <= high:
+            shown = f"{value:g}" if isinstance(value, float) else value
+            raise UsageError(f"--{name.replace('_', '-')} {shown}: expected {low} to {high}")
 
 
 class _HelpFormatter(argparse.HelpFormatter):

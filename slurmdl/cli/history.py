@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from slurmdl import units
-from slurmdl.cli.arguments import CliParser, write_output_file
+from slurmdl.cli.arguments import MAX_SEED, CliParser, check_bounds, write_output_file
 from slurmdl.errors import UsageError
 from slurmdl.text import pluralize, print_escaped
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from slurmdl.history.traces import JobTrace
 
 _DEFAULT_PERIOD_S = 7 * 86_400  # of sacct, without --since
-_MAX_JOBS, _MAX_SEEDS, _MAX_SEED = 10_000_000, 1000, 2**32
 _DEFAULT_JOBS, _DEFAULT_LOAD = 2000, 0.85
 
 
@@ -83,8 +82,7 @@ def _audit_options(arguments: argparse.Namespace) -> AuditOptions:
     from slurmdl.history.audit import AuditOptions
     from slurmdl.history.sacct_format import parse_moment
 
-    if not 0 <= arguments.comm_share <= 0.95:
-        raise UsageError(f"--comm-share {arguments.comm_share:g}: expected 0 to 0.95")
+    check_bounds(arguments, {"comm_share": (0, 0.95)})
     now_s = time.time()
     since_s, until_s = (None if text is None else parse_moment(text, option, now_s) for text, option in (
         (arguments.since, "--since"), (arguments.until, "--until")))
@@ -184,17 +182,10 @@ def replay(argv: list[str]) -> int:
 
 
 def _check_replay_options(options: argparse.Namespace) -> None:
-    for name in ("share", "bound_share", "comm_share"):
-        value = getattr(options, name)
-        if not 0 <= value <= 1:
-            raise UsageError(f"--{name.replace('_', '-')} {value:g}: expected 0 to 1")
-    if options.load is not None and not 0.01 <= options.load <= 2:
-        raise UsageError(f"--load {options.load:g}: expected 0.01 to 2")
-    for name, low, high in (("jobs", 2, _MAX_JOBS), ("seeds", 1, _MAX_SEEDS), ("seed", 0, _MAX_SEED),
-                            ("processes", 1, 256), ("cpus_per_node", 0, 10**6), ("gpus_per_node", 0, 10**6)):
-        value = getattr(options, name)
-        if value is not None and not low <= value <= high:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: expected {low} to {high}")
+    check_bounds(options, {
+        **dict.fromkeys(("share", "bound_share", "comm_share"), (0, 1)), "load": (0.01, 2), "jobs": (2, 10_000_000),
+        "seeds": (1, 1000), "seed": (0, MAX_SEED), "processes": (1, 256),
+        **dict.fromkeys(("cpus_per_node", "gpus_per_node"), (0, 10**6))})
     if options.file is not None and options.seeds > 1:
         raise UsageError("--seeds: expected without FILE, as only generated traces differ by seed")
 

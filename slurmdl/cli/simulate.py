@@ -11,15 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from slurmdl import comm_layout
-from slurmdl.cli.arguments import CliParser
+from slurmdl.cli.arguments import MAX_SEED, CliParser, check_bounds
 from slurmdl.errors import UsageError
 from slurmdl.text import pluralize, print_escaped
 
 if TYPE_CHECKING:
     from slurmdl.simulate.compare import SimulatedJob
     from slurmdl.simulate.workload import TrainingWorkload
-
-_MAX_SEED = 2**32
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -69,8 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
-    if not 0 <= options.steps <= 10_000:
-        raise UsageError(f"--steps {options.steps}: expected 1 to 10000")
+    check_bounds(options, {"steps": (0, 10_000), "ntasks_per_node": (1, 10_000), "busy_share": (0, 0.95),
+                           "seed": (0, MAX_SEED), "period": (1, 10**6), "compute_seconds": (0, 10**9)})
     job = _build_job(options)
     predictions = job.predict_policies(options.steps, options.granularity)
     if options.json:
@@ -106,17 +104,11 @@ def _build_job(options: argparse.Namespace) -> SimulatedJob:
     if nodes < 1 or (fixed_nodes and nodes != len(fixed_nodes)):
         expected = f"{len(fixed_nodes)}, the number of nodes in --nodes" if fixed_nodes else "a number from 1"
         raise UsageError(f"-N {nodes}: expected {expected}")
-    if options.ntasks_per_node < 1:
-        raise UsageError(f"--ntasks-per-node {options.ntasks_per_node}: expected a number from 1")
     slots = nodes * options.ntasks_per_node
     ranks = slots if options.ranks is None else options.ranks
     if not nodes <= ranks <= slots:
         raise UsageError(f"--ranks {ranks}: expected {nodes} to {slots} for {pluralize(nodes, 'node')} with "
                          f"--ntasks-per-node {options.ntasks_per_node}")
-    if not 0 <= options.busy_share <= 0.95:
-        raise UsageError(f"--busy-share {options.busy_share:g}: expected 0 to 0.95")
-    if not 0 <= options.seed <= _MAX_SEED:
-        raise UsageError(f"--seed {options.seed}: expected 0 to {_MAX_SEED}")
     workload = _build_workload(options)
     workload.check_supported(ranks)
     get_cluster = str if options.topology else partial(cluster_name, os.environ)
@@ -134,10 +126,6 @@ def _build_workload(options: argparse.Namespace) -> TrainingWorkload:
     period = default_period if options.period is None else options.period
     default_compression = "fp16" if options.comm_pattern == "random-matching" else "int4"
     servers = options.ps if options.ps is not None else int(options.strategy == "ps")
-    if period < 1:
-        raise UsageError(f"--period {period}: expected a number from 1")
-    if not 0 <= options.compute_seconds < float("inf"):
-        raise UsageError(f"--compute-seconds {options.compute_seconds:g}: expected a number of seconds from 0")
     return TrainingWorkload(options.strategy, _parse_parameter_count(options.parameters), servers,
                             options.comm_pattern, options.compute_seconds, not options.no_overlap, period,
                             options.compression or (default_compression if is_adaptive else "none"), options.seed,

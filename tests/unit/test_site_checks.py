@@ -1,4 +1,4 @@
-"""Verdicts of other health checks: files, node records of Slurm, Prometheus, and their place in a submission."""
+"""Bad nodes by other health checks: files, node records of Slurm, Prometheus, and their place in a submission."""
 
 from __future__ import annotations
 
