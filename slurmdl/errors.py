@@ -99,7 +99,7 @@ class Preempted(SlurmdlError):
         self.job_ending = job_ending
 
 
-class GaveUpError(SlurmdlError):
+class BadNodesError(SlurmdlError):
     """A job has bad nodes, and can neither replace them nor be requeued without them."""
 
     exit_status = 78

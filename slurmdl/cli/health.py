@@ -10,7 +10,7 @@ import time
 from slurmdl import units
 from slurmdl.cli.arguments import CliParser, duration_between, write_output_file
 from slurmdl.config import load_config
-from slurmdl.errors import GaveUpError, UsageError, warn
+from slurmdl.errors import BadNodesError, UsageError, warn
 from slurmdl.health import exclusions
 from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
 from slurmdl.slurm import hostlist, jobs
@@ -73,7 +73,7 @@ def _check_nodes(options: argparse.Namespace) -> int:
     if options.requeue:
         requeue_and_exclude(job_id, result.reasons, os.environ, print_escaped)
         wait_for_job_end()
-    return GaveUpError.exit_status
+    return BadNodesError.exit_status
 
 
 def _history_text() -> str:
@@ -108,7 +108,7 @@ def _forget(nodelist: str) -> int:
     if unknown := [node for node in nodes if node not in active]:
         expected = hostlist.fold_hostlist(active) or "none: no node is excluded"
         raise UsageError(f"--forget: node {unknown[0]} is not excluded; expected {expected}")
-    exclusions.remember_nodes(dict.fromkeys(nodes, "forgotten"), os.environ, lifetime_s=0.0)
+    exclusions.record_exclusions(dict.fromkeys(nodes, "forgotten"), os.environ, lifetime_s=0.0)
     return 0
 
 

@@ -86,7 +86,7 @@ def _read_entries(path: str) -> tuple[list[Exclusion], str]:
     return sorted(entries, key=lambda entry: entry.time), warning
 
 
-def remember_nodes(reasons: Mapping[str, str], environ: Mapping[str, str], job_id: str = "",
+def record_exclusions(reasons: Mapping[str, str], environ: Mapping[str, str], job_id: str = "",
                    lifetime_s: float = DEFAULT_LIFETIME_S) -> None:
     """Add nodes to the user's exclusions; with a lifetime of 0 end their exclusion.
 

@@ -21,7 +21,7 @@ from typing import NoReturn
 from slurmdl import config
 from slurmdl.cluster.load import query_cluster
 from slurmdl.cluster.snapshot import ClusterSnapshot
-from slurmdl.errors import GaveUpError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
+from slurmdl.errors import BadNodesError, PlacementError, SlurmdlError, UnavailableError, UsageError, warn
 from slurmdl.health import exclusions
 from slurmdl.placement.eligibility import is_in_service
 from slurmdl.slurm import process
@@ -75,7 +75,7 @@ def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mappin
     if reasons and not this_job_only:
         # remembered first: if the job starts again before its nodes are excluded, it can see that they are bad
         try:
-            exclusions.remember_nodes(reasons, environ, job_id)
+            exclusions.record_exclusions(reasons, environ, job_id)
         except SlurmdlError as error:
             warn(f"{error}; later jobs may use {fold_hostlist(reasons)}")
     with _deferred_signals():
@@ -94,13 +94,13 @@ def requeue_and_exclude(job_id: str, reasons: Mapping[str, str], environ: Mappin
 def wait_for_job_end() -> NoReturn:
     """Wait until Slurm terminates this requeued job, so that its script does not go on.
 
-    Raises GaveUpError if that does not happen.
+    Raises BadNodesError if that does not happen.
     """
     with _deferred_signals() as has_arrived:
         deadline = time.monotonic() + _JOB_END_TIMEOUT_S
         while not has_arrived() and time.monotonic() < deadline:
             time.sleep(0.1)
-    raise GaveUpError("the job is requeued, but its processes still run")
+    raise BadNodesError("the job is requeued, but its processes still run")
 
 
 def check_requeue(job: JobRecord) -> None:
@@ -116,12 +116,12 @@ def check_requeue(job: JobRecord) -> None:
 
 
 def _check_limit(job: JobRecord, environ: Mapping[str, str]) -> None:
-    """Raise GaveUpError if the job has requeued itself too often; its preemptions and time limits do not count."""
+    """Raise BadNodesError if the job has requeued itself too often; its preemptions and time limits do not count."""
     requeues = exclusions.count_marks("requeues", environ)
     if requeues is None:
         requeues = job.restarts  # the job must not requeue itself forever
     if requeues >= MAX_REQUEUES:
-        raise GaveUpError(f"job {job.job_id} has requeued itself {pluralize(requeues, 'time')}, the limit")
+        raise BadNodesError(f"job {job.job_id} has requeued itself {pluralize(requeues, 'time')}, the limit")
 
 
 def check_exclusion(job: JobRecord, excluded: Sequence[str], cluster: ClusterSnapshot, may_wait: bool) -> None:

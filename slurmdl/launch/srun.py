@@ -19,7 +19,7 @@ from slurmdl import config, dl_options, records
 from slurmdl import plan as plans
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import (
-    GaveUpError,
+    BadNodesError,
     PlacementError,
     SlurmdlError,
     UnavailableError,
@@ -152,7 +152,7 @@ def _decide(args: SrunArgs, dl: DlOptions, environ: Mapping[str, str], on_warnin
             send_progress(command, 0, rankmap_formats.format_rank_map(args.map_format, map_input))
             return
     except Exception as error:
-        if isinstance(error, GaveUpError) or dl.strict or args.needs_map:
+        if isinstance(error, BadNodesError) or dl.strict or args.needs_map:
             send_progress(command, report_error(error))
             return
         command = _unmapped_step(args, dl, error, get_slurm_config, environ, on_warning)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from slurmdl import config
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import GaveUpError, SlurmdlError, internal_error_text
+from slurmdl.errors import BadNodesError, SlurmdlError, internal_error_text
 from slurmdl.health import exclusions, site_checks
 from slurmdl.health.preflight import Preflight, format_table, keep_link_samples, run_preflight
 from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
@@ -26,7 +26,7 @@ def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, site_c
     Bad nodes are left out of a job with spare nodes (`requested_size`). Without spare nodes the job is requeued, and
     this does not return. A check that fails itself costs a warning, not the step.
 
-    Raises GaveUpError if the job can do neither, unless --dl-on-bad-nodes=run.
+    Raises BadNodesError if the job can do neither, unless --dl-on-bad-nodes=run.
     """
     mark = exclusions.mark_path("preflight", environ)
     if not dl.preflight or os.path.exists(mark):
@@ -71,9 +71,9 @@ def _act(result: Preflight, dl: DlOptions, requested_size: RequestedSize | None,
         else:
             wait_for_job_end()
     with suppress(SlurmdlError):  # the requeue has not remembered them
-        exclusions.remember_nodes(bad, environ, job_id)
+        exclusions.record_exclusions(bad, environ, job_id)
     if problem and dl.on_bad_nodes != "run":
-        raise GaveUpError(f"preflight: {names} bad, and {problem}; the step is not started "
+        raise BadNodesError(f"preflight: {names} bad, and {problem}; the step is not started "
                           "(--dl-on-bad-nodes=run starts it)")
     if problem:
         on_warning(f"preflight: {problem}; the step runs with {names}")

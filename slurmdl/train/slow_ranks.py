@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from slurmdl.errors import GaveUpError, UnavailableError, warn
+from slurmdl.errors import BadNodesError, UnavailableError, warn
 from slurmdl.units import format_duration
 
 #: steps of a window; all ranks end it at the same step number
@@ -166,7 +166,7 @@ def requeue_without_nodes(reasons: Mapping[str, str], dry_run: bool = False, thi
     """Requeue the job of this process without nodes (node -> reason); return what was done.
 
     With `dry_run` only check whether that is possible, with `this_job_only` do not remember the nodes for later jobs.
-    Raises UnavailableError with the reason if it is not possible, GaveUpError if the limit of requeues forbids it.
+    Raises UnavailableError with the reason if it is not possible, BadNodesError if the limit of requeues forbids it.
     """
     from slurmdl.slurm import jobs, process  # imported only when needed
     from slurmdl.slurm.run_module import module_argv
@@ -179,7 +179,7 @@ def requeue_without_nodes(reasons: Mapping[str, str], dry_run: bool = False, thi
     # Slurm terminates the processes of a requeued job, this one among them
     if result.returncode not in (0, -signal.SIGTERM):
         lines = result.stderr.strip().splitlines() or [f"slurmdl requeue: exit status {result.returncode}"]
-        error = GaveUpError if result.returncode == GaveUpError.exit_status else UnavailableError
+        error = BadNodesError if result.returncode == BadNodesError.exit_status else UnavailableError
         raise error(lines[-1].removeprefix("slurmdl: "))
     return result.stdout.strip()
 

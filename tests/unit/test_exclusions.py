@@ -18,7 +18,7 @@ from slurmdl.health.exclusions import (
     limit_exclusions,
     load_exclusions,
     mark_path,
-    remember_nodes,
+    record_exclusions,
     write_mark,
 )
 
@@ -126,7 +126,7 @@ def test_concurrent_writers_lose_nothing(file):
 
 def test_remembered_node_expires_after_a_day(tmp_path):
     environ = {"XDG_STATE_HOME": str(tmp_path), "SLURM_CLUSTER_NAME": "c"}
-    remember_nodes({"n1": "bad cable"}, environ, "5")
+    record_exclusions({"n1": "bad cable"}, environ, "5")
     data = json.loads((tmp_path / "slurmdl/exclusions.jsonl").read_text())
     assert (data["node"], data["reason"], data["cluster"], data["job"]) == ("n1", "bad cable", "c", "5")
     assert data["expires"] - data["time"] == DEFAULT_LIFETIME_S == 24 * 3600

@@ -6,7 +6,7 @@ import pytest
 
 from slurmdl.config import Config
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import GaveUpError, UnavailableError
+from slurmdl.errors import BadNodesError, UnavailableError
 from slurmdl.health.faults import Fault
 from slurmdl.health.preflight import Preflight
 from slurmdl.launch import start_preflight
@@ -64,13 +64,13 @@ def act(monkeypatch):
 
         monkeypatch.setattr(start_preflight, "requeue_and_exclude", requeue)
         monkeypatch.setattr(start_preflight, "wait_for_job_end", lambda: done.append("wait for the end"))
-        monkeypatch.setattr(start_preflight.exclusions, "remember_nodes",
+        monkeypatch.setattr(start_preflight.exclusions, "record_exclusions",
                             lambda reasons, environ, job_id: done.append(f"remember {' '.join(reasons)}"))
         result = Preflight(dict.fromkeys(("n1", "n2", "n3")), [Fault(node, "gpu", "broken") for node in bad])
         try:
             left_out = start_preflight._act(result, DlOptions(on_bad_nodes=on_bad_nodes), RequestedSize(nodes, None),
                                             {**ENVIRON, "SLURMD_NODENAME": batch_host}, done.append)
-        except GaveUpError as error:
+        except BadNodesError as error:
             return str(error), done
         return left_out, done
 
