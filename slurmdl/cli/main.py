@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
             print_escaped(f"slurmdl {describe_version()}")
             return 0
-        return dispatch("slurmdl", COMMANDS, args)
+        return _run_command(args)
     except (Exception, KeyboardInterrupt) as error:
         return report_error(error)
 
@@ -76,23 +76,23 @@ def dlsrun() -> int:
     return main(["srun", *sys.argv[1:]])
 
 
-def dispatch(program: str, commands: Mapping[str, str], args: list[str], package: str = "slurmdl.cli") -> int:
-    """Run the command `args[0]` of `program`, or print the list of its commands; return the exit status."""
+def _run_command(args: list[str]) -> int:
+    """Run the command `args[0]`, or print the list of the commands; return the exit status."""
     command = args[0] if args else "--help"
     if command in ("--help", "-h", "help"):
-        width = max(map(len, commands))
-        lines = [f"  {name:{width}}  {line}" for name, line in commands.items()]
-        print("\n".join([f"usage: {program} COMMAND [options]", "", *lines, "",
-                         f"`{program} COMMAND --help` lists its options."]))
+        width = max(map(len, COMMANDS))
+        lines = [f"  {name:{width}}  {line}" for name, line in COMMANDS.items()]
+        print("\n".join(["usage: slurmdl COMMAND [options]", "", *lines, "",
+                         "`slurmdl COMMAND --help` lists its options."]))
         return 0
-    if command not in commands:
-        similar = ", ".join(sort_by_similarity(command, list(commands)))
-        raise UsageError(f"{program} {command}: unknown command; expected {similar}")
-    return entry_point(command, package)(args[1:])
+    if command not in COMMANDS:
+        similar = ", ".join(sort_by_similarity(command, list(COMMANDS)))
+        raise UsageError(f"slurmdl {command}: unknown command; expected {similar}")
+    return entry_point(command)(args[1:])
 
 
-def entry_point(command: str, package: str = "slurmdl.cli") -> Callable[[list[str]], int]:
+def entry_point(command: str) -> Callable[[list[str]], int]:
     """The function of a command: it gets the arguments, and returns the exit status."""
-    module, function = _ENTRY_POINTS.get(command, (f"{package}.{command}", "run"))
+    module, function = _ENTRY_POINTS.get(command, (f"slurmdl.cli.{command}", "run"))
     found: Callable[[list[str]], int] = getattr(import_module(module), function)
     return found

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,10 +30,6 @@ class LinkRow:
     zone: str
     slowdown: float
     score: LinkScore
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self.score), "kind": self.kind, "name": self.name, "zone": self.zone,
-                "slowdown": self.slowdown}
 
 
 def link_rows(scores: LinkScores, topology: Topology) -> list[LinkRow]:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurmdl.cli.links import counters as counters_command
+from slurmdl.cli import links
 from slurmdl.errors import InputError, UnavailableError, UsageError
 from slurmdl.links import counters
 from slurmdl.links.counters import CounterReading
@@ -178,20 +178,20 @@ def test_spool_is_bounded_for_each_host(tmp_path, monkeypatch):
 
 def test_command_without_strict_is_silent_and_succeeds(tmp_path, capsys):
     state = tmp_path / "state"
-    assert counters_command.run([f"--state-dir={state}", "--node-name=n1"]) == 0
+    assert links.run(["counters", f"--state-dir={state}", "--node-name=n1"]) == 0
     assert (state / "counters.json").exists()
     assert not stat.S_IMODE((state / "counters.json").stat().st_mode) & 0o022
     blocked = tmp_path / "file"
     blocked.touch()
-    assert counters_command.run([f"--state-dir={blocked}/x"]) == 0
+    assert links.run(["counters", f"--state-dir={blocked}/x"]) == 0
     assert capsys.readouterr() == ("", "")
-    assert counters_command.run(["--no-such-option"]) == 0
+    assert links.run(["counters", "--no-such-option"]) == 0
     out, stderr = capsys.readouterr()
     assert (out, len(stderr.splitlines())) == ("", 1)
     with pytest.raises(UsageError):
-        counters_command.run(["--no-such-option", "--strict"])
+        links.run(["counters", "--no-such-option", "--strict"])
     with pytest.raises(UnavailableError):
-        counters_command.run([f"--state-dir={blocked}/x", "--strict"])
+        links.run(["counters", f"--state-dir={blocked}/x", "--strict"])
 
 
 def test_command_does_not_import_slow_modules(tmp_path):

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmdl import config
-from slurmdl.cli.links.counters import state_dir
-from slurmdl.cli.links.ingest import DEFAULT_DATABASE
+from slurmdl.cli.links import DEFAULT_DATABASE, state_dir
 from slurmdl.cli.main import COMMANDS, main
 from slurmdl.dl_options import OPTIONS, env_variable
 from slurmdl.errors import EXIT_STATUS_MEANINGS

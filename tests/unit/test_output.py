@@ -28,13 +28,13 @@ RAW = {
     ("launch/supervisor.py", "f'slurmdl: {argv[0]}: {error.strerror}'"),
     ("launch/supervisor.py",
      "f'slurmdl: {name} {failure_message}, and has ended all tasks; its own exit status is 0'"),
-    ("cli/main.py", "'\\n'.join([f'usage: {program} COMMAND [options]', '', *lines, '', f'`{program} COMMAND --help` "
+    ("cli/main.py", "'\\n'.join(['usage: slurmdl COMMAND [options]', '', *lines, '', '`slurmdl COMMAND --help` "
                     "lists its options.'])"),
     ("cli/place.py", "HELP"),
     ("cli/step.py", 'f"{SRUN_HELP}\\n{dl_options.help_text()}\\nsrun\'s own options: srun --help"'),
     # progress: the name of a policy and numbers, after the control sequence that clears the line
     ("cli/history.py", "f'\\r\\x1b[K{text}'"),
-    ("cli/links/export.py", "text"), ("cli/links/probe.py", "format_sample_lines(samples)"),
+    ("cli/links.py", "format_sample_lines(samples)"),
     ("cli/topology.py", "text"), ("cli/topology.py", "write.format_topology(TopologySet.single(topology), None, "
                                                      "options.format)"),
     ("cli/topology.py", "'# for the NodeName lines of slurm.conf; each node may be on one such line only'"),

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from slurmdl import __version__, config, dl_options
-from slurmdl.cli.links import COMMANDS as LINKS_COMMANDS
+from slurmdl.cli import links
 from slurmdl.cli.main import COMMANDS, main
 from slurmdl.errors import EXIT_STATUS_MEANINGS, InputError
 
@@ -146,7 +146,11 @@ def test_bash_completion(written):
 def test_units_start_existing_commands(unit):
     text = unit.read_text()
     started = re.findall(r"^ExecStart=(\S+) (\S+) (\S+)", text, re.MULTILINE)
-    assert all(words[:2] == ("@bindir@/slurmdl", "links") and words[2] in LINKS_COMMANDS for words in started)
+    for program, command, subcommand in started:
+        assert (program, command) == ("@bindir@/slurmdl", "links")
+        with pytest.raises(SystemExit) as ended:
+            links.build_parser().parse_args([subcommand, "--help"])
+        assert ended.value.code == 0
     assert bool(started) == (unit.suffix == ".service")
 
 
