@@ -33,9 +33,11 @@ COMMANDS = {
 #: command -> module and function, if not slurmdl.cli.COMMAND and run
 _ENTRY_POINTS = {
     "sbatch": ("slurmdl.launch.sbatch", "run_sbatch"), "train": ("slurmdl.train.__main__", "main"),
-    **{command: (f"slurmdl.cli.{module}", command) for module, commands in {
-        "step": ("srun", "env", "verify"), "health": ("preflight", "requeue"), "history": ("audit", "replay")}.items()
-       for command in commands}}
+    "srun": ("slurmdl.cli.step", "srun"), "env": ("slurmdl.cli.step", "env"),
+    "verify": ("slurmdl.cli.step", "verify"),
+    "preflight": ("slurmdl.cli.health", "preflight"), "requeue": ("slurmdl.cli.health", "requeue"),
+    "audit": ("slurmdl.cli.history", "audit"), "replay": ("slurmdl.cli.history", "replay"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from slurmdl.cli.arguments import write_output_file
+from slurmdl.cli.arguments import MAX_SEED, write_output_file
 from slurmdl.errors import PlacementError, UnavailableError, UsageError, debug
 from slurmdl.text import print_escaped
 
@@ -41,7 +41,6 @@ Makes the same decision as `slurmdl sbatch` with the same arguments, explains it
 Options must come before the script; arguments after it belong to the script. Without a script only the options count.
 The exit status is 0 also if Slurm chooses the nodes; with --dl-strict it is then 75."""
 
-MAX_SEED = 2**32
 _FILE_OPTIONS = ("svg", "topology", "cluster", "link-scores")
 _FLAGS = ("json", "explain", "help")
 _OWN_OPTIONS = (*_FLAGS, *_FILE_OPTIONS, "seed")
