@@ -67,7 +67,7 @@ class Plan:
         costs: "leafA|leafB" (names sorted) -> seconds per byte between two leaf zones, "leaf|leaf" inside one.
         comm_pattern: one of COMM_PATTERNS[strategy]; "" if the ranks are mapped for traffic matrices of the user.
         mesh, groups: the mesh of the ranks and their groups as in --dl-mesh and --dl-groups; "" without.
-        inside: what is an island, one of ISLAND_LEVELS; "" without islands.
+        islands: what is an island, one of ISLAND_LEVELS; "" without islands.
     """
 
     strategy: str
@@ -78,7 +78,7 @@ class Plan:
     comm_pattern: str = ""
     mesh: str = ""
     groups: str = ""
-    inside: str = ""
+    islands: str = ""
 
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.roles):
@@ -91,8 +91,8 @@ class Plan:
             raise InputError(
                 f"plan: comm_pattern {self.comm_pattern!r} is not one of {', '.join(COMM_PATTERNS[self.strategy])}")
 
-        if self.inside and (self.inside not in ISLAND_LEVELS or self.strategy not in ISLAND_STRATEGIES):
-            raise InputError(f"plan: islands {self.inside!r} with strategy {self.strategy}; expected "
+        if self.islands and (self.islands not in ISLAND_LEVELS or self.strategy not in ISLAND_STRATEGIES):
+            raise InputError(f"plan: islands {self.islands!r} with strategy {self.strategy}; expected "
                              f"{', '.join(ISLAND_LEVELS)} with {', '.join(ISLAND_STRATEGIES)}")
 
     def __len__(self) -> int:

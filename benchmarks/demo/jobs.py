@@ -164,7 +164,7 @@ PS = Job("ps", 6, train_command("--strategy ps --ps 2", 2 * PERIOD),
          DlOptions(strategy="ps", ps=2, bytes=str(4 * PARAMETERS)), PERIOD, 2 * PERIOD)
 ALLREDUCE = Job("allreduce", 6, train_command("--strategy allreduce --comm-pattern ring", 2 * PERIOD),
                 DlOptions(bytes=str(4 * PARAMETERS)), PERIOD, 2 * PERIOD, can_gain=False)
-_ISLANDS = "--strategy local-sgd --inside zone"
+_ISLANDS = "--strategy local-sgd --islands zone"
 ISLANDS = Job("islands", 6, train_command(f"{_ISLANDS} --period {PERIOD} --compression int4", 2 * PERIOD),
               DlOptions(strategy="local-sgd", islands="zone", bytes=str(4 * PARAMETERS)), PERIOD, 2 * PERIOD,
               PERIOD, (PLACED,), ALLREDUCE.key, train_command(f"{_ISLANDS} --period 1", 2 * PERIOD))

@@ -27,12 +27,12 @@ METHODS: dict[str, tuple[str, ...]] = {
     "gossip every 16 steps, int4": ("--strategy", "gossip", "--comm-pattern", "base-2", "--period", "16",
                                     "--compression", "int4"),
     "islands, local-sgd every 16 steps, int4": ("--strategy", "local-sgd", "--period", "16", "--compression", "int4",
-                                                "--inside", "zone"),
+                                                "--islands", "zone"),
     ISLANDS: ("--strategy", "gossip", "--comm-pattern", "base-2", "--period", "16", "--compression", "int4",
-              "--inside", "zone"),
+              "--islands", "zone"),
     "islands, NoLoCo every 16 steps, int4": (
         "--preset", "noloco", "--comm-pattern", "base-2", "--period", "16", "--compression", "int4",
-        "--inside", "zone")}
+        "--islands", "zone")}
 UNDISTURBED, SKEW, SLOW, BALANCED = "undisturbed", "skewed data", "zone B at half speed", \
     "zone B at half speed, load balance"
 SLOW_ZONE = ("--straggler", ",".join(f"{rank}=2" for rank in range(RANKS // 2, RANKS)))

@@ -40,10 +40,10 @@ METHODS: dict[str, tuple[str, ...]] = {
     "local-sgd every 16 steps, int4": ("--strategy", "local-sgd", "--period", "16", "--compression", "int4"),
     "DiLoCo every 64 steps": ("--preset", "diloco", "--period", "64"),
     "gossip": ("--strategy", "gossip"),
-    ISLANDS: ("--strategy", "local-sgd", "--period", "16", "--compression", "int4", "--inside", "zone"),
-    "islands, DiLoCo every 64 steps": ("--preset", "diloco", "--period", "64", "--inside", "zone"),
+    ISLANDS: ("--strategy", "local-sgd", "--period", "16", "--compression", "int4", "--islands", "zone"),
+    "islands, DiLoCo every 64 steps": ("--preset", "diloco", "--period", "64", "--islands", "zone"),
     "islands, gossip every 16 steps, int4": ("--strategy", "gossip", "--comm-pattern", "base-2", "--period", "16",
-                                             "--compression", "int4", "--inside", "zone")}
+                                             "--compression", "int4", "--islands", "zone")}
 #: methods with the steps of allreduce, since they compute the same
 SAME_STEPS = (DDP, "allreduce, hierarchical")
 CONTROL = f"{ISLANDS}, half of each zone (control)"

@@ -15,7 +15,7 @@ from benchmarks.results import Row, make_row
 STEPS = 240
 #: period -> budget with about as many bytes: an int4 message has an eighth of the bytes of fp32, and a scale
 BUDGETS = {8: "1.7%", 16: "0.85%", 32: "0.43%"}
-OPTIONS = ("--inside", "zone", "--comm-pattern", "base-2", "--compression", "int4", "--emulate-compute", "0",
+OPTIONS = ("--islands", "zone", "--comm-pattern", "base-2", "--compression", "int4", "--emulate-compute", "0",
            "--steps", str(STEPS), "--evaluate-every", str(STEPS))
 #: bytes of the trigger and of the period may differ by this share
 BYTES_TOLERANCE = 0.15

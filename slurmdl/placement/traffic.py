@@ -39,7 +39,7 @@ class Traffic:
         model_bytes: bytes of one replica of the parameters (and of its gradient).
         ps: number of parameter servers, which are the first ranks; 0 unless the strategy is `ps`.
         pattern: one of plan.COMM_PATTERNS[strategy], "" for the first one; with matrices their file.
-        inside: what is an island, one of plan.ISLAND_LEVELS; "" without islands.
+        islands: what is an island, one of plan.ISLAND_LEVELS; "" without islands.
         matrices: the user's own phases instead of a pattern, each of shape (ranks, ranks): entry [i, j] is the number
             of bytes that rank i sends to rank j per iteration; the diagonal is ignored.
         mesh, groups: traffic of a mesh of ranks, or of groups of nodes, instead of a pattern; None without.
@@ -52,7 +52,7 @@ class Traffic:
     matrices: tuple[FloatArray, ...] = ()
     mesh: MeshTraffic | None = None
     groups: GroupTraffic | None = None
-    inside: str = ""
+    islands: str = ""
 
     @classmethod
     def from_options(cls, dl: DlOptions, matrices: tuple[FloatArray, ...] = ()) -> Traffic:
@@ -66,14 +66,14 @@ class Traffic:
     @property
     def is_zone_dependent(self) -> bool:
         """Whether the phases depend on the zones of the ranks."""
-        return (self.inside == "zone" or self.pattern_name in ("hierarchical", "zone-aware")) and not (
+        return (self.islands == "zone" or self.pattern_name in ("hierarchical", "zone-aware")) and not (
             self.matrices or self.mesh or self.groups)
 
     @property
     def needs_search(self) -> bool:
         """Whether no rule gives the best rank order, so that it is searched."""
         return bool(self.matrices or self.mesh or self.groups) or (
-            self.pattern_name in ("one-peer-exponential", "base-2") and self.inside != "zone")
+            self.pattern_name in ("one-peer-exponential", "base-2") and self.islands != "zone")
 
     @property
     def tie(self) -> float:
@@ -120,7 +120,7 @@ class Traffic:
         if ranks < 2:
             return []
         zone_of_rank = np.zeros(ranks, np.int64) if zone_of_rank is None else zone_of_rank
-        if self.inside == "zone":
+        if self.islands == "zone":
             return list(_island_phases(self.strategy, pattern, zone_of_rank, self.model_bytes))
         if pattern == "shards":
             return list(_ps_phases(ranks, self.ps, self.model_bytes))

@@ -70,7 +70,7 @@ class TrainingWorkload:
     def placement_traffic(self) -> Traffic:
         """Traffic model for the placement."""
         size = 4 * self.parameters if self.islands else self.wire_bytes(self.parameters)
-        return Traffic(self.strategy, size, self.ps, self.comm_pattern, inside=self.islands)
+        return Traffic(self.strategy, size, self.ps, self.comm_pattern, islands=self.islands)
 
     def check_supported(self, ranks: int) -> None:
         """Raise UsageError, which names the option and the valid values, if `ranks` ranks cannot be simulated."""

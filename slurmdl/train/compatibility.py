@@ -27,7 +27,7 @@ class Combination:
     Attributes:
         reasons: option -> why this row has no further choices of it.
         asynchronous, shared_memory: valid values of the switches --async and --shared-memory.
-        islands: valid values of --inside.
+        islands: valid values of --islands.
     """
 
     strategies: tuple[str, ...]
@@ -42,7 +42,7 @@ class Combination:
         """Option of `config` that this row does not have -> the choices that it has."""
         valid_choices: dict[str, Sequence[object]] = {
             "--comm-pattern": self.comm_patterns, "--compression": self.compressions,
-            "--async": self.asynchronous, "--shared-memory": self.shared_memory, "--inside": self.islands}
+            "--async": self.asynchronous, "--shared-memory": self.shared_memory, "--islands": self.islands}
         return {option: _format_choice(option, *valid_choices[option])
                 for option, choice in _choices(config).items() if choice not in valid_choices[option]}
 
@@ -77,12 +77,12 @@ _REASONS = {"--comm-pattern": "the communication pattern depends on the strategy
             "--compression": "gradients are sent uncompressed",
             "--async": "all ranks exchange together",
             "--shared-memory": "only gossip mixes models in shared memory",
-            "--inside": "between islands models are exchanged by local-sgd or synchronous gossip"}
+            "--islands": "between islands models are exchanged by local-sgd or synchronous gossip"}
 
 
 def _choices(config: StrategyConfig) -> dict[str, object]:
     return {"--comm-pattern": config.comm_pattern, "--compression": config.compression,
-            "--async": config.asynchronous, "--shared-memory": config.shared_memory, "--inside": config.inside}
+            "--async": config.asynchronous, "--shared-memory": config.shared_memory, "--islands": config.islands}
 
 
 def _format_choice(option: str, *choices: object) -> str:
@@ -112,8 +112,8 @@ def check_compatibility(config: StrategyConfig) -> None:
                 f"{option}: not valid with strategy {config.strategy}{', --async' * config.asynchronous}; expected "
                 f"{expected}")
     _check_fragments(config)
-    if config.inside and config.shared_memory:
-        raise InvalidOptionsError(f"--shared-memory: not valid with --inside {config.inside}, whose ranks average "
+    if config.islands and config.shared_memory:
+        raise InvalidOptionsError(f"--shared-memory: not valid with --islands {config.islands}, whose ranks average "
                                   "gradients instead of models; expected one of the two")
     rows = [row for row in COMBINATIONS if config.strategy in row.strategies]
     fewest = min(len(row.conflicts(config)) for row in rows)

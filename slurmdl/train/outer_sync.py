@@ -206,7 +206,7 @@ def _checked_config(config: StrategyConfig) -> StrategyConfig:
     if strategy not in _STRATEGIES:
         raise InvalidOptionsError(f"outer(): strategy {strategy}; expected {' or '.join(_STRATEGIES)}, since no rank "
                                   "sees the whole model")
-    config = replace(config, strategy=strategy, inside="zone",
+    config = replace(config, strategy=strategy, islands="zone",
                      comm_pattern=config.comm_pattern or default_pattern(strategy, False))
     check_compatibility(config)
     return config

@@ -105,7 +105,7 @@ class StrategyConfig:
     asynchronous: bool = _option(_parse_switch, False, "", "asynchronous exchanges (gossip, ps)")
     shared_memory: bool = _option(_parse_switch, False, "",
                                   "gossip through shared memory inside a node, one leader per node outside")
-    inside: str | None = _option(
+    islands: str | None = _option(
         choice_parser(*ISLAND_LEVELS), None, "LEVEL",
         "islands: allreduce at every step inside each zone or node, and the strategy only between them: "
         f"{', '.join(ISLAND_LEVELS)} (with {', '.join(ISLAND_STRATEGIES)}; default: the plan's, else none)")

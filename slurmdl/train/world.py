@@ -304,13 +304,13 @@ def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[
     roles = _assign_roles(strategy, config.ps, plan, len(nodes))
     config = replace(config, strategy=strategy)
     config = replace(config, comm_pattern=_choose_comm_pattern(config, plan, zones))
-    if plan and plan.strategy == strategy and plan.inside and not config.inside:
-        config = replace(config, inside=plan.inside)
+    if plan and plan.strategy == strategy and plan.islands and not config.islands:
+        config = replace(config, islands=plan.islands)
     check_compatibility(config)
-    if config.inside == "zone" and not all(zones):
+    if config.islands == "zone" and not all(zones):
         unknown = zones.index("")
-        raise InvalidOptionsError(f"--inside zone: the zone of rank {unknown} on {nodes[unknown]} is unknown; "
-                                  "expected a start by `slurmdl srun`, or topology/tree in Slurm; or --inside node")
+        raise InvalidOptionsError(f"--islands zone: the zone of rank {unknown} on {nodes[unknown]} is unknown; "
+                                  "expected a start by `slurmdl srun`, or topology/tree in Slurm; or --islands node")
     world = World(transport, config, nodes, zones, roles, plan.costs if plan else {})
     if transport.watchdog:
         transport.watchdog.format_rank = world.format_rank

@@ -42,7 +42,7 @@ def test_mean_and_bytes(groups: list[list[int]]) -> None:
 @pytest.mark.parametrize("options", [
     "--strategy allreduce --comm-pattern hierarchical",
     pytest.param("--strategy allreduce --comm-pattern ring", marks=pytest.mark.nightly),
-    pytest.param("--strategy local-sgd --period 8 --inside zone", marks=pytest.mark.nightly)])
+    pytest.param("--strategy local-sgd --period 8 --islands zone", marks=pytest.mark.nightly)])
 def test_training_is_that_of_the_host(options: str, tmp_path: Path) -> None:
     models = []
     for name, start, slices in (("devices", ON_DEVICES, 4 * STEPS * BUCKETS), ("host", "-m", 0)):
@@ -89,7 +89,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, devices: list[tuple[str, str]], **co
     ([("cpu", ""), ("cpu", "")], {}, "", ""),
     ([("cuda", "a"), ("cuda", "b")], {"compression": "fp16"}, "", ""),
     ([("cuda", "a"), ("cuda", "b")], {"strategy": "gossip"}, "", ""),
-    ([("cuda", "a"), ("cuda", "b")], {"strategy": "gossip", "inside": "zone", "compression": "int4"}, "nccl", "")])
+    ([("cuda", "a"), ("cuda", "b")], {"strategy": "gossip", "islands": "zone", "compression": "int4"}, "nccl", "")])
 def test_choice_of_the_backend(devices: list[tuple[str, str]], options: dict[str, str], backend: str, warning: str,
                                monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert choose(monkeypatch, devices, **options) == backend

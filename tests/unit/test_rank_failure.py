@@ -25,8 +25,8 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[int, int]]] = {
                                           {1: 40}),
     "last step": ({"strategy": "gossip"}, 3, {0: 199}),
     "local-sgd": ({"strategy": "local-sgd", "period": 4, "compression": "int8"}, 4, {1: 40}),
-    "rank of an island": ({"strategy": "local-sgd", "inside": "zone", "period": 6}, 5, {1: 40}),
-    "island": ({"strategy": "gossip", "inside": "zone", "period": 4}, 6, {2: 40, 3: 40}),
+    "rank of an island": ({"strategy": "local-sgd", "islands": "zone", "period": 6}, 5, {1: 40}),
+    "island": ({"strategy": "gossip", "islands": "zone", "period": 4}, 6, {2: 40, 3: 40}),
     "worker": ({"strategy": "ps", "ps": 2}, 4, {2: 40}),
     "worker, asynchronous": ({"strategy": "ps", "ps": 2, "asynchronous": True}, 4, {2: 40}),
     "server": ({"strategy": "ps", "ps": 2}, 4, {0: 130}),
@@ -46,7 +46,7 @@ ZONES = "aabbcc"
 
 
 def start(folder: Path, method: dict[str, Any], ranks: int, kill_steps: dict[int, int]) -> Any:
-    zones = ZONES if "inside" in method else ""
+    zones = ZONES if "islands" in method else ""
     case = json.dumps({"method": method, "steps": STEPS, "kill_steps": kill_steps, "zones": zones})
     return mpirun_ulfm(ranks, SCRIPT, str(folder), case)
 

@@ -82,14 +82,14 @@ def test_exponential_graph_of_an_odd_number() -> None:
 
 def test_islands_of_local_sgd() -> None:
     """Two zones of 2 and 1: gradients in the first one in every iteration; models between them in every 32nd."""
-    traffic = Traffic("local-sgd", N, inside="zone")
+    traffic = Traffic("local-sgd", N, islands="zone")
     cost = cost_on(traffic, two_level(["a1", "a2"], ["b1"]), ["a1", "a2", "b1"])
     gradients, models, gathered = 2 * N / 2 / 1000, 2 * N / 2 / 50 / 32, N / 2 / 1000 / 32
     assert cost.seconds == pytest.approx(gradients + models + gathered)
     assert cost.inter_zone_bytes == pytest.approx(2 * N / 32)
     one_zone = cost_on(traffic, two_level(["a1", "a2"]), ["a1", "a2"])
     assert one_zone.seconds == pytest.approx(gradients)
-    assert Traffic("local-sgd", N, inside="node").phases(3)[0].bytes_per_pair == pytest.approx(4 / 3 * N)
+    assert Traffic("local-sgd", N, islands="node").phases(3)[0].bytes_per_pair == pytest.approx(4 / 3 * N)
 
 
 @pytest.mark.parametrize("pattern", ["random-matching", "one-peer-exponential", "base-2", "zone-aware"])
@@ -97,7 +97,7 @@ def test_islands_of_gossip_send_one_model_from_each_zone(pattern: str) -> None:
     """In every iteration, whatever the number of ranks of a zone; with random partners a ring stands for them."""
     zones = [["a1", "a2", "a3"], ["b1"], ["c1", "c2"], ["d1", "d2"]]
     ranks = [node for zone in zones for node in zone]
-    cost = cost_on(Traffic("gossip", N, pattern=pattern, inside="zone"), two_level(*zones), ranks)
+    cost = cost_on(Traffic("gossip", N, pattern=pattern, islands="zone"), two_level(*zones), ranks)
     assert cost.inter_zone_bytes == pytest.approx(4 * N)
 
 

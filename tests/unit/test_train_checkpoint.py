@@ -35,11 +35,11 @@ SYNCHRONOUS = {
     "shared": "--strategy gossip --shared-memory --virtual-zones A:1x2,B:1x2",
     "one-peer": "--strategy gossip --comm-pattern one-peer-exponential",
     "local-sgd": "--strategy local-sgd --compression int8 --period 8",
-    "islands": "--strategy local-sgd --compression int8 --period 8 --inside zone --virtual-zones A:2,B:1,C:1",
-    "overlap": "--strategy local-sgd --compression int4 --period 8 --fragments 2 --overlap 2 --inside zone "
+    "islands": "--strategy local-sgd --compression int8 --period 8 --islands zone --virtual-zones A:2,B:1,C:1",
+    "overlap": "--strategy local-sgd --compression int4 --period 8 --fragments 2 --overlap 2 --islands zone "
                "--virtual-zones A:2,B:2",
     "gossip-islands": "--strategy adaptive-gossip --comm-pattern base-2 --compression int4 "
-                      "--inside zone --virtual-zones A:2,B:2",
+                      "--islands zone --virtual-zones A:2,B:2",
     "ps": "--strategy ps --ps 2 --optimizer adam --lr 0.003"}
 
 

@@ -123,7 +123,7 @@ def check_against_reference(zones: str, results: list[Any], reference: list[list
 @pytest.mark.parametrize("zones", ZONES)
 @pytest.mark.parametrize("pattern", ["ring", "hierarchical"])
 def test_local_sgd_equals_one_process_per_island(zones: str, pattern: str) -> None:
-    config = StrategyConfig("local-sgd", pattern, inside="zone", period=3, outer_lr=0.6, outer_momentum=0.4)
+    config = StrategyConfig("local-sgd", pattern, islands="zone", period=3, outer_lr=0.6, outer_momentum=0.4)
     reference = reference_models(zones, OuterMomentum(3, 0.6, 0.4))
     check_against_reference(zones, on_zones(zones, config, models_of_run), reference)
 
@@ -149,7 +149,7 @@ def test_pieces_that_overlap_with_steps_equal_those_that_do_not(zones: str, comp
             return [flat(model)]
         return run_program
 
-    results = [on_zones(zones, StrategyConfig("local-sgd", inside="zone", period=4, overlap=overlap,
+    results = [on_zones(zones, StrategyConfig("local-sgd", islands="zone", period=4, overlap=overlap,
                                               compression=compression), program(overlap)) for overlap in (0, 2)]
     for without, overlapped in zip(*results, strict=True):
         assert torch.equal(without[0], overlapped[0])
@@ -157,7 +157,7 @@ def test_pieces_that_overlap_with_steps_equal_those_that_do_not(zones: str, comp
 
 @pytest.mark.parametrize("zones", ["aabb", "aaab"])
 def test_fragments_in_islands_have_outer_steps_of_their_own(zones: str) -> None:
-    config = StrategyConfig("local-sgd", inside="zone", period=6, fragments=2, outer_lr=0.6, outer_momentum=0.4)
+    config = StrategyConfig("local-sgd", islands="zone", period=6, fragments=2, outer_lr=0.6, outer_momentum=0.4)
     size = flat(make_model()).numel()
     outer_steps = [OuterMomentum(1, 0.6, 0.4) for _ in range(2)]
 
@@ -176,7 +176,7 @@ def test_fragments_in_islands_have_outer_steps_of_their_own(zones: str) -> None:
 
 def test_nodes_as_islands_sum_in_shared_memory() -> None:
     """Ranks 0, 1 and 4 share a node; the zones do not matter."""
-    config = StrategyConfig("local-sgd", inside="node", period=3)
+    config = StrategyConfig("local-sgd", islands="node", period=3)
     nodes = "aabba"
     reference = reference_models(nodes, OuterMomentum(3, *config.outer_step))
     check_against_reference(nodes, on_zones("xyxyx", config, models_of_run, nodes), reference)
@@ -184,7 +184,7 @@ def test_nodes_as_islands_sum_in_shared_memory() -> None:
 
 @pytest.mark.parametrize("zones", ["aabb", "abab", "aaabbb"])
 def test_gossip_of_two_islands_averages_them(zones: str) -> None:
-    config = StrategyConfig("gossip", "base-2", inside="zone", period=4)
+    config = StrategyConfig("gossip", "base-2", islands="zone", period=4)
 
     def average(models: list[Any], sizes: list[int], step: int) -> list[Any]:
         return [sum(models) / 2] * 2 if (step + 1) % 4 == 0 else models
@@ -194,7 +194,7 @@ def test_gossip_of_two_islands_averages_them(zones: str) -> None:
 
 @pytest.mark.parametrize("zones", ["aabb", "aaabbb"])
 def test_gossip_of_islands_with_outer_optimizer(zones: str) -> None:
-    config = StrategyConfig("gossip", "base-2", inside="zone", period=4, outer_lr=0.6, outer_momentum=0.4)
+    config = StrategyConfig("gossip", "base-2", islands="zone", period=4, outer_lr=0.6, outer_momentum=0.4)
     outer = [flat(make_model()) for _ in range(2)]
     velocity = [torch.zeros_like(vector) for vector in outer]
 
@@ -225,7 +225,7 @@ def test_gossip_keeps_the_mean_of_unequal_islands(zones: str) -> None:
             models.append(flat(model))
         return models
 
-    results = on_zones(zones, StrategyConfig("gossip", inside="zone", period=3), program)
+    results = on_zones(zones, StrategyConfig("gossip", islands="zone", period=3), program)
     before, after = (torch.stack([models[step] for models in results]) for step in (1, -1))
     torch.testing.assert_close(after.mean(0), before.mean(0), rtol=1e-4, atol=1e-5)
     distance = [float((models - models.mean(0)).norm() / models.norm()) for models in (before, after)]
@@ -233,12 +233,12 @@ def test_gossip_keeps_the_mean_of_unequal_islands(zones: str) -> None:
 
 
 @pytest.mark.parametrize("config", [
-    StrategyConfig("local-sgd", inside="zone", period=2, compression="int4"),
-    StrategyConfig("local-sgd", inside="zone", period=6, fragments=2, overlap=1, compression="int8"),
-    StrategyConfig("local-sgd", inside="zone", period=3, compression="sign"),
-    StrategyConfig("gossip", "base-2", inside="zone", compression="sign"),
-    StrategyConfig("gossip", "one-peer-exponential", inside="zone", period=2),
-    StrategyConfig("adaptive-gossip", "zone-aware", inside="zone", comm_budget=0.2)],
+    StrategyConfig("local-sgd", islands="zone", period=2, compression="int4"),
+    StrategyConfig("local-sgd", islands="zone", period=6, fragments=2, overlap=1, compression="int8"),
+    StrategyConfig("local-sgd", islands="zone", period=3, compression="sign"),
+    StrategyConfig("gossip", "base-2", islands="zone", compression="sign"),
+    StrategyConfig("gossip", "one-peer-exponential", islands="zone", period=2),
+    StrategyConfig("adaptive-gossip", "zone-aware", islands="zone", comm_budget=0.2)],
     ids=lambda config: f"{config.strategy}-{config.compression}" if isinstance(config, StrategyConfig) else config)
 @pytest.mark.parametrize("zones", ["aabb", "aaabbcccc"])
 def test_models_of_an_island_remain_equal(config: StrategyConfig, zones: str) -> None:
@@ -257,14 +257,14 @@ def test_an_exchange_sends_one_model_from_each_of_two_islands(zones: str) -> Non
         models_of_run(run)
         return run.p2p.bytes_sent["inter_zone"], run.strategy.exchanges
 
-    results = on_zones(zones, StrategyConfig("local-sgd", inside="zone", period=5), program)
+    results = on_zones(zones, StrategyConfig("local-sgd", islands="zone", period=5), program)
     assert {exchanges for _, exchanges in results} == {STEPS // 5}
     for island in group_ranks(range(len(zones)), zones):
         assert sum(results[rank][0] for rank in island) == STEPS // 5 * 4 * flat(make_model()).numel()
 
 
 @pytest.mark.parametrize("config", [
-    StrategyConfig("local-sgd", inside="zone"), StrategyConfig("gossip", "base-2", inside="zone")],
+    StrategyConfig("local-sgd", islands="zone"), StrategyConfig("gossip", "base-2", islands="zone")],
     ids=lambda config: str(config.strategy))
 def test_bytes_are_those_of_the_placement_model(config: StrategyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "STEPS", 32)
@@ -278,7 +278,7 @@ def test_bytes_are_those_of_the_placement_model(config: StrategyConfig, monkeypa
     topology = two_level(["n0", "n1", "n2"], ["n3", "n4"])
     network = network_links([f"n{rank}" for rank in range(5)], topology, SCORES)
     traffic = Traffic(config.strategy or "", 4.0 * flat(make_model()).numel(), pattern=config.comm_pattern or "",
-                      inside="zone")
+                      islands="zone")
     cost = predict_cost(traffic.phases(5, network.leaf), network, np.arange(5))
     inter_zone = sum(levels["inter_zone"] for levels in sent) / STEPS
     assert inter_zone == pytest.approx(cost.inter_zone_bytes, rel=1e-6)
@@ -307,7 +307,7 @@ def test_load_balance_between_islands(strategy: str) -> None:
                 batches.append(index)
         return batches, flat(model)
 
-    config = StrategyConfig(strategy, "base-2" if strategy == "gossip" else None, inside="zone", period=period,
+    config = StrategyConfig(strategy, "base-2" if strategy == "gossip" else None, islands="zone", period=period,
                             load_balance=True, outer_lr=1.0, outer_momentum=0.0)
     results = on_zones(zones, config, train_rank)
     islands = group_ranks(range(len(zones)), zones)
@@ -335,11 +335,11 @@ def test_load_balance_between_islands(strategy: str) -> None:
 def test_islands_of_the_plan_are_used() -> None:
     """Unless the options name another strategy."""
     plan = Plan("gossip", ("n0", "n1", "n2"), ("worker",) * 3, {"n0": ("x",), "n1": ("y",), "n2": ("x",)},
-                inside="zone")
+                islands="zone")
 
     def program(run: Run) -> tuple[Any, ...]:
         models_of_run(run)
-        return run.world.config.inside, run.strategy.replica_groups
+        return run.world.config.islands, run.strategy.replica_groups
 
     def rank(config: StrategyConfig) -> Callable[[virtual.VirtualTransport], Any]:
         def start(transport: virtual.VirtualTransport) -> Any:
@@ -367,7 +367,7 @@ def test_replicas_that_differ_in_an_island_are_found() -> None:
                 with torch.no_grad():
                     model[2].bias.add_(0.5)
 
-    config = StrategyConfig("local-sgd", inside="zone", period=100)
+    config = StrategyConfig("local-sgd", islands="zone", period=100)
     with pytest.raises(InvalidRunError, match=r"step 4: parameter 2\.bias is not the same on all ranks of an island: "
                                               "rank 2 on n2 differs from rank 3 on n3"):
         on_zones("aabb", config, program)
@@ -384,12 +384,12 @@ def test_rank_with_a_nan_is_named() -> None:
             optimizer.step()
 
     with pytest.raises(TrainError, match=r"step 4: (rank 2 on n2: )?the gradient of 0\.weight has infinite"):
-        on_zones("aaab", StrategyConfig("local-sgd", inside="zone", period=2), program)
+        on_zones("aaab", StrategyConfig("local-sgd", islands="zone", period=2), program)
 
 
 def summary(words: str, steps: int = 20, **options: Any) -> dict[str, Any]:
     arguments = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    common = ["--inside", "zone", "--steps", str(steps), "--model", "mlp:16"]
+    common = ["--islands", "zone", "--steps", str(steps), "--model", "mlp:16"]
     result = train(parse_train_options([*words.split(), *common, *arguments], {}))
     assert result is not None
     return result
@@ -432,11 +432,11 @@ def test_state_of_a_piece_is_joined_from_others() -> None:
 
 
 @pytest.mark.parametrize("words, facts", [
-    ("--strategy allreduce", ("--inside zone", "local-sgd or synchronous gossip")),
-    ("--strategy ps", ("--inside zone",)),
-    ("--strategy gossip --async", ("--inside zone", "no --inside")),
-    ("--strategy gossip --shared-memory", ("--shared-memory: not valid with --inside zone",)),
-    ("--preset noloco --inside zone --async", ("--outer-lr: not valid with strategy gossip", "without --async")),
+    ("--strategy allreduce", ("--islands zone", "local-sgd or synchronous gossip")),
+    ("--strategy ps", ("--islands zone",)),
+    ("--strategy gossip --async", ("--islands zone", "no --islands")),
+    ("--strategy gossip --shared-memory", ("--shared-memory: not valid with --islands zone",)),
+    ("--preset noloco --islands zone --async", ("--outer-lr: not valid with strategy gossip", "without --async")),
     ("--strategy allreduce --outer-momentum 0.5", ("--outer-momentum", "expected local-sgd, or gossip"))])
 def test_invalid_combination_is_rejected(words: str, facts: tuple[str, ...]) -> None:
     with pytest.raises(InvalidOptionsError) as caught:
@@ -445,21 +445,21 @@ def test_invalid_combination_is_rejected(words: str, facts: tuple[str, ...]) -> 
 
 
 def test_unknown_zone_and_too_small_model_are_rejected() -> None:
-    with pytest.raises(InvalidOptionsError, match=r"--inside zone: the zone of rank 0 on .* is unknown"):
-        library(2, StrategyConfig("gossip", inside="zone"), models_of_run)
+    with pytest.raises(InvalidOptionsError, match=r"--islands zone: the zone of rank 0 on .* is unknown"):
+        library(2, StrategyConfig("gossip", islands="zone"), models_of_run)
 
     def program(run: Run) -> None:
         model = torch.nn.Linear(1, 1)
         run.wrap(model, torch.optim.SGD(model.parameters(), lr=LR))
 
-    with pytest.raises(InvalidRunError, match=r"--inside zone: 2 parameters cannot be split.* at least 3"):
-        on_zones("aaab", StrategyConfig("gossip", inside="zone"), program)
+    with pytest.raises(InvalidRunError, match=r"--islands zone: 2 parameters cannot be split.* at least 3"):
+        on_zones("aaab", StrategyConfig("gossip", islands="zone"), program)
 
 
 @needs_mpi
 @pytest.mark.parametrize("options", [
-    "--strategy local-sgd --inside zone --period 8 --fragments 2 --overlap 2 --compression int4",
-    pytest.param("--strategy adaptive-gossip --inside zone --comm-budget 20%", marks=pytest.mark.nightly)])
+    "--strategy local-sgd --islands zone --period 8 --fragments 2 --overlap 2 --compression int4",
+    pytest.param("--strategy adaptive-gossip --islands zone --comm-budget 20%", marks=pytest.mark.nightly)])
 def test_models_over_mpi_and_torch_are_those_of_virtual_ranks(options: str, tmp_path: Path) -> None:
     words = ["--steps", "30", "--model", "mlp:16", "--batch-size", "8", *options.split()]
     expected = train(parse_train_options([*words, "--virtual-ranks", "4", "--virtual-zones", "z0:2,z1:2"], {}))

@@ -48,7 +48,7 @@ def test_preset_gives_defaults(file: Path) -> None:
     options = parse_train_options(["--config", str(file)], environ)
     assert (options.optimizer, options.strategy_config.period) == ("adam", 7)
     assert parse_train_options(["--optimizer", "sgd"], environ).optimizer == "sgd"
-    noloco = parse_train_options(["--preset", "noloco", "--inside", "zone"], {})
+    noloco = parse_train_options(["--preset", "noloco", "--islands", "zone"], {})
     assert (noloco.strategy_config.strategy, noloco.strategy_config.outer_step) == ("gossip", (0.7, 0.5))
     assert noloco.optimizer == "adam"
     assert not parse_train_options(["--strategy", "gossip"], {}).strategy_config.has_outer_optimizer

@@ -206,16 +206,16 @@ class CheckpointRestorer:
 def rank_layout(world: World) -> dict[str, Any]:
     """Number of ranks per role; with shared memory or islands also the grouping of workers by node or zone."""
     workers, config = world.ranks_with_role("worker"), world.config
-    labels = [(world.zones if config.inside == "zone" else world.nodes)[worker] for worker in workers]
+    labels = [(world.zones if config.islands == "zone" else world.nodes)[worker] for worker in workers]
     return {"workers": len(workers), "servers": len(world.ranks_with_role("ps")),
-            "nodes": [labels.index(label) for label in labels] if config.shared_memory or config.inside else []}
+            "nodes": [labels.index(label) for label in labels] if config.shared_memory or config.islands else []}
 
 
 def model_holder(world: World) -> int:
     """Index of the worker whose file has this worker's model: the first of those with equal models; 0 on servers."""
     if world.worker_rank is None or not models_differ(world):
         return 0
-    return int(rank_layout(world)["nodes"][world.worker_rank]) if world.config.inside else world.worker_rank
+    return int(rank_layout(world)["nodes"][world.worker_rank]) if world.config.islands else world.worker_rank
 
 
 def models_differ(world: World) -> bool:

@@ -17,7 +17,7 @@ def choose_device_backend(world: World, device: Any) -> str:
     host memory.
     """
     config, transport = world.config, world.transport
-    compressed = config.compression != "none" and not config.inside  # inside of islands nothing is compressed
+    compressed = config.compression != "none" and not config.islands  # inside of islands nothing is compressed
     if not transport.device_backends or not sends_gradients(config) or world.strategy == "ps" or compressed:
         return ""
     own = transport.device_backends.get(device.type, "")

@@ -440,7 +440,7 @@ def _summary_header(ctx: RunContext, recovery: FailureRecovery, seed: int) -> di
     gap = None
     if world.comm_pattern in GRAPHS:
         members = node_leaders(workers, world.nodes, world.zones) if world.config.shared_memory else \
-            [group[0] for group in recovery.strategy.replica_groups] if world.config.inside else workers
+            [group[0] for group in recovery.strategy.replica_groups] if world.config.islands else workers
         gap = spectral_gap(world.comm_pattern, [world.zones[rank] for rank in members])
     return {"strategy": world.strategy, "comm_pattern": world.comm_pattern, "spectral_gap": gap,
             "world_size": len(world.nodes), "num_workers": len(workers),

@@ -22,9 +22,9 @@ STRATEGIES: dict[str, Callable[[StrategyContext], Strategy]] = {
 
 def make_strategy(ctx: StrategyContext) -> Strategy:
     """Make this rank's part in the strategy of `ctx.config`. Collective."""
-    return (Islands if ctx.config.inside else STRATEGIES[ctx.config.strategy or ""])(ctx)
+    return (Islands if ctx.config.islands else STRATEGIES[ctx.config.strategy or ""])(ctx)
 
 
 def sends_gradients(config: StrategyConfig) -> bool:
     """Whether ranks send gradients; otherwise they send only parameters."""
-    return config.strategy in ("allreduce", "ps") or config.inside is not None
+    return config.strategy in ("allreduce", "ps") or config.islands is not None

@@ -46,11 +46,11 @@ class Islands(TriggeredStrategy):
 
     def __init__(self, ctx: StrategyContext) -> None:
         config, rank, size = ctx.config, ctx.p2p.rank, ctx.parameters.size
-        islands = group_ranks(ctx.workers, ctx.zones if config.inside == "zone" else ctx.nodes)
+        islands = group_ranks(ctx.workers, ctx.zones if config.islands == "zone" else ctx.nodes)
         minimum = max(map(len, islands)) * config.fragments
         if size < minimum:
-            raise TrainError(f"--inside {config.inside}: {size} parameters cannot be split over the ranks of an "
-                             f"island and {config.fragments} fragments; expected at least {minimum}, or no --inside")
+            raise TrainError(f"--islands {config.islands}: {size} parameters cannot be split over the ranks of an "
+                             f"island and {config.fragments} fragments; expected at least {minimum}, or no --islands")
         self._island = next(island for island in islands if rank in island)
         self._inner = make_allreduce(replace(ctx, workers=tuple(self._island), config=replace(
             config, strategy="allreduce", comm_pattern="ring", compression="none")))
