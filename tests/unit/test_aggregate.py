@@ -27,33 +27,36 @@ def score(samples: list[LinkSample], previous: LinkScore | None = None,
     return aggregate.aggregate_scores(samples, NOW, before, settings).nodes["n1"]
 
 
-def test_outlier_does_not_change_the_median() -> None:
-    assert score(probes(1e9, 1.02e9, 1e3, 0.98e9, 1e9)).throughput == 1e9
+def changed(samples: list[LinkSample], **metrics: list[float]) -> list[LinkSample]:
+    """The samples with these values of each metric."""
+    return [sample._replace(**dict(zip(metrics, values, strict=True)))
+            for sample, values in zip(samples, zip(*metrics.values(), strict=True), strict=True)]
 
 
-def test_score_has_count_age_and_source_of_its_samples() -> None:
-    result = score([sample._replace(time=sample.time - 30) for sample in probes(1e9, 1e9, 1e9)])
-    assert (result.samples, result.age, result.source) == (3, 30.0, "probe")
+COUNTERS = [LinkSample("node", "n1", NOW - i, "counters", throughput=1.25e9, loss=0.0) for i in range(20)]
 
 
-def test_recent_samples_weigh_more() -> None:
-    settings = LinkScoresConfig(half_life=10.0)
-    assert score(probes(1e9, 1e9, 1e9, 1e8, 1e8), settings=settings).throughput == 1e8
-    assert score(probes(1e9, 1e9, 1e9, 1e8, 1e8), settings=LinkScoresConfig(half_life=0)).throughput == 1e9
-
-
-def test_rtt_p99_covers_all_samples_in_the_window() -> None:
-    samples = [sample._replace(rtt=1e-4, rtt_p99=1e-2 if i == 2 else 2e-4)
-               for i, sample in enumerate(probes(*[1e9] * 5))]
-    assert score(samples).rtt_p99 == 1e-2
-    assert score(samples).rtt == 1e-4
+@pytest.mark.parametrize(("samples", "half_life", "expected"), [
+    (probes(1e9, 1.02e9, 1e3, 0.98e9, 1e9), 300.0, {"throughput": 1e9}),  # an outlier
+    ([each._replace(time=each.time - 30) for each in probes(1e9, 1e9, 1e9)], 300.0,
+     {"samples": 3, "age": 30.0, "source": "probe"}),
+    (probes(1e9, 1e9, 1e9, 1e8, 1e8), 10.0, {"throughput": 1e8}),  # recent samples weigh more
+    (probes(1e9, 1e9, 1e9, 1e8, 1e8), 0.0, {"throughput": 1e9}),
+    (changed(probes(*[1e9] * 5), rtt=[1e-4] * 5, rtt_p99=[2e-4, 2e-4, 1e-2, 2e-4, 2e-4]), 300.0,
+     {"rtt": 1e-4, "rtt_p99": 1e-2}),
+    (changed(probes(*[1e9] * 12), loss=[1.0 if i == 4 else 0.0 for i in range(12)]), 300.0, {"loss": 0.0}),
+    (probes(0.0, 0.0, 0.0), 300.0, {"throughput": aggregate.MIN_THROUGHPUT}),
+    (probes(1e9) * 3, 300.0, {"samples": 1}),  # duplicates
+    (COUNTERS, 300.0, {"throughput": 1.25e9, "source": "counters"}),
+    ([*COUNTERS, *probes(1e8)], 300.0, {"throughput": 1e8, "source": "probe"}),
+])
+def test_score_of_samples(samples: list[LinkSample], half_life: float, expected: dict[str, object]) -> None:
+    result = score(samples, settings=LinkScoresConfig(half_life=half_life))
+    assert {key: getattr(result, key) for key in expected} == expected
 
 
 def test_loss_is_a_trimmed_mean() -> None:
-    samples = [sample._replace(loss=0.02 if i % 3 == 0 else 0.0) for i, sample in enumerate(probes(*[1e9] * 12))]
-    assert 0.003 < score(samples).loss < 0.008
-    one_bad_peer = [sample._replace(loss=1.0 if i == 4 else 0.0) for i, sample in enumerate(probes(*[1e9] * 12))]
-    assert score(one_bad_peer).loss == 0.0
+    assert 0.003 < score(changed(probes(*[1e9] * 12), loss=[0.02, 0.0, 0.0] * 4)).loss < 0.008
 
 
 @pytest.mark.parametrize(("throughputs", "expected"), [
@@ -113,16 +116,12 @@ def test_sample_number_out_of_range_is_rejected(key: str, value: object) -> None
             LinkSample.from_json(data)
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", 5, None])
-def test_sample_without_valid_name_is_rejected(name: object) -> None:
-    with pytest.raises(InputError, match="expected a node name"):
-        LinkSample.from_json({"kind": "node", "name": name, "time": 1.0, "source": "probe"})
-
-
-@pytest.mark.parametrize("name", ["a", "b|a", "|", "a|", "a|b|c"])
-def test_inter_leaf_name_without_two_sorted_zones_is_rejected(name: str) -> None:
-    with pytest.raises(InputError, match="sorted order"):
-        LinkSample("inter_leaf", name, 1.0, "probe")
+@pytest.mark.parametrize(("kind", "name", "message"), [
+    *(("node", name, "expected a node name") for name in ("", "a\nb", 5, None)),
+    *(("inter_leaf", name, "sorted order") for name in ("a", "b|a", "|", "a|", "a|b|c"))])
+def test_sample_without_valid_name_is_rejected(kind: str, name: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LinkSample.from_json({"kind": kind, "name": name, "time": 1.0, "source": "probe"})
 
 
 def test_sample_lines_round_trip_and_invalid_ones_are_skipped() -> None:
@@ -132,18 +131,6 @@ def test_sample_lines_round_trip_and_invalid_ones_are_skipped() -> None:
     result = list(parse_sample_lines([*half[:2], "", "[" * 100_000, '{"kind": 1}', *half[2:]]))
     assert [each for each in result if isinstance(each, LinkSample)] == samples[:2]
     assert [each.line for each in result if isinstance(each, InputError)] == [4, 5, 6]
-
-
-def test_throughput_of_a_dead_link_is_positive() -> None:
-    assert score(probes(0.0, 0.0, 0.0)).throughput == aggregate.MIN_THROUGHPUT
-
-
-def test_counters_count_only_without_probes() -> None:
-    counters = [LinkSample("node", "n1", NOW - i, "counters", throughput=1.25e9, loss=0.0) for i in range(20)]
-    assert score(counters).throughput == 1.25e9
-    assert score(counters).source == "counters"
-    both = score([*counters, *probes(1e8)])
-    assert (both.throughput, both.source) == (1e8, "probe")
 
 
 def test_defaults_are_medians_of_measured_nodes() -> None:
@@ -174,10 +161,6 @@ def test_measured_uplink_keeps_its_score_unless_limited_by_nodes() -> None:
     assert zone(5e9, "file") == 5e9
     assert zone(2e8, "probe") == 2e8
     assert zone(1.2e9, "probe") is None  # limited by the measuring node's link
-
-
-def test_duplicate_samples_count_once() -> None:
-    assert score(probes(1e9) * 3).samples == 1
 
 
 def test_current_ages_include_the_time_since_publication() -> None:

@@ -110,13 +110,12 @@ def test_rdma_port_replaces_tcp_counters(tmp_path):
     assert unknown_rate.rdma_ports["mlx5_0/1"].bandwidth == 0
 
 
-def test_reading_is_kept_until_enough_segments_were_sent(tmp_path):
+@pytest.mark.parametrize(("sent", "seconds", "expected"), [
+    (700, 60, False), (1300, 120, True), (700, 4000, True), (50, 60, True)])
+def test_reading_is_kept_until_enough_segments_were_sent(tmp_path, sent, seconds, expected):
     first = counters.read_counters(fake_kernel(tmp_path, sent=100))
-    later = counters.read_counters(fake_kernel(tmp_path, sent=700, uptime=1e5 + 60))
-    assert not counters.should_replace(first, later)
-    assert counters.should_replace(first, counters.read_counters(fake_kernel(tmp_path, sent=1300, uptime=1e5 + 120)))
-    assert counters.should_replace(first, counters.read_counters(fake_kernel(tmp_path, sent=700, uptime=1e5 + 4000)))
-    assert counters.should_replace(first, counters.read_counters(fake_kernel(tmp_path, sent=50, uptime=1e5 + 60)))
+    later = counters.read_counters(fake_kernel(tmp_path, sent=sent, uptime=1e5 + seconds))
+    assert counters.should_replace(first, later) == expected
     assert counters.should_replace(None, first)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from test_probe_protocol import SHORT
+from test_pair_probe import SHORT
 
 from slurmdl import records
 from slurmdl.links.probe import tcp_task

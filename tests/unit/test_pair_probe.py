@@ -1,4 +1,4 @@
-"""Client and reflector of a probe over the loopback, and peers that hang, reject, falsify or disconnect."""
+"""Both sides of a pair over the loopback, and peers that hang, reject, falsify or disconnect."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurmdl.links.probe import pair_probe
-from slurmdl.links.probe.channel import AuthenticatedChannel, Deadline
-from slurmdl.links.probe.pair_probe import ProbeConfig, Reflector, measure_pair
+from slurmdl.links.probe.channel import AuthenticatedChannel, Deadline, derive_secret
+from slurmdl.links.probe.pair_probe import ProbeConfig, Reflector, measure_pair, peers_to_check, unreachable_peers
 from slurmdl.links.probe.protocol import ControlChannel, Pacer, PacketTrainReceiver, ProbeSocket
 
 SECRET = b"a secret of the probe"
@@ -224,33 +226,24 @@ def test_probe_over_ipv6():
         assert pair.rtt > 0 and pair.loss == 0.0 and min(pair.forward, pair.backward) > 0
 
 
-@pytest.mark.parametrize("line", [b"[]\n", b"{}\n", b'{"udp": 9}\n', b"0" * 32 + b'\n{"udp": 9}\n',
-                                  b"[" * 100 + b"\n", b"x" * 10_000,
-                                  b"0" * 32 + b"\n" + b"0" * 64 + b' {"udp": 9}\n'])
-def test_reflector_survives_invalid_lines(line):
+@pytest.mark.parametrize("sent", [
+    b"[]\n", b"{}\n", b'{"udp": 9}\n', b"0" * 32 + b'\n{"udp": 9}\n', b"[" * 100 + b"\n", b"x" * 10_000,
+    b"0" * 32 + b"\n" + b"0" * 64 + b' {"udp": 9}\n',
+    [{}], [{"udp": "x"}], [{"udp": 99999}], [{"udp": float("inf")}], [{"udp": 9}, {"op": "unknown"}],
+    [{"udp": 9}, {"op": "send_stream", "size": "all"}],
+    [{"udp": 9}, {"op": "receive_stream", "size": -5, "seconds": float("nan")}]])
+def test_reflector_survives_invalid_lines_and_authentic_requests(sent):
     served = start_reflector()
     with socket.create_connection(("127.0.0.1", served.port)) as connection:
         connection.settimeout(5)
         with contextlib.suppress(OSError):  # the reflector may close early
-            connection.sendall(line)
-            connection.shutdown(socket.SHUT_WR)
-            while connection.recv(65536):
-                pass
-    assert_answers(served)
-
-
-@pytest.mark.parametrize("messages", [[{}], [{"udp": "x"}], [{"udp": 99999}], [{"udp": float("inf")}],
-                                      [{"udp": 9}, {"op": "unknown"}],
-                                      [{"udp": 9}, {"op": "send_stream", "size": "all"}],
-                                      [{"udp": 9}, {"op": "receive_stream", "size": -5, "seconds": float("nan")}]])
-def test_reflector_survives_invalid_requests(messages):
-    served = start_reflector()
-    with socket.create_connection(("127.0.0.1", served.port)) as connection:
-        control = ControlChannel(connection, SECRET, Deadline(5), is_client=True)
-        with contextlib.suppress(OSError):
-            for message in messages:
-                control.write_message(**message)
-            connection.sendall(b"x")
+            if isinstance(sent, bytes):
+                connection.sendall(sent)
+            else:
+                control = ControlChannel(connection, SECRET, Deadline(5), is_client=True)
+                for message in sent:
+                    control.write_message(**message)
+                connection.sendall(b"x")
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(65536):
                 pass
@@ -330,26 +323,59 @@ def test_pacer_waits_for_the_rate(monkeypatch):
     assert waited[-1] == pytest.approx(8.9, abs=0.1)
 
 
-def test_packet_train_counts_buffer_overflows():
-    datagrams = ProbeSocket("127.0.0.1")
-    received_train = train(datagrams, [number / 1000 for number in range(101)])
-    assert received_train.throughput() == pytest.approx(1e6)
-    datagrams.overflow += 101
-    assert received_train.throughput() == pytest.approx(2e6)
-    datagrams.close()
+STAMPS = [number / 1000 for number in range(101)]
 
 
-def test_packet_train_with_clock_jump_has_no_throughput():
-    datagrams = ProbeSocket("127.0.0.1")
-    stamps = [number / 1000 for number in range(50)]
-    assert train(datagrams, [*stamps, *(stamp + 3600 for stamp in stamps)]).throughput() == 0.0
-    assert train(datagrams, [*stamps, *(stamp - 3600 for stamp in stamps)]).throughput() == 0.0
-    assert train(datagrams, stamps[:10]).throughput() == 0.0
-    datagrams.close()
+@pytest.mark.parametrize(("stamps", "overflow", "expected"), [
+    (STAMPS, 0, 1e6), (STAMPS, 101, 2e6), (STAMPS[:10], 0, 0.0),
+    *(([*STAMPS[:50], *(stamp + jump for stamp in STAMPS[:50])], 0, 0.0) for jump in (3600, -3600))],
+    ids=["normal", "buffer overflows", "short", "clock jumps ahead", "clock jumps back"])
+def test_throughput_of_a_packet_train(stamps, overflow, expected):
+    with contextlib.closing(ProbeSocket("127.0.0.1")) as datagrams:
+        train = PacketTrainReceiver(datagrams)
+        for stamp in stamps:
+            train.add(bytes(1000), stamp)
+        datagrams.overflow += overflow
+        assert train.throughput() == pytest.approx(expected)
 
 
-def train(datagrams: ProbeSocket, stamps: list[float]) -> PacketTrainReceiver:
-    received_train = PacketTrainReceiver(datagrams)
-    for stamp in stamps:
-        received_train.add(bytes(1000), stamp)
-    return received_train
+# --- which pairs of nodes cannot exchange data
+
+
+@given(st.integers(0, 60))
+def test_every_pair_is_checked_once(count):
+    checks = peers_to_check([str(i) for i in range(count)])
+    pairs = [frozenset((node, peer)) for node, peers in checks.items() for peer in peers]
+    assert len(set(pairs)) == len(pairs) == count * (count - 1) // 2
+    assert all(len(pair) == 2 for pair in pairs)
+    assert max(map(len, checks.values()), default=0) - min(map(len, checks.values()), default=0) <= 1
+
+
+def test_peers_that_answer_are_reachable():
+    peers = [(name, "127.0.0.1", Reflector("127.0.0.1", derive_secret(SECRET, name)).port) for name in ("n1", "n2")]
+    assert unreachable_peers(peers, SECRET) == []
+    assert unreachable_peers([*peers, ("n3", "127.0.0.1", peers[0][2])], SECRET) == ["n3"]  # not its secret
+
+
+def stop_after_the_handshake(server: socket.socket, opened: list[socket.socket]) -> None:
+    """Answer the small messages of the handshake, and read nothing more: full packets do not arrive."""
+    connection, _ = server.accept()
+    opened.append(connection)
+    channel = AuthenticatedChannel(connection, derive_secret(SECRET, "n2"), is_client=False)
+    channel.read_message()
+    channel.write_message(udp=1)
+
+
+@pytest.mark.parametrize("fault", ["closed", "silent", "full packets are lost"])
+def test_broken_peer_is_unreachable(fault):
+    opened: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if fault == "closed":
+            server.close()
+        elif fault == "full packets are lost":
+            threading.Thread(target=stop_after_the_handshake, args=(server, opened), daemon=True).start()
+        assert unreachable_peers([("n2", "127.0.0.1", port)], SECRET) == ["n2"]
+    assert len(opened) == (fault == "full packets are lost")
+    for connection in opened:
+        connection.close()

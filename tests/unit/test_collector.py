@@ -170,6 +170,10 @@ def ingest(site: Path, *args: str) -> int:
     return main(["links", "ingest", "--database", str(site / "h.db"), "--snapshot", str(site / "scores.json"), *args])
 
 
+def published_scores(site: Path) -> LinkScores:
+    return LinkScores.from_json(json.loads((site / "scores.json").read_text()))
+
+
 def test_ingest_publishes_files_and_reports_malformed_samples(site: Path,
                                                                capsys: pytest.CaptureFixture[str]) -> None:
     text = format_sample_lines(samples(7, time.time()))
@@ -180,8 +184,7 @@ def test_ingest_publishes_files_and_reports_malformed_samples(site: Path,
     assert output.out == ""
     assert output.err.count("\n") == 1
     assert "2 rejected: line 8: sample of n1: loss -1: expected" in output.err and "line 9" in output.err
-    scores = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
-    assert sorted(scores.nodes) == [f"n{i}" for i in range(7)]
+    assert sorted(published_scores(site).nodes) == [f"n{i}" for i in range(7)]
     assert 'slurmdl_link_loss_ratio{kind="node",link="n3"} 0.0' in (site / "s.prom").read_text()
 
 
@@ -193,8 +196,7 @@ def test_ingested_spool_files_are_removed(site: Path, capsys: pytest.CaptureFixt
         (spool / name).chmod(0o644)
     assert ingest(site, "--spool-dir", str(spool)) == 0
     assert sorted(os.listdir(spool)) == [".half.jsonl", "other.txt"]
-    scores = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
-    assert sorted(scores.nodes) == ["aa", "bb"]
+    assert sorted(published_scores(site).nodes) == ["aa", "bb"]
     assert not capsys.readouterr().err
 
 
@@ -217,8 +219,7 @@ def test_rejected_spool_files_are_renamed_and_reported_once(site: Path,
     assert sorted(os.listdir(spool)) == [f"{name}.jsonl.rejected" for name in ("folder", "half", "link", "open")]
     assert (site / "own.jsonl").exists()
     assert (spool / "half.jsonl.rejected").read_text().endswith(bad)
-    scores = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
-    assert sorted(scores.nodes) == ["n0", "n1"]
+    assert sorted(published_scores(site).nodes) == ["n0", "n1"]
     assert ingest(site, "--spool-dir", str(spool)) == 0 and not capsys.readouterr().err
 
 
@@ -239,7 +240,7 @@ def test_missing_spool_does_not_prevent_publication(site: Path,
     (site / "a.jsonl").write_text(format_sample_lines(samples(2, time.time())))
     assert ingest(site, "--spool-dir", str(site / "none"), str(site / "a.jsonl")) == 69
     assert "none: cannot be read (No such file" in capsys.readouterr().err
-    assert len(json.loads((site / "scores.json").read_text())["nodes"]) == 2
+    assert len(published_scores(site).nodes) == 2
 
 
 def test_invalid_rows_are_skipped(tmp_path: Path) -> None:
@@ -263,9 +264,8 @@ def test_samples_of_unknown_links_are_rejected(site: Path, capsys: pytest.Captur
     (site / "a.jsonl").write_text(format_sample_lines([*samples(7, time.time()), *inter_leaf]))
     assert ingest(site, str(site / "a.jsonl")) == 0
     assert "2 rejected: unknown node n6; unknown inter_leaf a|x" in capsys.readouterr().err
-    scores = LinkScores.from_json(json.loads((site / "scores.json").read_text()))
-    assert sorted(scores.nodes) == [f"n{i}" for i in range(6)]
-    assert list(scores.inter_leaf) == ["a|b"]
+    assert sorted(published_scores(site).nodes) == [f"n{i}" for i in range(6)]
+    assert list(published_scores(site).inter_leaf) == ["a|b"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
