@@ -49,6 +49,8 @@ COUNTERS = [LinkSample("node", "n1", NOW - i, "counters", throughput=1.25e9, los
     (probes(1e9) * 3, 300.0, {"samples": 1}),  # duplicates
     (COUNTERS, 300.0, {"throughput": 1.25e9, "source": "counters"}),
     ([*COUNTERS, *probes(1e8)], 300.0, {"throughput": 1e8, "source": "probe"}),
+    # counters weigh a quarter
+    ([*COUNTERS[:1], LinkSample("node", "n1", NOW, "probe", loss=0.1)], 300.0, {"loss": pytest.approx(0.08)}),
 ])
 def test_score_of_samples(samples: list[LinkSample], half_life: float, expected: dict[str, object]) -> None:
     result = score(samples, settings=LinkScoresConfig(half_life=half_life))

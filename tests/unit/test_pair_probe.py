@@ -326,15 +326,17 @@ def test_pacer_waits_for_the_rate(monkeypatch):
 STAMPS = [number / 1000 for number in range(101)]
 
 
-@pytest.mark.parametrize(("stamps", "overflow", "expected"), [
-    (STAMPS, 0, 1e6), (STAMPS, 101, 2e6), (STAMPS[:10], 0, 0.0),
-    *(([*STAMPS[:50], *(stamp + jump for stamp in STAMPS[:50])], 0, 0.0) for jump in (3600, -3600))],
-    ids=["normal", "buffer overflows", "short", "clock jumps ahead", "clock jumps back"])
-def test_throughput_of_a_packet_train(stamps, overflow, expected):
+@pytest.mark.parametrize(("stamps", "seconds", "overflow", "expected"), [
+    (STAMPS, 0.1, 0, 1e6), (STAMPS, 0.1, 101, 2e6), (STAMPS[:10], 0.01, 0, 0.0), (STAMPS, 10.0, 0, 0.0),
+    *(([*STAMPS[:50], *(stamp + jump for stamp in STAMPS[:50])], 0.1, 0, 0.0) for jump in (3600, -3600))],
+    ids=["normal", "buffer overflows", "short", "clock jumps back a little", "clock jumps ahead", "clock jumps back"])
+def test_throughput_of_a_packet_train(stamps, seconds, overflow, expected):
+    """Kernel timestamps of datagrams that are read during `seconds` of the monotonic clock."""
     with contextlib.closing(ProbeSocket("127.0.0.1")) as datagrams:
         train = PacketTrainReceiver(datagrams)
         for stamp in stamps:
             train.add(bytes(1000), stamp)
+        train._read_times = [seconds * i / len(stamps) for i in range(len(stamps))]
         datagrams.overflow += overflow
         assert train.throughput() == pytest.approx(expected)
 
