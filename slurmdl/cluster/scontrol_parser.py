@@ -8,7 +8,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from slurmdl.cluster.snapshot import MAX_NUMBER, ClusterSnapshot, IntArray, NodeProfile, Partition, Reservation
+from slurmdl.cluster.snapshot import (
+    MAX_NUMBER,
+    NULL_VALUES,
+    ClusterSnapshot,
+    IntArray,
+    NodeProfile,
+    Partition,
+    Reservation,
+    parse_gres,
+)
 from slurmdl.errors import InputError, OnError, raise_error
 from slurmdl.slurm import hostlist
 from slurmdl.slurm.output import SlurmOutput, split_output
@@ -18,7 +27,6 @@ from slurmdl.text import pluralize
 #: used, and free text comes after all used keys.
 _KEY_VALUE = re.compile(r"(?:^| )(\w+)=([^ ]*)")
 _STATE_SUFFIXES = "*~#!%$@+^-"
-_NULL_VALUES = frozenset(("(null)", "N/A", "n/a"))
 #: a field of the last line of a record: a record without it is cut off if others have it
 _LAST_FIELDS = {"NodeName": " CfgTRES=", "PartitionName": " MaxMemPer", "ReservationName": " State="}
 
@@ -164,7 +172,7 @@ def _parse_fields(line: str) -> dict[str, str]:
     """Return values by key. The first of duplicate keys counts: `Reason=broken State=IDLE` is no state."""
     fields: dict[str, str] = {}
     for key, value in _KEY_VALUE.findall(line):
-        fields.setdefault(key, "" if value in _NULL_VALUES else value)
+        fields.setdefault(key, "" if value in NULL_VALUES else value)
     return fields
 
 
@@ -199,25 +207,9 @@ def _parse_partition(line: str, config: dict[str, str]) -> Partition:
                      _parse_number(fields.get("PriorityTier", "1")))
 
 
-def parse_gres(text: str) -> dict[str, int]:
-    """Parse `gpu:a100:4(S:0-1),tmp:1K` -> {"gpu:a100": 4, "tmp": 1024}; indices and sockets are ignored.
-
-    Repeated names, one per set of cores, are summed.
-    """
-    counts: dict[str, int] = {}
-    if text in _NULL_VALUES:
-        return counts
-    for part in re.sub(r"\([^)]*\)", "", text).replace(":no_consume", "").split(","):
-        match = re.fullmatch(r"(.+?)(?::([0-9]{1,15})([KMGTP]?))?", part.strip())
-        if match:
-            count = int(match[2] or 1) * 1024 ** " KMGTP".index(match[3] or " ")
-            counts[match[1]] = min(MAX_NUMBER, counts.get(match[1], 0) + count)
-    return counts
-
-
 @functools.cache
 def _split_list(text: str) -> tuple[str, ...]:
-    return tuple(word for word in text.split(",") if word and word not in _NULL_VALUES)
+    return tuple(word for word in text.split(",") if word and word not in NULL_VALUES)
 
 
 def _parse_number(text: str) -> int:

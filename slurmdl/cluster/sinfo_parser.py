@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from slurmdl.cluster.scontrol_parser import parse_gres
-from slurmdl.cluster.snapshot import MAX_NUMBER, ClusterSnapshot, Node, Partition
+from slurmdl.cluster.snapshot import MAX_NUMBER, ClusterSnapshot, Node, Partition, parse_gres
 from slurmdl.errors import InputError, OnError
 from slurmdl.slurm import hostlist
 from slurmdl.slurm.output import NODE_COLUMNS, STATE_COLUMNS, SinfoTable, SlurmOutput

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ IntArray = npt.NDArray[np.int64]
 
 #: numeric fields of Node, which are arrays of ClusterSnapshot
 NODE_ARRAYS = ("cpus", "cpus_unallocated", "memory", "memory_unallocated", "weight")
+#: what Slurm's commands print for no value
+NULL_VALUES = frozenset(("(null)", "N/A", "n/a"))
 MAX_NUMBER = 2 ** 40  # sums stay below 2**63
 Count = Annotated[int, Valid(lambda number: 0 <= number <= MAX_NUMBER, "an integer, 0 or more")]
 
@@ -172,3 +175,19 @@ class _Contents:
     partitions: tuple[Partition, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     name: Line = ""
+
+
+def parse_gres(text: str) -> dict[str, int]:
+    """Parse `gpu:a100:4(S:0-1),tmp:1K` -> {"gpu:a100": 4, "tmp": 1024}; indices and sockets are ignored.
+
+    Repeated names, one per set of cores, are summed.
+    """
+    counts: dict[str, int] = {}
+    if text in NULL_VALUES:
+        return counts
+    for part in re.sub(r"\([^)]*\)", "", text).replace(":no_consume", "").split(","):
+        match = re.fullmatch(r"(.+?)(?::([0-9]{1,15})([KMGTP]?))?", part.strip())
+        if match:
+            count = int(match[2] or 1) * 1024 ** " KMGTP".index(match[3] or " ")
+            counts[match[1]] = min(MAX_NUMBER, counts.get(match[1], 0) + count)
+    return counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
 from slurmdl.job_request import JobRequest, resolve_job_size
 from slurmdl.launch.job_start import REJECTED, PredictedStart
-from slurmdl.launch.submission import Submission
+from slurmdl.launch.submission import Submission, SubmitCommand, build_submit_command
 from slurmdl.launch.submission_record import Promise, RequestedSize
 from slurmdl.launch.zone_preference import exact_zone_features, leaf_zones, placement_zones_text, prefer_zones
 
@@ -54,6 +54,9 @@ class Decision:
     requested_size: RequestedSize | None = None
     promise: Promise | None = None
     is_outdated: bool = False
+
+    def submit_command(self, program: str, job: Submission, environ: Mapping[str, str]) -> SubmitCommand:
+        return build_submit_command(program, job, environ, self.binding_options, self.requested_size, self.promise)
 
     def summary(self, dl: DlOptions) -> str:
         """One line for users."""

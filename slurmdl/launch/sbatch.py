@@ -188,7 +188,7 @@ class SubmissionAttempt:
             text = explain_placement(decision.placement, state.topology, state.cluster, state.scores, self.dl)
             age = f"\nnote       {state.age_text} (nodes_max_age of slurmdl.yaml)" if state.age_text else ""
             decision = replace(decision, explanation=text + age)
-        self.bound_command = build_submit_command(self.program, job, decision, os.environ)
+        self.bound_command = decision.submit_command(self.program, job, os.environ)
         self.decision = decision
         if not (self.quiet or self.dl.dry_run):
             _warn_of_missing_features(job, decision, state)
@@ -226,7 +226,7 @@ class SubmissionAttempt:
         other_cluster = job.settings.get("clusters") or job.settings.get("cluster-constraint")
 
         def rejection_reason(restricted: Submission) -> str:
-            command = build_submit_command(self.program, restricted, Decision(), os.environ)
+            command = build_submit_command(self.program, restricted, os.environ)
             reason = job_start.predict_start(command).failure
             return reason if reason.startswith(job_start.REJECTED) else ""
 
@@ -247,7 +247,7 @@ class SubmissionAttempt:
     def _update_job(self, job: Submission) -> None:
         self.job, self.dl, self.quiet = job, job.request.dl, job.quiet
         self.is_parsable = "parsable" in job.settings
-        self.recorded_command = build_submit_command(self.program, job, Decision(), os.environ)
+        self.recorded_command = build_submit_command(self.program, job, os.environ)
         self._on_progress()
 
     def fall_back_to_unbound(self, error: Exception) -> None:
@@ -374,7 +374,7 @@ def decide_with_slurm(job: Submission, state: ClusterState, program: str = "") -
     def predict_start(decision: Decision) -> job_start.PredictedStart:
         if not program:
             return job_start.PredictedStart(failure="Slurm is not queried")
-        start = job_start.predict_start(build_submit_command(program, job, decision, os.environ))
+        start = job_start.predict_start(decision.submit_command(program, job, os.environ))
         debug("prediction with %s: %s", " ".join(decision.binding_options) or "no binding", start)
         return start
 

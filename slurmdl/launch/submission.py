@@ -7,17 +7,15 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from slurmdl import dl_options, job_request
 from slurmdl.errors import UnavailableError, UsageError
 from slurmdl.job_request import JobRequest
 from slurmdl.launch import submission_record
+from slurmdl.launch.submission_record import Promise, RequestedSize
 from slurmdl.slurm import getopt, process, sbatch_options
 from slurmdl.text import truncate
-
-if TYPE_CHECKING:
-    from slurmdl.launch.binding import Decision
 
 _LONG_OPTIONS = {**sbatch_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS}
 #: options of a #SBATCH line if Slurm has the plugin
@@ -360,10 +358,11 @@ def applies_rank_map(text: str) -> bool:
     return re.search(r"\bslurmdl(\s+|['\"],?\s*['\"])srun\b|--dl-rank-map\b", text) is not None
 
 
-def build_submit_command(program: str, job: Submission, decision: Decision,
-                         environ: Mapping[str, str]) -> SubmitCommand:
+def build_submit_command(program: str, job: Submission, environ: Mapping[str, str],
+                         binding_options: Sequence[str] = (), requested_size: RequestedSize | None = None,
+                         promise: Promise | None = None) -> SubmitCommand:
     """Build the command that submits: the user's arguments, the options of the binding, and the record."""
-    added = [*job.extra_options, *decision.binding_options]
+    added = [*job.extra_options, *binding_options]
     if not _export_keeps_record(program, job.settings.get("export", "ALL")):
         added.append(f"--export={job.settings['export']},{submission_record.ENV_VARIABLE}")
     # for the plugin the environment has precedence over the script, as the command line has
@@ -371,7 +370,7 @@ def build_submit_command(program: str, job: Submission, decision: Decision,
     removed = tuple(sorted(set(environ) - set(env) - {submission_record.ENV_VARIABLE}))
     inputs = {**job.directive_environ, **environ, **job.plugin_environ}
     env[submission_record.ENV_VARIABLE] = submission_record.new_record(
-        job.request.dl, inputs, decision.requested_size, decision.promise).to_env_value()
+        job.request.dl, inputs, requested_size, promise).to_env_value()
     stdin = job.script.body if job.script and job.script.from_stdin else None
     return SubmitCommand((program, *_insert_options(job, added)), env, removed, stdin)
 

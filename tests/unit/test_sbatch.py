@@ -17,7 +17,6 @@ from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.launch import binding, sbatch, submission, submission_record, zone_preference
-from slurmdl.launch.binding import Decision
 from slurmdl.launch.cluster_state import ClusterState
 from slurmdl.launch.job_start import PredictedStart
 from slurmdl.links.link_scores import LinkScore, LinkScores
@@ -273,7 +272,7 @@ def test_late_binding_requests_a_node_range(argv, options):
     job = parse("--dl-node-binding=late", *argv)
     decision = sbatch.decide_with_slurm(job, cluster())
     assert list(decision.binding_options) == options
-    command = submission.build_submit_command("/bin/sbatch", job, decision, {})
+    command = decision.submit_command("/bin/sbatch", job, {})
     min_nodes = int(options[0].partition("=")[2].partition("-")[0])
     tasks = int(argv[1]) if argv[:1] == ["-n"] else None
     record = submission_record.parse_record(command.env[submission_record.ENV_VARIABLE])
@@ -311,7 +310,7 @@ def test_dry_run_output(name, golden, tmp_path, monkeypatch):
     environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_SUBMISSION": "{}", "SLURMDL_PLAN": "x",
                "RANK": "3", "SLURMDL_EXPORTED": " RANK", "SLURMDL_OPT_RANK0": "first", "MASTER_ADDR": "n9"}
     decision = sbatch.decide_with_slurm(job, cluster())
-    command = submission.build_submit_command("/usr/bin/sbatch", job, decision, environ)
+    command = decision.submit_command("/usr/bin/sbatch", job, environ)
     text = sbatch.format_dry_run(job, decision, command)
     text = re.sub(r'"pid":\d+,"host":"[^"]*"', '"pid":PID,"host":"HOST"', text)
     golden(f"sbatch/{name}.txt", text + "\n")
@@ -356,7 +355,7 @@ class TestSubmissionRecord:
 ])
 def test_export_list_names_the_record(export, added):
     job = parse(*([f"--export={export}"] if export else []), "--wrap=true")
-    command = submission.build_submit_command("/bin/sbatch", job, Decision(), {})
+    command = submission.build_submit_command("/bin/sbatch", job, {})
     assert [word for word in command.argv if "SLURMDL_SUBMISSION" in word] == ([added] if added else [])
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from slurmdl.errors import UsageError
 from slurmdl.launch import submission, submission_record
-from slurmdl.launch.binding import Decision
 
 
 def read(text: str, *argv: str, plugin: bool = True, **environ: str) -> submission.Submission:
@@ -40,7 +39,7 @@ def test_plugin_is_not_queried_without_plugin_lines():
 def test_environment_has_typed_options_only():
     """The wrapper removes typed options from the command line and passes them to the plugin in the environment."""
     job = read("#SBATCH --dl-ps=2 --dl-rank0=any", "--dl-ps=3", "--dl-explain")
-    command = submission.build_submit_command("/bin/sbatch", job, Decision(), {})
+    command = submission.build_submit_command("/bin/sbatch", job, {})
     exported = {name: value for name, value in command.env.items() if name.startswith("SLURMDL_OPT_")}
     assert exported == {"SLURMDL_OPT_PS": "3"}
     record = submission_record.parse_record(command.env[submission_record.ENV_VARIABLE])
@@ -50,5 +49,5 @@ def test_environment_has_typed_options_only():
 
 
 def test_without_plugin_lines_the_environment_has_only_the_record():
-    command = submission.build_submit_command("/bin/sbatch", read("#DL --dl-ps=2", "--dl-ps=3"), Decision(), {})
+    command = submission.build_submit_command("/bin/sbatch", read("#DL --dl-ps=2", "--dl-ps=3"), {})
     assert set(command.env) == {submission_record.ENV_VARIABLE}

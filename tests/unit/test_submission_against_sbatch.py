@@ -14,7 +14,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slurmdl.launch import submission
-from slurmdl.launch.binding import Decision
 from slurmdl.slurm import sbatch_options
 
 pytestmark = pytest.mark.skipif(shutil.which("sbatch") is None, reason="needs the program sbatch (slurm-client)")
@@ -153,7 +152,7 @@ def test_inserted_options_override_as_at_the_end(unreachable, options, end, adde
     argv = [word for option in options for word in option]
     expected = query_sbatch(unreachable, [*argv, *added, *end, str(path)], "", {})
     job = submission.parse_submission([*argv, *end, str(path)], {})
-    command = submission.build_submit_command("sbatch", job, Decision(tuple(added)), {})
+    command = submission.build_submit_command("sbatch", job, {}, added)
     assert query_sbatch(unreachable, command.argv[1:], "", {}) == expected
 
 
