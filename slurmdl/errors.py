@@ -186,7 +186,7 @@ def internal_error_text(error: BaseException) -> str:
     """Text of an exception that is no SlurmdlError."""
     if isinstance(error, ImportError) and error.__cause__:
         error = error.__cause__  # NumPy puts a page of advice before it
-    return f"internal error: {type(error).__name__}: {error}"
+    return f"internal error: {type(error).__name__}{f': {error}' if str(error) else ''}"
 
 
 def report_error(error: BaseException) -> int:

@@ -407,7 +407,7 @@ def environ_with_module(cluster, name: str, text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("limit", "numpy", "reason"), [
     ("ulimit -v 90000", "", "ended with status 1"),  # OpenBLAS ends the process
-    ("ulimit -v 45000", "", "failed to map segment from shared object"),
+    ("ulimit -v 45000", "", "failed to map segment from shared object|MemoryError"),
     ("true", "import os\nos.kill(os.getpid(), 9)\n", "ended by signal 9"),
     ("true", "import os\nos.abort()\n", "ended by signal 6"),
 ], ids=["openblas", "memory", "kill", "abort"])
@@ -422,12 +422,12 @@ def test_end_of_the_deciding_process_prevents_neither_job_nor_step(cluster, limi
                        env={**env, "OPENBLAS_NUM_THREADS": "3"}, directory=script.parent)
     assert done.returncode == 0, done.stderr
     message, = slurmdl_messages(done.stderr)
-    assert message.startswith("slurmdl: submitted as written: ") and reason in message and len(message) < 250
+    assert message.startswith("slurmdl: submitted as written: ") and re.search(reason, message) and len(message) < 250
     output = cluster.output(int(done.stdout))
     assert '"ps":1' in output and "<3>" in output, "the job has the options and variables of the user"
     assert {"step 0", "step 1"} <= set(output.splitlines())
     message, = slurmdl_messages(output)
-    assert reason in message and message.endswith("; the step runs in srun's own order")
+    assert re.search(reason, message) and message.endswith("; the step runs in srun's own order")
     strict = cluster.run(["sh", "-c", f"{limit}; exec slurmdl sbatch --dl-strict -N2 {script}"], env=env)
     assert strict.returncode and not strict.stdout
 

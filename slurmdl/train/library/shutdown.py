@@ -33,6 +33,8 @@ from slurmdl.train.world import finalize_mpi, is_rank_zero, node_name
 _FIRST_RANK_GRACE_SECONDS = 1.0
 #: seconds for the message of a rank that has failed, and for its launcher to end the others
 _LOST_RANK_GRACE_SECONDS = 5.0
+#: seconds for rank 0 on a busy node to report a failure of all ranks, until its launcher ends the others
+_RANK_0_GRACE_SECONDS = 20.0
 #: seconds for mpirun to forward output before the ranks are aborted, or before Slurm terminates its daemons
 _OUTPUT_FLUSH_SECONDS, _REQUEUE_FLUSH_SECONDS = 0.2, 1.0
 #: ranks that abort at different times, at intervals of the time for the output
@@ -58,7 +60,7 @@ def report_failure(error: BaseException) -> int:
     if isinstance(error, (UsageError, InvalidRunError)):
         if is_rank_zero():
             return report_error(error)
-        time.sleep(_LOST_RANK_GRACE_SECONDS)  # or the launcher would end rank 0, which may not have reported it yet
+        time.sleep(_RANK_0_GRACE_SECONDS)  # or the launcher would end rank 0, which may not have reported it yet
         return error.exit_status
     mpi = _initialized_mpi()
     text = str(error) if isinstance(error, SlurmdlError) else \
