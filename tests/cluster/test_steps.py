@@ -167,6 +167,8 @@ slurmdl srun --dl-ps=2 -n 10 sh -c 'echo $SLURM_PROCID $(hostname) $SLURM_LOCALI
 
 def test_unmapped_step_has_ranks_in_the_order_of_srun(cluster):
     """Programs with an env:// rendezvous run there, too. A single task may be a script that starts steps."""
+    if slurm_release(cluster) >= (26, 5):
+        pytest.skip("its order follows the topology, so that unmapped tasks get no ranks")
     options = ["-N 3 -n 5", "-m cyclic -n 9", "-O -n 17", "-w n[3,5] -N 2 -n 2"]
     task = 'echo "$RANK $SLURM_PROCID $WORLD_SIZE $LOCAL_RANK $SLURM_LOCALID $LOCAL_WORLD_SIZE $SLURMD_NODENAME ' \
         '$MASTER_ADDR $SLURM_JOB_NAME"'
