@@ -223,7 +223,7 @@ def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
     """
     nothing: dict[str, str] = {}
     merged = reduce(overlay_settings, layers, nothing)
-    dl = DlOptions(**{field: _BY_FIELD[field].parse(value, f"--{_prefixed(field)}")
+    dl = DlOptions(**{field: _BY_FIELD[field].parse(value, f"--dl-{_BY_FIELD[field].name}")
                       for field, value in merged.items()})
     if dl.preflight and not PREFLIGHT_RANGE_S[0] <= dl.preflight <= PREFLIGHT_RANGE_S[1]:
         raise UsageError(f"--dl-preflight={dl.preflight}: expected 0, or {PREFLIGHT_RANGE_S[0]} to "
@@ -232,10 +232,6 @@ def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
         raise UsageError(f"--dl-launcher: invalid value {dl.launcher!r}; expected {', '.join(LAUNCHERS)}, or NAME:N "
                          "with the number of ranks per node")
     return _with_checked_traffic(dl, set(merged))
-
-
-def _prefixed(field: str) -> str:
-    return f"dl-{_BY_FIELD[field].name}"
 
 
 def _with_checked_traffic(dl: DlOptions, given: set[str]) -> DlOptions:

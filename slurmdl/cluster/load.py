@@ -35,7 +35,7 @@ _MAX_KEPT_CHARS = 32 * 2**20
 
 
 class ClusterQuery:
-    """A query of nodes, partitions, reservations and defaults, started at once: meanwhile this process goes on.
+    """A query of nodes, partitions, reservations and defaults, started at once, in parallel with this process.
 
     scontrol runs while this process imports NumPy, which takes as long: 30 ms less per submission at 10,000 nodes
     (`benchmarks.placement --only sbatch-overhead`).

@@ -200,5 +200,5 @@ def start_requeue(reasons: Mapping[str, str], dry_run: bool = False) -> Future[s
 
 
 def warn_of_refusal(nodes: Iterable[str], error: object) -> None:
-    """Warn that the run goes on with slow nodes, and why."""
+    """Warn that the run continues with slow nodes, and why."""
     warn(f"train: not requeued without {', '.join(nodes)}, and the run continues: {error}")

@@ -45,7 +45,7 @@ _START_TIMEOUT_S, _GRACE_S = 15.0, 0.5
 _MAX_FAILURES = 2  # failed probes after which a node is skipped
 #: time limit of the check of all pairs: this share of the budget of the probe, and so many seconds in addition
 _CHECK_SHARE, _EXTRA_CHECK_S = 0.2, 3.0
-_PEERS_PER_REQUEST = 100  # names and addresses of so many fit in one message
+_PEERS_PER_REQUEST = 100  # names and addresses of this number fit in one message
 _MAX_EXTRA_CONNECTIONS = 64  # unauthenticated connections, in addition to one per node
 _CHECK_ID = 0  # in the place of a probe's id; those start at 1
 #: the leader's ports: range, below the ports of outgoing connections (ip_local_port_range in ip(7)), and candidates
