@@ -12,6 +12,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from fake_slurm import FakeSlurm
 
 from slurmdl.slurm import process
 
@@ -97,3 +98,16 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return process.ChildResult(json.loads(sent[-1]))
 
     monkeypatch.setattr(process, "run_in_child", run_in_child)
+
+
+@pytest.fixture
+def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Scripted commands of Slurm in the working directory; this process has their environment."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM", "SBATCH")):
+            monkeypatch.delenv(name)
+    slurm = FakeSlurm(tmp_path)
+    for name, value in slurm.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return slurm

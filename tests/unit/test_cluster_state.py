@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from slurmdl.config import Config
 from slurmdl.errors import InputError, UnavailableError
@@ -16,14 +17,10 @@ DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cluster(fake_slurm: FakeSlurm) -> Path:
     """A directory for slurm.conf, and a scontrol with the output of 26.05."""
-    shutil.copy(DATA / "scontrol-26.05.5.txt", tmp_path / "answer")
-    (tmp_path / "scontrol").write_text(f"#!/bin/sh\ncat {tmp_path}/answer\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    return tmp_path
+    fake_slurm.answer("scontrol", (DATA / "scontrol-26.05.5.txt").read_text())
+    return fake_slurm.directory
 
 
 @pytest.mark.parametrize(("partitions", "expected"), [
@@ -57,7 +54,7 @@ def test_missing_topology_of_partition_is_rejected(cluster: Path) -> None:
 
 
 def test_no_topology(cluster: Path) -> None:
-    text = (cluster / "answer").read_text()
-    (cluster / "answer").write_text(text[:text.index("scontrol: show topoconf")])
+    text = (cluster / "scontrol.answer").read_text()
+    (cluster / "scontrol.answer").write_text(text[:text.index("scontrol: show topoconf")])
     with pytest.raises(UnavailableError, match="no topology"):
         cluster_state.load_cluster_state(Config(), "auto")

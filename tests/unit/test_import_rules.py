@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 
 PACKAGE = Path(__file__).parents[2] / "slurmdl"
 #: subpackage -> subpackages that it may import in addition to itself, FOUNDATION and the shared modules
@@ -127,10 +128,8 @@ def dry_run(*words: str) -> str:
 @pytest.fixture
 def slurm(tmp_path) -> dict[str, str]:
     """Environment with an sbatch on PATH that reaches no cluster."""
-    (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "sbatch").chmod(0o755)
-    return {"PATH": str(tmp_path), "SLURM_CONF": str(tmp_path / "slurm.conf"),
-            "XDG_CONFIG_HOME": str(tmp_path / "xdg")}
+    FakeSlurm(tmp_path).command("sbatch", "exit 1")
+    return FakeSlurm(tmp_path).environ | {"PATH": str(tmp_path)}
 
 
 #: entry points of commands, and the members of a framework adapter
@@ -166,8 +165,8 @@ def test_submission_with_placement_imports_no_training_package(slurm, tmp_path):
 
 
 def test_configuration_file_is_read_with_yaml(slurm, tmp_path):
-    (tmp_path / "xdg" / "slurmdl").mkdir(parents=True)
-    (tmp_path / "xdg" / "slurmdl" / "slurmdl.yaml").write_text("options: {node-binding: off}\n")
+    (tmp_path / "config" / "slurmdl").mkdir(parents=True)
+    (tmp_path / "config" / "slurmdl" / "slurmdl.yaml").write_text("options: {node-binding: off}\n")
     assert "yaml" in loaded_modules(dry_run("-N2", "--wrap=true"), tmp_path, **slurm)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 from placing import cluster, node
 
 from slurmdl.cluster.snapshot import Reservation
@@ -47,9 +48,7 @@ def test_unpredictable_start_reason(request_: JobRequest, reason: str) -> None:
 
 
 def run_test_only(tmp_path: Path, shell: str) -> str:
-    program = tmp_path / "sbatch"
-    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/argv\ncat > {tmp_path}/stdin\n{shell}\n')
-    program.chmod(0o755)
+    program = FakeSlurm(tmp_path).command("sbatch", f"cat > {tmp_path}/stdin\n{shell}")
     command = SubmitCommand((str(program), "-N2", "--nodelist=n[1-2]"), {"PATH": "/usr/bin:/bin"},
                             stdin=b"#!/bin/sh\n\xff")
     return job_start.predict_start(command).not_starting_reason(("n1", "n2"))
@@ -62,7 +61,7 @@ def test_not_starting_reason_of_a_predicted_start(tmp_path: Path, seconds: int, 
     output = OUTPUT.replace("n[1-2]", nodes).format(f"$(date -d +{seconds}seconds +%Y-%m-%dT%H:%M:%S)")
     result = run_test_only(tmp_path, f'echo "{output}" >&2')
     assert result == reason or (reason and result.startswith(reason))
-    assert (tmp_path / "argv").read_text().split() == ["--test-only", "-N2", "--nodelist=n[1-2]"]
+    assert FakeSlurm(tmp_path).calls() == ["sbatch --test-only -N2 --nodelist=n[1-2]"]
     assert (tmp_path / "stdin").read_bytes().startswith(b"#!/bin/sh\n")
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,9 +25,6 @@ EIGHT = two_level(["n1", "n3", "n5", "n7"], ["n2", "n4", "n6", "n8"])
 ENVIRON = {"HOME": "/", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3,5]", "SLURM_NODELIST": "n[1-3,5]",
            "SLURM_NNODES": "4", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_CPUS_PER_NODE": "2(x3),4", "SLURM_NTASKS": "8",
            "SLURM_NPROCS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x4)"}
-#: the job of ENVIRON, in the two formats of query_job
-RECORD = "7|7|7|N/A|RUNNING|main|||4|n[1-3,5]|n1|None"
-LONG_RECORD = "7|N/A|1|1|0"
 
 
 def build_request(nodes: int, tasks: int | None = None, **dl: object) -> JobRequest:
@@ -84,55 +79,40 @@ def test_counts_fold_and_expand(counts):
     assert jobs.expand_counts(jobs.fold_counts(counts)) == tuple(counts)
 
 
-def scontrol(tmp_path: Path, monkeypatch, batch: str = "n1") -> Path:
-    """Put a squeue that shows the job and an scontrol on PATH; return the file in which scontrol logs its calls."""
-    log = tmp_path / "log"
-    record = RECORD.replace("|n1|", f"|{batch}|")
-    for name, text in (("scontrol", f"echo $* >> {log}"),
-                       ("squeue", f"case $* in *--steps*) ;; *--Format*) echo '{LONG_RECORD}';; *) echo '{record}';; "
-                                  "esac")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    log.touch()
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return log
+@pytest.fixture
+def shrink(fake_slurm):
+    """Function that shrinks the job of ENVIRON; returns its new node list, the update of the job, and warnings."""
+    def run(size: RequestedSize, kept: str, *, cpus: str = "2(x3),4", batch_host: str = "n1", dry_run: bool = False):
+        fake_slurm.job(7, "n[1-3,5]", 4, batch_host)
+        fake_slurm.command("scontrol")
+        warnings: list[str] = []
+
+        def choose(job: JobRecord) -> tuple[str, ...]:
+            if not kept:
+                raise PlacementError("the topology has no zones")
+            return tuple(kept.split(","))
+
+        environ = late_binding.shrink_job({**ENVIRON, "SLURM_JOB_CPUS_PER_NODE": cpus}, size, choose, warnings.append,
+                                          dry_run=dry_run)
+        update = [call.removeprefix("scontrol update JobId=7 NodeList=") for call in fake_slurm.calls("scontrol")]
+        return environ["SLURM_JOB_NODELIST"], "".join(update), "".join(warnings)
+
+    return run
 
 
-@pytest.mark.parametrize(("requested", "dry_run", "update"), [
-    (3, False, "update JobId=7 NodeList=n1,n3,n5\n"),
-    (3, True, ""),
-    (4, False, ""),  # no more nodes than needed
-    (2, False, ""),  # more nodes than a job of two requests: another job that inherited the record
-])
-def test_job_is_shrunk_to_the_requested_nodes(tmp_path, monkeypatch, requested, dry_run, update):
-    log = scontrol(tmp_path, monkeypatch)
-    warnings: list[str] = []
-    environ = late_binding.shrink_job(ENVIRON, RequestedSize(requested), lambda job: ("n1", "n3", "n5"),
-                                      warnings.append, dry_run=dry_run)
-    assert log.read_text() == update and not warnings
-    assert environ["SLURM_JOB_NODELIST"] == ("n[1,3,5]" if requested == 3 else "n[1-3,5]")
-
-
-def test_job_keeps_nodes_that_its_tasks_need(tmp_path, monkeypatch):
-    """The CPUs that Slurm 24.11 allocates for 5 tasks on 3 to 4 nodes of 2 CPUs."""
-    log = scontrol(tmp_path, monkeypatch)
-    warnings: list[str] = []
-    environ, size = {**ENVIRON, "SLURM_JOB_CPUS_PER_NODE": "2,1(x3)"}, RequestedSize(3, 5)
-    shrunk = late_binding.shrink_job(environ, size, lambda job: ("n1", "n3", "n5"), warnings.append, dry_run=False)
-    assert log.read_text() == "" and shrunk["SLURM_JOB_NODELIST"] == "n[1-3,5]"
-    assert len(warnings) == 1 and re.search("keeps its 4 nodes.* 5 tasks .* 4 CPUs .* 3 of them", warnings[0])
-    environ = {**environ, "SLURM_JOB_CPUS_PER_NODE": "2(x2),1(x2)"}
-    late_binding.shrink_job(environ, size, lambda job: ("n1", "n2", "n5"), warnings.append, dry_run=False)
-    assert log.read_text() == "update JobId=7 NodeList=n1,n2,n5\n"
-
-
-def test_first_nodes_are_kept_if_none_can_be_chosen(tmp_path, monkeypatch):
-    log = scontrol(tmp_path, monkeypatch, batch="n5")
-    warnings: list[str] = []
-
-    def choose(job: JobRecord) -> tuple[str, ...]:
-        raise PlacementError("the topology has no zones")
-
-    late_binding.shrink_job(ENVIRON, RequestedSize(3), choose, warnings.append, dry_run=False)
-    assert log.read_text() == "update JobId=7 NodeList=n5,n1,n2\n"
-    assert warnings == ["the topology has no zones; the step runs on the first 3 nodes of the job"]
+@pytest.mark.parametrize(("size", "options", "nodes", "update", "warning"), [
+    (RequestedSize(3), {"kept": "n1,n3,n5"}, "n[1,3,5]", "n1,n3,n5", ""),
+    (RequestedSize(3), {"kept": "n1,n3,n5", "dry_run": True}, "n[1,3,5]", "", ""),
+    (RequestedSize(4), {"kept": "n1,n3,n5"}, "n[1-3,5]", "", ""),  # no more nodes than needed
+    # more nodes than a job of two requests: another job that inherited the record
+    (RequestedSize(2), {"kept": "n1,n3,n5"}, "n[1-3,5]", "", ""),
+    # the CPUs that Slurm 24.11 allocates for 5 tasks on 3 to 4 nodes of 2 CPUs
+    (RequestedSize(3, 5), {"kept": "n1,n3,n5", "cpus": "2,1(x3)"}, "n[1-3,5]", "",
+     "the job keeps its 4 nodes, and the step has all of them: "
+     "5 tasks do not fit the 4 CPUs that it has on 3 of them"),
+    (RequestedSize(3, 5), {"kept": "n1,n2,n5", "cpus": "2(x2),1(x2)"}, "n[1-2,5]", "n1,n2,n5", ""),
+    # none can be chosen: the first ones, with that of the batch script
+    (RequestedSize(3), {"kept": "", "batch_host": "n5"}, "n[1-2,5]", "n5,n1,n2",
+     "the topology has no zones; the step runs on the first 3 nodes of the job")])
+def test_job_is_shrunk_to_the_requested_nodes(shrink, size, options, nodes, update, warning):
+    assert shrink(size, **options) == (nodes, update, warning)

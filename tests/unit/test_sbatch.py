@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_slurm import FakeSlurm
 
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
@@ -367,18 +368,10 @@ def test_applies_rank_map(text, applies):
     assert submission.applies_rank_map(text) is applies
 
 
-def write_sbatch(directory: Path, text: str) -> Path:
-    directory.mkdir(exist_ok=True)
-    path = directory / "sbatch"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
-
-
 def test_find_sbatch_skips_this_program(tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sbatch").symlink_to(Path(sys.executable).parent / "dlsbatch")
-    real = write_sbatch(tmp_path / "slurm", "exit 0")
+    real = FakeSlurm(tmp_path / "slurm").command("sbatch")
     (tmp_path / "empty").mkdir()
     code = "import os, sys; sys.argv[0] = sys.argv[1]; from slurmdl.launch.sbatch import find_sbatch as f; " \
            "print(f(os.environ))"
@@ -390,35 +383,34 @@ def test_find_sbatch_skips_this_program(tmp_path):
         sbatch.find_sbatch({"PATH": str(tmp_path / "empty")})
 
 
-def slurmdl(tmp_path: Path, *argv: str, **options):
-    environ = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SLURM_CONF": str(tmp_path / "none"),
-               "XDG_CONFIG_HOME": str(tmp_path)}
-    return subprocess.run([sys.executable, "-m", "slurmdl", "sbatch", *argv], env=environ, capture_output=True,
-                          timeout=60, check=False, **options)
+def slurmdl(*argv: str, **options):
+    return subprocess.run([sys.executable, "-m", "slurmdl", "sbatch", *argv], capture_output=True, timeout=60,
+                          check=False, **options)
 
 
-def test_recursive_sbatch_is_an_error(tmp_path):
+def test_recursive_sbatch_is_an_error(fake_slurm):
     """An sbatch script that calls slurmdl causes one message instead of an endless loop."""
-    write_sbatch(tmp_path / "bin", f'exec {sys.executable} -m slurmdl sbatch "$@"')
-    proc = slurmdl(tmp_path, "--dl-node-binding=off", "--wrap=true")
+    fake_slurm.command("sbatch", f'exec {sys.executable} -m slurmdl sbatch "$@"')
+    proc = slurmdl("--dl-node-binding=off", "--wrap=true")
     assert proc.returncode == 69
     assert b"calls slurmdl, which calls it again" in proc.stderr
 
 
-def test_arguments_streams_and_status_pass_through(tmp_path):
-    write_sbatch(tmp_path / "bin", 'for i; do printf "<%s>" "$i"; done; cat; printf "\\000\\377"; echo e >&2; exit 7')
+def test_arguments_streams_and_status_pass_through(fake_slurm):
+    fake_slurm.command("sbatch",
+                       'for i; do printf "<%s>" "$i"; done; cat; printf "\\000\\377"; echo e >&2; exit 7')
     script = b"#!/bin/sh\nslurmdl srun\n\xff\x00 end"
-    proc = slurmdl(tmp_path, "--dl-node-binding=off", "-J", "a  b", input=script)
+    proc = slurmdl("--dl-node-binding=off", "-J", "a  b", input=script)
     assert proc.returncode == 7
     assert proc.stdout == b"<-J><a  b>" + script + b"\x00\xff"
     assert proc.stderr == b"e\n"
 
 
-def test_quiet_suppresses_messages(tmp_path):
-    write_sbatch(tmp_path / "bin", "exit 1").rename(tmp_path / "bin" / "scontrol")
-    write_sbatch(tmp_path / "bin", "exit 0")
-    assert slurmdl(tmp_path, "-N2", "-Q", "--wrap=true").stderr == b""
-    messages = slurmdl(tmp_path, "-N2", "--wrap=true").stderr.decode().splitlines()
+def test_quiet_suppresses_messages(fake_slurm):
+    fake_slurm.command("scontrol", "exit 1")
+    fake_slurm.command("sbatch")
+    assert slurmdl("-N2", "-Q", "--wrap=true").stderr == b""
+    messages = slurmdl("-N2", "--wrap=true").stderr.decode().splitlines()
     assert [line.split(":")[1] for line in messages] == [
         " submitted as written", " the script has no `slurmdl srun`, so its ranks will not be mapped"]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from slurmdl.cli.main import main
 from slurmdl.health import exclusions
@@ -21,7 +22,7 @@ from slurmdl.slurm import process
 
 PACKAGE = str(Path(sbatch.__file__).parents[1])
 SCRIPT = "#!/bin/sh\n#SBATCH -N 2\n#DL --dl-strategy=gossip\nslurmdl srun true\n"
-ZONES = "SwitchName=z1 Nodes=n[1-3]\nSwitchName=z2 Nodes=n[4-6]\nSwitchName=top Switches=z[1-2]\n"
+CONFIG = Path("config/slurmdl/slurmdl.yaml")
 
 
 class SubmitCalled(BaseException):
@@ -37,30 +38,14 @@ class Fault(Exception):
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_process: None) -> Path:
-    """A cluster of two zones, as a fake scontrol reports it, and a configuration file of the user."""
-    nodes = "".join(f"NodeName=n{i} CPUAlloc=0 CPUEfctv=4 CPUTot=4 ActiveFeatures=z{(i + 2) // 3} RealMemory=1000 "
-                    f"AllocMem=0 State=IDLE Partitions=main\n" for i in range(1, 7))
-    (tmp_path / "answer").write_text(f"{nodes}PartitionName=main Default=YES State=UP Nodes=n[1-6]\n")
-    for name, text in (("sbatch", "exit 0"),
-                       ("squeue", f'echo "squeue $*" >>{tmp_path}/queries; echo "PENDING|Resources"'),
-                       ("scontrol", f'echo "$*" >>{tmp_path}/queries; cat {tmp_path}/answer')):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "topology.conf").write_text(ZONES)
-    (tmp_path / "slurm.conf").write_text("")
-    (tmp_path / "job.sh").write_text(SCRIPT)
-    (tmp_path / "config/slurmdl").mkdir(parents=True)
-    (tmp_path / "config/slurmdl/slurmdl.yaml").write_text(
-        "options: {rank0: any}\nlink_defaults: {node_bandwidth: 1e9}\n")
-    for name in list(os.environ):
-        if name.startswith(("SLURM", "SBATCH")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+def site(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, one_process: None) -> FakeSlurm:
+    """A cluster of two zones, a job script, and a configuration file of the user."""
+    fake_slurm.cluster()
+    fake_slurm.command("sbatch")
+    fake_slurm.answer("squeue", "PENDING|Resources\n")
+    Path("job.sh").write_text(SCRIPT)
+    CONFIG.parent.mkdir(parents=True)
+    CONFIG.write_text("options: {rank0: any}\nlink_defaults: {node_bandwidth: 1e9}\n")
 
     def start(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | None = None, *_: object,
               **__: object) -> None:
@@ -68,7 +53,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_process: None) -> 
 
     monkeypatch.setattr(process, "exec_program", start)
     monkeypatch.setattr(process, "run_passthrough", start)
-    return tmp_path
+    return fake_slurm
 
 
 def submit(*words: str) -> SubmitCalled:
@@ -115,7 +100,7 @@ def fault_at(number: int, calls: list[str]) -> Iterator[None]:
 def test_fault_in_any_call_submits_the_unchanged_arguments(site, capsys, monkeypatch):
     monkeypatch.setattr("time.time_ns", lambda: 0)  # determines the zone, and thereby the calls
     words = ["-J", "a  b", "--dl-explain", "--dl-rank0=first", "job.sh", "--dl-x", "1"]
-    expected_argv = [f"{site}/sbatch", "-J", "a  b", "job.sh", "--dl-x", "1"]
+    expected_argv = [f"{site.directory}/sbatch", "-J", "a  b", "job.sh", "--dl-x", "1"]
     submit(*words)  # imports the modules
     calls: list[str] = []
     with fault_at(0, calls):
@@ -156,10 +141,9 @@ BROKEN["\n".join(["plan_dir:", "- &a0 [x]", *(f"- &a{i + 1} [{', '.join([f'*a{i}
 
 @pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
 def test_broken_configuration_file_does_not_prevent_submission(text, site, capsys):
-    file = site / "config/slurmdl/slurmdl.yaml"
-    file.write_text(text)
+    CONFIG.write_text(text)
     call = submit("-J", "x", "--dl-ps=1", "job.sh")
-    assert call.argv == [f"{site}/sbatch", "-J", "x", "job.sh"]
+    assert call.argv == [f"{site.directory}/sbatch", "-J", "x", "job.sh"]
     record = submission_record.parse_record(call.env[submission_record.ENV_VARIABLE])
     assert (record.options.strategy, record.options.ps) == ("ps", 1), "the job receives the user's options"
     stderr = capsys.readouterr().err
@@ -171,11 +155,10 @@ def test_broken_configuration_file_does_not_prevent_submission(text, site, capsy
 
 
 def test_configuration_that_is_no_regular_file_is_ignored(site, capsys):
-    file = site / "config/slurmdl/slurmdl.yaml"
-    file.unlink()
-    os.mkfifo(file)
-    assert submit("job.sh").argv == [f"{site}/sbatch", "job.sh"]
-    assert f"{file}: is not a regular file" in capsys.readouterr().err
+    CONFIG.unlink()
+    os.mkfifo(CONFIG)
+    assert submit("job.sh").argv == [f"{site.directory}/sbatch", "job.sh"]
+    assert f"{site.directory / CONFIG}: is not a regular file" in capsys.readouterr().err
 
 
 def test_unknown_zone_of_the_user_is_a_usage_error(site, capsys):
@@ -186,9 +169,9 @@ def test_unknown_zone_of_the_user_is_a_usage_error(site, capsys):
 def test_later_configuration_overrides_conflicting_options(site):
     from slurmdl import config
 
-    (site / "first").write_text("options: {ps: 2}\n")
-    (site / "second").write_text("options: {strategy: gossip}\n")
-    assert config.load_config([str(site / "first"), str(site / "second")]).options == {"strategy": "gossip"}
+    Path("first").write_text("options: {ps: 2}\n")
+    Path("second").write_text("options: {strategy: gossip}\n")
+    assert config.load_config(["first", "second"]).options == {"strategy": "gossip"}
 
 
 @pytest.mark.parametrize("inherited", ["[" * 100_000, '{"version":3,"pid":Infinity,"options":{},'
@@ -208,11 +191,11 @@ def test_node_count_of_any_length_is_left_to_sbatch(site):
     assert submit(f"-N{'9' * 9000}", "job.sh").argv[1:] == [f"-N{'9' * 9000}", "job.sh"]
 
 
-def run(site: Path, *words: str, shell: str = 'exec "$@"', output: str = "") -> subprocess.CompletedProcess[str]:
+def run(site: FakeSlurm, *words: str, shell: str = 'exec "$@"',
+        output: str = "") -> subprocess.CompletedProcess[str]:
     """Run the whole command with an sbatch that writes its arguments and the record into files."""
-    (site / "sbatch").write_text(f'#!/bin/sh\nprintf "<%s>" "$@" >{site}/args\n'
-                                 f'printf "%s" "$SLURMDL_SUBMISSION" >{site}/record\n'
-                                 f"printf '{output}'\n")
+    site.command("sbatch", f"""printf "<%s>" "$@" >args; printf "%s" "$SLURMDL_SUBMISSION" >record
+printf '{output}'""")
     argv = ["sh", "-c", shell, "sh", sys.executable, "-m", "slurmdl", "sbatch", *words]
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
 
@@ -225,14 +208,14 @@ def run(site: Path, *words: str, shell: str = 'exec "$@"', output: str = "") -> 
     (f"#SBATCH --comment={'x' * 2_000_000}", "", "beyond 1048576 bytes", "allreduce"),
 ], ids=["zones", "traffic", "scores", "lines", "line"])
 def test_directives_of_any_length_are_submitted(lines, added, stderr, strategy, site):
-    (site / "config/slurmdl/slurmdl.yaml").unlink()
-    (site / "job.sh").write_text(SCRIPT.replace("slurmdl srun", f"{lines}\nslurmdl srun"))
+    CONFIG.unlink()
+    Path("job.sh").write_text(SCRIPT.replace("slurmdl srun", f"{lines}\nslurmdl srun"))
     proc = run(site, "-J", "x", "job.sh")
     assert (proc.returncode, proc.stdout) == (0, "")
-    words = (site / "args").read_text()
+    words = Path("args").read_text()
     assert words == f"{added}<-J><x><job.sh>"
     assert stderr in proc.stderr and bool(proc.stderr) == bool(stderr) and len(proc.stderr) < 10_000
-    text = (site / "record").read_text()
+    text = Path("record").read_text()
     assert (submission_record.parse_record(text).options.strategy if text else None) == strategy
 
 
@@ -241,8 +224,8 @@ def test_directives_of_any_length_are_submitted(lines, added, stderr, strategy, 
 def test_closed_or_full_streams_do_not_prevent_submission(shell, words, site):
     proc = run(site, *words, shell=shell)
     assert (proc.returncode, proc.stdout) == (0, "")
-    assert "<--wrap=true>" in (site / "args").read_text()
-    assert ("--prefer=z" in (site / "args").read_text()) == ("-N2" in words)
+    assert "<--wrap=true>" in Path("args").read_text()
+    assert ("--prefer=z" in Path("args").read_text()) == ("-N2" in words)
 
 
 @pytest.mark.parametrize("words", [["-N9"], ["--dl-rank0=first", "-N2"]], ids=["exec", "child"])
@@ -252,12 +235,12 @@ def test_sbatch_ignores_sigpipe(words, site):
                output="'; grep SigIgn /proc/self/status; printf '")
     assert proc.returncode == 0
     assert int(proc.stdout.split()[1], 16) & 1 << signal.SIGPIPE - 1
-    assert ("--prefer" in (site / "args").read_text()) == ("-N2" in words)
+    assert ("--prefer" in Path("args").read_text()) == ("-N2" in words)
 
 
 def test_unreadable_script_is_left_to_sbatch(site):
     proc = run(site, "-N2", shell='"$@" <&-')
-    assert (proc.returncode, (site / "args").read_text()) == (0, "<-N2>")
+    assert (proc.returncode, Path("args").read_text()) == (0, "<-N2>")
     assert "Slurm chooses the nodes: the script standard input cannot be read" in proc.stderr
 
 
@@ -272,32 +255,24 @@ def test_only_the_submitted_job_is_updated(output, options, site):
     proc = run(site, "--dl-rank0=first", "-N2", *options, "--wrap=slurmdl srun true", output=output)
     assert proc.returncode == 0
     assert proc.stdout == output.replace("\\n", "\n") % (0 if "%" in output else ())
-    query, update = [line for line in (site / "queries").read_text().splitlines() if "ob" in line]
-    assert query.startswith("squeue ") and " --jobs=71 " in query and update == "update JobId=71 Prefer="
+    query, update = site.calls("squeue", "scontrol")[1:]
+    assert query.startswith("squeue ") and " --jobs=71 " in query and update == "scontrol update JobId=71 Prefer="
 
 
 @pytest.mark.parametrize("output", ["Quota: 3 jobs pending\\n", "3\\n", "Submitted batch job 3 jobs\\n", "3"])
 def test_without_a_job_id_no_job_is_updated(output, site):
     assert run(site, "--dl-rank0=first", "-N2", "--wrap=true", output=output).stdout == output.replace("\\n", "\n")
-    assert "ob" not in (site / "queries").read_text()
+    assert site.calls("squeue", "scontrol") == ["scontrol -o -d"]
 
 
 def test_option_after_the_script_is_passed_to_it_with_a_warning(site, capsys):
-    (site / "config/slurmdl/slurmdl.yaml").unlink()
+    CONFIG.unlink()
     words = ["--dl-node-binding=off", "job.sh", "--dl-explain", "--dl-ps=1", "-N9"]
     assert submit(*words).argv[1:] == words[1:]
     message = capsys.readouterr().err
     assert re.match("slurmdl: --dl-explain .*script job.sh", message) and message.count("\n") == 1
     assert submit("-Q", *words).argv[1:] == ["-Q", *words[1:]]
     assert capsys.readouterr().err == ""
-
-
-def queries(site: Path) -> list[str]:
-    """The queries since the last call."""
-    path = site / "queries"
-    lines = path.read_text().splitlines() if path.exists() else []
-    path.unlink(missing_ok=True)
-    return lines
 
 
 @pytest.mark.parametrize(("words", "count"), [
@@ -309,88 +284,74 @@ def queries(site: Path) -> list[str]:
 ])
 def test_cluster_is_queried_only_if_its_state_can_decide(site, words, count):
     submit(*words, "--wrap=true")
-    assert len(queries(site)) == count
-
-
-def set_nodes(site: Path, busy: str) -> None:
-    """Let scontrol answer that the nodes whose number is in `busy` run jobs, and the others are idle."""
-    lines = [re.sub("CPUAlloc=. (.*)State=[A-Z]+ ", r"CPUAlloc=4 \1State=ALLOCATED " if line[10:11] in busy else
-                    r"CPUAlloc=0 \1State=IDLE ", line) for line in (site / "answer").read_text().splitlines()]
-    (site / "answer").write_text("\n".join(lines) + "\n")
-
-
-def predict(site: Path, nodes: str, delay_s: int) -> None:
-    """Let `sbatch --test-only` answer."""
-    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + delay_s))
-    (site / "sbatch").write_text(f"#!/bin/sh\necho 'sbatch: Job 1 to start at {start} using 2 processors on nodes "
-                                 f"{nodes} in partition main' >&2\n")
+    assert len(site.calls("scontrol")) == count
 
 
 def test_waiting_jobs_share_an_answer_as_long_as_slurm_confirms_that_they_wait(site, capsys):
-    set_nodes(site, "123456")
-    predict(site, "n[1-2]", 3600)
+    site.cluster(busy="123456")
+    site.predict("n[1-2]", 3600)
     for expected in (1, 0, 0):
         submit("-N2", "--wrap=true")
-        assert len(queries(site)) == expected
+        assert len(site.calls("scontrol")) == expected
         assert "would fit, but not now" in capsys.readouterr().err
     submit("-N2", "--dl-explain", "--wrap=true")
     assert re.search(r"^note +the nodes were read \d s ago \(nodes_max_age of slurmdl.yaml\)$",
                      capsys.readouterr().err, re.MULTILINE)
-    set_nodes(site, "")
-    predict(site, "n[1-2]", 0)
+    site.cluster()
+    site.predict("n[1-2]", 0)
     submit("-N2", "--wrap=true")
-    assert len(queries(site)) == 1, "Slurm would start it now"
+    assert len(site.calls("scontrol")) == 1, "Slurm would start it now"
     assert "not now" not in capsys.readouterr().err
     submit("-N2", "--wrap=true")
-    assert len(queries(site)) == 1, "the job before took nodes"
+    assert len(site.calls("scontrol")) == 1, "the job before took nodes"
 
 
 def test_nodes_that_an_old_answer_calls_free_are_bound_only_if_slurm_confirms_it(site, capsys):
-    set_nodes(site, "123")
-    predict(site, "n[1-4]", 3600)
+    site.cluster(busy="123")
+    site.predict("n[1-4]", 3600)
     submit("-N4", "--wrap=true")
-    assert "not now" in capsys.readouterr().err and len(queries(site)) == 1
-    predict(site, "n[4-5]", 3600)  # n4 to n6 are not free any more
-    set_nodes(site, "123456")
+    assert "not now" in capsys.readouterr().err and len(site.calls("scontrol")) == 1
+    site.predict("n[4-5]", 3600)  # n4 to n6 are not free any more
+    site.cluster(busy="123456")
     assert not [word for word in submit("-N2", "--wrap=true").argv if word.startswith("--prefer")]
-    assert "not now" in capsys.readouterr().err and len(queries(site)) == 1
+    assert "not now" in capsys.readouterr().err and len(site.calls("scontrol")) == 1
 
 
 @pytest.mark.parametrize("words", [["--dl-node-binding=zone"], ["--dl-node-binding=nodelist"]])
 def test_requested_bindings_use_the_present_state(site, words):
-    set_nodes(site, "123456")
-    predict(site, "n[1-2]", 3600)
+    site.cluster(busy="123456")
+    site.predict("n[1-2]", 3600)
     for options in ([], words):
         submit("-N2", *options, "--wrap=true")
-        assert len(queries(site)) == 1
+        assert len(site.calls("scontrol")) == 1
 
 
-def test_bad_nodes_are_left_out_by_one_query_and_then_by_its_answer(site, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(site / "state"))
-    (site / "slurm.conf").write_text("ClusterName=c\n")
+def test_bad_nodes_are_left_out_by_one_query_and_then_by_its_answer(site):
+    Path("slurm.conf").write_text("ClusterName=c\n")
     exclusions.add_exclusions(exclusions.exclusions_file(os.environ), [
         exclusions.Exclusion("n3", "slow", time.time(), time.time() + 60, "c"),
         exclusions.Exclusion("n2", "slow", time.time(), time.time() + 60, "other")], time.time())
-    predict(site, "n1", 0)
+    site.predict("n1", 0)
     for count, words in ((1, ["-N1"]), (0, ["-N2", "--dl-node-binding=off"]), (0, ["-N1"])):
         assert "--exclude=n3" in submit(*words, "--wrap=true").argv
-        assert len(queries(site)) == count
+        assert len(site.calls("scontrol")) == count
 
 
 def test_debug_log_says_what_the_decision_is_based_on(site, capsys, monkeypatch):
     monkeypatch.setenv("SLURMDL_DEBUG", "1")
-    predict(site, "n[1-2]", 3600)
+    site.predict("n[1-2]", 3600)
     submit("-N2", "--dl-node-binding=nodelist", "-J", "x", "job.sh")
-    predict(site, "n[1-2]", 0)
+    site.predict("n[1-2]", 0)
     submit("-N2", "job.sh")
     lines = [re.sub(r"\d+ (ms|bytes)", r"N \1", line.removeprefix("slurmdl: debug: "))
              for line in capsys.readouterr().err.splitlines() if "kept" not in line]
-    inputs = [f"configuration: {site}/config/slurmdl/slurmdl.yaml",
+    inputs = [f"configuration: {site.directory / CONFIG}",
               "query: scontrol -o -d (show nodes, show partitions, show reservations, show config): N ms, N bytes, "
               "status 0",
-              "link scores: 0 links", f"cluster without a name: 6 nodes; {site}/topology.conf: 3 zones"]
+              "link scores: 0 links", f"cluster without a name: 6 nodes; {site.directory}/topology.conf: 3 zones"]
     assert lines[:4] == inputs and lines[5:9] == inputs
     assert lines[4].startswith("decision: --nodelist=n[")
-    assert lines[9].startswith(f"query: {site}/sbatch --test-only -N2 job.sh: N ms, N bytes, status 0, sbatch: Job 1")
+    assert lines[9].startswith(f"query: {site.directory}/sbatch --test-only -N2 job.sh: N ms, N bytes, status 0, "
+                               "sbatch: Job 1")
     assert re.fullmatch(r"prediction with no binding: n\[1-2\] in -?\d s", lines[10])
     assert lines[11].startswith("decision: no binding is needed: Slurm itself would choose n[1-2]")
