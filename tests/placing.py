@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
+from slurmdl.dl_options import DlOptions
+from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import Phase, network_links, predict_cost
 from slurmdl.placement.result import Cost
@@ -41,10 +43,21 @@ def cluster(*nodes: Node) -> ClusterSnapshot:
     return ClusterSnapshot.from_nodes(nodes, (Partition("main", True),))
 
 
+def idle(topology: Topology, *busy: str) -> ClusterSnapshot:
+    """All nodes of a topology, idle except for these."""
+    return cluster(*(node(name, "ALLOCATED", cpus_unallocated=0, memory_unallocated=0) if name in busy else node(name)
+                     for name in sorted(topology.nodes)))
+
+
 def node(name: str, state: str = "IDLE", **fields: object) -> Node:
     defaults: dict[str, object] = {"cpus": 4, "cpus_unallocated": 4, "memory": 1000, "memory_unallocated": 1000,
                                    "partitions": ("main",)}
     return Node(name, tuple(state.split("+")), **{**defaults, **fields})  # type: ignore[arg-type]
+
+
+def job(nodes: int, dl: DlOptions = DlOptions(), **fields: object) -> JobRequest:  # noqa: B008
+    """Request of this number of nodes."""
+    return JobRequest(dl, (nodes, nodes), **fields)  # type: ignore[arg-type]
 
 
 def matrix(phase: Phase, ranks: int) -> npt.NDArray[np.float64]:
