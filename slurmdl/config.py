@@ -1,38 +1,7 @@
 """slurmdl.yaml: settings of the site (/etc/slurmdl) and of the user, merged key by key; the user's file wins.
 
-The keys, all optional::
-
-    options:              # defaults of the --dl-* options; weaker than #DL lines, SLURMDL_OPT_* and options
-      strategy: gossip
-      node-binding: auto
-    link_defaults:        # assumed for links that were not measured
-      node_bandwidth: 1.25e9      # bytes/s of a node's link, all adapters together
-      leaf_bandwidth: 9.0e11      # bytes/s between nodes of one leaf zone over a network of its own, e.g. NVLink
-      rails: 8            # adapters of a node; rank i of a node uses adapter i modulo rails
-      zone_bandwidth: [1.25e10]   # bytes/s of a zone's uplink by level, leaf first; the last value repeats
-      latency: 2.0e-5     # seconds per message and level crossed
-    link_scores:          # see docs/links.md
-      file: /shared/slurmdl/scores.json    # published by the collector
-      trusted_owner: slurmdl      # user that may write the file, in addition to root
-      max_age: 900        # seconds after which scores are ignored
-      half_life: 300      # seconds after which a score weighs half as much as the assumed value; 0: no decay
-      tolerance: 0.25     # links whose measured values differ by less count as equal
-      cost_model: tcp     # or weighted, by
-      weights: {throughput: 1, rtt: 1, loss: 1}
-      prometheus:
-        url: http://prometheus:9090
-        node_label: instance      # label that holds the node's name
-        queries: {throughput: ..., rtt: ..., loss: ...}    # PromQL; default: queries of node_exporter's metrics
-    bad_nodes:            # results of other health checks: jobs leave these nodes out, see docs/health.md
-      file: /shared/bad_nodes.txt      # hostlist and reason per line
-      features: [bad-ib]        # node features in Slurm
-      comment: "^unhealthy"     # regular expression for the nodes' Comment and Extra in Slurm
-      prometheus_query: node_health == 0    # nodes in the answer of the server of link_scores
-    plan_dir: /home/shared/slurmdl    # shared directory for plans too long for the environment
-    cluster_backend: auto     # reader of nodes, partitions and reservations: auto (scontrol), scontrol, pyslurm
-    nodes_max_age: 15         # seconds for which the user's next submissions use the same answer; 0: not at all
-
-PyYAML is imported only if a file exists.
+Each setting is described once, by its field; docs/reference.md and etc/slurmdl.yaml show all of them. PyYAML is
+imported only if a file exists.
 """
 
 from __future__ import annotations
@@ -40,19 +9,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 from slurmdl import dl_options, yaml_input
 from slurmdl.errors import InputError, SlurmdlError, UsageError, debug
+from slurmdl.options import Kind, choice, option
 
 SITE_CONFIG_FILE = "/etc/slurmdl/slurmdl.yaml"
 DEFAULT_SCORES_FILE = "/var/lib/slurmdl/scores.json"
-COST_MODELS = ("tcp", "weighted")
-#: readers of nodes, partitions and reservations (cluster.load.query_cluster)
-CLUSTER_BACKENDS = ("auto", "scontrol", "pyslurm")
-#: measured properties of a link; keys of `weights` and `queries`
-METRICS = ("throughput", "rtt", "loss")
+
+Section = TypeVar("Section")
 
 
 def _is_pattern(text: str) -> bool:
@@ -60,73 +27,139 @@ def _is_pattern(text: str) -> bool:
         re.compile(text)
     except (re.error, OverflowError, RecursionError):
         return False
-    return True
+    return bool(text)
 
 
-#: key of a text -> predicate of valid values, and the expected value for messages
-_TEXT_SETTINGS: Mapping[str, tuple[Callable[[str], object], str]] = {
-    "plan_dir": (os.path.isabs, "an absolute path"),
-    "cluster_backend": (CLUSTER_BACKENDS.__contains__, ", ".join(CLUSTER_BACKENDS)),
-    "link_scores.file": (os.path.isabs, "an absolute path"),
-    "link_scores.trusted_owner": (str.strip, "a user name or uid"),
-    "link_scores.cost_model": (COST_MODELS.__contains__, ", ".join(COST_MODELS)),
-    "link_scores.prometheus.url": (lambda url: url.startswith(("http://", "https://")), "http://HOST[:PORT]"),
-    "link_scores.prometheus.node_label": (str.isidentifier, "a label name"),
-    **{f"link_scores.prometheus.queries.{metric}": (str.strip, "a PromQL query") for metric in METRICS},
-    "bad_nodes.file": (os.path.isabs, "an absolute path"),
-    "bad_nodes.comment": (lambda pattern: bool(pattern) and _is_pattern(pattern), "a regular expression"),
-    "bad_nodes.prometheus_query": (str.strip, "a PromQL query"),
-}
-#: keys of numbers that may be 0
-_ZERO_SETTINGS = ("nodes_max_age", "link_scores.half_life", "link_scores.tolerance",
-                  *(f"link_scores.weights.{metric}" for metric in METRICS))
+def _to_number(value: Any) -> float | None:
+    try:
+        number = float(value)  # YAML 1.1 reads 1e9, which has no point, as text
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if 0 <= number < float("inf") and not isinstance(value, bool) else None
+
+
+def _to_positive_numbers(value: Any) -> tuple[float, ...] | None:
+    numbers = [_to_number(each) for each in (value if isinstance(value, list) else [value])]
+    return tuple(filter(None, numbers)) if all(numbers) else None
+
+
+def _to_names(value: Any) -> tuple[str, ...] | None:
+    names = value if isinstance(value, list) else [value]
+    return tuple(names) if all(isinstance(name, str) and name for name in names) else None
+
+
+def _kind(expected: str, parse: Callable[[Any], Any]) -> Kind:
+    return Kind("yaml", expected, parse, lambda _: expected)
+
+
+def _text(expected: str, is_valid: Callable[[str], object]) -> Kind:
+    return _kind(expected, lambda value: value if isinstance(value, str) and "\0" not in value and is_valid(value)
+                 else None)
+
+
+_ABSOLUTE_PATH = _text("an absolute path", os.path.isabs)
+_QUERY = _text("a PromQL query", str.strip)
+_NUMBER = _kind("a number, 0 or more", _to_number)
+_POSITIVE = _kind("a number greater than 0", lambda value: _to_number(value) or None)
+
+
+@dataclass(frozen=True)
+class LinkDefaults:
+    """Assumed values of links that were not measured; None and () have the default of LinkScores."""
+
+    node_bandwidth: float | None = option(None, _POSITIVE, "bytes/s of a node's link, all adapters together",
+                                          "1.25e9, 10 Gbit/s")
+    leaf_bandwidth: float | None = option(None, _POSITIVE, "bytes/s between nodes of one leaf zone over a network of "
+                                          "its own, such as NVLink", "over the node's link")
+    rails: int | None = option(None, _kind("a whole number greater than 0", lambda value: int(number) if (
+        number := _to_number(value)) and number == int(number) else None),
+        "adapters that share the node's link; rank i of a node uses adapter i modulo rails", "1")
+    zone_bandwidth: tuple[float, ...] = option(
+        (), _kind("a number greater than 0, or a list of them", _to_positive_numbers),
+        "bytes/s of a zone's uplink by level, leaf zones first; the last value holds for all above",
+        "half of the bandwidth of the nodes below")
+    latency: float | None = option(None, _POSITIVE, "seconds per message and level crossed", "2e-5")
+
+
+@dataclass(frozen=True)
+class MetricQueries:
+    """PromQL by metric, in base units; "" for the default."""
+
+    throughput: str = option("", _QUERY, "bytes/s of each node's link", "speed of node_exporter's interfaces")
+    rtt: str = option("", _QUERY, "round-trip time to each node in seconds", "none")
+    loss: str = option("", _QUERY, "fraction of packets lost on each node's link", "node_exporter's retransmissions")
+
+
+@dataclass(frozen=True)
+class PrometheusConfig:
+    """A Prometheus server as a source of link scores."""
+
+    url: str = option("", _text("http://HOST[:PORT]", lambda url: url.startswith(("http://", "https://"))),
+                      "Prometheus server that is queried at each submission", "none")
+    node_label: str = option("instance", _text("a label name", str.isidentifier), "label that holds the node's name")
+    queries: MetricQueries = MetricQueries()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of the metrics in the weighted cost model."""
+
+    throughput: float = option(1.0, _NUMBER, "weight of the throughput with `cost_model: weighted`", "1")
+    rtt: float = option(1.0, _NUMBER, "weight of the round-trip time", "1")
+    loss: float = option(1.0, _NUMBER, "weight of the loss", "1")
 
 
 @dataclass(frozen=True)
 class LinkScoresConfig:
-    """Sources of link scores, trust in them, and the model that turns them into link costs: keys of `link_scores`."""
+    """Sources of link scores, trust in them, and the model that turns them into link costs."""
 
-    file: str = DEFAULT_SCORES_FILE
-    trusted_owner: str = ""
-    max_age: float = 900.0
-    half_life: float = 300.0
-    tolerance: float = 0.25
-    cost_model: str = "tcp"
-    weights: Mapping[str, float] = field(default_factory=dict)
-    prometheus_url: str = ""
-    prometheus_node_label: str = "instance"
-    prometheus_queries: Mapping[str, str] = field(default_factory=dict)
+    file: str = option(DEFAULT_SCORES_FILE, _ABSOLUTE_PATH,
+                       "published by the collector; on a file system that submitting hosts can read")
+    trusted_owner: str = option("", _kind("a user name or uid", lambda value: str(value) if type(value) in (int, str)
+                                          and str(value).strip() and "\0" not in str(value) else None),
+                                "user that may write the file, in addition to root and the reader", "none")
+    max_age: float = option(900.0, _POSITIVE, "seconds after which scores are ignored", "900")
+    half_life: float = option(300.0, _NUMBER, "seconds after which a score weighs half as much as the assumed value; "
+                              "0: no decay", "300")
+    tolerance: float = option(0.25, _NUMBER, "links whose values differ by less, as a fraction, count as equal")
+    cost_model: str = option("tcp", choice("tcp", "weighted"), "from throughput, round-trip time and loss to the "
+                             "cost of a link: TCP's behaviour, or a weighted sum")
+    weights: Weights = Weights()
+    prometheus: PrometheusConfig = PrometheusConfig()
 
 
 @dataclass(frozen=True)
 class BadNodesConfig:
-    """Results of other health checks: keys of `bad_nodes`; "" and () for a source that is not read."""
+    """Results of other health checks; "" and () for a source that is not read."""
 
-    file: str = ""
-    features: tuple[str, ...] = ()
-    comment: str = ""
-    prometheus_query: str = ""
+    file: str = option("", _ABSOLUTE_PATH, "hostlist and reason per line", "none")
+    features: tuple[str, ...] = option((), _kind("names of node features", _to_names), "node features in Slurm",
+                                       "none")
+    comment: str = option("", _text("a regular expression", _is_pattern),
+                          "regular expression for the nodes' Comment and Extra in Slurm", "none")
+    prometheus_query: str = option("", _QUERY, "nodes in the answer of the server of link_scores", "none")
 
 
 @dataclass(frozen=True)
 class Config:
     """Merged settings of the configuration files.
 
-    `options` maps a field of DlOptions to its value as text (see dl_options.merge_layers). Numbers that are None
-    or () have the default of LinkScores.
+    `options` maps a field of DlOptions to its value as text (see dl_options.merge_layers).
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
-    node_bandwidth: float | None = None
-    leaf_bandwidth: float | None = None
-    rails: float | None = None
-    zone_bandwidth: tuple[float, ...] = ()
-    latency: float | None = None
-    plan_dir: str | None = None
-    link_scores: LinkScoresConfig = field(default_factory=LinkScoresConfig)
-    bad_nodes: BadNodesConfig = field(default_factory=BadNodesConfig)
-    cluster_backend: str = "auto"
-    nodes_max_age: float = 15.0
+    link_defaults: LinkDefaults = LinkDefaults()
+    link_scores: LinkScoresConfig = LinkScoresConfig()
+    bad_nodes: BadNodesConfig = BadNodesConfig()
+    plan_dir: str = option("", _kind("an absolute path", lambda value: "" if value is None else
+                                     _ABSOLUTE_PATH.parse(value)),
+                           "directory shared by all nodes, mode 1777, for plans too long for the environment",
+                           ".slurmdl in the directory that the job was submitted from")
+    cluster_backend: str = option("auto", choice("auto", "scontrol", "pyslurm"), "reader of nodes, partitions and "
+                                  "reservations; auto is scontrol, PySlurm must be built for each release of Slurm")
+    nodes_max_age: float = option(15.0, _NUMBER, "seconds for which a user's next submissions use the same answer "
+                                  "about the nodes, if Slurm confirms that the job waits, or starts on the chosen "
+                                  "nodes; 0: never", "15")
 
 
 def config_paths(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -148,95 +181,57 @@ def load_config(paths: Sequence[str] | None = None) -> Config:
         if os.path.exists(path):
             debug("configuration: %s", path)
             try:
-                config = _merge_config(config, _read_config_file(path), path)
+                if not os.path.isfile(path):  # opening a pipe without a writer blocks
+                    raise InputError("is not a regular file", path)
+                config = _read_section(config, yaml_input.load_yaml_file(path) or {}, path)
+                if not any(vars(config.link_scores.weights).values()):
+                    raise InputError("link_scores.weights: all are 0; expected at least one greater than 0", path)
             except SlurmdlError:
                 raise
-            except Exception as error:  # malformed in a way that no check below covers
+            except Exception as error:  # malformed in a way that no check covers
                 raise InputError(f"cannot be used ({type(error).__name__}: {error})", path) from error
     return config
 
 
-def _read_config_file(path: str) -> dict[str, Any]:
-    if not os.path.isfile(path):  # opening a pipe without a writer blocks
-        raise InputError("is not a regular file", path)
-    data = yaml_input.load_yaml_file(path)
-    keys = ("options", "link_defaults", "link_scores", "bad_nodes", "plan_dir", "cluster_backend",
-            "nodes_max_age")
-    return yaml_input.check_keys(data or {}, keys, path, "")
+def _read_section(base: Section, data: Any, path: str, prefix: str = "") -> Section:
+    """Return the settings of a section, overridden by the ones in a file; `prefix` is its key and a dot."""
+    kinds = {each.name: each.metadata["option"][0] if "option" in each.metadata else None
+             for each in fields(base)}  # type: ignore[arg-type]
+    changes: dict[str, Any] = {}
+    for key, value in yaml_input.check_keys(data, tuple(kinds), path, prefix).items():
+        current, kind = getattr(base, key), kinds[key]
+        if kind:
+            changes[key] = kind.parse(value)
+            if changes[key] is None:
+                raise _invalid_value(f"{prefix}{key}", value, kind, path)
+        elif is_dataclass(current):
+            changes[key] = _read_section(current, value or {}, path, f"{prefix}{key}.")
+        else:
+            changes[key] = _read_options(current, value or {}, path)
+    return replace(base, **changes)  # type: ignore[type-var]
 
 
-def _merge_config(base: Config, data: dict[str, Any], path: str) -> Config:
-    links = _parse_section(data.get("link_defaults") or {}, "link_defaults.",
-                           ("node_bandwidth", "leaf_bandwidth", "rails", "zone_bandwidth", "latency"), path)
-    others = {key: _checked_setting(data[key], key, path) for key in ("plan_dir", "cluster_backend", "nodes_max_age")
-             if key in data and not (key == "plan_dir" and data[key] is None)}
-    return replace(base, **links, **others, options=_parse_options(base.options, data.get("options") or {}, path),
-                   link_scores=_parse_link_scores(base.link_scores, data.get("link_scores") or {}, path),
-                   bad_nodes=_parse_bad_nodes(base.bad_nodes, data.get("bad_nodes") or {}, path))
-
-
-def _parse_section(data: Any, prefix: str, keys: Sequence[str], path: str) -> dict[str, Any]:
-    """Checked values of a mapping; `prefix` is its key and a dot."""
-    return {key: _checked_setting(value, f"{prefix}{key}", path)
-            for key, value in yaml_input.check_keys(data, keys, path, prefix).items()}
-
-
-def _parse_link_scores(base: LinkScoresConfig, data: Any, path: str) -> LinkScoresConfig:
-    prefix = "link_scores."
-    keys = ("file", "trusted_owner", "max_age", "half_life", "tolerance", "cost_model")
-    data = yaml_input.check_keys(data, (*keys, "weights", "prometheus"), path, prefix)
-    if isinstance(data.get("trusted_owner"), int):
-        data["trusted_owner"] = str(data["trusted_owner"])
-    changes: dict[str, Any] = {key: _checked_setting(data[key], f"{prefix}{key}", path)
-                               for key in keys if key in data}
-    if "weights" in data:
-        changes["weights"] = {**base.weights, **_parse_section(data["weights"], f"{prefix}weights.", METRICS, path)}
-        if not any(changes["weights"].get(key, 1.0) for key in METRICS):
-            raise InputError(f"{prefix}weights: all are 0; expected at least one greater than 0", path)
-    prefix = "link_scores.prometheus."
-    data = yaml_input.check_keys(data.get("prometheus") or {}, ("url", "node_label", "queries"), path, prefix)
-    changes |= {f"prometheus_{key}": _checked_setting(data[key], f"{prefix}{key}", path)
-                for key in ("url", "node_label") if key in data}
-    if "queries" in data:
-        queries = _parse_section(data["queries"], f"{prefix}queries.", METRICS, path)
-        changes["prometheus_queries"] = {**base.prometheus_queries, **queries}
-    return replace(base, **changes)
-
-
-def _parse_bad_nodes(base: BadNodesConfig, data: Any, path: str) -> BadNodesConfig:
-    prefix, keys = "bad_nodes.", ("file", "comment", "prometheus_query")
-    data = yaml_input.check_keys(data, (*keys, "features"), path, prefix)
-    changes: dict[str, Any] = {key: _checked_setting(data[key], f"{prefix}{key}", path)
-                               for key in keys if key in data}
-    if "features" in data:
-        features = data["features"] if isinstance(data["features"], list) else [data["features"]]
-        if not all(isinstance(feature, str) and feature for feature in features):
-            raise _invalid_value(f"{prefix}features", data["features"], "names of node features", path)
-        changes["features"] = tuple(features)
-    return replace(base, **changes)
-
-
-def _parse_options(base: Mapping[str, str], data: Any, path: str) -> dict[str, str]:
-    options = {option.name: option for option in dl_options.OPTIONS}
+def _read_options(base: Mapping[str, str], data: Any, path: str) -> dict[str, str]:
+    entries = {entry.name: entry for entry in dl_options.OPTIONS}
     settings = {}
-    for name, value in yaml_input.check_keys(data, tuple(options), path, "options.").items():
-        option = options[name]
-        if option.is_flag:
-            if value is True:
-                settings[option.field] = ""
-            elif value is not False:
-                raise _invalid_value(f"options.{name}", value, "true or false", path)
+    for name, value in yaml_input.check_keys(data, tuple(entries), path, "options.").items():
+        entry = entries[name]
+        if entry.is_flag:
+            if not isinstance(value, bool):
+                raise _invalid_value(f"options.{name}", value, _kind("true or false", bool), path)
+            if value:
+                settings[entry.field] = ""
             continue
         parts = value if isinstance(value, list) else [value]
         if any(isinstance(part, (list, dict, set)) for part in parts):
-            raise _invalid_value(f"options.{name}", value, option.kind.values, path)
+            raise _invalid_value(f"options.{name}", value, _kind(entry.kind.values, str), path)
         # YAML reads a bare `off` as False
         text = "off" if value is False else ",".join(map(str, parts))
         try:
-            option.parse(text, f"options.{name}")
+            entry.parse(text, f"options.{name}")
         except UsageError as error:
             raise InputError(str(error), path) from error
-        settings[option.field] = text
+        settings[entry.field] = text
     merged = dl_options.overlay_settings(dict(base), settings)
     try:
         dl_options.merge_layers(merged)
@@ -245,30 +240,6 @@ def _parse_options(base: Mapping[str, str], data: Any, path: str) -> dict[str, s
     return merged
 
 
-def _checked_setting(value: Any, name: str, path: str) -> Any:
-    """The value of a key: a text of _TEXT_SETTINGS, numbers by level, or a number."""
-    if name in _TEXT_SETTINGS:
-        is_valid, expected = _TEXT_SETTINGS[name]
-        if not isinstance(value, str) or "\0" in value or not is_valid(value):
-            raise _invalid_value(name, value, expected, path)
-        return value
-    if name == "link_defaults.zone_bandwidth":
-        return tuple(_checked_number(level, name, path) for level in (value if isinstance(value, list) else [value]))
-    return _checked_number(value, name, path)
-
-
-def _checked_number(value: Any, name: str, path: str) -> float:
-    allow_zero = name in _ZERO_SETTINGS
-    try:
-        number = float(value)  # YAML 1.1 reads 1e9, which has no point, as text
-    except (TypeError, ValueError, OverflowError):
-        number = -1.0
-    if name == "link_defaults.rails" and number != int(number):
-        raise _invalid_value(name, value, "a whole number greater than 0", path)
-    if isinstance(value, bool) or not 0 <= number < float("inf") or (not number and not allow_zero):
-        raise _invalid_value(name, value, "a number, 0 or more" if allow_zero else "a number greater than 0", path)
-    return number
-
-
-def _invalid_value(name: str, value: Any, expected: str, path: str) -> InputError:
-    return InputError(f"{name}: invalid value {yaml_input.short_repr(value)}; expected {expected}", path)
+def _invalid_value(name: str, value: Any, kind: Kind, path: str) -> InputError:
+    shown = yaml_input.short_repr(value)
+    return InputError(f"{name}: invalid value {shown}; expected {kind.expected(shown)}", path)

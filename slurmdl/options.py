@@ -22,18 +22,18 @@ from slurmdl.slurm.sbatch_options import is_flag_set
 
 @dataclass(frozen=True)
 class Kind:
-    """How the text of a value is read; the plugin reads it in the same way (spank/core/options.c).
+    """How a value is read: a text, which the plugin reads in the same way (spank/core/options.c), or data of YAML.
 
     Attributes:
-        name: "flag", "count", "choice", "names" or "text".
+        name: "flag", "count", "choice", "names", "text" or "yaml".
         values: the value as shown in help, "" for a flag; for a choice the valid values separated by |.
-        parse: text -> value; None if the text is invalid.
+        parse: text or data -> value; None if it is invalid.
         expected: text -> the valid values, for messages.
     """
 
     name: str
     values: str
-    parse: Callable[[str], Any]
+    parse: Callable[[Any], Any]
     expected: Callable[[str], str]
 
 

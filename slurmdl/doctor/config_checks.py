@@ -46,7 +46,7 @@ def check_cluster_backend(site: Site) -> Finding:
 
 def check_plan_dir(site: Site) -> Finding:
     path = site.config.plan_dir
-    if path is None:
+    if not path:
         return ok("not set: plans too long for the environment go to .slurmdl in the submission directory")
     try:
         with tempfile.TemporaryFile(dir=path):
@@ -62,7 +62,7 @@ def check_plan_dir(site: Site) -> Finding:
 
 def check_node_plan_dir(site: Site) -> Finding:
     path = site.config.plan_dir
-    if path is None:
+    if not path:
         return ok("not set")
     blind = fold_hostlist(node for node, text in site.fact("plan_dir_token").items() if text != TOKEN_TEXT)
     if blind:
@@ -103,19 +103,18 @@ def check_link_scores(site: Site) -> Finding:
 
 
 def check_prometheus(site: Site) -> Finding:
-    scores_config = site.config.link_scores
-    url, label = scores_config.prometheus_url, scores_config.prometheus_node_label
-    if not url:
+    server = site.config.link_scores.prometheus
+    if not server.url:
         return ok("not set")
     try:
-        samples = prometheus.query_samples(url, scores_config.prometheus_queries, label,
-                                           time.monotonic() + SOURCES_TIMEOUT_S)
+        samples = prometheus.query_samples(server, time.monotonic() + SOURCES_TIMEOUT_S)
     except SlurmdlError as error:
-        return failure(f"{url}: {error}", "start it, or correct or remove link_scores.prometheus in slurmdl.yaml")
+        return failure(f"{server.url}: {error}",
+                       "start it, or correct or remove link_scores.prometheus in slurmdl.yaml")
     if not samples:
-        return failure(f"{url}: no result has a node name in its label {label!r}",
+        return failure(f"{server.url}: no result has a node name in its label {server.node_label!r}",
                        "set link_scores.prometheus.node_label to the label that holds the node name")
-    return ok(f"{url}: {pluralize(len(samples), 'sample')}")
+    return ok(f"{server.url}: {pluralize(len(samples), 'sample')}")
 
 
 def check_bad_nodes_file(site: Site) -> Finding:

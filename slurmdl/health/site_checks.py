@@ -92,9 +92,9 @@ def parse_node_records(text: str, features: Sequence[str], comment: str) -> Iter
 def _query_prometheus(config: Config) -> Iterator[tuple[str, str]]:
     from slurmdl.links import prometheus
 
-    url, query = config.link_scores.prometheus_url, config.bad_nodes.prometheus_query
-    if not url:
+    server, query = config.link_scores.prometheus, config.bad_nodes.prometheus_query
+    if not server.url:
         raise InputError("prometheus_query: no server; expected link_scores.prometheus.url in slurmdl.yaml")
     deadline = time.monotonic() + _QUERY_TIMEOUT_S
-    for node in prometheus.query_nodes(url, query, config.link_scores.prometheus_node_label, deadline):
+    for node in prometheus.query_nodes(server, query, deadline):
         yield node, f"in the answer of Prometheus to {query}"

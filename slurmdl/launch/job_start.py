@@ -83,7 +83,7 @@ def predict_start(command: SubmitCommand) -> PredictedStart:
     if start is None:
         return PredictedStart(failure=f"{REJECTED}: {result.first_error or 'no message'}")
     start_time, nodes = start
-    return PredictedStart(tuple(nodes), start_time - time.time())
+    return PredictedStart(tuple(nodes), max(0.0, start_time - time.time()))
 
 
 def parse_test_only(text: str) -> tuple[float, list[str]] | None:

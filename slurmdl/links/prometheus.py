@@ -21,6 +21,7 @@ from http.client import HTTPException
 from time import monotonic
 from urllib.parse import quote, urlsplit
 
+from slurmdl.config import PrometheusConfig
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.samples import LinkSample
@@ -49,16 +50,16 @@ _METRICS: Mapping[str, tuple[str, Callable[[LinkScore, float], float | None]]] =
 }
 
 
-def query_samples(url: str, queries: Mapping[str, str], node_label: str, deadline: float) -> list[LinkSample]:
+def query_samples(server: PrometheusConfig, deadline: float) -> list[LinkSample]:
     """Current samples of the nodes, one per node and metric; `deadline` (monotonic clock) holds for all responses.
 
-    `queries` (metric -> PromQL) override or extend DEFAULT_QUERIES. The label `node_label` has the node's name; its
-    port and domain are dropped. Raises UnavailableError if there is no response in time, or an HTTP error; InputError
-    if a response is not valid.
+    The queries of the site override or extend DEFAULT_QUERIES. Port and domain are dropped from the node's name.
+    Raises UnavailableError if there is no response in time, or an HTTP error; InputError if a response is not valid.
     """
+    queries = {**DEFAULT_QUERIES, **{metric: query for metric, query in vars(server.queries).items() if query}}
     # the default throughput query returns nominal speeds, which are only an upper bound
-    return [sample for metric, query in {**DEFAULT_QUERIES, **queries}.items()
-            for sample in parse_instant_vector(_run_query(url, query, deadline), metric, node_label,
+    return [sample for metric, query in queries.items()
+            for sample in parse_instant_vector(_run_query(server.url, query, deadline), metric, server.node_label,
                                                "counters" if query == DEFAULT_QUERIES.get(metric) else "prometheus")]
 
 
@@ -72,9 +73,10 @@ def parse_instant_vector(text: bytes, metric: str, node_label: str, source: str 
     return samples
 
 
-def query_nodes(url: str, query: str, node_label: str, deadline: float) -> list[str]:
-    """Names of the nodes in the response to a query, whatever their values. Arguments and errors: `query_samples`."""
-    return [node for node, _, _ in _parse_elements(_run_query(url, query, deadline), node_label) if node]
+def query_nodes(server: PrometheusConfig, query: str, deadline: float) -> list[str]:
+    """Names of the nodes in the response to a query, whatever their values. Errors as of `query_samples`."""
+    answer = _run_query(server.url, query, deadline)
+    return [node for node, _, _ in _parse_elements(answer, server.node_label) if node]
 
 
 def _parse_elements(text: bytes, node_label: str) -> list[tuple[str, float, float]]:

@@ -104,13 +104,13 @@ def _name_or_empty(get_cluster: Callable[[], str]) -> str:
 
 def _defaults(config: Config) -> LinkScores:
     """Configured defaults of links without a score, and the cost model."""
-    settings = config.link_scores
-    return LinkScores(default_node_bandwidth=config.node_bandwidth or LinkScores.default_node_bandwidth,
-                      default_leaf_bandwidth=config.leaf_bandwidth or 0.0, default_rails=int(config.rails or 1),
-                      default_zone_bandwidth=config.zone_bandwidth,
-                      default_latency=config.latency or LinkScores.default_latency,
+    assumed, settings = config.link_defaults, config.link_scores
+    return LinkScores(default_node_bandwidth=assumed.node_bandwidth or LinkScores.default_node_bandwidth,
+                      default_leaf_bandwidth=assumed.leaf_bandwidth or 0.0, default_rails=assumed.rails or 1,
+                      default_zone_bandwidth=assumed.zone_bandwidth,
+                      default_latency=assumed.latency or LinkScores.default_latency,
                       half_life=settings.half_life or None,
-                      weights=MetricWeights(**settings.weights) if settings.cost_model == "weighted" else None)
+                      weights=MetricWeights(**vars(settings.weights)) if settings.cost_model == "weighted" else None)
 
 
 def _load_file(config: Config, now: float, path: str, on_reject: Callable[[str], None], *,
@@ -127,10 +127,10 @@ def _list_sources(config: Config, source: str, now: float, deadline: float) -> l
     def query_prometheus(url: str, _: Callable[[str], None]) -> LinkScores:
         from slurmdl.links import prometheus  # its imports take longer than reading files
 
-        label = settings.prometheus_node_label
-        samples = prometheus.query_samples(url, settings.prometheus_queries, label, deadline)
+        server = replace(settings.prometheus, url=url)
+        samples = prometheus.query_samples(server, deadline)
         if not samples:
-            raise UnavailableError(f"prometheus: no result has a node name in the label {label!r}")
+            raise UnavailableError(f"prometheus: no result has a node name in the label {server.node_label!r}")
         return aggregate_scores(samples, now, settings=settings)
 
     if source not in KEYWORDS:
@@ -139,8 +139,8 @@ def _list_sources(config: Config, source: str, now: float, deadline: float) -> l
     is_configured = settings.file != type(settings).file
     sources: list[tuple[str, ScoreReader]] = [
         (settings.file, partial(load_file, settings.file, required=is_configured))]
-    if settings.prometheus_url:
-        sources.append((settings.prometheus_url, partial(query_prometheus, settings.prometheus_url)))
+    if url := settings.prometheus.url:
+        sources.append((url, partial(query_prometheus, url)))
     return sources
 
 

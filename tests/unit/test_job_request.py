@@ -1,13 +1,13 @@
-"""JobRequest from sbatch options, `#DL` lines, variables and slurmdl.yaml; loading of slurmdl.yaml."""
+"""JobRequest from sbatch options, `#DL` lines, variables and slurmdl.yaml."""
 
 import os
 from dataclasses import replace
 
 import pytest
 
-from slurmdl import config, dl_options, records
+from slurmdl import dl_options, records
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import InputError, UsageError
+from slurmdl.errors import UsageError
 from slurmdl.job_request import build_request
 from slurmdl.launch import submission
 
@@ -260,37 +260,3 @@ def test_script_is_searched_as_by_sbatch(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert dl("job").zone == (".",)
     assert dl("./bin/jobbin").zone == ("bin",)
-
-
-class TestConfig:
-    def load(self, tmp_path, *texts):
-        paths = [tmp_path / f"{i}.yaml" for i in range(len(texts))]
-        for path, text in zip(paths, texts, strict=True):
-            path.write_text(text)
-        return config.load_config([*map(str, paths), str(tmp_path / "absent")])
-
-    def test_later_file_overrides_key_by_key(self, tmp_path):
-        loaded = self.load(tmp_path, "options: {strategy: ps, node-binding: off}\n"
-                           "link_defaults: {node_bandwidth: 1e9, zone_bandwidth: [1.0e8, 2.0e8]}\n",
-                           "options: {node-binding: auto, strict: true, zone: [a, b]}\n"
-                           "link_defaults: {latency: 1.0e-4}\nplan_dir: /x\n")
-        assert loaded.options == {"strategy": "ps", "node_binding": "auto", "strict": "", "zone": "a,b"}
-        assert (loaded.node_bandwidth, loaded.zone_bandwidth, loaded.latency) == (1e9, (1e8, 2e8), 1e-4)
-        assert loaded.plan_dir == "/x"
-        assert dl(defaults=loaded.options) == DlOptions("ps", 1, zone=("a", "b"), strict=True)
-
-    @pytest.mark.parametrize(("text", "message"), [
-        ("option: {}\n", r"0.yaml: unknown key option; expected options, "),
-        ("options: {node-bindng: off}\n", r"unknown key options.node-bindng; expected options.node-binding, "),
-        ("options: {node-binding: of}\n", r"options.node-binding: invalid value 'of'; expected off, "),
-        ("link_defaults: {node_bandwidth: fast}\n",
-         r"link_defaults.node_bandwidth: invalid value 'fast'; expected a number greater than 0"),
-        ("plan_dir: here\n", "expected an absolute path"),
-        ("cluster_backend: slurm\n", "cluster_backend: invalid value 'slurm'; expected auto, scontrol, pyslurm"),
-        ("nodes_max_age: -1\n", "nodes_max_age: invalid value -1; expected a number, 0 or more"),
-        ("a: [1\nb: 2\n", r"0.yaml:2: is not YAML"),
-        ("- 1\n", "expected a mapping"),
-    ])
-    def test_invalid_files_raise_input_error(self, tmp_path, text, message):
-        with pytest.raises(InputError, match=message):
-            self.load(tmp_path, text)

@@ -18,8 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from slurmdl import config, records
-from slurmdl.config import Config, LinkScoresConfig
+from slurmdl import records
+from slurmdl.config import Config, LinkScoresConfig, MetricQueries, PrometheusConfig
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.launch import cluster_state
 from slurmdl.links import prometheus, samples
@@ -190,8 +190,8 @@ def test_prometheus_metrics_are_read_by_node(site: Path) -> None:
         respond(responses[query])(handler, query)
 
     with running_server(reply) as url:
-        queries = {"throughput": "speed", "loss": "lost", "rtt": "rtt"}
-        settings = Config(link_scores=LinkScoresConfig(prometheus_url=url, prometheus_queries=queries))
+        queries = MetricQueries("speed", "rtt", "lost")
+        settings = Config(link_scores=LinkScoresConfig(prometheus=PrometheusConfig(url, queries=queries)))
         loaded = load_from_sources(settings, "auto", os.environ)
     assert loaded.warnings == ()
     score = loaded.scores.nodes["n1"]
@@ -243,7 +243,7 @@ def test_bad_server_gives_one_warning_in_bounded_time(site: Path, reply: Reply, 
     warnings: list[str] = []
     with running_server(reply) as url:
         start = time.monotonic()
-        settings = Config(link_scores=LinkScoresConfig(prometheus_url=url))
+        settings = Config(link_scores=LinkScoresConfig(prometheus=PrometheusConfig(url)))
         loaded = cluster_state.load_link_scores(settings, "auto", warnings.append)
         elapsed = time.monotonic() - start
     assert loaded.link_count == 0
@@ -363,38 +363,6 @@ def test_missing_default_file_gives_no_warning(site: Path, monkeypatch: pytest.M
     monkeypatch.setattr(LinkScoresConfig, "file", str(site / "none.json"))
     settings = Config(link_scores=LinkScoresConfig(file=str(site / "none.json")))
     assert load_from_sources(settings, "auto", os.environ).warnings == ()
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("link_scores: {fil: x}", "unknown key link_scores.fil; expected link_scores.file"),
-    ("link_scores: {file: x}", "an absolute path"),
-    ("link_scores: {max_age: 0}", "greater than 0"), ("link_scores: {half_life: -1}", "0 or more"),
-    ("link_scores: {tolerance: x}", "0 or more"),
-    ("link_scores: {cost_model: best}", "tcp, weighted"),
-    ("link_scores: {weights: {speed: 1}}", "expected link_scores.weights."),
-    ("link_scores: {weights: {loss: 0, rtt: 0, throughput: 0}}", "at least one greater than 0"),
-    ("link_scores: 5", "expected a mapping"),
-    ("link_scores: {prometheus: {url: ftp://x}}", "http://HOST"),
-    ("link_scores: {prometheus: {node_label: 'a b'}}", "a label"),
-    ("link_scores: {prometheus: {queries: {speed: x}}}", "queries.throughput"),
-    ("link_scores: {trusted_owner: ''}", "a user name"),
-    ("link_scores: {prometheus: {queries: {loss: 5}}}", "PromQL"),
-])
-def test_invalid_score_configuration_is_rejected(site: Path, text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        config.load_config([write(site / "slurmdl.yaml", text)])
-
-
-def test_score_configuration_is_merged(site: Path) -> None:
-    text = ("link_scores: {file: /x/s.json, trusted_owner: 17, max_age: 60, half_life: 0, tolerance: 0.1, "
-            "cost_model: weighted, weights: {loss: 2}, "
-            "prometheus: {url: 'http://p', node_label: node, queries: {rtt: q}}}")
-    own = write(site / "own.yaml", "link_scores: {weights: {rtt: 3}}")
-    loaded = config.load_config([write(site / "slurmdl.yaml", text), own])
-    assert loaded.link_scores == LinkScoresConfig("/x/s.json", "17", 60, 0, 0.1, "weighted", {"loss": 2, "rtt": 3},
-                                                  "http://p", "node", {"rtt": "q"})
-    weights = load_from_sources(loaded, "off", os.environ).scores.weights
-    assert weights is not None and (weights.loss, weights.rtt, weights.throughput) == (2, 3, 1)
 
 
 def test_configured_rules_apply_to_samples(site: Path) -> None:

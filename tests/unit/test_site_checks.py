@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from test_score_sources import respond, running_server, send_header_slowly, send_slowly, vector_response
 
-from slurmdl.config import BadNodesConfig, Config, LinkScoresConfig, load_config
+from slurmdl.config import BadNodesConfig, Config, LinkScoresConfig, PrometheusConfig
 from slurmdl.errors import InputError
 from slurmdl.health import site_checks
 from slurmdl.health.site_checks import load_site_reasons, parse_bad_nodes, parse_node_records
@@ -63,7 +63,7 @@ def test_features_and_comments_of_nodes():
 def test_nodes_in_the_answer_of_prometheus():
     with running_server(respond(vector_response(n1=0.0, n2_cluster=1.0))) as url:
         config = Config(bad_nodes=BadNodesConfig(prometheus_query="up == 0"),
-                        link_scores=LinkScoresConfig(prometheus_url=url))
+                        link_scores=LinkScoresConfig(prometheus=PrometheusConfig(url)))
         reason = "in the answer of Prometheus to up == 0"
         assert load_site_reasons(config, pytest.fail) == {"n1": reason, "n2": reason}
 
@@ -73,7 +73,7 @@ def test_failed_sources_are_warnings_and_the_others_count(tmp_path):
     path.write_text("n5\n")
     with running_server(respond(b"no", status=500)) as url:
         config = Config(bad_nodes=BadNodesConfig(file=str(path), prometheus_query="up == 0"),
-                        link_scores=LinkScoresConfig(prometheus_url=url))
+                        link_scores=LinkScoresConfig(prometheus=PrometheusConfig(url)))
         warnings: list[str] = []
         assert load_site_reasons(config, warnings.append) == {"n5": f"listed in {path}"}
     assert len(warnings) == 1 and "HTTP status 500" in warnings[0]
@@ -96,8 +96,9 @@ def test_slow_server_is_given_up_before_it_has_answered(monkeypatch, reply):
 
     warnings: list[str] = []
     with running_server(answer) as url:
-        assert not load_site_reasons(Config(bad_nodes=BadNodesConfig(prometheus_query="up"),
-                                            link_scores=LinkScoresConfig(prometheus_url=url)), warnings.append)
+        config = Config(bad_nodes=BadNodesConfig(prometheus_query="up"),
+                        link_scores=LinkScoresConfig(prometheus=PrometheusConfig(url)))
+        assert not load_site_reasons(config, warnings.append)
     assert not answered
     assert warnings == [f"bad_nodes: prometheus: {url}: no response in time"]
 
@@ -105,22 +106,3 @@ def test_slow_server_is_given_up_before_it_has_answered(monkeypatch, reply):
 def test_nothing_configured_asks_nobody(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     assert not load_site_reasons(Config(), pytest.fail)
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("bad_nodes: {features: [1]}\n", r"bad_nodes.features: invalid value .*; expected names of node features"),
-    ("bad_nodes: {comment: '('}\n", r"bad_nodes.comment: invalid value '\('; expected a regular expression"),
-    ("bad_nodes: {file: here}\n", "bad_nodes.file: invalid value 'here'; expected an absolute path"),
-    ("bad_nodes: {feature: x}\n", "unknown key bad_nodes.feature; expected bad_nodes.features"),
-])
-def test_invalid_settings(tmp_path, text, message):
-    path = tmp_path / "slurmdl.yaml"
-    path.write_text(text)
-    with pytest.raises(InputError, match=message):
-        load_config([str(path)])
-
-
-def test_one_feature_may_be_written_without_a_list(tmp_path):
-    path = tmp_path / "slurmdl.yaml"
-    path.write_text("bad_nodes: {features: bad-ib}\n")
-    assert load_config([str(path)]).bad_nodes.features == ("bad-ib",)

@@ -6,20 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import yaml
 
-from slurmdl import __version__, config, dl_options
+from slurmdl import __version__, dl_options
 from slurmdl.cli import links
 from slurmdl.cli.main import COMMANDS, main
-from slurmdl.errors import EXIT_STATUS_MEANINGS, InputError
+from slurmdl.errors import EXIT_STATUS_MEANINGS
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "etc/slurmdl.yaml"
 UNITS = sorted((ROOT / "packaging/systemd").iterdir())
 
 
@@ -67,57 +63,6 @@ def test_man_pages_have_no_groff_warnings(written):
         assert "@" not in page.read_text().replace("@version@", "")
         done = run("groff", "-man", "-Tutf8", "-ww", "-z", page)
         assert (done.returncode, done.stderr) == (0, ""), page.name
-
-
-def uncommented() -> str:
-    """The example with all keys uncommented: prose has one blank after #, keys have none or an indent."""
-    lines = [line for line in EXAMPLE.read_text().splitlines() if not re.match(r"# \S|#$", line)]
-    return "\n".join(line.removeprefix("#") for line in lines)
-
-
-def valid_keys(path: Path, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Keys that config accepts, from its error messages."""
-    data: object = {"no-such-key": 1}
-    for key in reversed(prefix):
-        data = {key: data}
-    path.write_text(yaml.safe_dump(data))
-    try:
-        config.load_config([str(path)])
-    except InputError as error:
-        listed = re.search(r"unknown key \S+; expected (.*)", str(error))
-        if listed:
-            for name in listed[1].split(", "):
-                key = (*prefix, name.rpartition(".")[2])
-                yield key
-                yield from valid_keys(path, key)
-
-
-def test_example_has_exactly_the_valid_keys(tmp_path):
-    keys = set(valid_keys(tmp_path / "unknown.yaml"))
-    assert ("link_scores", "prometheus", "queries", "loss") in keys and ("options", "node-binding") in keys
-
-    def paths(data: object, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-        for key, value in data.items() if isinstance(data, dict) else ():
-            yield (*above, key)
-            yield from paths(value, (*above, key))
-
-    shown = set(paths(yaml.safe_load(uncommented())))
-    assert shown <= keys and {key for key in keys - shown if key[0] != "options"} == set()
-
-
-def test_example_shows_the_defaults(tmp_path):
-    assert config.load_config([str(EXAMPLE)]) == config.Config()
-    file = tmp_path / "slurmdl.yaml"
-    file.write_text(uncommented())
-    loaded = config.load_config([str(file)])
-    #: fields without a default value
-    examples = {"trusted_owner", "prometheus_url", "prometheus_queries", "weights"}
-    for each in fields(config.LinkScoresConfig):
-        if each.name not in examples:
-            assert getattr(loaded.link_scores, each.name) == getattr(config.LinkScoresConfig(), each.name), each.name
-    assert all(getattr(loaded.bad_nodes, each.name) for each in fields(config.BadNodesConfig))
-    options = {name: value for name, value in loaded.options.items() if name != "zone"}
-    assert dl_options.merge_layers(options) == dl_options.DlOptions()
 
 
 def test_bash_completion(written):
@@ -168,7 +113,7 @@ def test_uninstall_removes_all_installed_files(tmp_path):
     assert installed == set(run(*make, "list").stdout.split())
     text = "".join(path.read_text() for path in (root / "etc/systemd/system").iterdir())
     assert "ExecStart=/opt/site/bin/slurmdl links ingest" in text and "@bin" not in text
-    assert (root / "etc/slurmdl/slurmdl.yaml").read_text() == EXAMPLE.read_text()
+    assert (root / "etc/slurmdl/slurmdl.yaml").read_text() == (ROOT / "etc/slurmdl.yaml").read_text()
     if shutil.which("systemd-analyze"):
         units = tmp_path / "units"
         units.mkdir()
