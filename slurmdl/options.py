@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmdl.errors import UsageError, sort_by_similarity
-from slurmdl.slurm.sbatch_options import is_flag_set
+from slurmdl.slurm.getopt import is_flag_set
 
 
 @dataclass(frozen=True)

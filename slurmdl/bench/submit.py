@@ -20,7 +20,6 @@ from slurmdl.bench.spec import Cell, Spec
 from slurmdl.errors import InputError, UnavailableError, print_stderr
 from slurmdl.plan import STRATEGIES
 from slurmdl.slurm import jobs, process, slurm_conf
-from slurmdl.slurm.run_module import module_argv
 from slurmdl.units import format_coarse_duration
 
 POLL_S = 1.0
@@ -206,7 +205,7 @@ def submit_command(cell: Cell) -> list[str]:
     if cell.placement == "slurm":
         return ["sbatch"]
     strategy = cell.strategy if cell.strategy in STRATEGIES else "allreduce"
-    return module_argv("slurmdl", "sbatch", f"--dl-strategy={strategy}")
+    return process.module_argv("slurmdl", "sbatch", f"--dl-strategy={strategy}")
 
 
 def script(spec: Spec, cell: Cell, base: str) -> str:
@@ -214,7 +213,7 @@ def script(spec: Spec, cell: Cell, base: str) -> str:
     mpi = f"--mpi={slurm_conf.detect_pmi(os.environ) or 'pmix'}"
     plain, option = ("mpirun", "--step-starter=mpirun") if spec.step_starter == "mpirun" else \
         (f"srun -K {mpi}", f"-K {mpi}")
-    launch = plain if cell.placement == "slurm" else f"{shlex.join(module_argv('slurmdl', 'srun'))} {option}"
+    launch = plain if cell.placement == "slurm" else f"{shlex.join(process.module_argv('slurmdl', 'srun'))} {option}"
     exports = [f"export SLURMDL_TRAIN_STRATEGY={cell.strategy}"] if cell.framework == "slurmdl" else []
     if cell.strategy == "ps":
         exports.append(f"export SLURMDL_TRAIN_PS={spec.ps}")
@@ -222,7 +221,7 @@ def script(spec: Spec, cell: Cell, base: str) -> str:
         "#!/bin/sh",
         f"#SBATCH -J slurmdl-bench -N {cell.nodes} --ntasks-per-node={spec.tasks_per_node}",
         f"#SBATCH -t {spec.time_limit_minutes} --no-requeue", *exports,
-        f"exec {launch} {shlex.join(module_argv('slurmdl.bench.worker', f'{base}.work', base))}", ""])
+        f"exec {launch} {shlex.join(process.module_argv('slurmdl.bench.worker', f'{base}.work', base))}", ""])
 
 
 def _filename_pattern(path: str) -> str:

@@ -77,11 +77,11 @@ def run(argv: list[str]) -> int:
 def _split_own_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Split into own options and sbatch's arguments; UsageError if an own one is misspelled or misplaced."""
     from slurmdl import dl_options
-    from slurmdl.slurm import getopt, sbatch_options
+    from slurmdl.slurm import getopt
 
-    table: dict[str, getopt.HasArg] = {**sbatch_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS}
+    table: dict[str, getopt.HasArg] = {**getopt.SBATCH_LONG_OPTIONS, **dl_options.LONG_OPTIONS}
     table.update({option: "no" if option in _FLAGS else "required" for option in _OWN_OPTIONS})
-    line = getopt.parse_command_line(argv, sbatch_options.SHORT_OPTIONS, table)
+    line = getopt.parse_command_line(argv, getopt.SBATCH_SHORT_OPTIONS, table)
     for option in line.options:
         if not option.is_known and (meant := _similar_option(option.args[0], _OWN_OPTIONS)):
             raise UsageError(f"{option.args[0]}: unknown option; expected --{meant}")

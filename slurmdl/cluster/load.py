@@ -152,9 +152,8 @@ def _fetch_with_pyslurm(with_topology: bool = False) -> tuple[ClusterSnapshot, S
     """
     from slurmdl.cluster.scontrol_parser import read_cluster
     from slurmdl.slurm.output import split_output
-    from slurmdl.slurm.run_module import module_argv
 
-    worker = process.run_command(module_argv("slurmdl.cluster.pyslurm_worker"), name="PySlurm")
+    worker = process.run_command(process.module_argv("slurmdl.cluster.pyslurm_worker"), name="PySlurm")
     if worker.returncode:
         messages = worker.stderr.strip().splitlines() or [f"exit status {worker.returncode}"]
         raise UnavailableError(f"PySlurm: {messages[-1]}")

@@ -21,7 +21,6 @@ from typing import Any
 
 from slurmdl.errors import SlurmdlError
 from slurmdl.slurm import process
-from slurmdl.slurm.run_module import module_argv
 
 #: seconds of the CPU check, and iterations between two looks at the clock (about 1 ms)
 _CPU_SECONDS, _CPU_BATCH = 1.0, 20_000
@@ -253,7 +252,7 @@ CHECKS: dict[str, tuple[Callable[[], dict[str, Any]], float]] = {
 def run_check(name: str) -> dict[str, object]:
     """The result of one check, in a process of its own: `values`, or `error` if it fails or does not end in time."""
     try:
-        text = process.run_command(module_argv("slurmdl.health.node_checks", "--only", name),
+        text = process.run_command(process.module_argv("slurmdl.health.node_checks", "--only", name),
                                    timeout=CHECKS[name][1], name=f"check {name}").checked_stdout()
         return {"values": json.loads(text)}
     except (SlurmdlError, ValueError) as error:

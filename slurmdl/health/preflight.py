@@ -22,7 +22,6 @@ from slurmdl.links.probe.probe_step import ProbeStep, run_probe_step
 from slurmdl.links.samples import LinkSample, merge_into_sample_file
 from slurmdl.links.score_sources import user_probe_file
 from slurmdl.slurm import jobs, process
-from slurmdl.slurm.run_module import module_argv
 from slurmdl.slurm.slurm_conf import cluster_name
 from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
@@ -110,7 +109,7 @@ def run_node_checks(nodes: Sequence[str], checks: Sequence[str], environ: Mappin
     """Run checks on nodes by a step with one task per node; a node that does not answer in time has no values."""
     reports = {node: NodeReport() for node in nodes}
     argv = [*jobs.node_step_argv(nodes, environ, "slurmdl-preflight", ("--mpi=none", "--cpu-bind=none")),
-            *module_argv("slurmdl.health.node_checks", *checks)]
+            *process.module_argv("slurmdl.health.node_checks", *checks)]
     step_error, expected = "", len(nodes) * len(checks)
     lines = process.stream_lines(argv, env=jobs.node_step_environ(environ), stdin="", timeout=limit_s)
     try:

@@ -35,7 +35,7 @@ from slurmdl.launch import binding, submission, submission_record
 from slurmdl.launch.binding import Decision
 from slurmdl.launch.submission import ParsedArgv, Submission, SubmitCommand, build_submit_command
 from slurmdl.launch.zone_preference import exact_zone_features, leaf_zones
-from slurmdl.slurm import process, sbatch_options
+from slurmdl.slurm import getopt, process
 from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.text import pluralize, print_escaped
 from slurmdl.units import format_coarse_duration
@@ -54,7 +54,7 @@ def run_sbatch(argv: Sequence[str]) -> int:
     with --dl-strict SlurmdlError if no nodes can be chosen; then nothing is submitted.
     """
     program = find_sbatch(os.environ)
-    parsed_argv = ParsedArgv.from_argv(argv, partial(sbatch_options.plugin_options, program))
+    parsed_argv = ParsedArgv.from_argv(argv, partial(getopt.plugin_options, program))
     if parsed_argv.requests_help:
         if parsed_argv.command_line.has_option("help"):
             print(f"usage: slurmdl sbatch [--dl-*] [sbatch options] script [args]\n\n{dl_options.help_text()}")
@@ -152,7 +152,7 @@ class SubmissionAttempt:
             config_error = error
         job = submission.parse_submission(self.parsed_argv.argv, os.environ, stdin=self.stdin,
                                           has_plugin=partial(_sbatch_has_plugin, self.program),
-                                          plugin_options=partial(sbatch_options.plugin_options, self.program),
+                                          plugin_options=partial(getopt.plugin_options, self.program),
                                           defaults=site_config.options)
         self._update_job(job)
         if config_error:

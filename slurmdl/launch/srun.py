@@ -39,7 +39,7 @@ from slurmdl.launch import (
 )
 from slurmdl.launch.srun_args import SrunArgs, parse_srun_argv
 from slurmdl.launch.step_command import InlineFile, StepCommand
-from slurmdl.slurm import jobs, process, sbatch_options, slurm_conf
+from slurmdl.slurm import getopt, jobs, process, slurm_conf
 from slurmdl.slurm.slurm_conf import SlurmConfig, start_config_query
 from slurmdl.text import print_escaped
 
@@ -55,7 +55,7 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     replaces (--dl-preflight). Raises UsageError for an unknown --dl-* option, step starter, format or value,
     UnavailableError if srun (or mpirun with --step-starter=mpirun) is missing.
     """
-    args = parse_srun_argv(argv, partial(sbatch_options.plugin_options, "srun"))
+    args = parse_srun_argv(argv, partial(getopt.plugin_options, "srun"))
     if args.calls_plain_srun:
         _exec_step(StepCommand(("srun", *args.srun_argv), environ_unset=step_command.inherited_variables(environ)),
                    environ)

@@ -14,12 +14,12 @@ from slurmdl.errors import UnavailableError, UsageError
 from slurmdl.job_request import JobRequest
 from slurmdl.launch import submission_record
 from slurmdl.launch.submission_record import Promise, RequestedSize
-from slurmdl.slurm import getopt, process, sbatch_options
+from slurmdl.slurm import getopt, process
 from slurmdl.text import truncate
 
-_LONG_OPTIONS = {**sbatch_options.LONG_OPTIONS, **dl_options.LONG_OPTIONS}
+_LONG_OPTIONS = {**getopt.SBATCH_LONG_OPTIONS, **dl_options.LONG_OPTIONS}
 #: options of a #SBATCH line if Slurm has the plugin
-_SCRIPT_OPTIONS = {**sbatch_options.LONG_OPTIONS, **dl_options.SPANK_OPTIONS}
+_SCRIPT_OPTIONS = {**getopt.SBATCH_LONG_OPTIONS, **dl_options.SPANK_OPTIONS}
 
 PluginOptions = Callable[[], Mapping[str, getopt.HasArg]]
 
@@ -152,7 +152,7 @@ class ParsedArgv:
     @classmethod
     def from_argv(cls, argv: Sequence[str], plugin_options: PluginOptions = dict) -> ParsedArgv:
         indexes = [i for i, arg in enumerate(argv) if arg != ":"]
-        line = getopt.parse_command_line([argv[i] for i in indexes], sbatch_options.SHORT_OPTIONS, _LONG_OPTIONS,
+        line = getopt.parse_command_line([argv[i] for i in indexes], getopt.SBATCH_SHORT_OPTIONS, _LONG_OPTIONS,
                                          plugin_options)
         options = tuple(replace(option, index=indexes[option.index]) for option in line.options)
         return cls(tuple(argv), getopt.CommandLine(options, line.operands), len(indexes) < len(argv))
@@ -178,7 +178,7 @@ class ParsedArgv:
         """The arguments for sbatch, and the index after the last option of each name with a value."""
         removed = {i for option in self.command_line.options if option.name.startswith("dl-")
                    for i in range(option.index, option.index + len(option.args))}
-        ends = {sbatch_options.SYNONYMS.get(option.name, option.name): option.index + len(option.args)
+        ends = {getopt.SYNONYMS.get(option.name, option.name): option.index + len(option.args)
                 for option in self.options
                 if option.is_known and option.value is not None and option.index not in removed}
         return (tuple(arg for i, arg in enumerate(self.argv) if i not in removed),
@@ -215,7 +215,7 @@ def parse_submission(argv: Sequence[str], environ: Mapping[str, str], *,
     script = _read_script(line, stdin)
     directives = _parse_directives(script, has_plugin, plugin_options) if script else _Directives()
     cli_settings = _collect_sbatch_settings(parsed_argv.options)
-    env_settings = sbatch_options.sbatch_settings_from_environ(environ)
+    env_settings = getopt.sbatch_settings_from_environ(environ)
     settings = _overlay_sbatch_settings(_overlay_sbatch_settings(directives.sbatch, env_settings), cli_settings)
     memory = _MEMORY_OPTIONS & settings.keys()
     env_memory = memory & (env_settings.keys() - cli_settings.keys())
@@ -239,7 +239,7 @@ def _collect_sbatch_settings(options: Iterable[getopt.Option]) -> dict[str, str]
     settings: dict[str, str] = {}
     for option in options:
         if option.is_known and not option.name.startswith("dl-"):
-            name = sbatch_options.SYNONYMS.get(option.name, option.name)
+            name = getopt.SYNONYMS.get(option.name, option.name)
             settings = _overlay_sbatch_settings(settings, {name: option.value or ""})
     return settings
 
@@ -269,14 +269,14 @@ class _Directives(NamedTuple):
 
 def _parse_directives(script: Script, has_plugin: Callable[[], bool], plugin_options: PluginOptions) -> _Directives:
     """Parse the directives of a script. UsageError as `parse_submission`."""
-    if script.is_long and not sbatch_options.script_header(script.head)[1]:
+    if script.is_long and not getopt.script_header(script.head)[1]:
         return _Directives(unknown_reason=f"the directives of {script.name} are not read: they go on beyond "
                                           f"{MAX_SCRIPT_HEAD_BYTES} bytes")
     args: list[str] = []
     component_args: list[list[str]] = [[]]
     dl: dict[str, str] = {}
     translated_reason, first_dl_location = "", ""
-    for directive in sbatch_options.script_directives(script.head, script.name):
+    for directive in getopt.script_directives(script.head, script.name):
         location = f"{script.name}:{directive.line}: "
         if directive.keyword == "#DL":
             dl.update(dl_options.parse_directive(directive.args, location))
@@ -289,7 +289,7 @@ def _parse_directives(script: Script, has_plugin: Callable[[], bool], plugin_opt
                 component_args.append([])
             args += directive.args
             component_args[-1] += directive.args
-    line = getopt.parse_command_line(args, sbatch_options.SHORT_OPTIONS, _SCRIPT_OPTIONS, plugin_options)
+    line = getopt.parse_command_line(args, getopt.SBATCH_SHORT_OPTIONS, _SCRIPT_OPTIONS, plugin_options)
     dl_opts = [option for option in line.options if option.name.startswith("dl-")]
     unknown = next((option for option in dl_opts if option.name not in dl_options.SPANK_OPTIONS), None)
     if unknown or (dl_opts and not has_plugin()):
@@ -298,7 +298,7 @@ def _parse_directives(script: Script, has_plugin: Callable[[], bool], plugin_opt
         raise UsageError(f"{first_dl_location}{arg!r} {problem}; expected #DL {arg}")
     plugin = dl_options.collect_settings(dl_opts, first_dl_location)
     if len(component_args) > 1:
-        exports = (getopt.parse_command_line(args, sbatch_options.SHORT_OPTIONS, _SCRIPT_OPTIONS,
+        exports = (getopt.parse_command_line(args, getopt.SBATCH_SHORT_OPTIONS, _SCRIPT_OPTIONS,
                                              plugin_options).last_value("export") for args in component_args)
         export = next(filter(None, exports), "")
         return _Directives({"export": export} if export else {}, dl, plugin, _HETEROGENEOUS_REASON)

@@ -38,6 +38,12 @@ _FORMAT_VARIABLES = ("SINFO_FORMAT", "SLURM_TOPO_LEN", "SLURM_TIME_FORMAT", "SLU
                      "SLURM_BITSTR_LEN", "SLURM_CLUSTERS", "SCONTROL_FUTURE", "SCONTROL_ALL")
 
 
+def module_argv(module: str, *arguments: str) -> list[str]:
+    """Command line that runs a module, e.g. "slurmdl" or "slurmdl.health.node_checks"; see __main__.py."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return [sys.executable, os.path.join(package, "__main__.py"), module, *arguments]
+
+
 @dataclass(frozen=True)
 class CommandResult:
     """Exit status and output of a command; `command` is its name in messages."""

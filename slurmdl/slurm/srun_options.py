@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from slurmdl.slurm import sbatch_options
-from slurmdl.slurm.getopt import HasArg
+from slurmdl.slurm.getopt import SBATCH_LONG_OPTIONS, SBATCH_SHORT_OPTIONS, HasArg
 
 _SHORT_NOT_IN_SBATCH = {
     "E": "preserve-env", "I": "immediate", "K": "kill-on-bad-exit", "T": "threads", "X": "disable-status",
     "Z": "no-allocate", "l": "label", "r": "relative", "u": "unbuffered",
 }
 #: letter -> long name
-SHORT_OPTIONS = {letter: name for letter, name in sbatch_options.SHORT_OPTIONS.items() if letter != "a"} \
+SHORT_OPTIONS = {letter: name for letter, name in SBATCH_SHORT_OPTIONS.items() if letter != "a"} \
     | _SHORT_NOT_IN_SBATCH
 
 _ONLY_IN_SBATCH = """array batch export-file external get-user-env ignore-pbs kill-on-invalid-dep no-requeue requeue
@@ -23,7 +22,7 @@ _REQUIRED_ARG = """accel-bind bcast-exclude container-type cpu-bind cpu_bind epi
 
 #: long name -> whether it takes a value
 LONG_OPTIONS: dict[str, HasArg] = {
-    **{name: has_arg for name, has_arg in sbatch_options.LONG_OPTIONS.items() if name not in _ONLY_IN_SBATCH.split()},
+    **{name: has_arg for name, has_arg in SBATCH_LONG_OPTIONS.items() if name not in _ONLY_IN_SBATCH.split()},
     **dict.fromkeys(_NO_ARG.split(), "no"), **dict.fromkeys(_OPTIONAL_ARG.split(), "optional"),
     **dict.fromkeys(_REQUIRED_ARG.split(), "required")}
 

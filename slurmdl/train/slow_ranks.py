@@ -169,10 +169,9 @@ def requeue_without_nodes(reasons: Mapping[str, str], dry_run: bool = False, thi
     Raises UnavailableError with the reason if it is not possible, BadNodesError if the limit of requeues forbids it.
     """
     from slurmdl.slurm import jobs, process  # imported only when needed
-    from slurmdl.slurm.run_module import module_argv
 
     # with the ID of the job, it returns
-    argv = module_argv("slurmdl", "requeue", "--exclude", ",".join(reasons), "--reason",
+    argv = process.module_argv("slurmdl", "requeue", "--exclude", ",".join(reasons), "--reason",
                        "; ".join(reasons.values()), *["--dry-run"] * dry_run, *["--this-job-only"] * this_job_only,
                        jobs.own_job_id(os.environ))
     result = process.run_command(argv, timeout=_REQUEUE_TIMEOUT_S, name="slurmdl requeue")

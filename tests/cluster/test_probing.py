@@ -164,7 +164,7 @@ def task_on(cluster, node: str, probe: subprocess.Popen) -> int:
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and os.stat(entry / "ns/pid").st_ino == namespace \
-                        and b"run_module.py\0slurmdl.links.probe.tcp_task" in (entry / "cmdline").read_bytes():
+                        and b"__main__.py\0slurmdl.links.probe.tcp_task" in (entry / "cmdline").read_bytes():
                     return int(entry.name)
             except OSError:
                 continue

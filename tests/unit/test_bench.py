@@ -60,8 +60,8 @@ def test_invalid_spec_is_rejected(tmp_path: Path, text: str, words: str) -> None
 
 
 @pytest.mark.parametrize("launcher, plain, placed", [
-    ("srun", "exec srun -K --mpi=pmi2 ", "run_module.py slurmdl srun -K --mpi=pmi2 "),
-    ("mpirun", "exec mpirun ", "run_module.py slurmdl srun --step-starter=mpirun ")])
+    ("srun", "exec srun -K --mpi=pmi2 ", "__main__.py slurmdl srun -K --mpi=pmi2 "),
+    ("mpirun", "exec mpirun ", "__main__.py slurmdl srun --step-starter=mpirun ")])
 def test_cell_start_command_matches_launcher_and_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str,
                                                      plain: str, placed: str) -> None:
     (tmp_path / "mpiexec.hydra").touch(mode=0o755)

@@ -10,7 +10,7 @@ import pytest
 from slurmdl import dl_options
 from slurmdl.cli import place
 from slurmdl.errors import UsageError
-from slurmdl.slurm import sbatch_options
+from slurmdl.slurm import getopt
 
 ETC = Path(__file__).parents[2] / "etc"
 
@@ -23,10 +23,10 @@ def table(name: str) -> set[str]:
 
 
 def test_tables_of_option_values_match_sbatch():
-    assert table("FLAGS") == {name for name, has_arg in sbatch_options.LONG_OPTIONS.items() if has_arg == "no"}
-    assert table("OPTIONAL") == {name for name, has_arg in sbatch_options.LONG_OPTIONS.items()
+    assert table("FLAGS") == {name for name, has_arg in getopt.SBATCH_LONG_OPTIONS.items() if has_arg == "no"}
+    assert table("OPTIONAL") == {name for name, has_arg in getopt.SBATCH_LONG_OPTIONS.items()
                                  if has_arg == "optional"}
-    assert table("IGNORED_OPTIONS") <= set(sbatch_options.LONG_OPTIONS)
+    assert table("IGNORED_OPTIONS") <= set(getopt.SBATCH_LONG_OPTIONS)
 
 
 def test_ignored_options_do_not_change_the_request():

@@ -18,7 +18,7 @@ from slurmdl.cluster import load
 from slurmdl.errors import SlurmdlError
 from slurmdl.health import preflight
 from slurmdl.links.probe.probe_step import ProbeStep, run_probe_step
-from slurmdl.slurm.run_module import module_argv
+from slurmdl.slurm.process import module_argv
 from slurmdl.topology.topology import Topology
 from slurmdl.train import slow_ranks
 
@@ -120,7 +120,7 @@ def test_every_start_of_python_is_safe() -> None:
             if isinstance(node, (ast.List, ast.Tuple)):
                 words = [ast.unparse(item) for item in node.elts]
                 for word, following in pairwise([*words, ""]):
-                    if word == "sys.executable" and path.name != "run_module.py":
+                    if word == "sys.executable" and path.name != "process.py":
                         assert following.startswith("'-I"), f"{path}:{node.lineno}: {word}, {following}"
             elif isinstance(node, ast.JoinedStr):
                 text = ast.unparse(node)

@@ -14,11 +14,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slurmdl.launch import submission
-from slurmdl.slurm import sbatch_options
+from slurmdl.slurm import getopt
 
 pytestmark = pytest.mark.skipif(shutil.which("sbatch") is None, reason="needs the program sbatch (slurm-client)")
 
-LETTER = {name: letter for letter, name in sbatch_options.SHORT_OPTIONS.items()}
+LETTER = {name: letter for letter, name in getopt.SBATCH_SHORT_OPTIONS.items()}
 VALUES = {
     "nodes": ["1", "2-4", "16"], "ntasks": ["16", "32"], "ntasks-per-node": ["2", "3"], "cpus-per-task": ["1", "4"],
     "mem": ["1G", "300"], "mem-per-cpu": ["100", "1G"], "partition": ["p", "p,q"],
@@ -48,7 +48,7 @@ def args(draw) -> list[str]:
     name = draw(st.sampled_from(SHOWN))
     values = VALUES[name]
     value = draw(st.sampled_from(values)) if values else None
-    required = sbatch_options.LONG_OPTIONS[name] == "required"
+    required = getopt.SBATCH_LONG_OPTIONS[name] == "required"
     letter = LETTER.get(name)
     if letter and draw(st.booleans()):
         if value is None:
@@ -101,7 +101,7 @@ def query_sbatch(directory, argv, script, environ) -> dict[str, str] | None:
 
 def format_settings(job: submission.Submission) -> dict[str, str]:
     """The parsed settings in the form of sbatch's output."""
-    out = {name: value if sbatch_options.LONG_OPTIONS[name] == "required" or value else "set"
+    out = {name: value if getopt.SBATCH_LONG_OPTIONS[name] == "required" or value else "set"
            for name, value in job.settings.items() if name in SHOWN}
     if out.pop("no-requeue", None):
         out["requeue"] = "no-requeue"
@@ -173,5 +173,5 @@ def test_every_variable_of_sbatch_is_read_or_known_to_have_no_influence():
     variables = {name.decode() for name in re.findall(rb"\0(SBATCH_[A-Z0-9_]+)(?=\0)", binary)}
     assert len(variables) > 50
     known = {f"SBATCH_{name}" for name in WITHOUT_INFLUENCE.split()}
-    assert not known & sbatch_options.ENV_VARIABLES.keys()
-    assert variables <= known | sbatch_options.ENV_VARIABLES.keys()
+    assert not known & getopt.ENV_VARIABLES.keys()
+    assert variables <= known | getopt.ENV_VARIABLES.keys()

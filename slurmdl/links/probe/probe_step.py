@@ -29,7 +29,6 @@ from slurmdl.links.probe import tcp_task
 from slurmdl.links.probe.pair_probe import PairMeasurement, ProbeConfig
 from slurmdl.links.samples import LinkSample
 from slurmdl.slurm import jobs, process
-from slurmdl.slurm.run_module import module_argv
 from slurmdl.topology.topology import Topology
 
 #: default number of rounds inside zones, and of node pairs per pair of zones
@@ -89,7 +88,7 @@ class ProbeStep:
     def srun_argv(self, environ: Mapping[str, str]) -> list[str]:
         """srun's command line."""
         return [*jobs.node_step_argv(self.nodes, environ, "slurmdl-probe", ("--mpi=none", *self.srun_args)),
-                *module_argv("slurmdl.links.probe.tcp_task")]
+                *process.module_argv("slurmdl.links.probe.tcp_task")]
 
 
 @dataclass(frozen=True)
