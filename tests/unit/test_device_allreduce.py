@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +18,7 @@ from slurmdl.train.strategy_config import StrategyConfig
 DIRECTORY = Path(__file__).parent
 ON_DEVICES = str(DIRECTORY / "device_backend_script.py")
 #: entry i is the zone of rank i
-IN_ZONES = ("--no-python", "sh", "-c", 'zone=$((RANK / 2)); SLURMD_NODENAME=n$RANK SLURM_TOPOLOGY_ADDR=z$zone.n$RANK '
-            'SLURM_TOPOLOGY_ADDR_PATTERN=switch.node exec "$0" "$@"', sys.executable)
+IN_ZONES = "export SLURMD_NODENAME=n$R SLURM_TOPOLOGY_ADDR=z$((R / 2)).n$R SLURM_TOPOLOGY_ADDR_PATTERN=switch.node"
 STEPS, BUCKETS = 30, 5
 TRAIN = ("slurmdl.train", "--steps", str(STEPS), "--model", "mlp:16", "--batch-size", "8")
 
@@ -45,10 +43,10 @@ def test_mean_and_bytes(groups: list[list[int]]) -> None:
     pytest.param("--strategy local-sgd --period 8 --islands zone", marks=pytest.mark.nightly)])
 def test_training_is_that_of_the_host(options: str, tmp_path: Path) -> None:
     models = []
-    for name, start, slices in (("devices", ON_DEVICES, 4 * STEPS * BUCKETS), ("host", "-m", 0)):
+    for name, start, slices in (("devices", (ON_DEVICES,), 4 * STEPS * BUCKETS), ("host", ("-m",), 0)):
         folder = str(tmp_path / name)
-        proc = torchrun(4, *IN_ZONES, start, *TRAIN, *options.split(), "--checkpoint-dir", folder,
-                        "--checkpoint-every", str(STEPS))
+        proc = torchrun(4, *start, *TRAIN, *options.split(), "--checkpoint-dir", folder,
+                        "--checkpoint-every", str(STEPS), per_rank=IN_ZONES)
         assert proc.returncode == 0, proc.stderr
         assert proc.stderr.count("a slice is averaged") == slices
         export_model(folder, None, f"{folder}.pt")

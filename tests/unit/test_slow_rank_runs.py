@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from mpi import mpirun, needs_mpi
+from mpi import mpirun, needs_mpi, torchrun
 
 from slurmdl.train import watch_slow_ranks
 
@@ -64,18 +61,10 @@ def test_equal_ranks_are_not_reported(arguments: tuple[str, ...], tmp_path: Path
     assert json.loads((tmp_path / "summary").read_text())["slow_ranks"] == []
 
 
-def torchrun(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the DistributedDataParallel script on four ranks."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    return subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
-                           DDP_SCRIPT, *arguments], env={**clean, **environ}, capture_output=True, text=True,
-                          timeout=180, check=False)
-
-
 @pytest.mark.parametrize("passes", [1, pytest.param(2, marks=NIGHTLY)])
 def test_slow_rank_of_ddp_is_reported_once(passes: int) -> None:
     """Without waiting for gradients, which takes longest on the fast ranks; a requeue is refused outside of Slurm."""
-    proc = torchrun("2", str(passes), SLURMDL_ON_SLOW="exclude")
+    proc = torchrun(4, DDP_SCRIPT, "2", str(passes), environ={"SLURMDL_ON_SLOW": "exclude"})
     assert proc.returncode == 0, proc.stderr
     results = [line.partition(": ")[2] for line in proc.stdout.splitlines() if line.startswith("rank ")]
     assert len(results) == 4
@@ -88,7 +77,7 @@ def test_slow_rank_of_ddp_is_reported_once(passes: int) -> None:
 
 @NIGHTLY
 def test_equal_ranks_of_ddp_are_not_reported() -> None:
-    proc = torchrun("-1", "1")
+    proc = torchrun(4, DDP_SCRIPT, "-1", "1")
     assert proc.returncode == 0, proc.stderr
     assert not [line for line in proc.stderr.splitlines() if line.startswith("slurmdl:")]
 

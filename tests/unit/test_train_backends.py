@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi import free_port, mpirun, needs_mpi, python, torchrun
+from mpi import free_port, mpirun, needs_mpi, preloaded, python, torchrun
 
 from slurmdl.errors import InvalidOptionsError
 from slurmdl.train import process_group, world
@@ -39,10 +39,9 @@ def slurmdl_lines(text: str) -> list[str]:
 def test_models_are_those_of_mpi(options: str, tmp_path: Path) -> None:
     """Each rank has a node of its own: over MPI, the ranks of a node would add gradients in another order."""
     ranks = 3 if "allreduce" in options else 4  # of which two may be servers
-    own_node = ("--no-python", "sh", "-c", 'SLURMD_NODENAME=n$RANK exec "$0" "$@"', sys.executable)
     train = (*TRAIN, *options.split(), "--summary")
-    procs = (mpirun(ranks, *train, str(tmp_path / "mpi"), per_rank="export SLURMD_NODENAME=n$R"),
-             torchrun(ranks, *own_node, *train, str(tmp_path / "torch")))
+    procs = [start(ranks, *train, str(tmp_path / name), per_rank="export SLURMD_NODENAME=n$R")
+             for start, name in ((mpirun, "mpi"), (torchrun, "torch"))]
     assert [proc.returncode for proc in procs] == [0, 0], [proc.stderr for proc in procs]
     over_mpi, over_torch = (json.loads((tmp_path / name).read_text()) for name in ("mpi", "torch"))
     if "--load-balance" not in options:  # by measured speeds
@@ -126,7 +125,7 @@ def test_tasks_of_srun_find_each_other_without_mpi() -> None:
     environ = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
                "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(free_port())}
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    other = subprocess.Popen([sys.executable, *TRAIN], env=clean | environ | {"SLURM_PROCID": "1"})
+    other = subprocess.Popen([*preloaded(), *TRAIN], env=clean | environ | {"SLURM_PROCID": "1"})
     proc = python(*TRAIN, environ={**environ, "SLURM_PROCID": "0"})
     assert other.wait(60) == proc.returncode == 0, proc.stderr
     assert "ranks: 0 " in proc.stdout and ", 1 " in proc.stdout
@@ -141,7 +140,7 @@ def test_killed_rank_ends_the_others(options: str, size: int, logging_rank: int)
     """
     environ = {**os.environ, "SLURM_STEP_NUM_TASKS": str(size), "MASTER_PORT": str(free_port()),
                "MASTER_ADDR": "localhost"}
-    train = [sys.executable, *TRAIN, "--strategy", *options.split(), "--steps", "100000", "--emulate-compute", "0.2",
+    train = [*preloaded(), *TRAIN, "--strategy", *options.split(), "--steps", "100000", "--emulate-compute", "0.2",
              "--log-every", "5"]
     ranks = [subprocess.Popen(train, env={**environ, "SLURM_PROCID": str(rank)}, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE) for rank in range(size)]
@@ -227,7 +226,7 @@ def test_run_resumes_from_the_checkpoint_of_a_signal(strategy: str, tmp_path: Pa
     expected = json.loads((tmp_path / "summary").read_text())["parameters_crc32"]
     environ = {**os.environ, "SLURM_STEP_NUM_TASKS": "2", "MASTER_PORT": str(free_port()),
                "MASTER_ADDR": "localhost"}
-    argv = [sys.executable, *train, "--checkpoint-dir", str(tmp_path / "kept")]
+    argv = [*preloaded(), *train, "--checkpoint-dir", str(tmp_path / "kept")]
     ranks = [subprocess.Popen(argv, env={**environ, "SLURM_PROCID": str(rank)}, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE) for rank in range(2)]
     assert ranks[0].stdout

@@ -463,10 +463,9 @@ def test_unknown_zone_and_too_small_model_are_rejected() -> None:
 def test_models_over_mpi_and_torch_are_those_of_virtual_ranks(options: str, tmp_path: Path) -> None:
     words = ["--steps", "30", "--model", "mlp:16", "--batch-size", "8", *options.split()]
     expected = train(parse_train_options([*words, "--virtual-ranks", "4", "--virtual-zones", "z0:2,z1:2"], {}))
-    own_place = ("--no-python", "sh", "-c", f'R=$RANK; {PLACES}; exec "$0" "$@"', sys.executable)
     arguments = ("-m", "slurmdl.train", *words, "--summary")
-    procs = (mpirun(4, *arguments, str(tmp_path / "mpi"), per_rank=PLACES),
-             torchrun(4, *own_place, *arguments, str(tmp_path / "torch")))
+    procs = [start(4, *arguments, str(tmp_path / name), per_rank=PLACES)
+             for start, name in ((mpirun, "mpi"), (torchrun, "torch"))]
     assert [proc.returncode for proc in procs] == [0, 0], [proc.stderr for proc in procs]
     results = [json.loads((tmp_path / name).read_text()) for name in ("mpi", "torch")]
     assert expected is not None

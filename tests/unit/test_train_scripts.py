@@ -193,5 +193,5 @@ def test_example_learns() -> None:
 
 def test_import_of_library_loads_neither_torch_nor_mpi() -> None:
     proc = python("-c", "import sys, slurmdl.train; print('numpy' in sys.modules); slurmdl.train.init; "
-                        "print('torch' in sys.modules, 'mpi4py' in sys.modules)")
+                        "print('torch' in sys.modules, 'mpi4py' in sys.modules)", loaded=False)
     assert proc.stdout.split() == ["False"] * 3, proc.stderr

@@ -252,7 +252,7 @@ def test_train_imports_only_shared_modules() -> None:
     """Tasks need torch, MPI and these files only."""
     code = ("import sys; from slurmdl.train.trainer import trainer; print(*sorted(m for m in sys.modules if "
             "m.startswith('slurmdl.') and not m.startswith('slurmdl.train')), 'sklearn' in sys.modules)")
-    proc = python("-c", code)
+    proc = python("-c", code, loaded=False)
     assert proc.stdout.split() == [
         "slurmdl.comm_layout", "slurmdl.errors", "slurmdl.files", "slurmdl.gossip_graphs", "slurmdl.mesh",
         "slurmdl.plan", "slurmdl.records", "slurmdl.text", "slurmdl.units", "slurmdl.yaml_input",
