@@ -23,7 +23,8 @@ from slurmdl.history.best_nodes import BestNodes, CommCosts
 from slurmdl.history.leaves import Leaves
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.slurm.hostlist import ranged_string
-from slurmdl.topology import example, write
+from slurmdl.topology import write
+from slurmdl.topology.source import tree_topology
 from slurmdl.topology.topology import TopologySet
 
 SEED = 1
@@ -49,7 +50,7 @@ print(json.dumps({"seconds": seconds, "cpu": used.ru_utime + used.ru_stime, "pea
 def write_records(path: str, records: int, strategy: str = "") -> None:
     """Write the output of sacct for a simulated cluster; with a strategy the jobs get the best nodes for it."""
     random = np.random.default_rng(SEED)
-    leaves = Leaves.from_topology(example.tree_topology(SHAPE))
+    leaves = Leaves.from_topology(tree_topology(SHAPE))
     names = leaves.node_names
     best = BestNodes(CommCosts(leaves, LinkScores(), [strategy or "gossip"], 100e6), is_quick=True)
     is_free = np.ones(len(names), bool)
@@ -101,7 +102,7 @@ def run(repeats: int = 3, results_file: str | None = None) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         topology = f"{folder}/topology.conf"
-        zones = TopologySet.single(example.tree_topology(SHAPE))
+        zones = TopologySet.single(tree_topology(SHAPE))
         Path(topology).write_text(write.format_topology(zones, None, "conf"))
         write_records(f"{folder}/all.txt", RECORDS)
         write_records(f"{folder}/plain.txt", CONTROL_RECORDS)

@@ -19,7 +19,8 @@ import numpy as np
 from benchmarks import results
 from benchmarks.results import Row, make_row
 from benchmarks.suite import run_repeated, start
-from slurmdl.topology import example, write
+from slurmdl.topology import write
+from slurmdl.topology.source import tree_topology
 from slurmdl.topology.topology import TopologySet
 
 SEED = 1
@@ -117,7 +118,7 @@ def _evaluate(add: Callable[..., Row], metric: str, samples: list[float], unit: 
 def _file(folder: str, nodes: int, file_format: str) -> str:
     path = Path(folder) / f"{nodes}.{file_format}"
     if not path.exists():
-        topology = example.tree_topology((1, nodes // 20, nodes))
+        topology = tree_topology((1, nodes // 20, nodes))
         path.write_text(write.format_topology(TopologySet.single(topology), None, file_format))
     return str(path)
 

@@ -19,7 +19,7 @@ from benchmarks.results import Row, make_row
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.slurm import hostlist
-from slurmdl.topology import example
+from slurmdl.topology.source import tree_topology
 
 NODES, REPEATS = 8, 15
 #: seconds that `slurmdl srun` may add to a plain srun; --mpi=pmix is what the user of an MPI program would give, too
@@ -63,7 +63,7 @@ def _small_cluster() -> dict[str, list[float]]:
 
 def _large_cluster() -> dict[str, list[float]]:
     """Seconds until srun starts, on the large cluster."""
-    topology = example.tree_topology((1, LARGE_ZONES, LARGE))
+    topology = tree_topology((1, LARGE_ZONES, LARGE))
     sandbox = lifecycle.sandbox_up(SandboxSpec(f"launchers-{os.getpid()}", topology, cloud_nodes=True))
     try:
         folder = sandbox.shared / "stand-in"

@@ -19,7 +19,7 @@ from slurmdl.job_request import JobRequest
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
 from slurmdl.placement.traffic import Traffic
-from slurmdl.topology import example
+from slurmdl.topology.source import tree_topology
 
 LEAVES = (50, 278)
 #: share of busy nodes, and whether they are drawn one by one, or left by a trace of other jobs
@@ -28,7 +28,7 @@ LOADS = ((0.5, False), (0.3, True), (0.3, True))
 
 def rows(seed: int) -> Iterator[Row]:
     for leaves in LEAVES:
-        shape = Shape(f"{leaves * BLOCK} nodes", example.tree_topology((1, leaves, leaves * BLOCK)))
+        shape = Shape(f"{leaves * BLOCK} nodes", tree_topology((1, leaves, leaves * BLOCK)))
         ratios: dict[tuple[str, str], list[float]] = {}
         spreads: dict[tuple[str, str], list[float]] = {}
         for number, (share, is_drawn) in enumerate(LOADS):

@@ -40,7 +40,7 @@ from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.simulate import compare
 from slurmdl.slurm import hostlist
-from slurmdl.topology import example
+from slurmdl.topology.source import tree_topology
 from slurmdl.topology.topology import Topology
 
 CPUS = 4
@@ -169,7 +169,7 @@ def run_trace(sandbox: Sandbox, jobs: Sequence[Job], variant: str, max_wait_s: f
 
 def rows(seed: int = 0) -> Iterator[Row]:
     """Yield the rows of snapshots, bursts and traces; print one line if there is no cluster."""
-    spec = SandboxSpec(f"submitters-{os.getpid()}", example.tree_topology((1, LEAVES, NODES)), cpus=CPUS,
+    spec = SandboxSpec(f"submitters-{os.getpid()}", tree_topology((1, LEAVES, NODES)), cpus=CPUS,
                        cloud_nodes=True, zone_features=False, slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES)
     try:
         sandbox = sandbox_cluster.sandbox_up(spec)

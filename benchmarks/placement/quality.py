@@ -42,7 +42,7 @@ from slurmdl.sandbox import namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.simulate import compare
 from slurmdl.slurm import hostlist
-from slurmdl.topology import example
+from slurmdl.topology.source import block_topology, tree_topology
 from slurmdl.topology.topology import Indices, Topology
 
 CPUS = 4
@@ -102,10 +102,10 @@ class Shape:
 
 def shapes() -> tuple[Shape, ...]:
     """Return the clusters: a wide tree, two shapes of real networks with synthetic nodes, and blocks."""
-    return (Shape("500 leaves of 20", example.tree_topology((1, 500, 10_000))),
-            Shape("Leonardo's shape", example.tree_topology((1, 23, 394, 4_992))),
-            Shape("JUPITER's shape", example.tree_topology((1, 25, 368, 5_888))),
-            Shape("blocks of 18", example.block_topology((192, 3_456), (18, 72, 576))))
+    return (Shape("500 leaves of 20", tree_topology((1, 500, 10_000))),
+            Shape("Leonardo's shape", tree_topology((1, 23, 394, 4_992))),
+            Shape("JUPITER's shape", tree_topology((1, 25, 368, 5_888))),
+            Shape("blocks of 18", block_topology((192, 3_456), (18, 72, 576))))
 
 
 @dataclass

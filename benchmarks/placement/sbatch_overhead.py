@@ -25,7 +25,7 @@ from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle as sandbox_cluster
 from slurmdl.sandbox.lifecycle import Sandbox
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
-from slurmdl.topology import example
+from slurmdl.topology.source import tree_topology
 
 REPEATS = 15
 #: nodes of the large clusters, and their numbers of leaves; the nodes are cloud nodes, so jobs never end
@@ -86,7 +86,7 @@ def _large(name: str, leaves: int, features: bool) -> tuple[SandboxSpec, tuple[C
     label = f"placed at {LARGE} nodes in {leaves} zones"
     case = Case(f"{label}, zone preferred", LARGE_TARGET, ("-N8",), slow_links=True) if features else \
         Case(f"{label}, pinned", LARGE_TARGET, ("-N8", "--no-requeue"), pinned=True, slow_links=True)
-    return SandboxSpec(name, example.tree_topology((1, leaves, LARGE)),
+    return SandboxSpec(name, tree_topology((1, leaves, LARGE)),
                        zone_features=features, cloud_nodes=True), (case,)
 
 

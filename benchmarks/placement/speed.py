@@ -41,9 +41,9 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
 from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
-from slurmdl.topology import example
+from slurmdl.topology.source import tree_topology
 nodes, leaves, ranks, per_node, share, strategy, seed = json.loads(sys.argv[1])
-topology = example.tree_topology((1, leaves, nodes))
+topology = tree_topology((1, leaves, nodes))
 busy = numpy.random.default_rng(seed).random(nodes) < share
 idle, allocated = ("IDLE",), ("ALLOCATED",)
 cluster = ClusterSnapshot.from_nodes(

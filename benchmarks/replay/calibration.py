@@ -26,7 +26,7 @@ from slurmdl.history.scheduler import Communication, Machine, Schedule, Schedule
 from slurmdl.history.traces import JobTrace
 from slurmdl.placement.arrays import FloatArray, IntArray
 from slurmdl.slurm import hostlist
-from slurmdl.topology import example
+from slurmdl.topology.source import block_topology, tree_topology
 from slurmdl.topology.topology import Topology
 
 JOBS, NODES, LOAD, MEAN_RUN_S = 500, 1000, 1.0, 14.0
@@ -48,8 +48,8 @@ class Observed:
 
 def topologies() -> dict[str, Topology]:
     """Return 1,000 nodes as a tree of three levels and as blocks."""
-    return {"tree": example.tree_topology((1, 5, 50, NODES)),
-            "block": example.block_topology((50, NODES), (20, 80, 320))}
+    return {"tree": tree_topology((1, 5, 50, NODES)),
+            "block": block_topology((50, NODES), (20, 80, 320))}
 
 
 def rows(seed: int) -> Iterator[Row]:

@@ -20,7 +20,7 @@ from benchmarks.results import Row, make_row
 from slurmdl.history.replay import POLICIES, PolicyOutcome, ReplaySettings, replay_seeds
 from slurmdl.history.scheduler import Communication
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.topology import example
+from slurmdl.topology.source import block_topology, tree_topology
 from slurmdl.topology.topology import Topology
 
 JOBS, SEEDS, LOADS = 10_000, 10, (0.7, 0.85, 0.95)
@@ -40,9 +40,9 @@ class Case:
 
 def cases() -> tuple[Case, ...]:
     """Return the cases; with thin uplinks a leaf's uplink has half the rate of one node's link."""
-    small = example.tree_topology((1, 16, 256))
-    blocks = example.block_topology((14, 252), (18, 72))
-    large = example.tree_topology((1, 25, 250, 5000))
+    small = tree_topology((1, 16, 256))
+    blocks = block_topology((14, 252), (18, 72))
+    large = tree_topology((1, 25, 250, 5000))
     return (Case("256 nodes, all to all, 2:1 uplinks", small, "gossip", DEFAULT),
             Case("256 nodes, all to all, thin uplinks", small, "gossip", THIN),
             Case("256 nodes, ring, thin uplinks", small, "allreduce", THIN),

@@ -20,7 +20,7 @@ from slurmdl.history.replay import POLICIES, ReplaySettings, replay_policies
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
-from slurmdl.topology import example
+from slurmdl.topology.source import tree_topology
 
 JOBS, LOAD = 15_000, 0.85
 TOPOLOGY = (1, 40, 640)
@@ -30,7 +30,7 @@ SAMPLED_JOBS = 60  # placed by the search instead of the fast path
 
 def rows(seed: int) -> Iterator[Row]:
     """Yield the seconds of each policy; control: the search of placement instead of the fast path."""
-    topology = example.tree_topology(TOPOLOGY)
+    topology = tree_topology(TOPOLOGY)
     nodes = TOPOLOGY[-1]
     trace = generate_lublin_trace(JOBS, nodes, LOAD, seed)
     placed_s = 0.0
@@ -52,7 +52,7 @@ def rows(seed: int) -> Iterator[Row]:
 
 def _search_seconds(seed: int) -> float:
     """Mean seconds of the search for one job on a cluster with random free nodes."""
-    topology, generator = example.tree_topology(TOPOLOGY), np.random.default_rng(seed)
+    topology, generator = tree_topology(TOPOLOGY), np.random.default_rng(seed)
     busy = generator.random(len(topology.nodes)) < LOAD
     cluster = ClusterSnapshot.from_nodes(
         [Node(name, ("ALLOCATED",) if taken else ("IDLE",), True, 1, 0 if taken else 1, 1000, 0 if taken else 1000,

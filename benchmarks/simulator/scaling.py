@@ -19,7 +19,7 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.simulate.compare import PLACEMENT_POLICIES, SimulatedJob
 from slurmdl.simulate.predict import Prediction
 from slurmdl.simulate.workload import TrainingWorkload
-from slurmdl.topology import example
+from slurmdl.topology.source import tree_topology
 
 SIZES = (8, 32, 128, 512, 2_048, 10_000)
 #: number of zones of each level, then of nodes; share of busy nodes
@@ -60,7 +60,7 @@ def trainings(nodes: int, seed: int) -> tuple[TrainingWorkload, ...]:
 
 def rows(seed: int, quick: bool, points: list[Point]) -> Iterator[Row]:
     """Yield seconds and bytes by strategy and size, the control, and prediction times; append to `points`."""
-    topology = example.tree_topology(CLUSTER)
+    topology = tree_topology(CLUSTER)
     for nodes in SIZES[:4] if quick else SIZES:
         for training in trainings(nodes, seed):
             case = SimulatedJob(training, topology, LinkScores(), nodes, nodes, busy_share=BUSY, seed=seed)

@@ -77,19 +77,17 @@ def run(argv: list[str]) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from slurmdl.topology import load, text_tree
+    from slurmdl.topology import drawing, load
 
     topologies = load.load_topologies(options.file)
     chosen = [topologies.get(options.name)] if options.name else list(topologies.topologies)
     if options.svg:
-        from slurmdl.topology.svg import draw_topology
-
-        write_output_file(options.svg, "--svg", draw_topology(topologies.get(options.name)))
+        write_output_file(options.svg, "--svg", drawing.draw_topology(topologies.get(options.name)))
     if options.json:
         print(json.dumps((chosen[0] if len(chosen) == 1 else topologies).to_json()))
         return 0
     width, height = (sys.maxsize, None) if options.all else shutil.get_terminal_size()
-    print_escaped("\n\n".join(text_tree.format_tree(topology, width=width, height=height) for topology in chosen))
+    print_escaped("\n\n".join(drawing.format_tree(topology, width=width, height=height) for topology in chosen))
     return 0
 
 
@@ -179,14 +177,14 @@ def _load_snapshot(path: str | None) -> ClusterSnapshot:
 
 
 def _example(options: argparse.Namespace) -> int:
-    from slurmdl.topology import example, write
-    from slurmdl.topology.source import parse_block_sizes
+    from slurmdl.topology import write
+    from slurmdl.topology.source import block_topology, parse_block_sizes, parse_shape, tree_topology
     from slurmdl.topology.topology import TopologySet
 
-    counts = example.parse_shape(options.shape)
+    counts = parse_shape(options.shape)
     try:
-        topology = example.block_topology(counts, parse_block_sizes(options.blocks)) if options.blocks else \
-            example.tree_topology(counts)
+        topology = block_topology(counts, parse_block_sizes(options.blocks)) if options.blocks else \
+            tree_topology(counts)
     except ValueError as error:
         raise UsageError(f"--blocks: {error}") from error
     print(write.format_topology(TopologySet.single(topology), None, options.format), end="")

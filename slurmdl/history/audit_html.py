@@ -23,7 +23,7 @@ from slurmdl.history.audit_report import (
 )
 from slurmdl.placement.arrays import IntArray
 from slurmdl.text import escape_nonprintable, pluralize, truncate
-from slurmdl.topology.svg import svg_text
+from slurmdl.topology.drawing import svg_text
 
 _MAX_ROWS = 20
 _MAX_BARS = 10

@@ -11,7 +11,7 @@ import numpy as np
 from slurmdl.history.replay import SLOWDOWN_BOUND_S, PolicyOutcome
 from slurmdl.placement.arrays import FloatArray
 from slurmdl.text import pluralize
-from slurmdl.topology.svg import svg_document, svg_text
+from slurmdl.topology.drawing import svg_document, svg_text
 
 #: metric -> attribute of PolicyOutcome, the factor to the shown unit, and this unit on axes
 DISTRIBUTIONS: Mapping[str, tuple[str, float, str]] = {

@@ -10,7 +10,7 @@ from slurmdl.placement.eligibility import is_idle
 from slurmdl.placement.result import Placement
 from slurmdl.slurm.hostlist import ranged_string
 from slurmdl.text import pluralize, truncate
-from slurmdl.topology.svg import (
+from slurmdl.topology.drawing import (
     MAX_NAMED_NODES,
     MAX_ROW_WIDTH,
     Box,

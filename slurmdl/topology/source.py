@@ -1,4 +1,7 @@
-"""Zone declarations as a source gives them, and their canonical Topology, with the checks that Slurm makes."""
+"""Zone declarations, as a source gives them or of a synthetic shape, and their canonical Topology.
+
+The checks are those that Slurm makes.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurmdl.errors import InputError
-from slurmdl.slurm.hostlist import ranged_string
+from slurmdl.errors import InputError, UsageError
+from slurmdl.slurm.hostlist import MAX_NAMES, ranged_string
 from slurmdl.text import pluralize
 from slurmdl.topology.topology import MAX_LEVELS, Topology, TopologySet, children_by_zone, nodes_by_leaf
 
@@ -20,6 +23,7 @@ PLAUSIBLE_LINK_SPEEDS = range(1_000, 10_000_000)  # in Mbit/s; a number outside 
 
 #: a tree of zones cannot represent distances within a ring or torus
 TREE_APPROXIMATION_NOTE = "each {0} is one zone; the position of a node in its {0} is not used"
+_LEVEL_NAMES = ("leaf", "group", "core")  # higher levels are numbered
 _DEFAULT_MULTIPLES = (2, 4, 8, 16)  # blocks per aggregate if the file gives no BlockSizes
 _MAX_MULTIPLE = 2**15  # Slurm rejects larger aggregates (MAX_BLOCK_LEVELS)
 
@@ -232,3 +236,53 @@ def _check_block_nodes(blocks: Sequence[ZoneDecl], sizes: Sequence[int]) -> None
         if 0 < count < base:
             raise block.error(f"block {block.name!r} has {pluralize(count, 'node')}; expected at least {base}, as in "
                               f"{'BlockSizes' if sizes else 'the first block'}")
+
+
+def parse_shape(shape: str) -> tuple[int, ...]:
+    """Parse `1x23x394x4992` -> (1, 23, 394, 4992): zones per level from the roots down, then nodes."""
+    parts = shape.split("x")
+    if not all(part.isascii() and part.isdigit() and len(part) < 9 for part in parts) or len(parts) < 2:
+        raise UsageError(f"shape {shape!r}: expected zones per level from the roots down, then nodes, e.g. 1x2x8 "
+                         "for 1 root, 2 leaves and 8 nodes")
+    counts = tuple(map(int, parts))
+    if counts[0] < 1 or list(counts) != sorted(counts):
+        raise UsageError(f"shape {shape!r}: expected numbers from 1 upward, none less than the one before")
+    if sum(counts) > MAX_NAMES or len(counts) > MAX_LEVELS:
+        raise UsageError(f"shape {shape!r}: expected at most {MAX_NAMES} names and {MAX_LEVELS - 1} levels")
+    return counts
+
+
+def tree_topology(counts: Sequence[int]) -> Topology:
+    """Return a tree with the given number of zones per level, from the roots down, and an even share of the nodes.
+
+    If a count does not divide, the first zones of the level above have one more child.
+    """
+    *zones, nodes = counts
+    children = _numbered_names("n", nodes)
+    declared: list[ZoneDecl] = []
+    for level, number in enumerate(reversed(zones)):
+        names = _numbered_names(_LEVEL_NAMES[level] if level < len(_LEVEL_NAMES) else f"core{level}", number)
+        declared += [ZoneDecl(name, share, ()) if level else ZoneDecl(name, (), share)
+                     for name, share in zip(names, _split_evenly(children, number), strict=True)]
+        children = names
+    return TopologySource(tuple(declared), "tree", "example").to_topology()
+
+
+def block_topology(counts: Sequence[int], sizes: Sequence[int] = ()) -> Topology:
+    """Return (blocks, nodes) = `counts` with an even share of nodes; InputError if the BlockSizes do not fit them."""
+    if len(counts) != 2:
+        raise UsageError("blocks have no levels; expected BLOCKSxNODES, e.g. 40x720")
+    shares = _split_evenly(_numbered_names("n", counts[1]), counts[0])
+    blocks = [ZoneDecl(name, (), share)
+              for name, share in zip(_numbered_names("block", counts[0]), shares, strict=True)]
+    return TopologySource(tuple(blocks), "block", "example", block_sizes=tuple(sizes)).to_topology()
+
+
+def _numbered_names(prefix: str, count: int) -> list[str]:
+    """Return names numbered from 1, all of one width; a single name has no number."""
+    width = len(str(count))
+    return [f"{prefix}{i:0{width}}" for i in range(1, count + 1)] if count > 1 else [prefix]
+
+
+def _split_evenly(names: Sequence[str], parts: int) -> list[tuple[str, ...]]:
+    return [tuple(part.tolist()) for part in np.array_split(names, parts)]

@@ -21,7 +21,7 @@ from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.result import Cost
 from slurmdl.placement.traffic import Traffic
 from slurmdl.simulate import compare
-from slurmdl.topology import example
+from slurmdl.topology.source import block_topology, tree_topology
 
 
 def test_speed_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -76,7 +76,7 @@ def test_suite_table_repeats_missed_rows_and_failed_parts(tmp_path: Path, capsys
 
 
 def test_collisions_with_seeds_are_fewer() -> None:
-    topology = example.tree_topology((1, 8, 80))
+    topology = tree_topology((1, 8, 80))
     nodes = (Node(name, ("IDLE",), True, 4, 4, 4000, 4000, partitions=("main",)) for name in topology.nodes)
     cluster = ClusterSnapshot.from_nodes(nodes, (Partition("main", True),))
     with_seeds, without = concurrent_submitters.collisions([concurrent_submitters.trace(6, (1, 8), 0.0, 1)], cluster,
@@ -87,7 +87,7 @@ def test_collisions_with_seeds_are_fewer() -> None:
 
 
 def test_quality_rows_on_blocks_have_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = quality.Shape("blocks", example.block_topology((8, 64), (8, 64)))
+    shape = quality.Shape("blocks", block_topology((8, 64), (8, 64)))
     monkeypatch.setattr(quality, "shapes", lambda: (shape,))
     monkeypatch.setattr(quality, "SIZES", (4, 16))
     monkeypatch.setattr(quality, "LOADS", ((0.5, 1),))
@@ -126,7 +126,7 @@ def test_assign_servers_matches_brute_force() -> None:
 
 def test_least_bytes_returns_valid_order_with_same_cost() -> None:
     """The order uses free nodes with all tasks of each, and its modeled bytes match a direct count."""
-    loaded = quality.LoadedCluster(quality.Shape("tree", example.tree_topology((1, 8, 80))), 0.5, 1)
+    loaded = quality.LoadedCluster(quality.Shape("tree", tree_topology((1, 8, 80))), 0.5, 1)
     order = loaded.least_bytes(12, 2, 3)
     assert sorted(Counter(order).values()) == [2] * 12
     assert not any(loaded.busy[loaded.topology.node_index[name]] for name in order)
@@ -150,7 +150,7 @@ def test_saved_has_target_only_if_judged() -> None:
 
 
 def test_occupied_nodes_share_is_reached_and_scattered() -> None:
-    topology = example.tree_topology((1, 20, 400))
+    topology = tree_topology((1, 20, 400))
     busy = compare.occupied_nodes(topology, 0.7, 3)
     assert 0.5 < busy.mean() <= 0.7
     assert (busy == compare.occupied_nodes(topology, 0.7, 3)).all()
@@ -163,7 +163,7 @@ def test_mappers_keep_communicating_groups_in_zones(mapper: str) -> None:
     """Ranks 0, 2, 4 and ranks 1, 3 form two communicating groups; each fits one zone exactly."""
     if reason := graph_mappers.missing().get(mapper):
         pytest.skip(reason)
-    topology = example.tree_topology((1, 3, 9))
+    topology = tree_topology((1, 3, 9))
     network = network_links(topology.nodes[:5], topology, LinkScores())
     slots = np.arange(5)
     traffic = np.zeros((5, 5))
@@ -178,7 +178,7 @@ def test_mappers_keep_communicating_groups_in_zones(mapper: str) -> None:
 
 
 def test_distances_and_volumes_known_values_match() -> None:
-    topology = example.tree_topology((1, 2, 4))
+    topology = tree_topology((1, 2, 4))
     scores = LinkScores(default_node_bandwidth=2.0, default_zone_bandwidth=(1.0, 1.0))
     network = network_links(topology.nodes, topology, scores)
     distances = graph_mappers.distances(network, np.array([0, 0, 1, 2]))

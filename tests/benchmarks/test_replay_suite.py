@@ -13,7 +13,7 @@ from benchmarks.replay import calibration, policies, speed
 from slurmdl.errors import SandboxError
 from slurmdl.history.replay import ReplaySettings
 from slurmdl.history.scheduler import SchedulerTiming
-from slurmdl.topology import example
+from slurmdl.topology.source import tree_topology
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def few_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_policies_judge_waits_runs_other_users_and_the_control(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = example.tree_topology((1, 4, 32))
+    small = tree_topology((1, 4, 32))
     thin = policies.Case("thin", small, "gossip", policies.THIN)
     monkeypatch.setattr(policies, "cases", lambda: (thin, dataclasses.replace(thin, scores=policies.DEFAULT)))
     rows = list(policies.rows(1))

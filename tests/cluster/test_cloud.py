@@ -11,11 +11,11 @@ from slurmdl.cluster import scontrol_parser
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
-from slurmdl.topology import example
+from slurmdl.topology.source import tree_topology
 
 
 def test_cloud_nodes_are_allocated_and_released():
-    spec = SandboxSpec(f"cloud-{os.getpid()}", example.tree_topology((1, 30, 600)),
+    spec = SandboxSpec(f"cloud-{os.getpid()}", tree_topology((1, 30, 600)),
                        cpus=4, cloud_nodes=True, slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES)
     try:
         sandbox = lifecycle.sandbox_up(spec)

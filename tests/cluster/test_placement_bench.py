@@ -10,7 +10,7 @@ from benchmarks.placement import concurrent_submitters, quality, sbatch_overhead
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle as sandbox_cluster
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
-from slurmdl.topology import example
+from slurmdl.topology.source import tree_topology
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _controller() -> None:
 
 
 def test_quality_with_a_real_controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quality, "shapes", lambda: (quality.Shape("tree", example.tree_topology((1, 8, 80))),))
+    monkeypatch.setattr(quality, "shapes", lambda: (quality.Shape("tree", tree_topology((1, 8, 80))),))
     monkeypatch.setattr(quality, "SIZES", (12,))
     monkeypatch.setattr(quality, "LOADS", ((0.5, 1),))
     row_by_metric = {row.metric: row for row in quality.rows()}

@@ -14,13 +14,13 @@ from slurmdl.errors import SandboxError
 from slurmdl.history.leaves import Leaves
 from slurmdl.history.slurm_rules import slurm_rule
 from slurmdl.slurm.hostlist import expand_hostlist
-from slurmdl.topology import example
+from slurmdl.topology.source import block_topology, tree_topology
 from slurmdl.topology.topology import Topology
 
 JOBS = 40
 #: of 22.05 only trees of two levels are compared: higher switches count differently there
-TOPOLOGIES = {"two levels": example.tree_topology((1, 8, 64)), "three levels": example.tree_topology((1, 3, 9, 72)),
-              "blocks": example.block_topology((9, 72), (8, 16, 32))}
+TOPOLOGIES = {"two levels": tree_topology((1, 8, 64)), "three levels": tree_topology((1, 3, 9, 72)),
+              "blocks": block_topology((9, 72), (8, 16, 32))}
 
 
 @pytest.mark.nightly

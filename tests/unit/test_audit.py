@@ -15,7 +15,7 @@ from slurmdl.history.leaves import Leaves
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.traffic import Traffic
-from slurmdl.topology import example
+from slurmdl.topology.source import block_topology, tree_topology
 from slurmdl.topology.topology import Topology
 
 TOPOLOGY = two_level(["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"])
@@ -166,7 +166,7 @@ def test_best_nodes_are_below_the_smallest_zone():
 
 
 def test_jobs_do_not_span_roots():
-    topology = example.tree_topology((2, 8))  # two roots with four nodes each
+    topology = tree_topology((2, 8))  # two roots with four nodes each
     jobs = (("17", 0, 50, "n3,n[5-8]"), ("1", 10, 20, "n1,n2"), ("99", 90, 99, "n[1-8]"))
     result = audit(*jobs, topology=topology)
     assert zones(result)["1"] == (1, 1)
@@ -175,7 +175,7 @@ def test_jobs_do_not_span_roots():
 def test_broken_segments():
     cases = ([2, 2], [4, 4], [3, 3, 2], [4, 3, 1], [3], [1, 1, 1])
     assert [count_broken_segments(counts, 4) for counts in cases] == [1, 0, 2, 1, 0, 1]
-    topology = example.block_topology((4, 16), (4, 8))
+    topology = block_topology((4, 16), (4, 8))
     result = audit(("1", 0, 10, "n[01-02,05-06]"), ("2", 20, 30, "n[01-08]"), ("3", 40, 50, "n[02-03,05-08,10,11]"),
                    ("99", 90, 99, "n[01-16]"), topology=topology)
     assert result.jobs.broken_segments.tolist() == [1, 0, 1, 0]

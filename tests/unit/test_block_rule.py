@@ -11,7 +11,7 @@ from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
 from slurmdl.placement.slurm_limits import BlockRule, block_rule
-from slurmdl.topology.example import block_topology
+from slurmdl.topology.source import block_topology
 from tests.placing import cluster, node
 
 

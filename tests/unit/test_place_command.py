@@ -19,7 +19,7 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.explain import explain_placement
 from slurmdl.placement.place import place_job
 from slurmdl.placement.placement_svg import draw_placement
-from slurmdl.topology.svg import draw_topology
+from slurmdl.topology.drawing import draw_topology
 
 ROOT = Path(__file__).parents[2]
 FILES = ["--topology=topology/topology.conf", "--cluster=examples/cluster.json",

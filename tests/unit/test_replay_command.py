@@ -9,13 +9,14 @@ import pytest
 
 from slurmdl.cli.main import main
 from slurmdl.history.replay_report import round_ticks
-from slurmdl.topology import example, write
+from slurmdl.topology import write
+from slurmdl.topology.source import tree_topology
 
 
 @pytest.fixture
 def topology(tmp_path):
     path = tmp_path / "topology.conf"
-    path.write_text(write.format_topology_conf(example.tree_topology((1, 4, 32))))
+    path.write_text(write.format_topology_conf(tree_topology((1, 4, 32))))
     return str(path)
 
 

@@ -16,8 +16,7 @@ from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import MAX_BLOCK_TIE, place_job
 from slurmdl.placement.slurm_limits import BlockRule
-from slurmdl.topology import example
-from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.source import ZoneDecl, block_topology, build_topology, tree_topology
 from slurmdl.topology.topology import Topology
 
 
@@ -108,7 +107,7 @@ def leaf_after_leaf(leaves, free, missing):
 
 
 def test_tree_rule_equals_the_loop_over_all_leaves():
-    rule = tree_rule(example.tree_topology((1, 2, 5, 15, 120)))
+    rule = tree_rule(tree_topology((1, 2, 5, 15, 120)))
     generator = np.random.default_rng(0)
     for _ in range(150):
         free = generator.integers(0, 9, 15) * (generator.random(15) < 0.7)
@@ -159,7 +158,7 @@ def block_after_block(free, begin, missing, rule: BlockRule, base):
 
 @pytest.mark.parametrize(("blocks", "sizes"), [(12, (6, 24)), (13, (6, 12, 48)), (9, (6,))])
 def test_block_rule_equals_the_loop_over_all_blocks(blocks, sizes):
-    rule = SlurmBlockRule(Leaves.from_topology(example.block_topology((blocks, blocks * 6), sizes)))
+    rule = SlurmBlockRule(Leaves.from_topology(block_topology((blocks, blocks * 6), sizes)))
     generator = np.random.default_rng(1)
     compared = 0
     for _ in range(250):
@@ -178,7 +177,7 @@ def test_block_rule_equals_the_loop_over_all_blocks(blocks, sizes):
 
 
 def test_block_rule_takes_the_tightest_aggregate_that_holds_the_job_and_never_splits_small_jobs():
-    rule = SlurmBlockRule(Leaves.from_topology(example.block_topology((4, 24), (6, 12))))
+    rule = SlurmBlockRule(Leaves.from_topology(block_topology((4, 24), (6, 12))))
     assert rule.choose(np.array([5, 4, 3, 2]), 6) is None  # fits a base block, so it must be in one
     assert rule.choose(np.array([6, 4, 5, 4]), 8).tolist() == [0, 0, 5, 3]
     assert rule.choose(np.array([6, 6, 6, 6]), 24).tolist() == [6, 6, 6, 6]
@@ -187,7 +186,7 @@ def test_block_rule_takes_the_tightest_aggregate_that_holds_the_job_and_never_sp
 
 
 def test_the_largest_job_of_blocks_is_the_largest_that_has_enough_nodes():
-    rule = SlurmBlockRule(Leaves.from_topology(example.block_topology((7, 28), (4, 8, 16))))
+    rule = SlurmBlockRule(Leaves.from_topology(block_topology((7, 28), (4, 8, 16))))
     generator = np.random.default_rng(2)
     for _ in range(60):
         free = generator.integers(0, 5, 7)
@@ -232,7 +231,7 @@ def random_tree(generator):
 def compare_with_place_job(generator, kind, strategy):
     """Times of a search and of a quick one over that of place_job, for a random job on a random cluster."""
     blocks = int(generator.integers(4, 10))
-    topology = random_tree(generator) if kind == "tree" else example.block_topology((blocks, 6 * blocks), (6, 12, 24))
+    topology = random_tree(generator) if kind == "tree" else block_topology((blocks, 6 * blocks), (6, 12, 24))
     scores = LinkScores(default_zone_bandwidth=((6.25e8,), (1.25e9, 3e9), ())[generator.integers(3)])
     leaves = Leaves.from_topology(topology)
     rule, costs = slurm_rule(leaves), CommCosts(leaves, scores, [strategy], 1e8)

@@ -12,7 +12,7 @@ from slurmdl.history.replay import ReplaySettings, jobs_with_slurmdl, replay_pol
 from slurmdl.history.scheduler import Communication, Machine, SchedulerTiming, Simulation
 from slurmdl.history.traces import JobTrace
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.topology import example
+from slurmdl.topology.source import block_topology
 
 TREE = two_level(("a1", "a2"), ("b1", "b2"))
 FIXED = Communication(0.0, 0.0, True)
@@ -124,7 +124,7 @@ class Recording(Simulation):
 @pytest.mark.parametrize("kind", ["tree", "block"])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_node_is_used_twice_and_reservations_hold(seed, kind, placed):
-    topology = three_level(2, 3, 4) if kind == "tree" else example.block_topology((6, 24), (4, 8, 16))
+    topology = three_level(2, 3, 4) if kind == "tree" else block_topology((6, 24), (4, 8, 16))
     cluster = machine(topology)
     jobs = usable_trace(random_trace(seed, len(topology.nodes)), cluster)
     simulation, schedule = simulate(jobs, topology, placed, kind=Recording)

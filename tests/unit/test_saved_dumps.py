@@ -17,7 +17,7 @@ from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import InputError
 from slurmdl.slurm.output import split_output
 from slurmdl.topology import load, scontrol_topology
-from slurmdl.topology.example import tree_topology
+from slurmdl.topology.source import tree_topology
 from slurmdl.topology.topology import Topology
 
 DATA = Path(__file__).parent / "data"

@@ -23,7 +23,7 @@ from slurmdl.simulate.compare import SimulatedJob
 from slurmdl.simulate.network_flows import MERGE_ABOVE, SimulatedNetwork, flow_phases
 from slurmdl.simulate.predict import Prediction, predict_step, step_end_times, zones_of_ranks
 from slurmdl.simulate.workload import TrainingWorkload
-from slurmdl.topology import example
+from slurmdl.topology.source import tree_topology
 from slurmdl.topology.topology import Topology
 
 #: bytes/s of node links and uplinks, one-way latency of each link in s
@@ -140,7 +140,7 @@ def test_flows_approximate_messages(workload: TrainingWorkload) -> None:
 
 @needs_simgrid
 def test_merged_identical_nodes_give_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    topology = example.tree_topology((1, 8, 64))
+    topology = tree_topology((1, 8, 64))
     nodes = network_links(topology.nodes, topology, LinkScores(default_zone_bandwidth=(2e9,)))
     node_of_rank = np.random.default_rng(3).permutation(64)
     workload = TrainingWorkload("ps", 4_000_000, 4)
@@ -167,7 +167,7 @@ def test_simulation_is_reproducible_by_seed() -> None:
 @needs_simgrid
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip", "adaptive-gossip", "ps"])
 def test_placed_is_not_slower_than_random(strategy: str) -> None:
-    topology = example.tree_topology((1, 2, 8, 96))
+    topology = tree_topology((1, 2, 8, 96))
     workload = TrainingWorkload(strategy, 4_000_000, 4 if strategy == "ps" else 0,
                         comm_pattern="base-2" if "gossip" in strategy else "")
     for seed in range(2):

@@ -11,7 +11,7 @@ import pytest
 
 from slurmdl.cli.main import main
 from slurmdl.topology import load
-from slurmdl.topology.svg import MAX_DOTS, draw_topology, svg_document
+from slurmdl.topology.drawing import MAX_DOTS, draw_topology, svg_document
 from slurmdl.topology.topology import Topology
 from slurmdl.topology.write import checked_hostlist
 

@@ -8,7 +8,7 @@ import pytest
 
 from slurmdl.errors import InputError
 from slurmdl.slurm.output import split_output
-from slurmdl.topology import load, scontrol_topology, text_tree, topology_conf
+from slurmdl.topology import drawing, load, scontrol_topology, topology_conf
 from slurmdl.topology.topology import Topology
 
 DATA = Path(__file__).parent / "data"
@@ -153,5 +153,5 @@ def test_json_round_trip(tmp_path: Path) -> None:
 
 def test_text_tree() -> None:
     topology = topology_conf.declare_topology_conf(str(EXAMPLE)).to_topology()
-    assert text_tree.format_tree(topology).splitlines()[1:] == [
+    assert drawing.format_tree(topology).splitlines()[1:] == [
         "core     8 nodes", "  zoneA  4 nodes  n[1,3,5,7]", "  zoneB  4 nodes  n[2,4,6,8]"]
