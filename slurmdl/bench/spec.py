@@ -13,7 +13,7 @@ from typing import Any
 from slurmdl import yaml_input
 from slurmdl.bench.frameworks import FRAMEWORKS, load
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
-from slurmdl.launch.srun_args import STEP_STARTERS
+from slurmdl.launch.step_command import STEP_STARTERS
 from slurmdl.plan import STRATEGIES
 
 PLACEMENTS = ("slurm", "slurmdl")  # sbatch and srun, `slurmdl sbatch` and `slurmdl srun`

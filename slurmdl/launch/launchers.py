@@ -281,7 +281,7 @@ def script_ranks_per_node(script: str, gpus_per_node: str) -> int:
     0 if it starts none on several nodes, says no number, or several numbers. `gpus_per_node` as for
     `LauncherCommand.ranks_per_node`.
     """
-    from slurmdl.launch.srun_args import parse_srun_argv
+    from slurmdl.launch.step_command import parse_srun_argv
 
     found = set()
     for line in script.replace("\\\n", " ").splitlines():

@@ -23,7 +23,6 @@ if __package__ in (None, ""):  # started by its path, with `python -I`
 
 from slurmdl import plan as plans
 from slurmdl.errors import UnavailableError, UsageError, warn
-from slurmdl.launch.task_command import pick_free_port
 from slurmdl.links.probe.channel import HANDSHAKE_S, AuthenticatedChannel, Deadline
 from slurmdl.slurm import process
 from slurmdl.text import pluralize
@@ -48,19 +47,6 @@ class RankReport:
     node: str
     ranks: tuple[int, ...]
     world_sizes: tuple[int, ...]
-
-
-def verify_variables(strict: bool, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variable of every mapped step by which its tasks find and authenticate each other; none if it is 0."""
-    if environ.get(ENV_VARIABLE) == "0":
-        return {}
-    return {ENV_VARIABLE: f"{pick_free_port()} {os.urandom(16).hex()} {'strict' if strict else 'warn'}"}
-
-
-def check_variables(ranks_per_node: int = 0) -> dict[str, str]:
-    """The variables with which the task shell starts the check; `ranks_per_node` is 0 if it is unknown."""
-    return {"SLURMDL_VERIFY_PYTHON": sys.executable, "SLURMDL_VERIFY_SCRIPT": os.path.abspath(__file__),
-            "SLURMDL_VERIFY_RANKS": str(ranks_per_node)}
 
 
 def format_result(planned: Sequence[str], reports: Sequence[RankReport]) -> tuple[str, str]:

@@ -61,11 +61,6 @@ def format_rank_map(format_name: str, map_input: RankMapInput) -> str:
     return text
 
 
-def hostfile_text(plan: Plan, ranks_per_task: int = 1) -> str:
-    """Line i is the node of task i: SLURM_HOSTFILE, and Open MPI's host file under --map-by seq."""
-    return "".join(f"{node}\n" for node in plan.nodes[::ranks_per_task])
-
-
 def _format_rankfile(map_input: RankMapInput) -> str:
     """Each task of a node gets the next `cpus_per_task` CPUs."""
     next_cpu: dict[str, int] = {}
@@ -167,7 +162,9 @@ def _parse_env(text: str, map_input: RankMapInput) -> Sequence[str]:
 
 #: a function that formats the text, and one that parses the node of each rank from it
 _Format = tuple[Callable[[RankMapInput], str], Callable[[str, RankMapInput], Sequence[str]]]
-_HOSTFILE: _Format = (lambda map_input: hostfile_text(map_input.plan), lambda text, _: text.splitlines())
+#: line i is the node of rank i
+_HOSTFILE: _Format = (lambda map_input: "".join(f"{node}\n" for node in map_input.plan.nodes),
+                      lambda text, _: text.splitlines())
 FORMATS: Mapping[str, _Format] = {
     "slurm-hostfile": _HOSTFILE,
     "openmpi-rankfile": (_format_rankfile, _parse_rankfile),

@@ -11,7 +11,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -29,16 +29,9 @@ from slurmdl.errors import (
     report_error,
     warn,
 )
-from slurmdl.launch import (
-    late_binding,
-    rankmap_formats,
-    step_command,
-    submission_record,
-    supervisor,
-    task_command,
-)
-from slurmdl.launch.srun_args import SrunArgs, parse_srun_argv
-from slurmdl.launch.step_command import InlineFile, StepCommand
+from slurmdl.launch import launchers, step_command, step_inputs, submission_record
+from slurmdl.launch.step_command import InlineFile, SrunArgs, StepCommand
+from slurmdl.launch.step_inputs import StepCall
 from slurmdl.slurm import getopt, jobs, process, slurm_conf
 from slurmdl.slurm.slurm_conf import SlurmConfig, start_config_query
 from slurmdl.text import print_escaped
@@ -47,125 +40,125 @@ from slurmdl.text import print_escaped
 DEFAULT_PLAN_DIR = ".slurmdl"
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What is to be done: the deciding process sends it to the one that does it.
+
+    Attributes:
+        command: starts the step.
+        options, environ: as far as they are known: of all layers, and of the job with its final nodes.
+        status: exit status if no step is started; None to start one.
+        output: the rank map to print.
+    """
+
+    command: StepCommand
+    options: DlOptions
+    environ: Mapping[str, str]
+    status: int | None = None
+    output: str = ""
+
+
 def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Replace this process by srun (or mpirun), so that signals and the exit status are those of the program.
 
-    Returns only after a dry run, after --print-rank-map, which start nothing, and after an error that the deciding
-    process has printed: an invalid variable, with --dl-strict a step that cannot be mapped, or bad nodes that nothing
-    replaces (--dl-preflight). Raises UsageError for an unknown --dl-* option, step starter, format or value,
-    UnavailableError if srun (or mpirun with --step-starter=mpirun) is missing.
+    Returns only after a dry run, after --print-rank-map, which start nothing, and after an error that is printed
+    already: an invalid variable, with --dl-strict a step that cannot be mapped, or bad nodes that nothing replaces
+    (--dl-preflight). Raises UsageError for an unknown --dl-* option, step starter, format or value, UnavailableError
+    if srun (or mpirun with --step-starter=mpirun) is missing.
     """
-    args = parse_srun_argv(argv, partial(getopt.plugin_options, "srun"))
-    if args.calls_plain_srun:
-        _exec_step(StepCommand(("srun", *args.srun_argv), environ_unset=step_command.inherited_variables(environ)),
-                   environ)
+    args = step_command.parse_srun_argv(argv, partial(getopt.plugin_options, "srun"))
+    if args.starts_no_step:
+        _exec_step(step_command.plain_command(args, environ), environ)
     # outside the guard: a mistake in the user's own options is a usage error
-    dl = args.merge_options(environ)
+    outcome = Outcome(StepCommand(()), args.merge_options(environ), dict(environ))
     on_warning: Callable[[str], None] = (lambda _: None) if args.line.has_option("quiet") else warn
-    misplaced = dl_options.misplaced_option_warning(args.line.operands, "program")
-    if misplaced:
+    if misplaced := dl_options.misplaced_option_warning(args.line.operands, "program"):
         on_warning(misplaced)
-
-    def unmapped_step(error: Exception, is_too_long: bool = False) -> StepCommand:
-        """The step as the user wrote it, after a warning; raise `error` if that is not wanted."""
-        if dl.strict or args.needs_map:
-            raise error
-        return _unmapped_step(args, None if is_too_long else dl, error, start_config_query(), environ, on_warning)
-
-    status, output = None, ""
     # memory limits and crashes of libraries may end the process that decides; this one starts the step in any case
     try:
-        result = process.run_in_child(partial(_decide, args, dl, environ, on_warning))
+        result = process.run_in_child(partial(_decide, args, outcome, on_warning))
         if result.sent:
-            status, output, environ = result.sent["status"], result.sent["output"], result.sent["environ"]
-            dl = records.from_json(DlOptions, result.sent["options"])
+            outcome = records.from_json(Outcome, result.sent)
         if result.failure:
             raise UnavailableError(f"the choice of the rank map {result.failure}")
-        command = records.from_json(StepCommand, result.sent["command"])
     except Exception as error:
-        command = unmapped_step(error)
-    if status is not None:
-        print(output, end="")
-        return int(status)
-    if dl.dry_run:
-        _print_dry_run(command)
-        return 0
+        outcome = _without_map(args, outcome, error, start_config_query(), on_warning)
     try:
-        _exec_step(command, environ)
+        return _finish(outcome)
     except UnavailableError as error:
         # with a map the arguments or the environment may exceed the kernel's limit; the plain step may not
-        if not (isinstance(error.__cause__, OSError) and command.environ_set):
+        if not (isinstance(error.__cause__, OSError) and outcome.command.environ_set):
             raise
-        _exec_step(unmapped_step(error, is_too_long=True), environ)
+        return _finish(_without_map(args, outcome, error, start_config_query(), on_warning, with_variables=False))
 
 
-def _decide(args: SrunArgs, dl: DlOptions, environ: Mapping[str, str], on_warning: Callable[[str], None],
+def _decide(args: SrunArgs, outcome: Outcome, on_warning: Callable[[str], None],
             send: Callable[[dict[str, Any]], None]) -> None:
-    """Map the ranks of the step, and send the command for `run_srun`, or a status if no step is to be started.
-
-    It sends the options as soon as they are complete.
-    """
+    """Map the ranks of the step, and send the outcome; the options first, as soon as they are complete."""
     get_slurm_config = start_config_query()
-
-    def send_progress(command: StepCommand, status: int | None = None, output: str = "") -> None:
-        send({"status": status, "output": output, "options": records.to_json(dl), "environ": dict(environ),
-              "command": records.to_json(command)})
-
-    command = StepCommand(())
     try:
+        environ = outcome.environ
         jobs.read_allocation(environ)
         record = submission_record.read_record(environ)
-        dl = args.merge_options(environ, record)
+        outcome = replace(outcome, options=args.merge_options(environ, record))
         site_config = config.load_config()
-        dl = args.merge_options(environ, record, site_config.options)
-        send_progress(command)
-        from slurmdl.launch import step_context, step_plan
-
-        link_scores, left_out = None, frozenset[str]()
-        if dl.preflight and not (dl.dry_run or args.map_format):
+        options = args.merge_options(environ, record, site_config.options)
+        outcome = replace(outcome, options=options)
+        send(records.to_json(outcome))
+        call = StepCall(args, options, environ, record, site_config, get_slurm_config, on_warning)
+        size, excluded = record.requested_size if record else None, frozenset[str]()
+        if options.preflight and not (options.dry_run or args.map_format):
             from slurmdl.launch import start_preflight
 
-            left_out = start_preflight.check_nodes_once(dl, record.requested_size if record else None,
-                                                        site_config, get_slurm_config, environ, on_warning)
-        if record and record.requested_size:
-            environ = late_binding.environ_with_requested_size(environ, record.requested_size)
-            environ, link_scores = step_context.shrink_late_bound_job(record, dl, site_config, get_slurm_config,
-                                                                      environ, on_warning, left_out)
-        context = step_context.gather_context(args, dl, site_config, get_slurm_config, environ, on_warning,
-                                              link_scores)
-        step = step_plan.plan_step(context)
-        for warning in step.warnings:
-            on_warning(warning)
-        if record and (problem := step_plan.broken_promise(record, step, dl)):
-            on_warning(problem)
-        debug("decision: %d ranks in the order %s, zones from %s", len(step.plan), step.rank_map.order,
-              step.topology_source)
-        if dl.explain:
-            for line in step_plan.explanation_lines(step):
-                warn(line)
-        command = step.command
-        # a map for other launchers keeps a long plan in a file only if its text names the plan
-        if args.map_format in ("shell", "env") or not (args.map_format or dl.dry_run):
-            command = with_plan_file(command, site_config.plan_dir or DEFAULT_PLAN_DIR)
-        if args.map_format:
-            map_input = step_plan.rank_map_input(context, step.plan, command.environ_set)
-            send_progress(command, 0, rankmap_formats.format_rank_map(args.map_format, map_input))
-            return
+            excluded = start_preflight.check_nodes_once(options, size, site_config, get_slurm_config, environ,
+                                                        on_warning)
+        if size:
+            from slurmdl.launch import late_binding
+
+            outcome = replace(outcome, environ=late_binding.environ_with_requested_size(environ, size))
+            call = step_inputs.reduce_job(replace(call, environ=outcome.environ), size, excluded)
+            outcome = replace(outcome, environ=call.environ)
+        outcome = _map_step(call, outcome)
     except Exception as error:
-        if isinstance(error, BadNodesError) or dl.strict or args.needs_map:
-            send_progress(command, report_error(error))
-            return
-        command = _unmapped_step(args, dl, error, get_slurm_config, environ, on_warning)
-    send_progress(command)
+        outcome = _without_map(args, outcome, error, get_slurm_config, on_warning)
+    send(records.to_json(outcome))
 
 
-def _unmapped_step(args: SrunArgs, dl: DlOptions | None, error: Exception,
-                   get_slurm_config: Callable[[], SlurmConfig], environ: Mapping[str, str],
-                   on_warning: Callable[[str], None]) -> StepCommand:
-    """The step in srun's own order, after a warning with the reason; no failure here costs the step.
+def _map_step(call: StepCall, outcome: Outcome) -> Outcome:
+    """The outcome with the command of the mapped step, or the text of its rank map; SlurmdlError without a map."""
+    from slurmdl.launch import step_plan
 
-    Without `dl` its tasks get no variables.
+    inputs = step_inputs.read_inputs(call)
+    step = step_plan.plan_step(inputs)
+    for warning in step.warnings:
+        call.on_warning(warning)
+    debug("decision: %d ranks in the order %s, zones from %s", len(step.plan), step.rank_map.order,
+          inputs.topology.source)
+    for line in step.explanation:
+        warn(line)
+    command, map_format = step.command, call.args.map_format
+    # a map for other launchers keeps a long plan in a file only if its text names the plan
+    if map_format in ("shell", "env") or not (map_format or call.options.dry_run):
+        command = with_plan_file(command, call.site_config.plan_dir or DEFAULT_PLAN_DIR)
+    if not map_format:
+        return replace(outcome, command=command)
+    from slurmdl.launch.rankmap_formats import RankMapInput, format_rank_map
+
+    map_input = RankMapInput(step.plan, [node for node, _ in inputs.layout.node_tasks], inputs.cpus_per_task,
+                             inputs.master_port, inputs.allocation.job_id, command.environ_set)
+    return replace(outcome, status=0, output=format_rank_map(map_format, map_input))
+
+
+def _without_map(args: SrunArgs, outcome: Outcome, error: Exception, get_slurm_config: Callable[[], SlurmConfig],
+                 on_warning: Callable[[str], None], with_variables: bool = True) -> Outcome:
+    """The outcome with the step in srun's own order, after a warning with the reason; no failure here costs the step.
+
+    With --dl-strict, bad nodes, or if a plain srun cannot replace the mapped step, `error` is reported instead. The
+    tasks get the variables of their ranks, if they are ranks, and with `with_variables`.
     """
+    options, environ = outcome.options, outcome.environ
+    if isinstance(error, BadNodesError) or options.strict or args.needs_map:
+        return replace(outcome, status=report_error(error))
     reason = str(error)
     if not isinstance(error, SlurmdlError):
         reason = internal_error_text(error)
@@ -181,24 +174,32 @@ def _unmapped_step(args: SrunArgs, dl: DlOptions | None, error: Exception,
     debug("decision: srun's own order: %s", reason)
     with suppress(Exception):
         on_warning(f"{reason}; the step runs in srun's own order{note}")
+    command = step_command.plain_command(args, environ, extra_options)
     with suppress(Exception):
         # the order of Slurm 26.05 follows the topology: its first node is not known to be the first of a list
-        if dl and args.is_ordered_by_srun(environ) and _tasks_are_ranks(args, dl, environ) \
+        if with_variables and args.is_ordered_by_srun(environ) and _tasks_are_ranks(args, options, environ) \
                 and get_slurm_config().version < (26, 5):
-            task = task_command.build_task_command(args.line, "srun", environ, is_mapped=False)
-            return step_command.unmapped_command(args.line, args.srun_argv, task, extra_options,
-                                                 task_command.pick_free_port(), environ)
-    return StepCommand(("srun", *extra_options, *args.srun_argv),
-                       environ_unset=step_command.inherited_variables(environ))
+            task = step_inputs.build_task_command(args.line, "srun", environ, is_mapped=False)
+            command = step_command.unmapped_command(args, task, environ, extra_options, step_inputs.pick_free_port())
+    return replace(outcome, command=command, status=None)
 
 
-def _tasks_are_ranks(args: SrunArgs, dl: DlOptions, environ: Mapping[str, str]) -> bool:
+def _tasks_are_ranks(args: SrunArgs, options: DlOptions, environ: Mapping[str, str]) -> bool:
     """Whether each task of an unmapped step is one rank; otherwise a launcher or the program sets the ranks."""
-    from slurmdl.launch import launchers
-
-    if dl.ranks_per_node or dl.mesh or dl.groups or dl.launcher_name not in ("auto", "none"):
+    if options.ranks_per_node or options.mesh or options.groups or options.launcher_name not in ("auto", "none"):
         return False
-    return dl.launcher == "none" or launchers.find_launcher(args.line.operands, environ) is None
+    return options.launcher == "none" or launchers.find_launcher(args.line.operands, environ) is None
+
+
+def _finish(outcome: Outcome) -> int:
+    """Print the rank map or the dry run, or replace this process by the step."""
+    if outcome.status is not None:
+        print(outcome.output, end="")
+        return outcome.status
+    if outcome.options.dry_run:
+        _print_dry_run(outcome.command)
+        return 0
+    _exec_step(outcome.command, outcome.environ)
 
 
 def with_plan_file(command: StepCommand, directory: str) -> StepCommand:
@@ -241,6 +242,8 @@ def _exec_step(command: StepCommand, environ: Mapping[str, str]) -> NoReturn:
     argv, variables = [program, *args[1:]], command.apply_to_environ(environ)
     if not (command.plan_file or command.failure_message):
         process.exec_program(argv, variables)
+    from slurmdl.launch import supervisor
+
     try:
         supervisor.exec_supervised(argv, variables, remove_file=command.plan_file,
                                    failure_message=command.failure_message)

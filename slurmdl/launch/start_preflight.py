@@ -12,7 +12,7 @@ from slurmdl.errors import BadNodesError, SlurmdlError, internal_error_text
 from slurmdl.health import exclusions, site_checks
 from slurmdl.health.preflight import Preflight, format_table, keep_link_samples, run_preflight
 from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
-from slurmdl.launch import step_context
+from slurmdl.launch import step_inputs
 from slurmdl.launch.submission_record import RequestedSize
 from slurmdl.slurm import hostlist, jobs
 from slurmdl.slurm.slurm_conf import SlurmConfig
@@ -33,7 +33,7 @@ def check_nodes_once(dl: DlOptions, requested_size: RequestedSize | None, site_c
         return frozenset()
     try:
         nodes = jobs.read_allocation(environ).nodes
-        topology, _ = step_context.load_job_topology(get_slurm_config(), nodes,
+        topology, _ = step_inputs.load_job_topology(get_slurm_config(), nodes,
                                                      environ.get("SLURM_JOB_PARTITION", ""), strict=False)
         result = run_preflight(nodes, topology, environ, on_warning, dl.preflight,
                                site_reasons=site_checks.load_site_reasons(site_config, on_warning))

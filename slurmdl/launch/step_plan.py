@@ -1,10 +1,11 @@
-"""Plan a step from its context: rank map, zone costs, command, warnings and explanation. Pure: no I/O."""
+"""The rank map of a step and its command, from its inputs. Pure: no I/O."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,8 @@ from slurmdl.dl_options import OPTIONS, DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.launch import launchers, step_command
 from slurmdl.launch.launchers import AdaptedCommand
-from slurmdl.launch.rankmap_formats import RankMapInput
 from slurmdl.launch.step_command import StepCommand
+from slurmdl.launch.step_inputs import StepInputs
 from slurmdl.launch.submission_record import SubmissionRecord
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links
@@ -29,12 +30,10 @@ from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from slurmdl.launch.step_context import StepContext
     from slurmdl.launch.traffic_file import Matrix
 
 #: maximum number of leaf zones in a plan with zone costs
 MAX_ZONES = 64
-
 
 
 @dataclass(frozen=True)
@@ -44,77 +43,67 @@ class StepPlan:
     Attributes:
         command: what starts it; without argv if only the rank map is printed.
         plan, rank_map: the ranks with their nodes and roles, and the cost.
-        score_report: lines on the decisive link scores, for --dl-explain.
-        assumptions: what the predictions are based on, for --dl-explain.
-        launcher_changes: changes of the launcher's command.
+        explanation: lines for --dl-explain; () without it.
     """
 
     command: StepCommand
     plan: Plan
     rank_map: RankMap
-    topology_source: str
     warnings: tuple[str, ...] = ()
-    score_report: tuple[str, ...] = ()
-    assumptions: str = ""
-    launcher_changes: tuple[str, ...] = ()
+    explanation: tuple[str, ...] = ()
 
 
-def plan_step(context: StepContext) -> StepPlan:
+def plan_step(inputs: StepInputs) -> StepPlan:
     """Map the ranks of a step and build its command. PlacementError if the step cannot be mapped."""
-    dl, topology, scores = context.dl, context.topology, context.link_scores
-    plan, rank_map = build_plan(context.layout, topology, scores, dl, context.traffic_matrices,
-                                context.ranks_per_task)
-    warnings = []
-    launch = _adapt_launcher(context, plan)
-    if launch and launch.reason_map_not_kept:
-        warnings.append(launch.reason_map_not_kept)
-    master = _conflicting_master_addr(context, plan)
-    if master:
-        warnings.append(f"MASTER_ADDR={master}: expected the node of rank 0, {plan.nodes[0]}")
-    if context.no_zones_reason:
-        warnings.append(f"{context.no_zones_reason}; ranks in the order of the node names")
-    addresses = _node_addresses(context, plan)
-    changes = launch.changes if launch else ()
-    if addresses:
-        changes = ("PET_LOCAL_ADDR set: if the program starts a c10d rendezvous, this numbers the nodes as planned",)
-    step = StepPlan(_step_command(context, plan, launch, addresses), plan, rank_map, topology.source,
-                    tuple(warnings), launcher_changes=changes)
-    if not dl.explain:
-        return step
-    from slurmdl.placement import explain
-
-    report: tuple[str, ...] = ()
-    if scores.link_count:
-        decisive = explain.decisive_step_scores(rank_map, context.job_nodes, topology, scores)
-        report = tuple(" ".join(line.split()) for line in explain.format_score_report(decisive, scores))
-    return replace(step, score_report=report, assumptions=explain.format_assumptions(dl, topology, scores))
+    options, record, topology = inputs.call.options, inputs.call.record, inputs.topology
+    plan, rank_map = build_plan(inputs.layout, topology, inputs.link_scores, options, inputs.traffic_matrices,
+                                inputs.ranks_per_task)
+    nodes = list(dict.fromkeys(plan.nodes))
+    adapted = launchers.keep_map(inputs.launcher, nodes[0], partial(_is_host_of_rank0, inputs, nodes[0])) \
+        if inputs.launcher else None
+    # if the program starts torchrun with a c10d rendezvous, that numbers the nodes by these addresses
+    addresses = inputs.resolve_nodes(nodes) if inputs.resolve_nodes and nodes != sorted(nodes) else ()
+    warnings = [adapted.reason_map_not_kept if adapted else "",
+                _master_addr_conflict(inputs, nodes[0]),
+                f"{inputs.no_zones_reason}; ranks in the order of the node names" if inputs.no_zones_reason else "",
+                broken_promise(record, plan, rank_map, options) if record else ""]
+    explanation: list[str] = []
+    if options.explain:
+        changes = adapted.changes if adapted else ()
+        if addresses:
+            changes = ("PET_LOCAL_ADDR set: if the program starts a c10d rendezvous, this numbers the nodes as "
+                       "planned",)
+        explanation = explain_step(plan, rank_map, options, topology, inputs.link_scores, inputs.allocation.nodes,
+                                   changes)
+    return StepPlan(_step_command(inputs, plan, adapted, addresses), plan, rank_map, tuple(filter(None, warnings)),
+                    tuple(explanation))
 
 
-def build_plan(step_layout: StepLayout, topology: Topology, link_scores: LinkScores, dl: DlOptions,
+def build_plan(step_layout: StepLayout, topology: Topology, link_scores: LinkScores, options: DlOptions,
                traffic_matrices: tuple[Matrix, ...] = (), ranks_per_task: int = 1) -> tuple[Plan, RankMap]:
     """Map the ranks of a step; with several ranks per task, those of a task are consecutive.
 
     Raises PlacementError if no task would be left for a worker, or for parameter servers with several ranks per task.
     """
-    if dl.ps >= step_layout.ntasks:
-        raise PlacementError(f"--dl-ps={dl.ps}: the step has {pluralize(step_layout.ntasks, 'task')}, and at least "
-                             "one must be a worker")
-    traffic = Traffic.from_options(dl, traffic_matrices)
+    if options.ps >= step_layout.ntasks:
+        raise PlacementError(f"--dl-ps={options.ps}: the step has {pluralize(step_layout.ntasks, 'task')}, and at "
+                             "least one must be a worker")
+    traffic = Traffic.from_options(options, traffic_matrices)
     slots = [(node, count * ranks_per_task) for node, count in step_layout.node_tasks]
-    rank_map = best_rank_map(slots, topology, link_scores, traffic, dl.rank0, node_by_node=ranks_per_task > 1)
+    rank_map = best_rank_map(slots, topology, link_scores, traffic, options.rank0, node_by_node=ranks_per_task > 1)
     zones = {node: topology.path_of(node) for node, _ in step_layout.node_tasks}
     costs = compute_zone_costs(network_links(list(zones), topology, link_scores))
-    pattern = dl.comm_pattern if dl.comm_pattern in COMM_PATTERNS[dl.strategy] else ""
-    return Plan(dl.strategy, rank_map.nodes, rank_map.roles, zones, costs, pattern, dl.mesh,
-                dl.groups, dl.islands), rank_map
+    pattern = options.comm_pattern if options.comm_pattern in COMM_PATTERNS[options.strategy] else ""
+    return Plan(options.strategy, rank_map.nodes, rank_map.roles, zones, costs, pattern, options.mesh, options.groups,
+                options.islands), rank_map
 
 
-def broken_promise(record: SubmissionRecord, step: StepPlan, dl: DlOptions) -> str:
+def broken_promise(record: SubmissionRecord, plan: Plan, rank_map: RankMap, options: DlOptions) -> str:
     """How much worse the step's nodes are than the submission has promised, or ""; "" too for other ranks or traffic.
     """
-    promise, plan, seconds = record.promise, step.plan, step.rank_map.cost.seconds
+    promise, seconds = record.promise, rank_map.cost.seconds
     if promise is None or promise.ranks != len(plan) or seconds <= promise.seconds * (1 + MIN_GAIN) or \
-            any(getattr(dl, entry.field) != getattr(record.options, entry.field) for entry in OPTIONS
+            any(getattr(options, entry.field) != getattr(record.options, entry.field) for entry in OPTIONS
                 if entry.group == "traffic" or entry.name == "rank0"):
         return ""
     zones = format_zone_counts(Counter(plan.zones[node][-1] if plan.zones[node] else "no zone"
@@ -159,84 +148,72 @@ def compute_zone_costs(network: NetworkLinks) -> dict[str, float]:
             for i in range(len(names)) for j in range(i, len(names))}
 
 
-def _adapt_launcher(context: StepContext, plan: Plan) -> AdaptedCommand | None:
-    """The launcher's command with the changes that keep the rank map; None without a launcher."""
-    if context.launcher is None:
-        return None
-    rank0, this_node = plan.nodes[0], context.environ.get("SLURMD_NODENAME", "")
-
-    def is_rank0_host(host: str) -> bool:
-        name = host.partition(".")[0]
-        if name in (rank0, rank0.partition(".")[0]):
-            return True
-        if "$" in host or "`" in host or (name not in context.job_nodes and this_node != rank0):
-            return rank0 == context.job_nodes[0]  # scripts take the first node
-        return host in context.local_hosts and this_node == rank0
-
-    return launchers.keep_map(context.launcher, rank0, is_rank0_host)
+def _is_host_of_rank0(inputs: StepInputs, rank0_node: str, host: str) -> bool:
+    """Whether a host name or address in the launcher's command belongs to the node of rank 0."""
+    job_nodes, this_node = inputs.allocation.nodes, inputs.call.environ.get("SLURMD_NODENAME", "")
+    name = host.partition(".")[0]
+    if name in (rank0_node, rank0_node.partition(".")[0]):
+        return True
+    if "$" in host or "`" in host or (name not in job_nodes and this_node != rank0_node):
+        return rank0_node == job_nodes[0]  # scripts take the first node
+    return host in inputs.local_hosts and this_node == rank0_node
 
 
-def _node_addresses(context: StepContext, plan: Plan) -> Sequence[str]:
-    """The addresses by which a c10d rendezvous in a program that cannot be read keeps the planned order.
+def _master_addr_conflict(inputs: StepInputs, rank0_node: str) -> str:
+    """A warning if the user's MASTER_ADDR is a node of the job other than that of rank 0, else ""."""
+    environ = inputs.call.environ
+    if "MASTER_ADDR" in environ.get("SLURMDL_EXPORTED", "").split():
+        return ""
+    master = environ.get("MASTER_ADDR", "")
+    other_nodes = {node.partition(".")[0] for node in inputs.allocation.nodes} - {rank0_node.partition(".")[0]}
+    return f"MASTER_ADDR={master}: expected the node of rank 0, {rank0_node}" \
+        if master.partition(".")[0] in other_nodes else ""
 
-    Empty if it keeps the order anyway, or cannot.
-    """
-    nodes = list(dict.fromkeys(plan.nodes))
-    return context.resolve_nodes(nodes) if context.resolve_nodes and nodes != sorted(nodes) else ()
 
-
-def _step_command(context: StepContext, plan: Plan, launch: AdaptedCommand | None,
+def _step_command(inputs: StepInputs, plan: Plan, adapted: AdaptedCommand | None,
                   addresses: Sequence[str]) -> StepCommand:
-    variables = step_command.task_variables(plan, context.master_port)
-    line, task, environ = context.args.line, context.task, context.environ
-    if context.launcher or context.ranks_per_task > 1:
-        variables["SLURMDL_RANKS_PER_TASK"] = str(context.ranks_per_task)
-    if context.dl.on_slow != "warn":
-        variables["SLURMDL_ON_SLOW"] = context.dl.on_slow
-    variables.update(context.rank_check_variables)
-    if launch:
-        variables.update(launch.environ)
+    call, task = inputs.call, inputs.task
+    variables = step_command.task_variables(plan, inputs.master_port)
+    if inputs.launcher or inputs.ranks_per_task > 1:
+        variables["SLURMDL_RANKS_PER_TASK"] = str(inputs.ranks_per_task)
+    if call.options.on_slow != "warn":
+        variables["SLURMDL_ON_SLOW"] = call.options.on_slow
+    variables.update(inputs.rank_check_variables)
+    if adapted:
+        variables.update(adapted.environ)
     if task is None:
         return StepCommand((), variables)
-    if context.args.step_starter == "mpirun":
-        return step_command.mpirun_command(line, plan, task, variables, environ, context.has_ulfm)
-    if launch:
-        task = replace(task, program=launch.program)
+    if call.args.step_starter == "mpirun":
+        return step_command.mpirun_command(call.args, plan, task, variables, call.environ, inputs.has_ulfm)
+    if adapted:
+        task = replace(task, program=adapted.program)
     if addresses:
         task = replace(task, script=f"_dl_addresses='{' '.join(addresses)}'\n{task.script}")
-    return step_command.srun_command(line, plan, task, context.extra_options, variables, environ,
-                                     context.ranks_per_task)
+    return step_command.srun_command(call.args, plan, task, variables, call.environ, inputs.extra_options,
+                                     inputs.ranks_per_task)
 
 
-def rank_map_input(context: StepContext, plan: Plan, variables: Mapping[str, str]) -> RankMapInput:
-    """The input of `rankmap_formats.format_rank_map`."""
-    nodes = [node for node, _ in context.layout.node_tasks]
-    return RankMapInput(plan, nodes, context.cpus_per_task, context.master_port, context.job_id, variables)
+def explain_step(plan: Plan, rank_map: RankMap, options: DlOptions, topology: Topology, scores: LinkScores,
+                 job_nodes: Sequence[str], launcher_changes: Sequence[str] = ()) -> list[str]:
+    """The explanation of --dl-explain: order, cost, ranks by node, changes of the launcher, decisive link scores."""
+    from slurmdl.placement import explain
 
-
-def _conflicting_master_addr(context: StepContext, plan: Plan) -> str:
-    """The user's MASTER_ADDR if it is a node of the job other than that of rank 0, else ""."""
-    master = context.environ.get("MASTER_ADDR", "")
-    if "MASTER_ADDR" in context.environ.get("SLURMDL_EXPORTED", "").split():
-        return ""
-    other_nodes = {node.partition(".")[0] for node in context.job_nodes} - {plan.nodes[0].partition(".")[0]}
-    return master if master.partition(".")[0] in other_nodes else ""
-
-
-def explanation_lines(step: StepPlan) -> list[str]:
-    """The explanation of --dl-explain: order, cost, ranks by node, decisive link scores."""
-    plan, rank_map, cost = step.plan, step.rank_map, step.rank_map.cost
+    cost = rank_map.cost
     zone_bytes, node_bytes = units.format_bytes(cost.inter_zone_bytes), units.format_bytes(cost.inter_node_bytes)
     lines = [f"{pluralize(len(plan), 'task')} on {pluralize(len(set(plan.nodes)), 'node')}, "
-             f"order {rank_map.order or 'alphabetical'}, "
-             f"zones from {step.topology_source}",
-             f"an iteration of {plan.strategy} ({step.assumptions}): {zone_bytes} across zones, {node_bytes} across "
-             f"nodes, {units.format_duration(cost.seconds)}, busiest: {cost.bottleneck_link or 'none'}"]
+             f"order {rank_map.order or 'alphabetical'}, zones from {topology.source}",
+             f"an iteration of {plan.strategy} ({explain.format_assumptions(options, topology, scores)}): "
+             f"{zone_bytes} across zones, {node_bytes} across nodes, {units.format_duration(cost.seconds)}, busiest: "
+             f"{cost.bottleneck_link or 'none'}"]
     if rank_map.rank0_slowdown and rank_map.any_rank0_cost:
         lines.append(f"rank 0 stays on {plan.nodes[0]}, the first node: with --dl-rank0=any an iteration takes "
                      f"{units.format_duration(rank_map.any_rank0_cost.seconds)}")
     for (node, role), run in groupby(range(len(plan)), key=lambda rank: (plan.nodes[rank], plan.roles[rank])):
         ranks = list(run)
-        zone = plan.leaf_zone(ranks[0]) or "none"
-        lines.append(f"rank {step_command.fold_ranks(ranks)}: {node}, zone {zone}, {role}")
-    return [*lines, *(f"launcher: {change}" for change in step.launcher_changes), *step.score_report]
+        lines.append(f"rank {step_command.fold_ranks(ranks)}: {node}, zone {plan.leaf_zone(ranks[0]) or 'none'}, "
+                     f"{role}")
+    lines += [f"launcher: {change}" for change in launcher_changes]
+    if scores.link_count:
+        decisive = explain.decisive_step_scores(rank_map, job_nodes, topology, scores)
+        lines += [" ".join(line.split()) for line in explain.format_score_report(decisive, scores)]
+    return lines

@@ -1,9 +1,10 @@
-"""The layout of a step: the nodes and the tasks per node that a plain `srun` with the same options would use.
+"""Options of srun (srun(1), Slurm 22.05 to 26.05), and the layout of a step: its nodes and the tasks on each.
 
-Follows Slurm: srun determines the counts (_opt_verify and job_step_create_allocation in src/srun), the controller
-selects the nodes (_pick_step_nodes in src/slurmctld/step_mgr.c) and distributes the tasks (_task_layout_block in
-src/common/slurm_step_layout.c). If the result depends on unknown facts (other steps, Slurm's release), or Slurm
-would reject the step, PlacementError says why.
+The layout is that of a plain `srun` with the same options. Follows Slurm: srun determines the counts (_opt_verify and
+job_step_create_allocation in src/srun), the controller selects the nodes (_pick_step_nodes in
+src/slurmctld/step_mgr.c) and distributes the tasks (_task_layout_block in src/common/slurm_step_layout.c). If the
+result depends on unknown facts (other steps, Slurm's release), or Slurm would reject the step, PlacementError says
+why.
 """
 
 from __future__ import annotations
@@ -12,13 +13,85 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmdl.errors import InputError, PlacementError
-from slurmdl.slurm import hostlist, srun_options
-from slurmdl.slurm.getopt import CommandLine
+from slurmdl.slurm import hostlist
+from slurmdl.slurm.getopt import SBATCH_LONG_OPTIONS, SBATCH_SHORT_OPTIONS, CommandLine, HasArg
 from slurmdl.slurm.jobs import Allocation
 from slurmdl.text import pluralize
 
-_UNDERSTOOD = (srun_options.LAYOUT_OPTIONS | srun_options.LAYOUT_INPUTS | srun_options.TASK_LIMITING
-               | srun_options.LAYOUT_NEUTRAL)
+_SHORT_NOT_IN_SBATCH = {
+    "E": "preserve-env", "I": "immediate", "K": "kill-on-bad-exit", "T": "threads", "X": "disable-status",
+    "Z": "no-allocate", "l": "label", "r": "relative", "u": "unbuffered",
+}
+#: letter -> long name
+SHORT_OPTIONS = {letter: name for letter, name in SBATCH_SHORT_OPTIONS.items() if letter != "a"} \
+    | _SHORT_NOT_IN_SBATCH
+
+_ONLY_IN_SBATCH = """array batch export-file external get-user-env ignore-pbs kill-on-invalid-dep no-requeue requeue
+    runtime wait-all-nodes wrap"""
+_NO_ARG = """async debugger-test disable-status exact interactive label multi-prog no-allocate preserve-env
+    quit-on-interrupt unbuffered wait-for-children whole"""
+_OPTIONAL_ARG = "bcast compress external-launcher immediate kill-on-bad-exit overlap pty send-libs x11"
+_REQUIRED_ARG = """accel-bind bcast-exclude container-type cpu-bind cpu_bind epilog het-group ignore-signals jobid mpi
+    msg-timeout pack-group prolog relative slurmd-debug task-epilog task-prolog threads treewidth wait"""
+
+#: long name -> whether it takes a value
+LONG_OPTIONS: dict[str, HasArg] = {
+    **{name: has_arg for name, has_arg in SBATCH_LONG_OPTIONS.items() if name not in _ONLY_IN_SBATCH.split()},
+    **dict.fromkeys(_NO_ARG.split(), "no"), **dict.fromkeys(_OPTIONAL_ARG.split(), "optional"),
+    **dict.fromkeys(_REQUIRED_ARG.split(), "required")}
+
+#: with these options srun starts no step
+PASSTHROUGH = frozenset({"help", "usage", "version", "test-only", "autocomplete"})
+
+#: decide the layout; the host file replaces them
+LAYOUT_OPTIONS = frozenset({"ntasks", "nodes", "ntasks-per-node", "tasks-per-node", "relative", "nodelist",
+                            "exclude", "distribution"})
+
+#: values of --distribution by which a step has the layout that it has without the option
+DEFAULT_DISTRIBUTIONS = frozenset({"block", "block:*", "block:cyclic", "block,nopack", "block:cyclic,nopack"})
+
+#: read for the layout and passed to srun
+LAYOUT_INPUTS = frozenset({"cpus-per-task", "exact", "exclusive", "overlap", "multi-prog", "mpi", "job-name",
+                           "chdir"})
+
+#: may limit the tasks of a node by something other than CPUs; passed to srun
+TASK_LIMITING = frozenset({"gpus", "gpus-per-task", "gpus-per-node", "gpus-per-socket", "cpus-per-gpu", "gres",
+                           "hint", "mem-per-cpu", "mem-per-gpu", "ntasks-per-core", "ntasks-per-socket",
+                           "threads-per-core"})
+
+#: change neither the nodes of a step nor the tasks per node; srun ignores those of jobs
+_LAYOUT_NEUTRAL = """accel-bind account acctg-freq bb begin comment compress contiguous cpu-bind cpu_bind cpu-freq
+    deadline debugger-test delay-boot dependency disable-status epilog error export extra gpu-bind gpu-freq gres-flags
+    hold ignore-signals immediate input kill-on-bad-exit label licenses mail-type mail-user mcs-label mem mem-bind
+    mem-update mincpus msg-timeout network nice no-kill oom-kill-step open-mode output oversubscribe partition power
+    prefer priority profile prolog propagate pty qos quiet quit-on-interrupt reboot reservation resv-ports send-libs
+    signal slurmd-debug switches task-epilog task-prolog threads time time-min tmp tres-bind treewidth unbuffered
+    verbose wait wait-for-children wckey whole"""
+LAYOUT_NEUTRAL = frozenset(_LAYOUT_NEUTRAL.split())
+
+#: change the layout in ways that are not modeled
+LAYOUT_CHANGING = frozenset({"constraint", "overcommit", "extra-node-info", "sockets-per-node", "cores-per-socket",
+                             "ntasks-per-gpu", "ntasks-per-tres", "tres-per-task", "core-spec", "thread-spec",
+                             "spread-job", "use-min-nodes", "segment", "spread-segments", "consolidate-segments",
+                             "resources"})
+
+#: options of steps that can be mapped
+MAPPED = LAYOUT_OPTIONS | LAYOUT_INPUTS | TASK_LIMITING | LAYOUT_NEUTRAL
+
+#: options of unmapped steps whose tasks still can be the ranks, rank 0 on the first node
+ORDERED_BY_SRUN = (MAPPED | LAYOUT_CHANGING) - {"pty", "multi-prog"}
+
+#: environment variables of options that cannot be mapped
+UNSUPPORTED_ENV = ("SLURM_HOSTFILE", "SLURM_OVERCOMMIT", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES",
+                   "SLURM_SPREAD_JOB", "SLURM_USE_MIN_NODES", "SLURM_CONSTRAINT", "SLURM_BCAST")
+
+#: environment variables of steps whose tasks are not (see ORDERED_BY_SRUN)
+NOT_ORDERED_BY_SRUN_ENV = ("SLURM_HOSTFILE", "SLURM_BCAST", "SLURM_CONTAINER", "SRUN_CONTAINER", "SLURM_HET_SIZE")
+
+#: environment variables of TASK_LIMITING
+TASK_LIMITING_ENV = ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET",
+                     "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU", "SLURM_STEP_GRES", "SLURM_HINT",
+                     "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET", "SLURM_THREADS_PER_CORE")
 
 
 @dataclass(frozen=True)
@@ -69,19 +142,19 @@ def parse_step_request(line: CommandLine, environ: Mapping[str, str], cpus_per_t
     """
     for option in line.options:
         # the options of other plugins do not change the layout
-        is_understood = option.name in _UNDERSTOOD or option.name not in srun_options.LONG_OPTIONS
+        is_understood = option.name in MAPPED or option.name not in LONG_OPTIONS
         if not option.is_known or not option.is_complete or not is_understood:
             raise PlacementError(f"{option.args[0].partition('=')[0]}: steps with it are not mapped")
-    for variable in srun_options.UNSUPPORTED_ENV:
+    for variable in UNSUPPORTED_ENV:
         if variable in environ:
             raise PlacementError(f"{variable} is set: steps with it are not mapped")
     distribution = line.last_value("distribution") or environ.get("SLURM_DISTRIBUTION", "block")
-    if distribution.lower() not in srun_options.DEFAULT_DISTRIBUTIONS:
+    if distribution.lower() not in DEFAULT_DISTRIBUTIONS:
         raise PlacementError(f"--distribution={distribution}: only block, Slurm's default, is mapped")
     if environ.get("SLURM_HET_SIZE", "1") != "1" or ":" in line.operands:
         raise PlacementError("heterogeneous jobs and steps are not mapped")
-    limiting = [f"--{o.name}" for o in line.options if o.name in srun_options.TASK_LIMITING]
-    limiting += [variable for variable in srun_options.TASK_LIMITING_ENV if variable in environ]
+    limiting = [f"--{o.name}" for o in line.options if o.name in TASK_LIMITING]
+    limiting += [variable for variable in TASK_LIMITING_ENV if variable in environ]
     per_node = ("tasks-per-node",) if line.has_option("tasks-per-node") else \
         ("ntasks-per-node", "SLURM_NTASKS_PER_NODE")
     if line.has_option("cpus-per-task"):

@@ -11,8 +11,7 @@ from placing import cluster, node, two_level
 from slurmdl import units
 from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
-from slurmdl.launch.step_command import StepCommand
-from slurmdl.launch.step_plan import StepPlan, explanation_lines
+from slurmdl.launch.step_plan import explain_step
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights
 from slurmdl.placement.explain import explain_placement
@@ -144,7 +143,7 @@ def test_cost_of_rank_0_on_the_first_node_is_reported(capsys: pytest.CaptureFixt
     assert seconds > free_seconds and line in explain_placement(placement, FOUR, IDLE, scores, request.dl)
     assert "rank 0 stays" not in explain_placement(free, FOUR, IDLE, scores, request.dl)
     plan = Plan("ps", placement.rank_map.nodes, placement.rank_map.roles, {})
-    lines = explanation_lines(StepPlan(StepCommand(()), plan, placement.rank_map, "a file"))
+    lines = explain_step(plan, placement.rank_map, request.dl, FOUR, scores, plan.nodes)
     prefix = "rank 0 stays on n1, the first node: with --dl-rank0=any an iteration takes"
     assert f"{prefix} {units.format_duration(free_seconds)}" in lines
 

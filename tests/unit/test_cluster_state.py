@@ -10,7 +10,7 @@ from fake_slurm import FakeSlurm
 
 from slurmdl.config import Config
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.launch import cluster_state, step_context
+from slurmdl.launch import cluster_state, step_inputs
 from slurmdl.slurm.slurm_conf import SlurmConfig
 
 DATA = Path(__file__).parent / "data"
@@ -43,7 +43,7 @@ def test_cluster_state_has_the_topology_of_the_partition(cluster: Path, from_fil
 ])
 def test_step_uses_topology_of_its_partition(cluster: Path, partition: str, expected: tuple[str, ...]) -> None:
     slurm_config = SlurmConfig((26, 5), False, "none", (), True)
-    topology, reason = step_context.load_job_topology(slurm_config, ["n3"], partition, True)
+    topology, reason = step_inputs.load_job_topology(slurm_config, ["n3"], partition, True)
     assert (topology.path_of("n3"), reason) == (expected, "")
 
 

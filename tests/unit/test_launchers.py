@@ -14,7 +14,7 @@ from placing import cluster, node, two_level
 
 from slurmdl import dl_options
 from slurmdl.errors import PlacementError
-from slurmdl.launch import launchers, submission, task_command
+from slurmdl.launch import launchers, step_inputs, submission
 from slurmdl.launch.launchers import LauncherCommand
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
@@ -73,10 +73,10 @@ def test_other_programs_are_no_launchers(command):
 def test_addresses_sort_as_the_ranks_of_their_nodes():
     """The task shell writes the address of each node, by which any other node reaches it."""
     hosts = ("10.0.0.255", "100.64.1.2", "172.16.9.9", "30.0.0.1")
-    assert task_command.node_addresses(hosts) == hosts
-    count = task_command.MAX_SORTABLE_NODES
+    assert step_inputs.node_addresses(hosts) == hosts
+    count = step_inputs.MAX_SORTABLE_NODES
     addresses = [f"10.{i % 7}.{i // 250}.{i % 250}" for i in range(count)]
-    shell = (Path(task_command.__file__).parent / "task.sh").read_text()
+    shell = (Path(step_inputs.__file__).parent / "task.sh").read_text()
     start = shell.index("_dl_sortable_address()")
     function = shell[start:shell.index("\n}\n", start) + 3]
     # an index far behind the list's end would be slow to shift in a loop
@@ -93,13 +93,13 @@ def test_addresses_sort_as_the_ranks_of_their_nodes():
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "no-such-host.invalid", "x" * 300])
 def test_nodes_without_an_address_for_others(host):
-    assert task_command.node_addresses(("10.0.0.1", host)) == ()
+    assert step_inputs.node_addresses(("10.0.0.1", host)) == ()
 
 
 def test_too_many_nodes_to_sort():
-    hosts = ("10.0.0.1",) * task_command.MAX_SORTABLE_NODES
-    assert task_command.node_addresses(hosts) == hosts
-    assert task_command.node_addresses((*hosts, "10.0.0.1")) == ()
+    hosts = ("10.0.0.1",) * step_inputs.MAX_SORTABLE_NODES
+    assert step_inputs.node_addresses(hosts) == hosts
+    assert step_inputs.node_addresses((*hosts, "10.0.0.1")) == ()
 
 
 @pytest.mark.parametrize(("command", "is_multi_node"), [

@@ -40,7 +40,7 @@ RAW = {
     ("cli/topology.py", "'# for the NodeName lines of slurm.conf; each node may be on one such line only'"),
     ("launch/sbatch.py", "f'usage: slurmdl sbatch [--dl-*] [sbatch options] script [args]\\n\\n"
                          "{dl_options.help_text()}'"),
-    ("launch/srun.py", "output"),  # a rank map for another launcher
+    ("launch/srun.py", "outcome.output"),  # a rank map for another launcher
     ("text.py", "'\\n'.join(map(escape_nonprintable, text.split('\\n')))"),
 }
 

@@ -20,7 +20,7 @@ from slurmdl.cli.step import task_environ
 from slurmdl.errors import InputError
 from slurmdl.launch import rank_check
 from slurmdl.launch.rank_check import RankReport
-from slurmdl.launch.task_command import pick_free_port
+from slurmdl.launch.step_inputs import pick_free_port
 
 SECRET = "5" * 32
 PLAN = plans.Plan("allreduce", ("n1", "n1", "n10", "n10", "n2", "n2"), ("worker",) * 6, {})

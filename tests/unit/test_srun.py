@@ -16,31 +16,33 @@ from hypothesis import strategies as st
 from placing import SCORES, two_level
 
 from slurmdl import plan
+from slurmdl.config import Config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
-from slurmdl.launch import srun, srun_args, step_command, step_context, step_plan, task_command, traffic_file
+from slurmdl.launch import srun, step_command, step_inputs, step_plan, traffic_file
 from slurmdl.plan import Plan
-from slurmdl.slurm import getopt, hostlist, slurm_conf, step_layout
+from slurmdl.slurm import hostlist, slurm_conf, step_layout
+from slurmdl.slurm.jobs import Allocation
 from slurmdl.slurm.slurm_conf import SlurmConfig
 
 PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n2", "n4"), ("ps", "worker", "worker", "worker", "ps", "worker"),
             {"n1": ("core", "zoneA"), "n3": ("core", "zoneA"), "n2": ("core", "zoneB"), "n4": ("core", "zoneB")})
 
 
-def parse(*argv: str) -> getopt.CommandLine:
-    return srun_args.parse_srun_argv(argv).line
+def parse(*argv: str) -> step_command.SrunArgs:
+    return step_command.parse_srun_argv(argv)
 
 
-def srun_command(line: getopt.CommandLine, options: Sequence[str] = (), variables: Mapping[str, str] | None = None,
+def srun_command(args: step_command.SrunArgs, options: Sequence[str] = (), variables: Mapping[str, str] | None = None,
                  environ: Mapping[str, str] | None = None) -> step_command.StepCommand:
-    task = task_command.build_task_command(line, "srun", environ or {})
-    return step_command.srun_command(line, PLAN, task, options, variables or {}, environ or {})
+    task = step_inputs.build_task_command(args.line, "srun", environ or {})
+    return step_command.srun_command(args, PLAN, task, variables or {}, environ or {}, options)
 
 
-def mpirun_command(line: getopt.CommandLine, variables: Mapping[str, str],
+def mpirun_command(args: step_command.SrunArgs, variables: Mapping[str, str],
                    **options: bool) -> step_command.StepCommand:
-    task = task_command.build_task_command(line, "mpirun", {})
-    return step_command.mpirun_command(line, PLAN, task, variables, {}, **options)
+    task = step_inputs.build_task_command(args.line, "mpirun", {})
+    return step_command.mpirun_command(args, PLAN, task, variables, {}, **options)
 
 
 def format_command(command: step_command.StepCommand) -> str:
@@ -147,7 +149,7 @@ def run_task(shell, argv: list[str], rank: int, environ: dict[str, str] | None =
     task_environ = {"PATH": os.environ["PATH"], "SLURM_PROCID": str(rank), "SLURM_NODEID": str(node),
             "SLURM_LOCALID": str(PLAN.nodes[:rank].count(PLAN.nodes[rank])), "SLURM_STEP_ID": "3",
             "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x2)", "SLURM_DISTRIBUTION": "arbitrary", "SLURM_JOB_NAME": "sh"}
-    return subprocess.run([*shell, *task_command.TASK_SHELL[1:], *argv], capture_output=True, text=True, check=False,
+    return subprocess.run([*shell, *step_command.TASK_SHELL[1:], *argv], capture_output=True, text=True, check=False,
                           env={**task_environ, **command.environ_set, **(environ or {})}, timeout=120)
 
 
@@ -183,15 +185,15 @@ def test_task_shell_keeps_user_variables_and_lists_added_ones():
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_task_shell_of_an_unmapped_step_takes_the_first_node_as_that_of_rank_0(shell):
-    task = task_command.build_task_command(parse("-N2", "env"), "srun", {}, is_mapped=False)
-    command = step_command.unmapped_command(parse("-N2", "env"), ("-N2", "env"), task, [], 12345,
-                                            {"SLURM_JOB_NAME": "mine"})
-    assert command.argv == ("srun", "--job-name=env", "-N2", *task_command.UNMAPPED_TASK_SHELL, "env")
+    args = parse("-N2", "env")
+    task = step_inputs.build_task_command(args.line, "srun", {}, is_mapped=False)
+    command = step_command.unmapped_command(args, task, {"SLURM_JOB_NAME": "mine"}, [], 12345)
+    assert command.argv == ("srun", "--job-name=env", "-N2", *step_command.UNMAPPED_TASK_SHELL, "env")
     for nodes in ("n3", "n3,m1", "n[03-05,7]", "n[7,9]-ib,m1", "a1-[2-3]b[007]x[1-2]-y", "a-b.c,d[1-2]"):
         environ = {"PATH": os.environ["PATH"], "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
                    "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
                    "SLURM_STEP_NODELIST": nodes, "SLURM_DISTRIBUTION": "cyclic", "SLURM_JOB_NAME": "env"}
-        proc = subprocess.run([*shell, *task_command.UNMAPPED_TASK_SHELL[1:], "env"], capture_output=True, text=True,
+        proc = subprocess.run([*shell, *step_command.UNMAPPED_TASK_SHELL[1:], "env"], capture_output=True, text=True,
                               check=True, env={**environ, **command.environ_set}, timeout=120)
         variables = dict(line.split("=", 1) for line in proc.stdout.splitlines())
         added = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "12345",
@@ -215,7 +217,7 @@ def test_task_shell_passes_arguments_and_exit_status(shell):
 
 def test_task_shell_is_bash_if_a_variable_name_is_no_identifier():
     odd = {"BASH_FUNC_f%%": "() { :; }"}
-    assert task_command.TASK_SHELL[0] in srun_command(parse("p"), environ={"PLAIN_1": ""}).argv
+    assert step_command.TASK_SHELL[0] in srun_command(parse("p"), environ={"PLAIN_1": ""}).argv
     assert ("/bin/bash" in srun_command(parse("p"), environ=odd).argv) == Path("/bin/bash").exists()
 
 
@@ -257,10 +259,10 @@ def test_mpi_type_option_matches_the_mpi_in_path(tmp_path, launcher, option):
     for name in ("pmix", "pmi2"):
         (tmp_path / f"mpi_{name}.so").touch()
     config, environ = slurm_config(plugins=f"/nowhere:{tmp_path}"), {"PATH": str(tmp_path)}
-    assert slurm_conf.mpi_type_option(parse("p"), lambda: config, environ) == ([option] if option else [])
-    assert slurm_conf.mpi_type_option(parse("--mpi=none", "p"), lambda: config, environ) == []
-    assert slurm_conf.mpi_type_option(parse("p"), lambda: config, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
-    assert slurm_conf.mpi_type_option(parse("p"), slurm_config, environ) == [], "no such plugin"
+    assert slurm_conf.mpi_type_option(parse("p").line, lambda: config, environ) == ([option] if option else [])
+    assert slurm_conf.mpi_type_option(parse("--mpi=none", "p").line, lambda: config, environ) == []
+    assert slurm_conf.mpi_type_option(parse("p").line, lambda: config, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
+    assert slurm_conf.mpi_type_option(parse("p").line, slurm_config, environ) == [], "no such plugin"
 
 
 @pytest.mark.parametrize(("listed", "options"), [("none\n\tpmix\n", ["--mpi=pmix"]), ("none\n\tpmi2", [])])
@@ -272,14 +274,14 @@ def test_mpi_type_option_without_the_controller_uses_the_list_of_srun(tmp_path, 
     (tmp_path / "mpirun").symlink_to("orterun")
     write_program(tmp_path / "srun", f"[ $* = --mpi=list ] && printf 'MPI plugin types are...\\n\t{listed}' >&2")
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    assert slurm_conf.mpi_type_option(parse("p"), no_answer, environ) == options
+    assert slurm_conf.mpi_type_option(parse("p").line, no_answer, environ) == options
 
 
 @pytest.mark.parametrize(("command", "spans"), [
     ("--het-group=0,1 program", True), ("--het-group=0-1 program", True), ("--het-group=1 program", False),
     ("program : --het-group=1 program", True), ("-n 2 program", False)])
 def test_step_over_components_is_recognized(command, spans):
-    assert srun_args.parse_srun_argv(command.split()).spans_components == spans
+    assert step_command.parse_srun_argv(command.split()).spans_components == spans
 
 
 @pytest.mark.parametrize(("command", "is_added"), [
@@ -289,7 +291,7 @@ def test_step_over_components_is_recognized(command, spans):
     ("python3 -m torch.distributed.run", False), ("slurmdl", False), ("./mpi_program", False), ("python3", False),
     ("-K0 slurmdl train", False), ("--kill-on-bad-exit slurmdl train", False)])
 def test_kill_on_bad_exit_is_added_for_the_trainer_only(command, is_added):
-    args = srun_args.parse_srun_argv(command.split())
+    args = step_command.parse_srun_argv(command.split())
     assert args.kill_on_bad_exit_option({}) == (["--kill-on-bad-exit=1"] if is_added else [])
     assert args.kill_on_bad_exit_option({"SLURM_KILL_BAD_EXIT": "0"}) == []
 
@@ -374,18 +376,19 @@ def test_topology_yaml_applies_regardless_of_topology_plugin(tmp_path, monkeypat
     flat = SlurmConfig((26, 5), False, "none", (), False)
     tree = "tree:\n    switches: [{switch: zoneA, nodes: n1}]\n"
     (tmp_path / "topology.yaml").write_text(f"- topology: fabric\n  cluster_default: true\n  {tree}")
-    assert step_context.load_job_topology(flat, ["n1"], "", True)[0].zones == ("zoneA",)
+    assert step_inputs.load_job_topology(flat, ["n1"], "", True)[0].zones == ("zoneA",)
     (tmp_path / "topology.yaml").rename(tmp_path / "topology.conf")
     with pytest.raises(UnavailableError, match="no zones"):
-        step_context.load_job_topology(flat, ["n1"], "", True)
+        step_inputs.load_job_topology(flat, ["n1"], "", True)
 
 
 @pytest.mark.parametrize(("options", "ranks_per_task"), [
     ("", 4), ("--step-starter=mpirun", 1), ("--dl-launcher=none", 4)])
 def test_ranks_per_node_are_those_of_one_task_under_srun_only(options, ranks_per_task):
     """mpirun starts every rank of the plan itself."""
-    args = srun_args.parse_srun_argv([*options.split(), "--dl-launcher=auto:4", "program"])
-    context = step_context.StepContext(args, args.merge_options({}), {}, 1, ("n1", "n2"),
-                                       step_layout.StepLayout((("n1", 1), ("n2", 1))), 1, two_level(["n1"], ["n2"]),
-                                       "", SCORES, (), 12345)
-    assert step_context._with_launcher(context, lambda _: None).ranks_per_task == ranks_per_task
+    args = step_command.parse_srun_argv([*options.split(), "--dl-launcher=auto:4", "program"])
+    call = step_inputs.StepCall(args, args.merge_options({}), {}, None, Config(), slurm_config, pytest.fail)
+    inputs = step_inputs.StepInputs(call, Allocation(1, ("n1", "n2"), (1, 1)),
+                                    step_layout.StepLayout((("n1", 1), ("n2", 1))), 1, two_level(["n1"], ["n2"]),
+                                    "", SCORES, (), 12345)
+    assert step_inputs.with_launcher(inputs).ranks_per_task == ranks_per_task

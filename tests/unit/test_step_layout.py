@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmdl.errors import PlacementError
-from slurmdl.slurm import getopt, srun_options
+from slurmdl.slurm import getopt, step_layout
 from slurmdl.slurm.jobs import Allocation
 from slurmdl.slurm.step_layout import StepLayout, block_distribution, compute_step_layout, parse_step_request
 
@@ -21,7 +21,7 @@ UNEVEN = Allocation(1, ("n1", "n2", "n3"), (4, 2, 1), (4, 2, 1))
 def compute_layout(options: str, allocation: Allocation = EVEN, environ: dict[str, str] | None = None,
         cpus_per_task: int | None = None) -> StepLayout:
     line = getopt.parse_command_line([*options.split(), "program"],
-                                     srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS)
+                                     step_layout.SHORT_OPTIONS, step_layout.LONG_OPTIONS)
     # sbatch and salloc always set the number of nodes
     return compute_step_layout(allocation, parse_step_request(
         line, {"SLURM_NNODES": str(len(allocation.nodes)), **(environ or {})}, cpus_per_task))
@@ -80,26 +80,26 @@ def test_options_that_prevent_mapping_are_one_list():
     page = (Path(__file__).parents[2] / "docs/launchers.md").read_text()
     text = page.partition("## What prevents mapping\n")[2].partition("| --- |")[2]
     listed = set(re.findall(r"`--([a-z0-9-]+)", "".join(line.partition(" | ")[0] for line in text.splitlines())))
-    mapped = (srun_options.LAYOUT_NEUTRAL | srun_options.LAYOUT_OPTIONS | srun_options.LAYOUT_INPUTS
-              | srun_options.PASSTHROUGH) - {"distribution", "exact"}
-    assert listed - {"nnodes", "ntasks-per-node", "dl-ps"} == srun_options.LONG_OPTIONS.keys() - mapped
+    mapped = (step_layout.LAYOUT_NEUTRAL | step_layout.LAYOUT_OPTIONS | step_layout.LAYOUT_INPUTS
+              | step_layout.PASSTHROUGH) - {"distribution", "exact"}
+    assert listed - {"nnodes", "ntasks-per-node", "dl-ps"} == step_layout.LONG_OPTIONS.keys() - mapped
 
 
 def test_option_without_its_value_is_not_mapped():
     with pytest.raises(PlacementError, match="-n"):
         parse_step_request(
-            getopt.parse_command_line(["-n"], srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS), {}, None)
+            getopt.parse_command_line(["-n"], step_layout.SHORT_OPTIONS, step_layout.LONG_OPTIONS), {}, None)
 
 
 def test_heterogeneous_steps_are_not_mapped():
-    line = getopt.parse_command_line(["-n4", "a", ":", "b"], srun_options.SHORT_OPTIONS, srun_options.LONG_OPTIONS)
+    line = getopt.parse_command_line(["-n4", "a", ":", "b"], step_layout.SHORT_OPTIONS, step_layout.LONG_OPTIONS)
     with pytest.raises(PlacementError, match="heterogeneous"):
         parse_step_request(line, {}, None)
     with pytest.raises(PlacementError, match="heterogeneous"):
         compute_layout("", environ={"SLURM_HET_SIZE": "2"})
 
 
-@pytest.mark.parametrize("variable", srun_options.UNSUPPORTED_ENV)
+@pytest.mark.parametrize("variable", step_layout.UNSUPPORTED_ENV)
 def test_unsupported_variables_are_not_mapped(variable):
     with pytest.raises(PlacementError, match=variable):
         compute_layout("", environ={variable: "1"})

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurmdl.dl_options import DlOptions
-from slurmdl.launch.step_command import StepCommand
-from slurmdl.launch.step_plan import MAX_ZONES, StepPlan, broken_promise, compute_zone_costs
+from slurmdl.launch.step_plan import MAX_ZONES, broken_promise, compute_zone_costs
 from slurmdl.launch.submission_record import Promise, SubmissionRecord
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.iteration_cost import network_links
@@ -57,6 +56,6 @@ def test_no_costs_without_zones_or_with_too_many() -> None:
 def test_nodes_worse_than_promised_are_reported(promise: Promise | None, dl: DlOptions, text: str) -> None:
     nodes = ("a1", "a2", "a3", "b1")
     plan = Plan("allreduce", nodes, ("worker",) * 4, {node: ("r", node[0]) for node in nodes}, {})
-    step = StepPlan(StepCommand((), {}), plan, RankMap(nodes, plan.roles, Cost(3.0, 0.0, 0.0)), "")
+    rank_map = RankMap(nodes, plan.roles, Cost(3.0, 0.0, 0.0))
     record = SubmissionRecord(DlOptions(), "", 1, "login", promise=promise)
-    assert broken_promise(record, step, dl) == text
+    assert broken_promise(record, plan, rank_map, dl) == text
