@@ -313,7 +313,7 @@ class Calls:
             return
         if frame.f_code is submission_record.read_record.__code__:
             self.inside = True
-        elif frame.f_code is srun._exec_step.__code__:
+        elif frame.f_code is srun._finish.__code__:
             self.inside = False
         if not self.inside or frame.f_back is None:
             return
