@@ -28,7 +28,7 @@ from slurmdl.cluster import scontrol_parser
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import PlacementError, SandboxError
 from slurmdl.job_request import JobRequest, resolve_job_size
-from slurmdl.launch import job_start, submission
+from slurmdl.launch import sbatch, submission
 from slurmdl.placement.eligibility import eligible_tasks, split_tasks
 from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.lifecycle import Sandbox
@@ -112,7 +112,7 @@ class Model:
     def parse(self, request: Request) -> JobRequest:
         """Return the request of a submission; PlacementError if slurmdl leaves it to Slurm."""
         options = [word for word in request if not (self.ignores_gpus and "gpu" in word)]
-        parsed = submission.parse_submission([*options, "--wrap=true"], {}).request
+        parsed = submission.parse_submission(submission.SbatchCall.from_argv([*options, "--wrap=true"]), {}).request
         if parsed.unrestrictable_reason:
             return parsed
         if parsed.unplaceable_reason:
@@ -205,7 +205,7 @@ def starts_on(sandbox: Sandbox, request: Request, nodes: Sequence[str]) -> bool:
     command = ["sbatch", "--test-only", f"--nodelist={hostlist.fold_hostlist(nodes)}", *request, "--wrap=true"]
     done = subprocess.run(sandbox.command(command, directory=str(sandbox.shared)), capture_output=True, text=True,
                           check=False)
-    plan = job_start.parse_test_only(done.stderr)
+    plan = sbatch.parse_test_only(done.stderr)
     return plan is not None and plan[0] < time.time() + 5 and set(plan[1]) == set(nodes)
 
 

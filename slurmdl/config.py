@@ -174,6 +174,11 @@ def user_dir(environ: Mapping[str, str], kind: str) -> str:
     return os.path.join(environ.get(f"XDG_{kind.upper()}_HOME") or default, "slurmdl")
 
 
+def exclusions_file(environ: Mapping[str, str]) -> str:
+    """File of the nodes that the user's jobs leave out, JSON lines (health.exclusions)."""
+    return os.path.join(user_dir(environ, "state"), "exclusions.jsonl")
+
+
 def load_config(paths: Sequence[str] | None = None) -> Config:
     """Read the files that exist; later ones override earlier ones. InputError if one is unreadable or not valid."""
     config = Config()

@@ -7,9 +7,8 @@ import json
 import os
 import time
 
-from slurmdl import units
+from slurmdl import config, units
 from slurmdl.cli.arguments import CliParser, duration_between, write_output_file
-from slurmdl.config import load_config
 from slurmdl.errors import BadNodesError, UsageError, warn
 from slurmdl.health import exclusions
 from slurmdl.health.requeue import requeue_and_exclude, wait_for_job_end
@@ -62,7 +61,7 @@ def _check_nodes(options: argparse.Namespace) -> int:
     nodes = tuple(dict.fromkeys(hostlist.expand_hostlist(nodelist)))
     topology = load_topology_or_flat(None, nodes, "all nodes count as one zone")
     result = run_preflight(nodes, topology, os.environ, warn, options.budget, not options.no_links,
-                           load_site_reasons(load_config(), warn))
+                           load_site_reasons(config.load_config(), warn))
     keep_link_samples(result, os.environ, warn)
     print_escaped(format_table(result))
     if options.output:
@@ -77,7 +76,7 @@ def _check_nodes(options: argparse.Namespace) -> int:
 
 
 def _history_text() -> str:
-    path = exclusions.exclusions_file(os.environ)
+    path = config.exclusions_file(os.environ)
     entries, warning = exclusions.load_exclusions(path)
     if warning:
         warn(warning)

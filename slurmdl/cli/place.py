@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from slurmdl.config import Config
     from slurmdl.dl_options import DlOptions
     from slurmdl.job_request import JobRequest
-    from slurmdl.launch.binding import Decision
+    from slurmdl.launch.binding import Binding
     from slurmdl.launch.cluster_state import ClusterState
     from slurmdl.launch.submission import Submission
     from slurmdl.placement.result import Placement
@@ -48,29 +48,33 @@ _OWN_OPTIONS = (*_FLAGS, *_FILE_OPTIONS, "seed")
 
 def run(argv: list[str]) -> int:
     from slurmdl import config
-    from slurmdl.launch import submission
+    from slurmdl.launch.sbatch import find_sbatch
+    from slurmdl.launch.submission import SbatchCall, parse_submission
 
     own_options, sbatch_args = _split_own_options(argv)
     if "help" in own_options:
         print(HELP)
         return 0
-    site = config.load_config()
-    job = submission.parse_submission(sbatch_args, os.environ, defaults=site.options)
+    site, sbatch = config.load_config(), ""
+    if not {"cluster", "topology"} & own_options.keys():
+        with suppress(UnavailableError):
+            sbatch = find_sbatch(os.environ)
+    submission = parse_submission(SbatchCall.from_argv(sbatch_args, sbatch), os.environ, site.options)
     seed = own_options.get("seed", "0")
     if not seed.isdecimal() or int(seed) > MAX_SEED:
         raise UsageError(f"--seed={seed}: expected a number from 0 to {MAX_SEED}")
-    job = replace(job, request=replace(job.request, seed=int(seed)))
-    state = _load_state(site, own_options, job.request)
-    decision = _make_decision(job, state, query_slurm=not {"cluster", "topology"} & own_options.keys())
+    submission = replace(submission, request=replace(submission.request, seed=int(seed)))
+    state = _load_state(site, own_options, submission.request)
+    dl, binding = submission.request.dl, _decide_binding(submission, state)
     if "svg" in own_options:
         from slurmdl.mesh import parse_mesh
         from slurmdl.placement.placement_svg import draw_placement
 
         write_output_file(own_options["svg"], "--svg", draw_placement(
-            _placement_or_reason(decision), state.topology, state.cluster,
-            parse_mesh(job.request.dl.mesh, "--dl-mesh") if job.request.dl.mesh else None))
+            _placement_or_reason(binding), state.topology, state.cluster,
+            parse_mesh(dl.mesh, "--dl-mesh") if dl.mesh else None))
     format_result = _format_json if "json" in own_options else _format_text
-    print_escaped(format_result(job.request.dl, decision, state))
+    print_escaped(format_result(dl, binding, state))
     return 0
 
 
@@ -124,48 +128,44 @@ def _load_state(config: Config, own_options: dict[str, str], request: JobRequest
     return cluster_state.ClusterState(snapshot, zones, scores)
 
 
-def _make_decision(job: Submission, state: ClusterState, query_slurm: bool) -> Decision:
-    from slurmdl.launch.binding import Decision, zone_not_applied_reason
-    from slurmdl.launch.sbatch import decide_with_slurm, find_sbatch
+def _decide_binding(submission: Submission, state: ClusterState) -> Binding:
+    from slurmdl.launch.binding import Binding, zone_not_applied_reason
+    from slurmdl.launch.sbatch import decide_with_slurm
 
-    dl = job.request.dl
+    dl = submission.request.dl
     if dl.node_binding == "off":
-        return Decision(reason=zone_not_applied_reason(dl, "--dl-node-binding=off"), failed=bool(dl.zone))
-    sbatch = ""
-    if query_slurm:
-        with suppress(UnavailableError):
-            sbatch = find_sbatch(os.environ)
-    decision = decide_with_slurm(job, state, sbatch)
-    debug("decision: %s", decision.summary(dl))
-    if decision.reason and dl.strict:
-        raise PlacementError(decision.reason)
-    return decision
+        return Binding(reason=zone_not_applied_reason(dl, "--dl-node-binding=off"), failed=bool(dl.zone))
+    binding = decide_with_slurm(submission, state)
+    debug("decision: %s", binding.summary(dl))
+    if binding.reason and dl.strict:
+        raise PlacementError(binding.reason)
+    return binding
 
 
-def _placement_or_reason(decision: Decision) -> Placement:
+def _placement_or_reason(binding: Binding) -> Placement:
     from slurmdl.placement.result import Placement
 
-    return decision.placement or Placement(reason=decision.reason)
+    return binding.placement or Placement(reason=binding.reason)
 
 
-def _format_text(dl: DlOptions, decision: Decision, state: ClusterState) -> str:
+def _format_text(dl: DlOptions, binding: Binding, state: ClusterState) -> str:
     from slurmdl.placement.explain import explain_placement
 
-    text = explain_placement(_placement_or_reason(decision), state.topology, state.cluster, state.scores, dl)
-    binding = " ".join(decision.binding_options) or "none"
-    if decision.reason:
-        binding += f", Slurm chooses the nodes: {decision.reason}"
-    return f"{text}\nbinding    {binding}"
+    text = explain_placement(_placement_or_reason(binding), state.topology, state.cluster, state.scores, dl)
+    options = " ".join(binding.options) or "none"
+    if binding.reason:
+        options += f", Slurm chooses the nodes: {binding.reason}"
+    return f"{text}\nbinding    {options}"
 
 
-def _format_json(dl: DlOptions, decision: Decision, state: ClusterState) -> str:
+def _format_json(dl: DlOptions, binding: Binding, state: ClusterState) -> str:
     from slurmdl.placement.explain import decisive_scores
 
-    placement = decision.placement
+    placement = binding.placement
     result: dict[str, Any] = {
-        "placement": placement.to_json() if placement else None, "binding": list(decision.binding_options),
-        "revert_field": decision.revert_field, "reason": decision.reason,
-        "line": " ".join(decision.summary(dl).split()) if decision.reason else ""}
+        "placement": placement.to_json() if placement else None, "binding": list(binding.options),
+        "revert_field": binding.revert_field, "reason": binding.reason,
+        "line": " ".join(binding.summary(dl).split()) if binding.reason else ""}
     if placement and state.scores.link_count:
         decisive = decisive_scores(placement, state.topology, state.cluster, state.scores)
         result["scores"] = [asdict(score) for score in decisive]

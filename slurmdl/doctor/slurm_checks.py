@@ -19,7 +19,7 @@ from slurmdl.commit import describe_version
 from slurmdl.doctor import Finding, failure, ok, warning
 from slurmdl.doctor.site import MISSING_FILE, Site, TimedResult, file_checksum
 from slurmdl.errors import InputError
-from slurmdl.launch.zone_preference import find_zone_features, leaf_zones
+from slurmdl.launch.zone_options import find_zone_features, leaf_zones
 from slurmdl.links.aggregate import MAX_CLOCK_SKEW_S
 from slurmdl.placement.eligibility import is_in_service
 from slurmdl.slurm import process

@@ -52,11 +52,6 @@ class Exclusion:
     job: str = ""
 
 
-def exclusions_file(environ: Mapping[str, str]) -> str:
-    """File of the user's exclusions, JSON lines."""
-    return os.path.join(config.user_dir(environ, "state"), "exclusions.jsonl")
-
-
 def load_exclusions(path: str) -> tuple[list[Exclusion], str]:
     """All entries of the file in the order of time, and a warning about lines that are not valid, or "".
 
@@ -97,7 +92,7 @@ def record_exclusions(reasons: Mapping[str, str], environ: Mapping[str, str], jo
         job_id: the job that found the nodes, or "".
     """
     now, cluster = time.time(), cluster_name(environ)
-    add_exclusions(exclusions_file(environ), [Exclusion(node, reason, now, now + lifetime_s, cluster, job_id)
+    add_exclusions(config.exclusions_file(environ), [Exclusion(node, reason, now, now + lifetime_s, cluster, job_id)
                                               for node, reason in reasons.items()], now)
 
 
@@ -165,7 +160,7 @@ def load_active_exclusions(environ: Mapping[str, str]) -> tuple[dict[str, Exclus
 
     Raises UnavailableError if Slurm does not name its cluster; it is asked only if some entry has not expired.
     """
-    entries, warning = load_exclusions(exclusions_file(environ))
+    entries, warning = load_exclusions(config.exclusions_file(environ))
     now = time.time()
     if not any(entry.expires > now for entry in entries):
         return {}, warning

@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd
 from typing import TYPE_CHECKING
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
 from slurmdl.job_request import JobRequest, resolve_job_size
-from slurmdl.launch.job_start import REJECTED, PredictedStart
 from slurmdl.launch.submission import Submission, SubmitCommand, build_submit_command
-from slurmdl.launch.submission_record import Promise, RequestedSize
-from slurmdl.launch.zone_preference import exact_zone_features, leaf_zones, placement_zones_text, prefer_zones
+from slurmdl.launch.submission_record import Promise, RequestedSize, overallocated_count
+from slurmdl.slurm.hostlist import fold_hostlist
 
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.launch.cluster_state import ClusterState
     from slurmdl.launch.traffic_file import Matrix
     from slurmdl.placement.result import Placement
-    from slurmdl.topology.topology import Topology
 
 #: longest option, bytes (execve(2), MAX_ARG_STRLEN)
 MAX_OPTION_BYTES = 128 * 1024 - 1
 #: zones of --dl-zone in a message
 _MAX_SHOWN_ZONES = 8
+#: start of a reason: sbatch does not accept the job
+REJECTED = "Slurm rejects it"
+#: a start within this time is now: offset of the clocks, and duration of the query
+_NOW_TOLERANCE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Decision:
+class Binding:
     """How a job is bound to the nodes chosen for it.
 
     Attributes:
-        binding_options: options for sbatch, placed after the user's options.
+        options: options for sbatch, placed after the user's options.
         placement: the chosen nodes, or None.
         reason: why Slurm chooses the nodes; "" if the choice is binding or none was requested.
         failed: something is missing or broken, or --dl-zone is not applied; otherwise the reason is a normal outcome.
         explanation: the text of --dl-explain.
-        revert_field: job field to clear if the job does not start at once (see job_start), or "".
+        revert_field: job field to clear if the job does not start at once (`sbatch.revert_unless_started`), or "".
         requested_size: what the user requested, if the options request more nodes.
         promise: the predicted outcome, with which the job compares its nodes; None if nothing is promised.
         is_outdated: the state of the cluster is too old for this decision.
     """
 
-    binding_options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     placement: Placement | None = None
     reason: str = ""
     failed: bool = False
@@ -55,16 +55,16 @@ class Decision:
     promise: Promise | None = None
     is_outdated: bool = False
 
-    def submit_command(self, program: str, job: Submission, environ: Mapping[str, str]) -> SubmitCommand:
-        return build_submit_command(program, job, environ, self.binding_options, self.requested_size, self.promise)
+    def submit_command(self, submission: Submission, environ: Mapping[str, str]) -> SubmitCommand:
+        return build_submit_command(submission, environ, self.options, self.requested_size, self.promise)
 
     def summary(self, dl: DlOptions) -> str:
         """One line for users."""
         if self.failed:
             return f"submitted as written: {self.reason}"
-        options = f"{' '.join(self.binding_options)}: " if self.binding_options else ""
+        options = f"{' '.join(self.options)}: " if self.options else ""
         if self.reason:
-            zones = f" in {_format_zones(dl, ', ')}" if self.binding_options else ""
+            zones = f" in {_format_zones(dl, ', ')}" if self.options else ""
             return f"{options}Slurm chooses the nodes{zones}: {self.reason}"
         if self.placement is None:
             return "Slurm chooses the nodes: " + ("--dl-node-binding=off" if dl.node_binding == "off" else
@@ -72,12 +72,46 @@ class Decision:
         return f"{options}{self.placement.reason}"
 
 
-#: Slurm's prediction for a job that is bound by a decision
-PredictStart = Callable[[Decision], PredictedStart]
+@dataclass(frozen=True)
+class PredictedStart:
+    """Slurm's prediction for a job that is not submitted yet.
+
+    Attributes:
+        nodes: that Slurm would choose.
+        wait_s: until the start.
+        failure: why there is no prediction, or "".
+    """
+
+    nodes: tuple[str, ...] = ()
+    wait_s: float = 0.0
+    failure: str = ""
+
+    def __str__(self) -> str:
+        return self.failure or f"{fold_hostlist(self.nodes)} in {self.wait_s:.0f} s"
+
+    @property
+    def is_now(self) -> bool:
+        return not self.failure and self.wait_s <= _NOW_TOLERANCE_S
+
+    @property
+    def is_rejected(self) -> bool:
+        return self.failure.startswith(REJECTED)
+
+    def not_starting_reason(self, nodes: Sequence[str]) -> str:
+        """Why the job does not start now on exactly these nodes, or ""."""
+        if self.failure:
+            return self.failure
+        if set(self.nodes) != set(nodes):
+            return f"Slurm would choose {fold_hostlist(self.nodes)}"
+        return "" if self.is_now else f"Slurm would start it there in {self.wait_s:.0f} s"
 
 
-def decide_binding(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...], *, inside_job: bool,
-                   predict_start: PredictStart) -> Decision:
+#: Slurm's prediction for a job that gets these options
+PredictStart = Callable[[Sequence[str]], PredictedStart]
+
+
+def decide_binding(submission: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...], *,
+                   inside_job: bool, predict_start: PredictStart) -> Binding:
     """Choose nodes for a job, and how strictly the choice binds Slurm.
 
     The zones of --dl-zone apply in any case: all other nodes are excluded. Raises UsageError if the user named an
@@ -88,39 +122,42 @@ def decide_binding(job: Submission, state: ClusterState, traffic_matrices: tuple
         inside_job: the submission runs in a job.
         predict_start: queries Slurm.
     """
-    dl = job.request.dl
-    if dl.zone and job.request.unrestrictable_reason:
-        return Decision(reason=zone_not_applied_reason(dl, job.request.unrestrictable_reason), failed=True)
+    from slurmdl.launch import zone_options
+    from slurmdl.placement.place import place_job
+
+    def place(request: JobRequest) -> Placement:
+        return place_job(request, state.cluster, state.topology, state.scores, traffic_matrices)
+
+    dl = submission.request.dl
+    if dl.zone and submission.request.unrestrictable_reason:
+        return Binding(reason=zone_not_applied_reason(dl, submission.request.unrestrictable_reason), failed=True)
     try:
-        zone_options = _zone_limit_options(job, state) if dl.zone else ()
+        options = zone_options.exclude_option(submission.request, state) if dl.zone else ()
     except UsageError as error:
-        if job.names_zones:
+        if submission.names_zones:
             raise
         raise PlacementError(f"slurmdl.yaml: {error}") from error  # a site's setting never rejects a job
-    if any(len(option) > MAX_OPTION_BYTES for option in zone_options):
-        return Decision(reason=zone_not_applied_reason(dl, "the list of excluded nodes is too long for sbatch"),
-                        failed=True)
-
-    def predict_start_in_zones(decision: Decision) -> PredictedStart:
-        return predict_start(replace(decision, binding_options=(*zone_options, *decision.binding_options)))
-
+    if any(len(option) > MAX_OPTION_BYTES for option in options):
+        return Binding(reason=zone_not_applied_reason(dl, "the list of excluded nodes is too long for sbatch"),
+                       failed=True)
     try:
-        decision = _choose_binding(job, state, traffic_matrices, inside_job, predict_start_in_zones)
+        binding = _choose_binding(submission, state, place, inside_job,
+                                  lambda others: predict_start((*options, *others)))
     except PlacementError as error:
-        decision = Decision(reason=str(error), is_outdated=bool(state.age_text))
-    return replace(decision, binding_options=(*zone_options, *decision.binding_options))
+        binding = Binding(reason=str(error), is_outdated=bool(state.age_text))
+    return replace(binding, options=(*options, *binding.options))
 
 
-def decide_without_cluster(job: Submission) -> Decision | None:
-    """The decision about a job on which the state of the cluster has no influence; None for other jobs.
+def decide_without_cluster(request: JobRequest) -> Binding | None:
+    """The binding of a job on which the state of the cluster has no influence; None for other jobs.
 
     Raises PlacementError if no nodes can be chosen for any state of the cluster.
     """
-    request, dl = job.request, job.request.dl
+    dl = request.dl
     if dl.node_binding == "off":
         if dl.zone:
             raise PlacementError("--dl-node-binding=off")
-        return Decision()
+        return Binding()
     if dl.zone:
         return None  # nodes outside the zones are excluded in any case
     if request.unplaceable_reason:
@@ -131,12 +168,8 @@ def decide_without_cluster(job: Submission) -> Decision | None:
     if dl.node_binding != "auto" or dl.explain or dl.strict:
         return None
     if request.start_unknown_reason:
-        return Decision(reason=_no_start_reason(request))
-    return Decision() if nodes == 1 else None
-
-
-def _no_start_reason(request: JobRequest) -> str:
-    return f"{request.start_unknown_reason}, so no nodes are bound"
+        return Binding(reason=f"{request.start_unknown_reason}, so no nodes are bound")
+    return Binding() if nodes == 1 else None
 
 
 def zone_not_applied_reason(dl: DlOptions, reason: str) -> str:
@@ -148,91 +181,84 @@ def _format_zones(dl: DlOptions, separator: str) -> str:
     return separator.join(dl.zone[:_MAX_SHOWN_ZONES] + ("...",) * (len(dl.zone) > _MAX_SHOWN_ZONES))
 
 
-def _zone_limit_options(job: Submission, state: ClusterState) -> tuple[str, ...]:
-    """The option that excludes all nodes outside the zones of --dl-zone, if there are any.
+def _choose_binding(submission: Submission, state: ClusterState, place: Callable[[JobRequest], Placement],
+                    inside_job: bool, predict_start: PredictStart) -> Binding:
+    """Choose nodes, and how strictly the choice binds Slurm. PlacementError if no nodes can be chosen."""
+    from slurmdl.launch import zone_options
 
-    Excluding nodes leaves the user's own --constraint unchanged.
-    """
-    from slurmdl.placement.candidate_nodes import snapshot_nodes_in_zones
-    from slurmdl.slurm.hostlist import fold_hostlist
-
-    is_inside = snapshot_nodes_in_zones(state.cluster, state.topology, job.request.dl.zone)
-    outside = [name for name, inside in zip(state.cluster.names, is_inside.tolist(), strict=True) if not inside]
-    return (f"--exclude={fold_hostlist([*outside, *job.request.exclude])}",) if outside else ()
-
-
-def _choose_binding(job: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...], inside_job: bool,
-                    predict_start: PredictStart) -> Decision:
-    """Choose nodes, and how strictly the choice binds Slurm.
-
-    `auto` never delays a start. It prefers the zone; else it gives the node list if the job can neither be requeued
-    nor vary in its number of nodes; else nothing. It binds only if the nodes are free now, and better than those that
-    Slurm would choose itself. If placement does not model all that the job requests, Slurm must confirm that the job
-    starts on these nodes now. Raises PlacementError if no nodes can be chosen.
-    """
-    from slurmdl.placement.place import place_job
-    from slurmdl.placement.result import MIN_GAIN
-    from slurmdl.slurm.hostlist import fold_hostlist
-
-    request = job.request
-    placement = place_job(request, state.cluster, state.topology, state.scores, traffic_matrices)
+    request = submission.request
+    placement = place(request)
     if not placement.nodes:
-        return Decision(reason=placement.reason or "no nodes fit")
+        return Binding(reason=placement.reason or "no nodes fit")
     if request.dl.node_binding == "nodelist":
-        return Decision((_nodelist_option(placement),), placement)
+        return Binding((_nodelist_option(placement),), placement)
     if request.dl.node_binding == "zone":
-        return Decision(_zone_options(job, state, placement, predict_start), placement)
+        segment = zone_options.segment_option(request, state.topology, placement)
+        if segment and predict_start((segment,)).is_rejected:
+            segment = ""  # before Slurm 24.05, or more nodes than a base block
+        return Binding(zone_options.zone_options(request, state, placement, segment), placement)
     if request.dl.node_binding == "late":
-        return _late_decision(job, placement)
+        return _late_binding(submission, placement)
     if request.start_unknown_reason:
-        return Decision((), placement, _no_start_reason(request))
+        return Binding((), placement, f"{request.start_unknown_reason}, so no nodes are bound")
     if not placement.free_now:
-        if state.age_text and predict_start(Decision()).is_now:
-            return Decision((), placement, f"{state.age_text}; Slurm would start the job now", is_outdated=True)
-        return Decision((), placement, f"{placement_zones_text(placement)} would fit, but not now")
-    allowed_zones = leaf_zones(state.topology, request.dl.zone)
-    if len(allowed_zones) == 1 and allowed_zones != leaf_zones(state.topology):
-        return Decision((), placement)  # the excluded nodes leave Slurm only this zone
+        if state.age_text and predict_start(()).is_now:
+            return Binding((), placement, f"{state.age_text}; Slurm would start the job now", is_outdated=True)
+        return Binding((), placement, f"{zone_options.placement_zones_text(placement)} would fit, but not now")
+    allowed_zones = zone_options.leaf_zones(state.topology, request.dl.zone)
+    if len(allowed_zones) == 1 and allowed_zones != zone_options.leaf_zones(state.topology):
+        return Binding((), placement)  # the excluded nodes leave Slurm only this zone
+    return _bind_automatically(submission, state, placement, place, inside_job, predict_start)
+
+
+def _bind_automatically(submission: Submission, state: ClusterState, placement: Placement,
+                        place: Callable[[JobRequest], Placement], inside_job: bool,
+                        predict_start: PredictStart) -> Binding:
+    """Bind a job to nodes that are free now, without a delay of its start.
+
+    Prefers the zone; else gives the node list if the job can neither be requeued nor vary in its number of nodes;
+    else nothing. It binds only if the nodes are better than those that Slurm would choose itself. If placement does
+    not model all that the job requests, Slurm must confirm that the job starts on these nodes now.
+    """
+    from slurmdl.launch.zone_options import placement_zones_text
+    from slurmdl.placement.result import MIN_GAIN
+
+    request = submission.request
 
     def place_on(nodes: Collection[str]) -> Placement | None:
         """The job on exactly these nodes; None if it does not fit there."""
         others = set(state.cluster.names).difference(nodes)
         try:
-            placed = place_job(replace(request, exclude=(*request.exclude, *others)), state.cluster, state.topology,
-                               state.scores, traffic_matrices)
+            placed = place(replace(request, exclude=(*request.exclude, *others)))
         except PlacementError:
             return None  # a node that placement would not use
         return placed if set(placed.nodes) == set(nodes) else None
 
-    bindings, problem = _automatic_bindings(job, state, placement, inside_job, place_on)
+    bindings, problem = _automatic_bindings(submission, state, placement, inside_job, place_on)
     if not bindings:
-        return Decision((), placement, problem)
-    start = predict_start(Decision())
-    own_choice = place_on(start.nodes) if start.is_now else None
+        return Binding((), placement, problem)
+    start = predict_start(())
+    slurms_choice = place_on(start.nodes) if start.is_now else None
     # Slurm 22.05 predicts by the power states at the last start of a job
-    if own_choice and own_choice.boots > placement.boots:
-        own_choice = None
-    own_text = f"Slurm itself would choose {fold_hostlist(own_choice.nodes)}" if own_choice else ""
-    if own_choice and not _drawback(own_choice, placement):
-        reason = f"no binding is needed: {own_text}, and no other nodes are more than {MIN_GAIN:.0%} better"
-        return Decision((), replace(own_choice, reason=reason))
-    for decision, worst in bindings:
-        drawback = _drawback(own_choice, worst) if own_choice else ""
-        if own_choice and not drawback:
+    if slurms_choice and slurms_choice.boots > placement.boots:
+        slurms_choice = None
+    slurms_text = f"Slurm itself would choose {fold_hostlist(slurms_choice.nodes)}" if slurms_choice else ""
+    if slurms_choice and not _why_worse(slurms_choice, placement):
+        reason = f"no binding is needed: {slurms_text}, and no other nodes are more than {MIN_GAIN:.0%} better"
+        return Binding((), replace(slurms_choice, reason=reason))
+    for binding, worst in bindings:
+        why_worse = _why_worse(slurms_choice, worst) if slurms_choice else ""
+        if slurms_choice and not why_worse:
             continue
-        reason = f"{placement.reason}; {own_text}, which {drawback}" if own_choice else placement.reason
-        if slowdown := _drawback(worst, placement):
-            reason += f" (Slurm may choose nodes of these zones on which the job {slowdown})"
-        decision = replace(decision, placement=replace(placement, reason=reason), promise=_promise(worst))
         unknown = unpredictable_start_reason(request, state.cluster, placement.nodes) or state.age_text
-        if not unknown:
-            return decision
-        on_these_nodes = Decision((_nodelist_option(placement),), placement)
-        failure = predict_start(on_these_nodes).not_starting_reason(placement.nodes)
+        failure = unknown and predict_start((_nodelist_option(placement),)).not_starting_reason(placement.nodes)
         if failure:
-            return Decision((), placement, f"{unknown}, and {failure}", is_outdated=bool(state.age_text))
-        return decision
-    return Decision((), placement, f"Slurm may choose slower nodes of {placement_zones_text(placement)}; {problem}")
+            return Binding((), placement, f"{unknown}, and {failure}", is_outdated=bool(state.age_text))
+        reason = f"{placement.reason}; {slurms_text}, which {why_worse}" if slurms_choice else placement.reason
+        if slowdown := _why_worse(worst, placement):
+            reason += f" (Slurm may choose nodes of these zones on which the job {slowdown})"
+        return replace(binding, placement=replace(placement, reason=reason), promise=_promise(worst))
+    return Binding((), placement, f"Slurm may choose slower nodes of {placement_zones_text(placement)}; {problem}")
 
 
 def _promise(worst: Placement) -> Promise | None:
@@ -244,13 +270,13 @@ def _promise(worst: Placement) -> Promise | None:
     return Promise(seconds, len(worst.rank_map.nodes), format_zone_counts(worst.nodes_per_zone))
 
 
-def _drawback(own: Placement, best: Placement) -> str:
-    """Why Slurm's own choice is not good enough beside the best one, or ""."""
+def _why_worse(choice: Placement, best: Placement) -> str:
+    """Why one choice is not good enough beside a better one, or ""."""
     from slurmdl.placement.result import MIN_GAIN, is_good_enough
 
-    if own.rank_map is None or best.rank_map is None:
+    if choice.rank_map is None or best.rank_map is None:
         return ""
-    cost, best_cost = own.rank_map.cost, best.rank_map.cost
+    cost, best_cost = choice.rank_map.cost, best.rank_map.cost
     if is_good_enough(cost.sort_key, best_cost.sort_key):
         return ""
     if cost.seconds <= best_cost.seconds * (1 + MIN_GAIN):
@@ -271,27 +297,40 @@ def unpredictable_start_reason(request: JobRequest, cluster: ClusterSnapshot, no
     return ""
 
 
-def _late_decision(job: Submission, placement: Placement) -> Decision:
-    """Request a few nodes more than the job needs; `slurmdl srun` drops the worst ones."""
-    if job.request.unmodelled_reason:
-        raise PlacementError(f"--dl-node-binding=late: {job.request.unmodelled_reason}")
-    if not job.maps_ranks:
+def _late_binding(submission: Submission, placement: Placement) -> Binding:
+    """Request one node more for each eight nodes or part of eight; `slurmdl srun` drops the worst ones.
+
+    Slurm allocates no more nodes than tasks, and CPUs only for the requested tasks. So `-n` is raised to the number
+    of nodes if it is less, and every node gets CPUs for its tasks. The job's steps keep the requested task count.
+    """
+    request = submission.request
+    if request.unmodelled_reason:
+        raise PlacementError(f"--dl-node-binding=late: {request.unmodelled_reason}")
+    if not submission.uses_slurmdl_srun:
         raise PlacementError("--dl-node-binding=late: the script has no `slurmdl srun` that could drop nodes")
-    from slurmdl.launch import late_binding
+    nodes, max_nodes = request.nodes or (0, None)
+    if not nodes or nodes != max_nodes:
+        raise PlacementError("--dl-node-binding=late: the number of nodes is not given (-N)")
+    larger = overallocated_count(nodes)
+    options = [f"--nodes={nodes}-{larger}"]
+    if request.ntasks is not None:
+        per_node = max(request.ntasks_per_node or 0, -(-max(request.ntasks, larger) // nodes))
+        options += [f"--ntasks={max(request.ntasks, larger)}", f"--ntasks-per-node={per_node}"]
+    return Binding(tuple(options), placement,
+                   requested_size=RequestedSize(nodes, request.ntasks, request.ntasks_per_node))
 
-    options, requested_size = late_binding.overallocation_options(job.request)
-    return Decision(options, placement, requested_size=requested_size)
 
-
-def _automatic_bindings(job: Submission, state: ClusterState, placement: Placement, inside_job: bool,
+def _automatic_bindings(submission: Submission, state: ClusterState, placement: Placement, inside_job: bool,
                         place_on: Callable[[Collection[str]], Placement | None],
-                        ) -> tuple[list[tuple[Decision, Placement]], str]:
+                        ) -> tuple[list[tuple[Binding, Placement]], str]:
     """The bindings that cannot delay the start, the least strict first, each with its worst outcome.
 
     Also returns why there is no other one.
     """
-    request, bindings = job.request, []
-    prints_job_id = not job.quiet and "test-only" not in job.settings
+    from slurmdl.launch.zone_options import placement_zones_text, prefer_zones
+
+    request, bindings = submission.request, []
+    prints_job_id = not submission.quiet and "test-only" not in submission.settings
     problem = ""
     try:
         preference = prefer_zones(request, state, placement)
@@ -300,76 +339,23 @@ def _automatic_bindings(job: Submission, state: ClusterState, placement: Placeme
         if len(known) < len(outcomes):
             raise PlacementError(f"the time on other nodes of {placement_zones_text(placement)} is unknown")
         worst = max(known, key=lambda item: item[0])[1]
-        if preference.uncounted and _drawback(worst, placement):
+        if preference.uncounted and _why_worse(worst, placement):
             raise PlacementError(preference.uncounted)
-        bindings.append((Decision((f"--prefer={preference.value}",), placement,
+        bindings.append((Binding((f"--prefer={preference.value}",), placement,
                                   revert_field="Prefer" if prints_job_id else ""), worst))
     except PlacementError as error:
         problem = f"{error}; "
     # inside a job: the process that reverts the binding later would end with that job
     is_fixed_size = request.nodes is not None and request.nodes[0] == request.nodes[1]
-    if is_fixed_size and not request.requeue and not job.quiet and not inside_job:
-        bindings.append((Decision((_nodelist_option(placement),), placement,
-                                  revert_field="ReqNodeList" if prints_job_id else ""), placement))
-    else:
-        problem += f"no node list is bound because {_no_nodelist_reason(job, is_fixed_size, inside_job)}"
+    unbindable = "the number of nodes is not given (-N)" if not is_fixed_size else \
+        "the job may be requeued; add --no-requeue to allow a node list" if request.requeue else \
+        "the submission runs in a job" if inside_job else "-Q hides the job ID" if submission.quiet else ""
+    if unbindable:
+        return bindings, f"{problem}no node list is bound because {unbindable}"
+    bindings.append((Binding((_nodelist_option(placement),), placement,
+                             revert_field="ReqNodeList" if prints_job_id else ""), placement))
     return bindings, problem
 
 
-def _no_nodelist_reason(job: Submission, is_fixed_size: bool, inside_job: bool) -> str:
-    if not is_fixed_size:
-        return "the number of nodes is not given (-N)"
-    if job.request.requeue:
-        return "the job may be requeued; add --no-requeue to allow a node list"
-    return "the submission runs in a job" if inside_job else "-Q hides the job ID"
-
-
 def _nodelist_option(placement: Placement) -> str:
-    from slurmdl.slurm.hostlist import fold_hostlist
-
     return f"--nodelist={fold_hostlist(placement.nodes)}"
-
-
-def _zone_options(job: Submission, state: ClusterState, placement: Placement,
-                  predict_start: PredictStart) -> tuple[str, ...]:
-    """Options that keep the job in its zones: features, on blocks also or only segments, on trees also --switches."""
-    segment = _segment_option(job, state.topology, placement)
-    if segment and predict_start(Decision((segment,))).failure.startswith(REJECTED):
-        segment = ""  # before Slurm 24.05, or more nodes than a base block
-    if segment and not exact_zone_features(state, tuple(placement.nodes_per_zone)):
-        return (segment,)
-    return (_zone_option(job, state, placement), *filter(None, [segment]))
-
-
-def _segment_option(job: Submission, topology: Topology, placement: Placement) -> str:
-    """The largest --segment of which this choice consists; "" without blocks, for single nodes, or if it is given."""
-    if topology.kind != "block" or job.request.segment:
-        return ""
-    common = gcd(*placement.nodes_per_zone.values())
-    base = topology.block_sizes[0] if topology.block_sizes else common
-    size = max(size for size in range(1, common + 1) if common % size == 0 and size <= base)
-    return f"--segment={size}" if size > 1 else ""
-
-
-def _zone_option(job: Submission, state: ClusterState, placement: Placement) -> str:
-    zones = job.request.dl.zone or tuple(placement.nodes_per_zone)
-    constraint = _join_constraint(job.request.constraint, exact_zone_features(state, zones))
-    if constraint:
-        return f"--constraint={constraint}"
-    if state.topology.kind != "tree":
-        raise PlacementError("--dl-node-binding=zone: no node features identify the zones, and --switches "
-                             "is for trees only")
-    return f"--switches={len(placement.nodes_per_zone)}"
-
-
-def _join_constraint(constraint: str | None, features: Sequence[str]) -> str | None:
-    """The user's constraint and one of `features`; None if there are none, or the two cannot be joined.
-
-    --prefer replaces --constraint while Slurm tries it (sbatch(1)), so it must hold both. Only names joined by `&`
-    are supported: brackets, counts and alternatives do not nest in every release.
-    """
-    if not constraint:
-        return "|".join(features) or None
-    if len(features) == 1 and re.fullmatch(r"[\w.:=+-]+(&[\w.:=+-]+)*", constraint):
-        return f"{constraint}&{features[0]}"
-    return None

@@ -11,45 +11,17 @@ each `slurmdl srun` queries the nodes that the job has now; a plain `srun` needs
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from slurmdl.errors import InputError, PlacementError
-from slurmdl.launch.submission_record import RequestedSize
+from slurmdl.launch.submission_record import RequestedSize, overallocated_count
 from slurmdl.slurm import hostlist, jobs
 from slurmdl.slurm.jobs import Allocation, JobRecord
 from slurmdl.text import pluralize
 
-if TYPE_CHECKING:
-    from slurmdl.job_request import JobRequest
-
 #: task counts of the larger job
 _TASK_COUNT_VARIABLES = ("SLURM_NPROCS", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
-
-
-def _overallocated_count(nodes: int) -> int:
-    return nodes + math.ceil(nodes / 8)
-
-
-def overallocation_options(request: JobRequest) -> tuple[tuple[str, ...], RequestedSize]:
-    """The options that request one more node for each eight nodes or part of eight.
-
-    Slurm allocates no more nodes than tasks, and CPUs only for the requested tasks. So `-n` is raised to the number
-    of nodes if it is less, and every node gets CPUs for its tasks. The job's steps keep the requested task count.
-    Raises PlacementError if the number of nodes is not fixed.
-    """
-    min_nodes, max_nodes = request.nodes or (0, None)
-    if not min_nodes or min_nodes != max_nodes:
-        raise PlacementError("--dl-node-binding=late: the number of nodes is not given (-N)")
-    larger = _overallocated_count(min_nodes)
-    options = [f"--nodes={min_nodes}-{larger}"]
-    if request.ntasks is not None:
-        tasks = max(request.ntasks, larger)
-        per_node = max(request.ntasks_per_node or 0, -(-tasks // min_nodes))
-        options += [f"--ntasks={tasks}", f"--ntasks-per-node={per_node}"]
-    return tuple(options), RequestedSize(min_nodes, request.ntasks, request.ntasks_per_node)
 
 
 def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize,
@@ -73,7 +45,7 @@ def shrink_job(environ: Mapping[str, str], requested_size: RequestedSize,
     host = job.batch_host or job.nodes[0]
     kept: Sequence[str] = job.nodes
     # a job with still more nodes is another job that inherited the submission record
-    if requested_size.nodes < len(job.nodes) <= _overallocated_count(requested_size.nodes):
+    if requested_size.nodes < len(job.nodes) <= overallocated_count(requested_size.nodes):
         # checked before `choose_nodes`: the step of a probe is listed for a moment after its end
         is_busy = not dry_run and jobs.other_steps_run(job_id)
         candidates = replace(job, nodes=tuple(node for node in job.nodes if node not in left_out), batch_host=host)

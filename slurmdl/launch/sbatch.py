@@ -1,25 +1,37 @@
 """`slurmdl sbatch`: decide how a job is bound to nodes, and submit it by sbatch.
 
 The result is never worse than plain sbatch: if no nodes can be chosen, the job is submitted as written, and one line
-on stderr says why.
+on stderr says why. The steps: SbatchCall -> Submission with its JobRequest -> ClusterState -> Binding with its
+Placement -> SubmitCommand.
+
+An automatic binding (node list or preferred zone) is reverted if the job does not start with it. Observed with Slurm
+22.05 and default SchedulerParameters: before sbatch gets its answer, the controller has tried the new job against its
+nodes once. If they are free, the job's reason is None, and it starts at the next scheduling pass, 0.4 to 2.2 s
+later (slurm.conf(5), batch_sched_delay: 3 s); no update of the job advances that pass. If the nodes were taken
+meanwhile, the reason is Resources or ReqNodeNotAvail; Priority if other jobs go first. So one check directly after
+the submission is enough: a job that is pending for a reason loses its binding. A node list would wait for its nodes.
+A preference costs a pass of the backfill scheduler, 24 to 30 s; without it the job starts after 1.8 s, like others.
+
+A job with reason None can still lose its nodes before that pass. So a shell that outlives this process clears the
+field after the pass; the controller rejects that for a running job, so no further check is needed.
 """
 
 from __future__ import annotations
 
-import functools
 import os
+import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from slurmdl import config, dl_options, records
+from slurmdl import config, dl_options
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import (
+    InputError,
     PlacementError,
     SlurmdlError,
     UnavailableError,
@@ -31,20 +43,25 @@ from slurmdl.errors import (
     report_error,
     warn,
 )
-from slurmdl.launch import binding, submission, submission_record
-from slurmdl.launch.binding import Decision
-from slurmdl.launch.submission import ParsedArgv, Submission, SubmitCommand, build_submit_command
-from slurmdl.launch.zone_preference import exact_zone_features, leaf_zones
-from slurmdl.slurm import getopt, process
-from slurmdl.slurm.hostlist import fold_hostlist
+from slurmdl.launch import binding as bindings
+from slurmdl.launch import submission_record
+from slurmdl.launch.binding import Binding, PredictedStart
+from slurmdl.launch.submission import SbatchCall, Submission, SubmitCommand, parse_submission
+from slurmdl.slurm import process
+from slurmdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from slurmdl.text import pluralize, print_escaped
-from slurmdl.units import format_coarse_duration
 
 if TYPE_CHECKING:
     from slurmdl.cluster.load import ClusterQuery
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.health.exclusions import Exclusion
     from slurmdl.launch.cluster_state import ClusterState
+
+_START_PATTERN = re.compile(r"\bto start at (\S+) (?:a )?using \d+ processors on nodes (\S+)")
+#: time limit of the check after the submission, and of the update
+_CHECK_TIMEOUT_S = 1.0
+#: the next scheduling pass is over by then: batch_sched_delay and a tick of the controller's clock
+_SCHEDULER_PASS_S = 4.0
 
 
 def run_sbatch(argv: Sequence[str]) -> int:
@@ -53,22 +70,25 @@ def run_sbatch(argv: Sequence[str]) -> int:
     Raises UsageError for an unknown --dl-* option or an invalid value, UnavailableError if sbatch is missing, and
     with --dl-strict SlurmdlError if no nodes can be chosen; then nothing is submitted.
     """
-    program = find_sbatch(os.environ)
-    parsed_argv = ParsedArgv.from_argv(argv, partial(getopt.plugin_options, program))
-    if parsed_argv.requests_help:
-        if parsed_argv.command_line.has_option("help"):
+    call = SbatchCall.from_argv(argv, find_sbatch(os.environ), _read_stdin)
+    if call.requests_help:
+        if call.line.has_option("help"):
             print(f"usage: slurmdl sbatch [--dl-*] [sbatch options] script [args]\n\n{dl_options.help_text()}")
-        process.exec_program([program, *argv], os.environ)
-    attempt = SubmissionAttempt(program, parsed_argv, _read_stdin() if parsed_argv.reads_stdin else None)
-    # memory limits and crashes of libraries may end the process that decides; this one submits whatever happens
+        process.exec_program([call.program, *argv], os.environ)
+    attempt = SubmissionAttempt(call)
     try:
-        attempt.receive(process.run_in_child(attempt.decide))
+        attempt.read_submission()
+        if attempt.decide_without_cluster():
+            attempt.print_messages()
+        else:
+            # memory limits and crashes of libraries may end the process that decides; this one submits in any case
+            attempt.receive(process.run_in_child(attempt.choose_nodes))
     except Exception as error:
-        if attempt.dl.strict:
+        if attempt.dl.strict or isinstance(error, UsageError):
             raise
         attempt.fall_back_to_unbound(error)
-    if attempt.dl.dry_run and attempt.status is None:
-        attempt.status, attempt.output = 0, format_dry_run(None, attempt.decision, attempt.plain_command)
+    if attempt.dl.dry_run:
+        attempt.end_dry_run()
     if attempt.output:
         print_escaped(attempt.output)
     return attempt.submit() if attempt.status is None else attempt.status
@@ -82,56 +102,85 @@ class SubmissionAttempt:
         recorded_command: also passes the submission record to the job; None until the submission is parsed.
         bound_command: also binds the job to the chosen nodes; None until nodes are chosen.
         dl: the --dl-* options; those of the command line alone until the submission is parsed.
-        job: the parsed submission, or None.
+        submission: None until it is parsed.
         status, output: if nothing is to be submitted, after an error or a dry run; otherwise None and "".
     """
 
-    def __init__(self, program: str, parsed_argv: ParsedArgv, stdin: bytes | None) -> None:
-        self.program, self.parsed_argv, self.stdin = program, parsed_argv, stdin
+    def __init__(self, call: SbatchCall) -> None:
+        self.call, line = call, call.line
         environ = {name: value for name, value in os.environ.items() if name != submission_record.ENV_VARIABLE}
-        self.plain_command = SubmitCommand((program, *parsed_argv.sbatch_args()[0]), environ, stdin=stdin)
+        self.plain_command = SubmitCommand((call.program, *call.sbatch_args()), environ, stdin=call.stdin)
         self.recorded_command: SubmitCommand | None = None
         self.bound_command: SubmitCommand | None = None
-        line = parsed_argv.command_line
         self.dl = DlOptions(strict=line.has_option("dl-strict"), dry_run=line.has_option("dl-dry-run"))
-        self.quiet = line.has_option("quiet")
-        self.is_parsable = line.has_option("parsable")
-        self.job: Submission | None = None
-        self.decision = Decision()
+        self.quiet, self.is_parsable = line.has_option("quiet"), line.has_option("parsable")
+        self.submission: Submission | None = None
+        self.binding = Binding()
         self.status: int | None = None
         self.output = ""
-        self._on_progress: Callable[[], None] = lambda: None
+        self._query: ClusterQuery | None = None
 
-    def decide(self, send: Callable[[dict[str, Any]], None]) -> None:
-        """Decide how to submit, print the messages, and send each progress for `receive`."""
-        def send_progress() -> None:
-            send({"status": self.status, "output": self.output, "options": records.to_json(self.dl),
-                  "quiet": self.quiet, "is_parsable": self.is_parsable, "bound": _to_json(self.bound_command),
-                  "recorded": _to_json(self.recorded_command), "revert_field": self.decision.revert_field})
+    def read_submission(self) -> None:
+        """Read the configuration, the script and the environment.
 
-        self._on_progress = send_progress
+        Raises UsageError if an option of the user is wrong, InputError if the configuration is.
+        """
+        self.config, config_error = config.Config(), None
         try:
-            self.choose_binding()
+            self.config = config.load_config()
+        except SlurmdlError as error:
+            config_error = error
+        submission = parse_submission(self.call, os.environ, self.config.options)
+        self.dl, self.quiet = submission.request.dl, submission.quiet
+        self.is_parsable = "parsable" in submission.settings
+        self._set_submission(submission)
+        if config_error:
+            raise config_error
+
+    def _set_submission(self, submission: Submission) -> None:
+        self.recorded_command = Binding().submit_command(submission, os.environ)
+        self.submission = submission
+
+    def decide_without_cluster(self) -> bool:
+        """Decide about a job on which the state of the cluster has no influence; return whether it is one.
+
+        Raises PlacementError if no nodes can be chosen for any state of the cluster.
+        """
+        assert self.submission
+        if self.config.bad_nodes != config.BadNodesConfig() or os.path.exists(config.exclusions_file(os.environ)):
+            return False
+        decided = bindings.decide_without_cluster(self.submission.request)
+        self.binding = decided or self.binding
+        return decided is not None
+
+    def choose_nodes(self, send: Callable[[dict[str, Any]], None]) -> None:
+        """Choose nodes and print the messages, in another process; send each progress for `receive`."""
+        def send_progress() -> None:
+            send({"status": self.status, "output": self.output, "revert_field": self.binding.revert_field,
+                  "recorded": _to_json(self.recorded_command), "bound": _to_json(self.bound_command)})
+
+        try:
+            self._exclude_bad_nodes()
+            send_progress()
+            self._choose_binding()
             self.print_messages()
         except Exception as error:
             if self.dl.strict or isinstance(error, UsageError):
                 self.status = report_error(error)
             else:
                 self.fall_back_to_unbound(error)
-        if self.dl.dry_run and self.status is None:
-            self.status, self.output = 0, format_dry_run(self.job, self.decision, self.commands[0])
+        if self.dl.dry_run:
+            self.end_dry_run()
         send_progress()
 
     def receive(self, result: process.ChildResult) -> None:
-        """Continue with what `decide` has sent from another process. UnavailableError if that process failed."""
+        """Continue with what `choose_nodes` has sent. UnavailableError if its process failed."""
         if result.sent:
             self.status, self.output = result.sent["status"], result.sent["output"]
-            self.dl = records.from_json(DlOptions, result.sent["options"])
-            self.quiet, self.is_parsable = result.sent["quiet"], result.sent["is_parsable"]
             self.bound_command, self.recorded_command = (
-                command and SubmitCommand(tuple(command[0]), command[1], stdin=self.stdin)
+                command and SubmitCommand(tuple(command[0]), command[1], stdin=self.call.stdin)
                 for command in (result.sent["bound"], result.sent["recorded"]))
-            self.decision = Decision(revert_field=result.sent["revert_field"])
+            self.binding = Binding(revert_field=result.sent["revert_field"])
         if result.failure:
             raise UnavailableError(f"the choice of nodes {result.failure}")
 
@@ -140,115 +189,97 @@ class SubmissionAttempt:
         """The commands that can submit the job, the preferred one first."""
         return [command for command in (self.bound_command, self.recorded_command, self.plain_command) if command]
 
-    def choose_binding(self) -> None:
-        """Read the submission and the configuration, and choose nodes.
-
-        Raises UsageError if an option of the user is wrong, SlurmdlError if no nodes can be chosen.
-        """
-        site_config, config_error = config.Config(), None
-        try:
-            site_config = config.load_config()
-        except SlurmdlError as error:
-            config_error = error
-        job = submission.parse_submission(self.parsed_argv.argv, os.environ, stdin=self.stdin,
-                                          has_plugin=partial(_sbatch_has_plugin, self.program),
-                                          plugin_options=partial(getopt.plugin_options, self.program),
-                                          defaults=site_config.options)
-        self._update_job(job)
-        if config_error:
-            raise config_error
-        on_warning: Callable[[str], None] = (lambda _: None) if self.quiet else warn
-        # only `auto` has Slurm confirm that the nodes are free
-        max_age_s = site_config.nodes_max_age if self.dl.node_binding in ("auto", "off") else 0.0
-
-        @functools.cache
-        def get_query() -> ClusterQuery:
-            from slurmdl.launch import cluster_state
-
-            return cluster_state.start_query(site_config, max_age_s)
-
-        job = self._leave_out_bad_nodes(job, site_config, get_query, on_warning)
-        if decision := binding.decide_without_cluster(job):
-            self.decision = decision
-            return
-        if not job.request.dl.dry_run:
-            # concurrent submitters see the same cluster; different seeds make them choose different equal nodes
-            seed = 1 + (time.time_ns() ^ os.getpid()) % 2**32
-            job = replace(job, request=replace(job.request, seed=seed))
-        state, decision = self._decide_with_cluster(job, site_config, get_query(), on_warning)
-        if decision.is_outdated:
-            debug("Slurm is queried again: %s", decision.reason)
-            get_query.cache_clear()
-            state, decision = self._decide_with_cluster(job, site_config, get_query(), on_warning)
-        if decision.reason and self.dl.strict:
-            raise PlacementError(decision.reason)
-        if self.dl.explain and decision.placement is not None:
-            from slurmdl.placement.explain import explain_placement
-
-            text = explain_placement(decision.placement, state.topology, state.cluster, state.scores, self.dl)
-            age = f"\nnote       {state.age_text} (nodes_max_age of slurmdl.yaml)" if state.age_text else ""
-            decision = replace(decision, explanation=text + age)
-        self.bound_command = decision.submit_command(self.program, job, os.environ)
-        self.decision = decision
-        if not (self.quiet or self.dl.dry_run):
-            _warn_of_missing_features(job, decision, state)
-
-    def _decide_with_cluster(self, job: Submission, site_config: config.Config, query: ClusterQuery,
-                             on_warning: Callable[[str], None]) -> tuple[ClusterState, Decision]:
+    def _cluster_query(self) -> ClusterQuery:
+        """The query of the cluster, started once: its answer arrives while this process imports modules."""
         from slurmdl.launch import cluster_state
 
-        state = cluster_state.load_cluster_state(site_config, self.dl.link_scores, job.request.partitions, on_warning,
-                                                 self.dl.strict, query)
-        decision = decide_with_slurm(job, state, self.program)
-        # a job that starts changes the state of the nodes
-        if decision.is_outdated or (decision.placement and decision.placement.free_now):
-            query.forget()
-        elif decision.placement:
-            query.keep()
-        return state, decision
+        if self._query is None:
+            # only `auto` has Slurm confirm that the nodes are free
+            max_age_s = self.config.nodes_max_age if self.dl.node_binding in ("auto", "off") else 0.0
+            self._query = cluster_state.start_query(self.config, max_age_s)
+        return self._query
 
-    def _leave_out_bad_nodes(self, job: Submission, site_config: config.Config, get_query: Callable[[], ClusterQuery],
-                             on_warning: Callable[[str], None]) -> Submission:
+    def _warn(self, message: str) -> None:
+        if not self.quiet:
+            warn(message)
+
+    def _exclude_bad_nodes(self) -> None:
         """Exclude the nodes that the user's jobs or the site's checks found to be bad. A failure is a warning."""
         from slurmdl.health import exclusions, site_checks
 
+        submission = self.submission
+        assert submission
         try:
             remembered, warning = exclusions.load_active_exclusions(os.environ)
         except SlurmdlError as error:
             remembered, warning = {}, f"{error}; no remembered node is excluded"
         if warning:
-            on_warning(warning)
-        site_reasons = site_checks.load_site_reasons(site_config, on_warning)
-        if not (remembered or site_reasons) or self.parsed_argv.is_heterogeneous:
-            return job
-        from slurmdl.launch import job_start
-
-        other_cluster = job.settings.get("clusters") or job.settings.get("cluster-constraint")
+            self._warn(warning)
+        site_reasons = site_checks.load_site_reasons(self.config, self._warn)
+        if not (remembered or site_reasons) or self.call.is_heterogeneous:
+            return
+        other_cluster = submission.settings.get("clusters") or submission.settings.get("cluster-constraint")
 
         def rejection_reason(restricted: Submission) -> str:
-            command = build_submit_command(self.program, restricted, os.environ)
-            reason = job_start.predict_start(command).failure
-            return reason if reason.startswith(job_start.REJECTED) else ""
+            start = predict_start(Binding().submit_command(restricted, os.environ))
+            return start.failure if start.is_rejected else ""
 
         try:
-            cluster = get_query().answer[0]
-            get_query().keep()
+            query = self._cluster_query()
+            cluster = query.answer[0]
+            query.keep()
             if other_cluster and other_cluster != cluster.name:
-                return job  # its nodes may have the same names
-            job, messages = leave_out_nodes(job, remembered, site_reasons, cluster, rejection_reason)
+                return  # its nodes may have the same names
+            submission, messages = exclude_bad_nodes(submission, remembered, site_reasons, cluster, rejection_reason)
         except SlurmdlError as error:
-            on_warning(f"{error}; no bad node is excluded")
-            return job
+            self._warn(f"{error}; no bad node is excluded")
+            return
         for message in messages:
-            on_warning(message)
-        self._update_job(job)
-        return job
+            self._warn(message)
+        self._set_submission(submission)
 
-    def _update_job(self, job: Submission) -> None:
-        self.job, self.dl, self.quiet = job, job.request.dl, job.quiet
-        self.is_parsable = "parsable" in job.settings
-        self.recorded_command = build_submit_command(self.program, job, os.environ)
-        self._on_progress()
+    def _choose_binding(self) -> None:
+        """Choose nodes, and how strictly they bind. SlurmdlError if no nodes can be chosen."""
+        submission = self.submission
+        assert submission
+        if decided := bindings.decide_without_cluster(submission.request):
+            self.binding = decided
+            return
+        if not self.dl.dry_run:
+            # concurrent submitters see the same cluster; different seeds make them choose different equal nodes
+            seed = 1 + (time.time_ns() ^ os.getpid()) % 2**32
+            submission = replace(submission, request=replace(submission.request, seed=seed))
+        state, binding = self._decide_with_cluster(submission)
+        if binding.is_outdated:
+            debug("Slurm is queried again: %s", binding.reason)
+            self._query = None
+            state, binding = self._decide_with_cluster(submission)
+        if binding.reason and self.dl.strict:
+            raise PlacementError(binding.reason)
+        if self.dl.explain and binding.placement is not None:
+            from slurmdl.placement.explain import explain_placement
+
+            text = explain_placement(binding.placement, state.topology, state.cluster, state.scores, self.dl)
+            age = f"\nnote       {state.age_text} (nodes_max_age of slurmdl.yaml)" if state.age_text else ""
+            binding = replace(binding, explanation=text + age)
+        self.bound_command = binding.submit_command(submission, os.environ)
+        self.binding = binding
+        if not (self.quiet or self.dl.dry_run):
+            _warn_of_missing_features(submission, binding, state)
+
+    def _decide_with_cluster(self, submission: Submission) -> tuple[ClusterState, Binding]:
+        query = self._cluster_query()
+        from slurmdl.launch import cluster_state
+
+        state = cluster_state.load_cluster_state(self.config, self.dl.link_scores, submission.request.partitions,
+                                                 self._warn, self.dl.strict, query)
+        binding = decide_with_slurm(submission, state)
+        # a job that starts changes the state of the nodes
+        if binding.is_outdated or (binding.placement and binding.placement.free_now):
+            query.forget()
+        elif binding.placement:
+            query.keep()
+        return state, binding
 
     def fall_back_to_unbound(self, error: Exception) -> None:
         """Drop the binding because of an error, and print the reason."""
@@ -258,25 +289,31 @@ class SubmissionAttempt:
             print_traceback(error)
             reason = f"{internal_error_text(error)} (SLURMDL_DEBUG=1 shows where)"
         failed = bool(self.dl.zone) or not isinstance(error, PlacementError)
-        self.decision = Decision(reason=binding.zone_not_applied_reason(self.dl, reason), failed=failed)
+        self.binding = Binding(reason=bindings.zone_not_applied_reason(self.dl, reason), failed=failed)
         self.print_messages()
 
     def print_messages(self) -> None:
         """Print the decision and warnings on stderr; nothing with -Q."""
-        debug("decision: %s", self.decision.summary(self.dl))
+        debug("decision: %s", self.binding.summary(self.dl))
         if self.quiet:
             return
-        if self.dl.explain and self.decision.explanation:
-            print_stderr(self.decision.explanation)
-        if self.dl.explain or self.decision.reason:
-            warn(self.decision.summary(self.dl))
-        misplaced = dl_options.misplaced_option_warning(self.parsed_argv.command_line.operands, "script")
+        if self.dl.explain and self.binding.explanation:
+            print_stderr(self.binding.explanation)
+        if self.dl.explain or self.binding.reason:
+            warn(self.binding.summary(self.dl))
+        misplaced = dl_options.misplaced_option_warning(self.call.line.operands, "script")
         if misplaced:
             warn(misplaced)
-        if self.job and self.job.maps_ranks is False:
+        if self.submission and self.submission.uses_slurmdl_srun is False:
             warn("the script has no `slurmdl srun`, so its ranks will not be mapped")
-        if self.job and (problem := self.job.missing_program_warning(_own_program())):
+        if self.submission and (problem := self.submission.missing_program_warning()):
             warn(problem)
+
+    def end_dry_run(self) -> None:
+        """Nothing is submitted: set the output, unless there is an error or already an output."""
+        if self.status is None:
+            self.status = 0
+            self.output = format_dry_run(self.submission, self.binding, self.commands[0])
 
     def submit(self) -> int:
         """Submit by the first command that can be run: the added arguments may exceed the kernel's limit.
@@ -288,7 +325,7 @@ class SubmissionAttempt:
             command = commands.pop(0)
             is_bound = command is self.bound_command
             try:
-                if is_bound and self.decision.revert_field:
+                if is_bound and self.binding.revert_field:
                     return process.run_passthrough(command.argv, command.env, command.stdin, self._on_output_line)
                 # SIGPIPE stays ignored: munged closes a connection that is silent for 2 s, as under heavy load, and
                 # sbatch then tries again; by the default action it would end without a message. Jobs get the default.
@@ -296,27 +333,26 @@ class SubmissionAttempt:
             except UnavailableError as error:
                 if not commands or self.dl.strict:
                     raise
-                if not self.quiet:
-                    warn(f"submitted as written: {binding.zone_not_applied_reason(self.dl, str(error))}" if is_bound
-                         else f"the job does not receive its --dl-* options: {error}")
+                reason = bindings.zone_not_applied_reason(self.dl, str(error))
+                self._warn(f"submitted as written: {reason}" if is_bound else
+                           f"the job does not receive its --dl-* options: {error}")
 
     def _on_output_line(self, line: bytes) -> bool:
         """Whether a line of sbatch's stdout has the job ID; if so, revert the binding unless the job starts."""
-        from slurmdl.launch import job_start
         from slurmdl.slurm import jobs
 
         job_id = jobs.parse_job_id(line, self.is_parsable)
         if job_id:
             try:
-                job_start.revert_unless_started(job_id, self.decision.revert_field)
+                revert_unless_started(job_id, self.binding.revert_field)
             except Exception as error:  # the job is submitted: the exit status must be sbatch's
                 warn(f"job {job_id} keeps its choice of nodes: {type(error).__name__}: {error}")
         return bool(job_id)
 
 
-def leave_out_nodes(job: Submission, remembered: Mapping[str, Exclusion], site_reasons: Mapping[str, str],
-                    cluster: ClusterSnapshot,
-                    rejection_reason: Callable[[Submission], str]) -> tuple[Submission, Sequence[str]]:
+def exclude_bad_nodes(submission: Submission, remembered: Mapping[str, Exclusion], site_reasons: Mapping[str, str],
+                      cluster: ClusterSnapshot,
+                      rejection_reason: Callable[[Submission], str]) -> tuple[Submission, Sequence[str]]:
     """Exclude nodes from a submission; return it, and messages for the user.
 
     Nodes that the user requires stay, as do those beyond the cap of `limit_exclusions`. If the job could not run
@@ -324,13 +360,14 @@ def leave_out_nodes(job: Submission, remembered: Mapping[str, Exclusion], site_r
 
     Args:
         remembered: exclusions of the user, the newest entry first.
-        site_reasons: node -> verdict of the site.
+        site_reasons: node -> why it is bad by the site's checks.
         rejection_reason: why Slurm would reject a submission, or "".
     """
     from slurmdl.health import exclusions
     from slurmdl.placement.eligibility import candidate_partitions, is_in_service
+    from slurmdl.units import format_coarse_duration
 
-    request = job.request
+    request = submission.request
     partitions = set(candidate_partitions(request, cluster))
     candidates = {node.name: node for node in cluster.nodes
                   if partitions & set(node.partitions) and node.name not in {*request.nodelist, *request.exclude}}
@@ -340,53 +377,93 @@ def leave_out_nodes(job: Submission, remembered: Mapping[str, Exclusion], site_r
         messages.append(f"{fold_hostlist(beyond_cap)} may be used, though bad: at most "
                         f"{exclusions.MAX_PARTITION_SHARE:.0%} of the partition's nodes are left out")
     if not nodes:
-        return job, messages
-    restricted = _with_excluded(job, nodes)
+        return submission, messages
+    excluded = tuple(dict.fromkeys([*request.exclude, *nodes]))
+    restricted = replace(submission, request=replace(request, exclude=excluded),
+                         extra_options=(f"--exclude={fold_hostlist(excluded)}",))
     min_nodes = (request.nodes or (1, None))[0]
     remaining = sum(is_in_service(node) for name, node in candidates.items() if name not in nodes)
     reason = f"it needs {pluralize(min_nodes, 'node')}, and {remaining} others are in service" \
         if remaining < min_nodes else rejection_reason(restricted)
     if reason:
-        return job, [*messages, f"{fold_hostlist(nodes)} may be used, though bad: {reason}"]
-    shown = "; ".join(f"{node} ({site_reasons[node]})" if node in site_reasons else _remembered_text(remembered[node])
-                      for node in nodes)
+        return submission, [*messages, f"{fold_hostlist(nodes)} may be used, though bad: {reason}"]
+    shown = "; ".join(
+        f"{node} ({site_reasons[node]})" if node in site_reasons else
+        f"{node} ({remembered[node].reason}, {format_coarse_duration(time.time() - remembered[node].time)} ago)"
+        for node in nodes)
     hint = "" if set(nodes) <= set(site_reasons) else "; `slurmdl preflight --forget NODES` ends that"
     return restricted, [*messages, f"left out: {shown}{hint}"]
 
 
-def _remembered_text(entry: Exclusion) -> str:
-    return f"{entry.node} ({entry.reason}, {format_coarse_duration(time.time() - entry.time)} ago)"
-
-
-def _with_excluded(job: Submission, nodes: Sequence[str]) -> Submission:
-    exclude = tuple(dict.fromkeys([*job.request.exclude, *nodes]))
-    return replace(job, request=replace(job.request, exclude=exclude),
-                   extra_options=(f"--exclude={fold_hostlist(exclude)}",))
-
-
-def decide_with_slurm(job: Submission, state: ClusterState, program: str = "") -> Decision:
+def decide_with_slurm(submission: Submission, state: ClusterState) -> Binding:
     """Decide as `binding.decide_binding`, with the environment of this process and the traffic matrices of the job.
 
-    `program` is sbatch for `--test-only`; "" if Slurm cannot be queried.
+    Slurm is queried with `sbatch --test-only` if the call has a program.
     """
-    from slurmdl.launch import job_start, traffic_file
+    from slurmdl.launch import traffic_file
 
-    def predict_start(decision: Decision) -> job_start.PredictedStart:
-        if not program:
-            return job_start.PredictedStart(failure="Slurm is not queried")
-        start = job_start.predict_start(decision.submit_command(program, job, os.environ))
-        debug("prediction with %s: %s", " ".join(decision.binding_options) or "no binding", start)
+    def predict_with(options: Sequence[str]) -> PredictedStart:
+        if not submission.call.program:
+            return PredictedStart(failure="Slurm is not queried")
+        start = predict_start(Binding(tuple(options)).submit_command(submission, os.environ))
+        debug("prediction with %s: %s", " ".join(options) or "no binding", start)
         return start
 
-    return binding.decide_binding(job, state, traffic_file.load_traffic_matrices(job.request.dl),
-                                  inside_job="SLURM_JOB_ID" in os.environ,
-                                  predict_start=predict_start)
+    return bindings.decide_binding(submission, state, traffic_file.load_traffic_matrices(submission.request.dl),
+                                   inside_job="SLURM_JOB_ID" in os.environ, predict_start=predict_with)
 
 
-def _warn_of_missing_features(job: Submission, decision: Decision, state: ClusterState) -> None:
+def predict_start(command: SubmitCommand) -> PredictedStart:
+    """Query Slurm with `sbatch --test-only` about the job that a command submits."""
+    program, *args = command.argv
+    try:
+        result = process.run_command([program, "--test-only", *args], env=command.env,
+                                     stdin=(command.stdin or b"").decode(errors="replace"))
+    except UnavailableError as error:
+        return PredictedStart(failure=str(error))
+    start = parse_test_only(result.stderr)
+    if start is None:
+        return PredictedStart(failure=f"{bindings.REJECTED}: {result.first_error or 'no message'}")
+    start_time, nodes = start
+    return PredictedStart(tuple(nodes), max(0.0, start_time - time.time()))
+
+
+def parse_test_only(text: str) -> tuple[float, list[str]] | None:
+    """The start (seconds since the epoch) and nodes in the stderr of `sbatch --test-only`; None if there is none."""
+    match = _START_PATTERN.search(text)
+    try:
+        return (time.mktime(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")),
+                expand_hostlist(match[2])) if match else None
+    except (ValueError, OverflowError, InputError):
+        return None
+
+
+def revert_unless_started(job_id: str, field: str) -> None:
+    """Clear a field of a submitted job unless the job starts at once.
+
+    `field` is a key of `scontrol update`: ReqNodeList or Prefer.
+    """
+    from slurmdl.slurm import jobs
+
+    update = ["scontrol", "update", f"JobId={job_id}", f"{field}="]
+    try:
+        states = jobs.query_states(job_id, timeout=_CHECK_TIMEOUT_S)
+        debug("job %s: state and reason %s", job_id, states)
+        if ("PENDING", "None") in states:
+            process.run_detached_after(update, _SCHEDULER_PASS_S)
+        elif all(state == "PENDING" for state, _ in states):
+            process.run_command(update, timeout=_CHECK_TIMEOUT_S)
+    except UnavailableError as error:
+        process.run_detached_after(update, _SCHEDULER_PASS_S)
+        warn(f"job {job_id} keeps its choice of nodes for {_SCHEDULER_PASS_S:g} s: {error}")
+
+
+def _warn_of_missing_features(submission: Submission, binding: Binding, state: ClusterState) -> None:
     """Say once per user and cluster that jobs which may be requeued get no nodes, because no feature names a zone."""
-    placement = decision.placement
-    if job.request.dl.node_binding != "auto" or not job.request.requeue or not (placement and placement.nodes):
+    from slurmdl.launch.zone_options import exact_zone_features, leaf_zones
+
+    request, placement = submission.request, binding.placement
+    if request.dl.node_binding != "auto" or not request.requeue or not (placement and placement.nodes):
         return
     if len(leaf_zones(state.topology)) < 2 or exact_zone_features(state, placement.nodes_per_zone):
         return
@@ -414,34 +491,20 @@ def _read_stdin() -> bytes | None:
         return None
 
 
-def _sbatch_has_plugin(program: str) -> bool:
-    """Whether sbatch has the plugin's options; True if unknown, so that sbatch itself rejects them."""
-    try:
-        return "--dl-" in process.check_output([program, "--help"])
-    except UnavailableError:
-        return True
-
-
-def format_dry_run(job: Submission | None, decision: Decision, command: SubmitCommand) -> str:
+def format_dry_run(submission: Submission | None, binding: Binding, command: SubmitCommand) -> str:
     """The output of a dry run: the command line, the changes of the environment, and the decision."""
     lines = [f"command: {shlex.join(command.argv)}"]
-    if job:
-        added = {submission_record.ENV_VARIABLE: command.env[submission_record.ENV_VARIABLE], **job.plugin_environ}
+    if submission:
+        record = command.env[submission_record.ENV_VARIABLE]
+        added = {submission_record.ENV_VARIABLE: record, **submission.plugin_environ}
         lines += [f"environment: {name}={shlex.quote(value)}" for name, value in added.items()]
     lines += [f"environment: without {name}" for name in command.removed_variables]
     if command.stdin is not None:
         lines.append(f"standard input: the script, {len(command.stdin)} bytes")
-    lines.append(f"decision: {decision.summary(job.request.dl if job else DlOptions())}")
-    if decision.placement and decision.placement.nodes:
-        lines.append(f"nodes: {' '.join(decision.placement.nodes)}")
+    lines.append(f"decision: {binding.summary(submission.request.dl if submission else DlOptions())}")
+    if binding.placement and binding.placement.nodes:
+        lines.append(f"nodes: {' '.join(binding.placement.nodes)}")
     return "\n".join(lines)
-
-
-def _own_program() -> str:
-    """Absolute path of slurmdl for scripts of jobs."""
-    import shutil
-
-    return os.path.abspath(shutil.which("slurmdl") or os.path.join(os.path.dirname(sys.argv[0]), "slurmdl"))
 
 
 def find_sbatch(environ: Mapping[str, str]) -> str:

@@ -37,6 +37,11 @@ class RequestedSize:
     tasks_per_node: int | None = None
 
 
+def overallocated_count(nodes: int) -> int:
+    """Number of nodes that a submission requests at most for a job of `nodes` nodes."""
+    return nodes + -(-nodes // 8)
+
+
 @dataclass(frozen=True)
 class Promise:
     """What the submission predicted for the worst nodes that its binding admits.

@@ -18,7 +18,7 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.job_request import build_request
 from slurmdl.launch.cluster_state import ClusterState
-from slurmdl.launch.zone_preference import ZonePreference, prefer_zones
+from slurmdl.launch.zone_options import ZonePreference, prefer_zones
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
 from slurmdl.slurm.hostlist import expand_hostlist

@@ -19,7 +19,7 @@ from slurmdl.placement.eligibility import eligible_tasks, split_tasks
 
 
 def request(options: str) -> JobRequest:
-    return submission.parse_submission([*options.split(), "--wrap=true"], {}).request
+    return submission.parse_submission(submission.SbatchCall.from_argv([*options.split(), "--wrap=true"]), {}).request
 
 
 @pytest.mark.parametrize(("options", "size", "gpus"), [

@@ -77,7 +77,7 @@ def test_slurm_imports_only_errors_text_and_units():
 
 def test_placement_and_decisions_of_launch_are_pure():
     """No process, file, clock, or unseeded random number."""
-    launch = [PACKAGE / "launch" / f"{name}.py" for name in ("binding", "step_command", "step_plan")]
+    launch = [PACKAGE / "launch" / f"{name}.py" for name in ("binding", "zone_options", "step_command", "step_plan")]
     for path in [*(PACKAGE / "placement").rglob("*.py"), *launch]:
         tree = ast.parse(path.read_text())
         names = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import)

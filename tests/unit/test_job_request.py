@@ -13,7 +13,8 @@ from slurmdl.launch import submission
 
 
 def read(*argv, script="#!/bin/sh\ntrue\n", environ=None, defaults=None):
-    return submission.parse_submission(argv, environ or {}, stdin=script.encode(), defaults=defaults)
+    call = submission.SbatchCall.from_argv(argv, read_stdin=script.encode)
+    return submission.parse_submission(call, environ or {}, defaults)
 
 
 def dl(*argv, **layers) -> DlOptions:
@@ -141,7 +142,7 @@ def test_invalid_options_raise_usage_error_with_valid_options(argv, message):
     ("#!/bin/sh\n#DL -N 2\n", UsageError, "standard input:2: '-N' is invalid after #DL"),
     ("#!/bin/sh\n#DL --dl-ps=2 --dl-zone='x\n", UsageError, "standard input:2: .*quote ' is not closed"),
     ("#!/bin/sh\n#SBATCH -N 2 --dl-dry-run\n", UsageError,
-     "standard input:2: '--dl-dry-run' is no option of sbatch; .*DL"),
+     "standard input:2: '--dl-dry-run' is not an option of sbatch; .*DL"),
 ])
 def test_invalid_directives_raise_usage_error_with_the_line(script, error, message):
     with pytest.raises(error, match=message):
@@ -241,8 +242,10 @@ def test_arguments_pass_unchanged():
     argv = ["-vN2", "--dl-ps", "2", "--comment", "--dl-ps", "-J=x", "--dl-strict", "--", "/no/script",
             "--dl-ps=9", ":"]
     job = read(*argv)
-    assert job.argv == ("-vN2", "--comment", "--dl-ps", "-J=x", "--", "/no/script", "--dl-ps=9", ":")
-    assert job.option_ends == {"nodes": 1, "comment": 3, "job-name": 4}  # without --dl-*
+    assert job.call.sbatch_args() == ["-vN2", "--comment", "--dl-ps", "-J=x", "--", "/no/script", "--dl-ps=9", ":"]
+    added = ["--nodes=1", "--comment=x", "--job-name=y", "--mem=1"]
+    assert job.call.sbatch_args(added) == ["--mem=1", "-vN2", "--nodes=1", "--comment", "--dl-ps", "--comment=x",
+                                           "-J=x", "--job-name=y", "--", "/no/script", "--dl-ps=9", ":"]
 
 
 def test_script_in_a_pipe_is_unplaceable(tmp_path):

@@ -12,7 +12,7 @@ from placing import cluster, node
 
 from slurmdl.cluster.snapshot import Reservation
 from slurmdl.job_request import JobRequest
-from slurmdl.launch import binding, job_start
+from slurmdl.launch import binding, sbatch
 from slurmdl.launch.submission import SubmitCommand
 
 OUTPUT = "sbatch: Job 250 to start at {} using 2 processors on nodes n[1-2] in partition main\n"
@@ -20,7 +20,7 @@ OUTPUT = "sbatch: Job 250 to start at {} using 2 processors on nodes n[1-2] in p
 
 @pytest.mark.parametrize("output", [OUTPUT, OUTPUT.replace("using", "a using")], ids=["22.05", "26.05"])
 def test_parse_test_only(output: str) -> None:
-    start = job_start.parse_test_only("sbatch: Warning: first\n" + output.format("2026-11-21T15:57:42"))
+    start = sbatch.parse_test_only("sbatch: Warning: first\n" + output.format("2026-11-21T15:57:42"))
     assert start is not None
     assert start[1] == ["n1", "n2"]
     assert time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start[0])) == "2026-11-21T15:57:42"
@@ -31,7 +31,7 @@ def test_parse_test_only(output: str) -> None:
     OUTPUT.format("9999999-01-01T00:00:00"), "Job 1 to start at 2026-11-21T15:57:42 using 2 processors on nodes n[1-",
 ])
 def test_parse_test_only_of_other_output_is_none(text: str) -> None:
-    assert job_start.parse_test_only(text) is None
+    assert sbatch.parse_test_only(text) is None
 
 
 @pytest.mark.parametrize(("request_", "reason"), [
@@ -51,7 +51,7 @@ def run_test_only(tmp_path: Path, shell: str) -> str:
     program = FakeSlurm(tmp_path).command("sbatch", f"cat > {tmp_path}/stdin\n{shell}")
     command = SubmitCommand((str(program), "-N2", "--nodelist=n[1-2]"), {"PATH": "/usr/bin:/bin"},
                             stdin=b"#!/bin/sh\n\xff")
-    return job_start.predict_start(command).not_starting_reason(("n1", "n2"))
+    return sbatch.predict_start(command).not_starting_reason(("n1", "n2"))
 
 
 @pytest.mark.parametrize(("seconds", "nodes", "reason"), [

@@ -200,7 +200,7 @@ def test_placement_counts_the_ranks_of_the_script(tmp_path: Path) -> None:
                       "slurmdl srun torchrun --nnodes=2 --nproc-per-node=gpu t.py\n")
     nodes = cluster(*(node(name, gres={"gpu": 8}) for name in ("a", "b")))
     for options, ranks in ((), 16), (("-n4",), 4), (("--dl-launcher=none",), 2), (("--dl-launcher=auto:3",), 6):
-        request = submission.parse_submission([*options, str(script)], {}).request
+        request = submission.parse_submission(submission.SbatchCall.from_argv([*options, str(script)]), {}).request
         placement = place_job(request, nodes, two_level(["a", "b"]), LinkScores())
         assert placement.rank_map is not None
         assert len(placement.rank_map.nodes) == ranks, options

@@ -17,9 +17,9 @@ from fake_slurm import FakeSlurm
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.launch import binding, sbatch, submission, submission_record, zone_preference
+from slurmdl.launch import binding, sbatch, submission, submission_record, zone_options
+from slurmdl.launch.binding import PredictedStart
 from slurmdl.launch.cluster_state import ClusterState
-from slurmdl.launch.job_start import PredictedStart
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.slurm.output import split_output
 from slurmdl.topology import scontrol_topology
@@ -43,8 +43,9 @@ def cluster(zones: int = 3, busy: str = "", features: bool = True) -> ClusterSta
                         scontrol_topology.read_topologies(split_output(text)).get(), LinkScores())
 
 
-def parse(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
-    return submission.parse_submission(argv, {}, stdin=script)
+def parse(*argv: str, script: bytes = SCRIPT, program: str = "") -> submission.Submission:
+    call = submission.SbatchCall.from_argv(argv, program, lambda: script)
+    return submission.parse_submission(call, {})
 
 
 @pytest.mark.parametrize("case", [
@@ -82,10 +83,10 @@ def parse(*argv: str, script: bytes = SCRIPT) -> submission.Submission:
 ])
 def test_binding_options_of_each_mode(case):
     argv, state, options, reason, *script = case
-    decision = sbatch.decide_with_slurm(parse(*argv, script=script[0] if script else SCRIPT), state)
-    assert list(decision.binding_options) == options
-    assert reason in decision.reason
-    assert bool(decision.reason) != bool(options)
+    bound = sbatch.decide_with_slurm(parse(*argv, script=script[0] if script else SCRIPT), state)
+    assert list(bound.options) == options
+    assert reason in bound.reason
+    assert bool(bound.reason) != bool(options)
 
 
 Z3 = "--exclude=n[1-2,4-5,7-8]"
@@ -113,9 +114,9 @@ Z3 = "--exclude=n[1-2,4-5,7-8]"
     (["--dl-zone=z3", "-N1", ":", "-N1"], cluster(), [], "is not applied: a heterogeneous job"),
 ])
 def test_named_zone_excludes_all_other_nodes(argv, state, options, reason):
-    decision = sbatch.decide_with_slurm(parse(*argv), state)
-    assert list(decision.binding_options) == options
-    assert reason in decision.reason and bool(reason) == bool(decision.reason)
+    bound = sbatch.decide_with_slurm(parse(*argv), state)
+    assert list(bound.options) == options
+    assert reason in bound.reason and bool(reason) == bool(bound.reason)
 
 
 def blocks_state(*sizes: int, base: int = 4) -> ClusterState:
@@ -139,12 +140,12 @@ def test_zone_binding_adds_segments(argv, sizes, answer, options):
 
     def decide():
         return binding.decide_binding(job, blocks_state(*sizes), (), inside_job=False,
-                                      predict_start=lambda decision: PredictedStart(failure=answer))
+                                      predict_start=lambda _: PredictedStart(failure=answer))
 
     if options is None:
         assert decide().reason.startswith("--dl-node-binding=zone: no node features identify the zones")
     else:
-        assert list(decide().binding_options) == options
+        assert list(decide().options) == options
 
 
 @pytest.mark.parametrize(("failure", "options"), [
@@ -152,14 +153,14 @@ def test_zone_binding_adds_segments(argv, sizes, answer, options):
 def test_node_list_with_several_segments_needs_the_answer_of_slurm(failure, options):
     job = parse("-N8", "--segment=4", "--no-requeue", script=b"#!/bin/sh\n")
 
-    def predict_start(decision):
-        if not decision.binding_options:
+    def predict_start(options):
+        if not options:
             return PredictedStart(("b2n0",))
         return PredictedStart(tuple(f"b{block}n{node}" for block in (0, 1) for node in range(4)), 0.0, failure)
 
-    decision = binding.decide_binding(job, blocks_state(4, 4, 4), (), inside_job=False, predict_start=predict_start)
-    assert list(decision.binding_options) == options
-    assert ("several segments and a node list exclude each other" in decision.reason) == bool(failure)
+    bound = binding.decide_binding(job, blocks_state(4, 4, 4), (), inside_job=False, predict_start=predict_start)
+    assert list(bound.options) == options
+    assert ("several segments and a node list exclude each other" in bound.reason) == bool(failure)
 
 
 @pytest.mark.parametrize(("start", "options"), [
@@ -171,11 +172,11 @@ def test_node_list_with_several_segments_needs_the_answer_of_slurm(failure, opti
     (PredictedStart(("n2", "n99")), ["--prefer=z1"]),  # unknown to placement
     (PredictedStart(failure="sbatch does not answer"), ["--prefer=z1"])])
 def test_automatic_binding_needs_nodes_better_than_those_of_slurm(start, options):
-    decision = binding.decide_binding(parse(), cluster(), (), inside_job=False, predict_start=lambda decision: start)
-    assert list(decision.binding_options) == options
-    assert not decision.reason  # --dl-strict accepts both
-    assert decision.placement.nodes == (("n1", "n4") if options else start.nodes)
-    summary = decision.summary(DlOptions())
+    bound = binding.decide_binding(parse(), cluster(), (), inside_job=False, predict_start=lambda _: start)
+    assert list(bound.options) == options
+    assert not bound.reason  # --dl-strict accepts both
+    assert bound.placement.nodes == (("n1", "n4") if options else start.nodes)
+    summary = bound.summary(DlOptions())
     assert ("no binding is needed" in summary) == (not options)
     assert ("Slurm itself would choose n[1-2], which " in summary) == (start.nodes == ("n1", "n2"))
 
@@ -188,14 +189,14 @@ def test_a_preference_promises_no_more_than_its_worst_nodes(argv, start, options
     """One node of each zone has a slow link, those of z2 and z3 a slower one."""
     slow = {name: LinkScore(throughput=throughput) for name, throughput in (("n1", 2e8), ("n2", 1e8), ("n3", 1e8))}
     state = replace(cluster(), scores=LinkScores(nodes=slow))
-    decision = binding.decide_binding(parse(*argv), state, (), inside_job=False,
+    bound = binding.decide_binding(parse(*argv), state, (), inside_job=False,
                                       predict_start=lambda _: PredictedStart(start))
-    assert list(decision.binding_options) == options
-    assert text in decision.summary(DlOptions())
+    assert list(bound.options) == options
+    assert text in bound.summary(DlOptions())
     if options[:1] == ["--prefer=z1"]:
-        chosen = decision.placement.rank_map.cost.seconds
-        assert decision.promise.seconds > 2 * chosen
-        assert (decision.promise.ranks, decision.promise.zones) == (4, "z1 x2")
+        chosen = bound.placement.rank_map.cost.seconds
+        assert bound.promise.seconds > 2 * chosen
+        assert (bound.promise.ranks, bound.promise.zones) == (4, "z1 x2")
 
 
 @pytest.mark.parametrize("argv", [
@@ -205,8 +206,8 @@ def test_a_preference_promises_no_more_than_its_worst_nodes(argv, start, options
 def test_every_question_to_slurm_excludes_the_nodes_outside_the_zones(argv):
     questions = []
 
-    def predict_start(decision):
-        questions.append(decision.binding_options)
+    def predict_start(options):
+        questions.append(options)
         return PredictedStart(("n2", "n3"))
 
     binding.decide_binding(parse(*argv), cluster(), (), inside_job=False, predict_start=predict_start)
@@ -225,7 +226,7 @@ def test_zone_features_looks_up_each_node_once(monkeypatch):
     path = type(state.topology).path_of
     monkeypatch.setattr(type(state.topology), "path_of", lambda self, node: queried.append(node) or path(self, node))
     zones = tuple(f"z{i}" for i in range(60))
-    assert zone_preference.exact_zone_features(state, zones) == zones
+    assert zone_options.exact_zone_features(state, zones) == zones
     assert len(queried) <= len(names)
 
 
@@ -243,7 +244,7 @@ def test_zone_features_are_features_of_exactly_the_nodes(seed):
     for zone, members in (("z0", names[:4]), ("z1", names[4:7]), ("top", names[:7])):
         exact = [f for f in ("a", "b", "c", "d", "z0") if {n.name for n in nodes if f in n.features} == set(members)]
         expected = ("z0",) if zone == "z0" else tuple(exact[:1])
-        assert zone_preference.exact_zone_features(state, [zone]) == expected
+        assert zone_options.exact_zone_features(state, [zone]) == expected
 
 
 def test_only_automatic_binding_is_reverted():
@@ -257,9 +258,9 @@ def test_only_automatic_binding_is_reverted():
 
 def test_no_nodelist_is_bound_inside_a_job(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    decision = sbatch.decide_with_slurm(parse("--no-requeue"), cluster(features=False))
-    assert not decision.binding_options
-    assert "runs in a job" in decision.reason
+    bound = sbatch.decide_with_slurm(parse("--no-requeue"), cluster(features=False))
+    assert not bound.options
+    assert "runs in a job" in bound.reason
 
 
 @pytest.mark.parametrize(("argv", "options"), [
@@ -271,9 +272,9 @@ def test_no_nodelist_is_bound_inside_a_job(monkeypatch):
 ])
 def test_late_binding_requests_a_node_range(argv, options):
     job = parse("--dl-node-binding=late", *argv)
-    decision = sbatch.decide_with_slurm(job, cluster())
-    assert list(decision.binding_options) == options
-    command = decision.submit_command("/bin/sbatch", job, {})
+    bound = sbatch.decide_with_slurm(job, cluster())
+    assert list(bound.options) == options
+    command = bound.submit_command(job, {})
     min_nodes = int(options[0].partition("=")[2].partition("-")[0])
     tasks = int(argv[1]) if argv[:1] == ["-n"] else None
     record = submission_record.parse_record(command.env[submission_record.ENV_VARIABLE])
@@ -285,8 +286,8 @@ def test_late_binding_requests_a_node_range(argv, options):
     (["--array=1-2"], "array"),
 ])
 def test_late_binding_is_rejected_with_a_reason(argv, reason):
-    decision = sbatch.decide_with_slurm(parse("--dl-node-binding=late", *argv), cluster())
-    assert decision.binding_options == () and re.search(reason, decision.reason)
+    bound = sbatch.decide_with_slurm(parse("--dl-node-binding=late", *argv), cluster())
+    assert bound.options == () and re.search(reason, bound.reason)
 
 
 def test_zone_without_an_exact_feature_is_not_preferred():
@@ -295,7 +296,7 @@ def test_zone_without_an_exact_feature_is_not_preferred():
     nodes = list(state.cluster.nodes)
     nodes[1] = replace(nodes[1], features=("z1", "z2"))
     shared = replace(state, cluster=ClusterSnapshot.from_nodes(tuple(nodes), state.cluster.partitions))
-    assert sbatch.decide_with_slurm(parse(), shared).binding_options == ()
+    assert sbatch.decide_with_slurm(parse(), shared).options == ()
 
 
 @pytest.mark.parametrize("name", ["script", "wrap", "stdin", "export", "ps"])
@@ -307,12 +308,12 @@ def test_dry_run_output(name, golden, tmp_path, monkeypatch):
             "stdin": ["--parsable"],
             "export": ["--export=A,B=c d", "--", "job.sh"],
             "ps": ["--dl-strategy=ps", "--dl-ps=2", "--dl-bytes=400M", "-N3", "job.sh"]}[name]
-    job = parse(*argv)
+    job = parse(*argv, program="/usr/bin/sbatch")
     environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_SUBMISSION": "{}", "SLURMDL_PLAN": "x",
                "RANK": "3", "SLURMDL_EXPORTED": " RANK", "SLURMDL_OPT_RANK0": "first", "MASTER_ADDR": "n9"}
-    decision = sbatch.decide_with_slurm(job, cluster())
-    command = decision.submit_command("/usr/bin/sbatch", job, environ)
-    text = sbatch.format_dry_run(job, decision, command)
+    bound = sbatch.decide_with_slurm(job, cluster())
+    command = bound.submit_command(job, environ)
+    text = sbatch.format_dry_run(job, bound, command)
     text = re.sub(r'"pid":\d+,"host":"[^"]*"', '"pid":PID,"host":"HOST"', text)
     golden(f"sbatch/{name}.txt", text + "\n")
 
@@ -356,16 +357,17 @@ class TestSubmissionRecord:
 ])
 def test_export_list_names_the_record(export, added):
     job = parse(*([f"--export={export}"] if export else []), "--wrap=true")
-    command = submission.build_submit_command("/bin/sbatch", job, {})
+    command = submission.build_submit_command(job, {})
     assert [word for word in command.argv if "SLURMDL_SUBMISSION" in word] == ([added] if added else [])
 
 
-@pytest.mark.parametrize(("text", "applies"), [
+@pytest.mark.parametrize(("text", "uses"), [
     ("slurmdl srun ./a", True), ("exec slurmdl   srun a", True), ("srun --dl-rank-map a", True), ("srun a", False),
     ("myslurmdl srun", False), ("slurmdl place", False),
 ])
-def test_applies_rank_map(text, applies):
-    assert submission.applies_rank_map(text) is applies
+def test_script_that_uses_slurmdl_srun(text, uses):
+    assert parse("--wrap", text).uses_slurmdl_srun is uses
+    assert parse(script=text.encode()).uses_slurmdl_srun is uses
 
 
 def test_find_sbatch_skips_this_program(tmp_path):

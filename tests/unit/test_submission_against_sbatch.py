@@ -112,6 +112,10 @@ def format_settings(job: submission.Submission) -> dict[str, str]:
     return out
 
 
+def parse(argv, environ):
+    return submission.parse_submission(submission.SbatchCall.from_argv(argv), environ)
+
+
 @settings(max_examples=150, deadline=None)
 @given(script=scripts(), options=st.lists(args(), max_size=4), arguments=st.sampled_from([[], ["-N", "9"]]),
        environ=st.fixed_dictionaries({}, optional={k: st.sampled_from(v) for k, v in VARIABLES.items()}))
@@ -120,9 +124,9 @@ def test_options_equal_sbatch(unreachable, script, options, arguments, environ):
     path.write_text(script)
     argv = [word for option in options for word in option] + [str(path), *arguments]
     expected = query_sbatch(unreachable, argv, "", environ)
-    parsed = submission.parse_submission(argv, environ)
+    parsed = parse(argv, environ)
     assume(expected is not None)  # sbatch rejects it also at the submission
-    assert parsed.argv == tuple(argv)
+    assert parsed.call.sbatch_args() == argv
     if parsed.request.unplaceable_reason.endswith("is not understood"):
         # an abbreviation that is ambiguous in newer releases
         assert any(word.startswith("--spread") for word in [*argv, *script.split()])
@@ -138,7 +142,7 @@ def test_spellings_equal_sbatch(unreachable, argv, tmp_path, monkeypatch):
     args = argv if argv[-1] == "job.sh" else [*argv, "job.sh"]
     expected = query_sbatch(unreachable, args, "", {})
     assert expected
-    parsed = submission.parse_submission(args, {})
+    parsed = parse(args, {})
     assert format_settings(parsed) == expected
 
 
@@ -151,21 +155,20 @@ def test_inserted_options_override_as_at_the_end(unreachable, options, end, adde
     path.write_text("#!/bin/sh\n#SBATCH -N9 -n9 -x n2 -C slow --ntasks-per-node=9\ntrue\n")
     argv = [word for option in options for word in option]
     expected = query_sbatch(unreachable, [*argv, *added, *end, str(path)], "", {})
-    job = submission.parse_submission([*argv, *end, str(path)], {})
-    command = submission.build_submit_command("sbatch", job, {}, added)
-    assert query_sbatch(unreachable, command.argv[1:], "", {}) == expected
+    call = submission.SbatchCall.from_argv([*argv, *end, str(path)])
+    assert query_sbatch(unreachable, call.sbatch_args(added), "", {}) == expected
 
 
 @pytest.mark.parametrize("argv", [["--wrap", "true"], ["--wrap=true", "-N2"], ["-N2", "--wra", "--", "-n4"]])
 def test_wrap_reads_no_script(unreachable, argv):
-    assert format_settings(submission.parse_submission(argv, {})) == query_sbatch(unreachable, argv, "", {})
+    assert format_settings(parse(argv, {})) == query_sbatch(unreachable, argv, "", {})
 
 
 @pytest.mark.parametrize(("nodes", "tasks"), [("4", "2"), ("2-4", "3"), ("2-4", "1"), ("2-4", "4"), ("2", "8")])
 def test_node_range_is_limited_by_tasks(unreachable, nodes, tasks):
     argv = ["-N", nodes, "-n", tasks, "--wrap=true"]
     min_nodes, _, max_nodes = query_sbatch(unreachable, argv, "", {})["nodes"].partition("-")
-    assert submission.parse_submission(argv, {}).request.nodes == (int(min_nodes), int(max_nodes or min_nodes))
+    assert parse(argv, {}).request.nodes == (int(min_nodes), int(max_nodes or min_nodes))
 
 
 def test_every_variable_of_sbatch_is_read_or_known_to_have_no_influence():

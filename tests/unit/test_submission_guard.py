@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from fake_slurm import FakeSlurm
 
+from slurmdl import config
 from slurmdl.cli.main import main
 from slurmdl.health import exclusions
 from slurmdl.launch import sbatch, submission_record
@@ -78,7 +79,7 @@ def fault_at(number: int, calls: list[str]) -> Iterator[None]:
         is_finished = is_finished or code is sbatch.SubmissionAttempt.submit.__code__
         if is_finished or event != "call" or not code.co_filename.startswith(PACKAGE):
             return
-        if not calls and code is not sbatch.SubmissionAttempt.choose_binding.__code__:
+        if not calls and code is not sbatch.SubmissionAttempt.read_submission.__code__:
             return
         call_site = (code, caller.f_code, caller.f_lineno)
         if call_site not in known_sites:
@@ -167,8 +168,6 @@ def test_unknown_zone_of_the_user_is_a_usage_error(site, capsys):
 
 
 def test_later_configuration_overrides_conflicting_options(site):
-    from slurmdl import config
-
     Path("first").write_text("options: {ps: 2}\n")
     Path("second").write_text("options: {strategy: gossip}\n")
     assert config.load_config(["first", "second"]).options == {"strategy": "gossip"}
@@ -328,7 +327,7 @@ def test_requested_bindings_use_the_present_state(site, words):
 
 def test_bad_nodes_are_left_out_by_one_query_and_then_by_its_answer(site):
     Path("slurm.conf").write_text("ClusterName=c\n")
-    exclusions.add_exclusions(exclusions.exclusions_file(os.environ), [
+    exclusions.add_exclusions(config.exclusions_file(os.environ), [
         exclusions.Exclusion("n3", "slow", time.time(), time.time() + 60, "c"),
         exclusions.Exclusion("n2", "slow", time.time(), time.time() + 60, "other")], time.time())
     site.predict("n1", 0)

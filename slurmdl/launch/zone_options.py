@@ -1,6 +1,9 @@
-"""Preferences for zones: the value of `sbatch --prefer`, and the worst nodes that Slurm may choose by it. Pure.
+"""Zones as options of sbatch, which knows node features, not zones. Pure.
 
-Slurm has three forms: `zoneA`, any nodes of one zone; `[zoneA*3&zoneB*1]`, any nodes, but so many of each zone;
+`--exclude` lists the nodes outside of named zones; `--constraint`, `--switches` and `--segment` keep a job in its
+zones; `--prefer` also starts it elsewhere. For the latter, the worst nodes that Slurm may choose count.
+
+--prefer has three forms: `zoneA`, any nodes of one zone; `[zoneA*3&zoneB*1]`, any nodes, but so many of each zone;
 `zoneA|zoneB`, any nodes of these zones. Observed with 22.05, 24.11 and 26.05: for the second form, Slurm tries the
 whole job in each zone alone, and keeps the first nodes of each. Without -n and --ntasks-per-node the CPUs of the zone
 must be enough, with --ntasks-per-node the nodes. If they are not, it ignores the preference, and from 24.11 on also
@@ -9,12 +12,14 @@ with -n alone.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmdl.errors import PlacementError
+from slurmdl.slurm.hostlist import fold_hostlist
 
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
@@ -25,6 +30,9 @@ if TYPE_CHECKING:
 
 #: divisions of a job among zones that are compared
 MAX_DIVISIONS = 16
+#: constraints that can be joined with a feature: brackets, counts and alternatives do not nest in every release.
+#: --prefer replaces --constraint while Slurm tries it (sbatch(1)), so it must hold both
+_JOINABLE_CONSTRAINT = re.compile(r"[\w.:=+-]+(&[\w.:=+-]+)*")
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,48 @@ class _FreeNodes:
     cpus: int
 
 
+def exclude_option(request: JobRequest, state: ClusterState) -> tuple[str, ...]:
+    """The option that excludes all nodes outside the zones of --dl-zone, if there are any.
+
+    Excluding nodes leaves the user's own --constraint unchanged. UsageError if a zone is unknown.
+    """
+    from slurmdl.placement.candidate_nodes import snapshot_nodes_in_zones
+
+    is_inside = snapshot_nodes_in_zones(state.cluster, state.topology, request.dl.zone)
+    outside = [name for name, inside in zip(state.cluster.names, is_inside.tolist(), strict=True) if not inside]
+    return (f"--exclude={fold_hostlist([*outside, *request.exclude])}",) if outside else ()
+
+
+def segment_option(request: JobRequest, topology: Topology, placement: Placement) -> str:
+    """The largest --segment of which this choice consists; "" without blocks, for single nodes, or if it is given."""
+    if topology.kind != "block" or request.segment:
+        return ""
+    common = math.gcd(*placement.nodes_per_zone.values())
+    base = topology.block_sizes[0] if topology.block_sizes else common
+    size = max(size for size in range(1, common + 1) if common % size == 0 and size <= base)
+    return f"--segment={size}" if size > 1 else ""
+
+
+def zone_options(request: JobRequest, state: ClusterState, placement: Placement, segment: str) -> tuple[str, ...]:
+    """Options that keep a job in its zones: features, on blocks also or only segments, on trees also --switches.
+
+    `segment` is the result of `segment_option` if Slurm accepts it. Raises PlacementError if there is no option.
+    """
+    if segment and not exact_zone_features(state, placement.nodes_per_zone):
+        return (segment,)
+    features, constraint = exact_zone_features(state, request.dl.zone or placement.nodes_per_zone), request.constraint
+    if features and not constraint:
+        option = f"--constraint={'|'.join(features)}"
+    elif len(features) == 1 and constraint and _JOINABLE_CONSTRAINT.fullmatch(constraint):
+        option = f"--constraint={constraint}&{features[0]}"
+    elif state.topology.kind == "tree":
+        option = f"--switches={len(placement.nodes_per_zone)}"
+    else:
+        raise PlacementError("--dl-node-binding=zone: no node features identify the zones, and --switches "
+                             "is for trees only")
+    return (option, segment) if segment else (option,)
+
+
 def prefer_zones(request: JobRequest, state: ClusterState, placement: Placement) -> ZonePreference:
     """The preference for the zones of a placement that admits the fewest other nodes.
 
@@ -68,8 +118,7 @@ def prefer_zones(request: JobRequest, state: ClusterState, placement: Placement)
     if not features:
         raise PlacementError(f"{names} would fit, but no node feature identifies it")
     constraint = request.constraint or ""
-    if constraint and not re.fullmatch(r"[\w.:=+-]+(&[\w.:=+-]+)*", constraint):
-        # --prefer replaces --constraint while Slurm tries it (sbatch(1)), so it must hold both
+    if constraint and not _JOINABLE_CONSTRAINT.fullmatch(constraint):
         raise PlacementError(f"{names} would fit, but a preference cannot include --constraint={constraint}")
     terms = [f"{constraint}&{feature}" if constraint else feature for feature in features]
     free = _free_nodes(request, state, placement)
