@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from benchmarks.cloud_nodes import SLURM_CONF_LINES
 from benchmarks.results import Row, make_row
 from benchmarks.suite import Suite, start
-from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster import reader
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import PlacementError, SandboxError
 from slurmdl.job_request import JobRequest, resolve_job_size
@@ -188,7 +188,7 @@ def _parse_answer(line: str, request: Request) -> Answer:
 def read_cluster(sandbox: Sandbox) -> ClusterSnapshot:
     """Read the nodes and partitions of a sandbox."""
     commands = "scontrol -o -d show nodes; scontrol -o show partitions; scontrol show config"
-    return scontrol_parser.parse_snapshot(namespaces.run_on_host(sandbox.pids[LOGIN], ["sh", "-c", commands]))
+    return reader.parse_snapshot(namespaces.run_on_host(sandbox.pids[LOGIN], ["sh", "-c", commands]))
 
 
 def start_background_jobs(sandbox: Sandbox) -> None:

@@ -36,7 +36,7 @@ from benchmarks.heterogeneous.placement_methods import (
 )
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs, cpu_bound_note
 from benchmarks.results import Row, make_row
-from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster import reader
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import PlacementError
 from slurmdl.links.link_scores import LinkScores
@@ -139,7 +139,7 @@ def measure(jobs: Jobs, case: Case, topology: Topology, random: np.random.Genera
         slurm = jobs.assigned_nodes(case.job.nodes, case.job.tasks_per_node)
         text = namespaces.run_on_host(jobs.sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                                       stdin="show nodes\nshow partitions\nshow config\n")
-        variants = orders(case, topology, scontrol_parser.parse_snapshot(text), slurm, random)
+        variants = orders(case, topology, reader.parse_snapshot(text), slurm, random)
         runs = {variant: run(jobs, case.job, variant, variants[variant], STEPS)
                 for variant in (*VARIANTS, NEGATIVE_CONTROL)} if train else {}
         return JobOutcome(case.job.kind,

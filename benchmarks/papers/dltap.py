@@ -26,7 +26,7 @@ from benchmarks.heterogeneous.placement_methods import DEFAULT, NEGATIVE_CONTROL
 from benchmarks.heterogeneous.placement_savings import CPUS, DLTAP, LEAST, NODES, ZONES, Case, draw, orders, predicted
 from benchmarks.heterogeneous.trainer_jobs import SETTINGS, Jobs
 from benchmarks.results import Row, make_row
-from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster import reader
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
@@ -76,7 +76,7 @@ def compare(jobs: Jobs, case: Case, topology: Topology,
                                       stdin="show nodes\nshow partitions\nshow config\n")
     finally:
         jobs.cancel(blocker)
-    snapshot, free = scontrol_parser.parse_snapshot(text), sorted(set(topology.nodes) - set(case.busy))
+    snapshot, free = reader.parse_snapshot(text), sorted(set(topology.nodes) - set(case.busy))
     by_network: dict[str, Mapping[str, float]] = {}
     for name, size in NETWORKS.items():
         job = replace(case.job, parameters=size)

@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks import cloud_nodes
 from benchmarks.results import Row, make_row
-from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster import reader
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, SandboxError
@@ -227,7 +227,7 @@ def _choose_nodes(job: Job, seed: int, cluster: ClusterSnapshot, topology: Topol
 def _snapshots(sandbox: Sandbox, bursts: Sequence[Sequence[Job]]) -> Iterator[Row]:
     text = namespaces.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d"],
                                   stdin="show nodes\nshow partitions\n")
-    seeded, plain = collisions(bursts, scontrol_parser.parse_snapshot(text), sandbox.spec.topology)
+    seeded, plain = collisions(bursts, reader.parse_snapshot(text), sandbox.spec.topology)
     count = len(bursts[0])
     yield make_row(f"one snapshot: pairs of {count} choices that share a node", seeded.pairs, "pairs",
                    baseline=float(np.median(plain.pairs)))

@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks import cloud_nodes
 from benchmarks.placement import graph_mappers
 from benchmarks.results import Row, make_row
-from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster import reader
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, SandboxError
@@ -307,7 +307,7 @@ def _measure_slurm_choices(sandbox: sandbox_cluster.Sandbox, loaded: LoadedClust
         job = cloud_nodes.submit_job(sandbox, ["-N", str(size), "--exclusive"])
         assigned = cloud_nodes.wait_for_nodes(sandbox, job)
         cloud_nodes.power_down_job(sandbox, job, assigned)
-        yield size, scontrol_parser.parse_snapshot(text), assigned
+        yield size, reader.parse_snapshot(text), assigned
         cloud_nodes.wait_for_idle_nodes(sandbox, assigned)
 
 

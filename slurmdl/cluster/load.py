@@ -77,7 +77,7 @@ class ClusterQuery:
         return self._wait() if self._wait else self._parse("")
 
     def _parse(self, problem: str) -> tuple[ClusterSnapshot, SlurmOutput]:
-        from slurmdl.cluster.scontrol_parser import read_cluster
+        from slurmdl.cluster.reader import read_cluster
         from slurmdl.slurm.output import split_output
 
         output = split_output(self._text)
@@ -150,7 +150,7 @@ def _fetch_with_pyslurm(with_topology: bool = False) -> tuple[ClusterSnapshot, S
 
     Raises UnavailableError if PySlurm or scontrol is missing, hangs or fails, or PySlurm is of another release.
     """
-    from slurmdl.cluster.scontrol_parser import read_cluster
+    from slurmdl.cluster.reader import read_cluster
     from slurmdl.slurm.output import split_output
 
     worker = process.run_command(process.module_argv("slurmdl.cluster.pyslurm_worker"), name="PySlurm")
@@ -205,7 +205,7 @@ def load_cluster_file(path: str, on_warning: Callable[[str], None] = warn) -> Cl
     `on_warning` gets what is skipped or assumed (`read_cluster`). Raises InputError with the file if it cannot
     be read, or has no node.
     """
-    from slurmdl.cluster.scontrol_parser import read_cluster
+    from slurmdl.cluster.reader import read_cluster
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.files import read_limited
     from slurmdl.slurm.output import MAX_SAVED_BYTES, Problems, decode_saved_text, split_output

@@ -13,13 +13,11 @@ from slurmdl import files
 from slurmdl.config import Config
 from slurmdl.errors import InputError, SlurmdlError
 from slurmdl.slurm import hostlist, process
+from slurmdl.slurm.output import split_output
 
 _MAX_FILE_BYTES = 4 * 2**20
 #: time limit of the query to Prometheus in seconds
 _QUERY_TIMEOUT_S = 1.0
-#: values of these fields may look like other fields, but have a line of their own; scontrol indents the further lines
-#: of a reason more
-_FIELD_LINE = re.compile(r" {3}(ActiveFeatures|Comment|Extra)=(.*)")
 
 
 def load_site_reasons(config: Config, on_warning: Callable[[str], None]) -> dict[str, str]:
@@ -75,18 +73,15 @@ def parse_node_records(text: str, features: Sequence[str], comment: str) -> Iter
 
     `comment` is a regular expression, "" for none.
     """
-    pattern = re.compile(comment or "(?!)")
-    node = ""
-    for line in text.splitlines():
-        if name := re.match(r"NodeName=(\S+)", line):
-            node = name[1]
-        elif field := _FIELD_LINE.fullmatch(line):
-            key, value = field[1], field[2].strip()
-            if key == "ActiveFeatures":
-                if found := set(value.split(",")).intersection(features):
-                    yield node, f"has the node feature {min(found)}"
-            elif pattern.search(value):
-                yield node, f"its comment in Slurm is {value!r}"
+    from slurmdl.cluster.reader import read_cluster, read_comments
+
+    output, pattern = split_output(text), re.compile(comment or "(?!)")
+    for node in read_cluster(output).nodes:
+        if found := set(node.features).intersection(features):
+            yield node.name, f"has the node feature {min(found)}"
+    for name, comments in read_comments(output):
+        for value in filter(pattern.search, comments):
+            yield name, f"its comment in Slurm is {value!r}"
 
 
 def _query_prometheus(config: Config) -> Iterator[tuple[str, str]]:

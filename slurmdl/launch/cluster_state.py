@@ -55,7 +55,7 @@ def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = 
     """
     query = query or start_query(config)
     # while the query runs, import modules and read files
-    import slurmdl.cluster.scontrol_parser
+    import slurmdl.cluster.reader
     import slurmdl.placement.place  # noqa: F401
     from slurmdl.topology import load, scontrol_topology
 

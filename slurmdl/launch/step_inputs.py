@@ -191,10 +191,10 @@ def load_job_topology(slurm_config: SlurmConfig, nodes: Sequence[str], partition
         topologies = load.load_topologies()
         if len(topologies.topologies) == 1:
             return topologies.get("")
-        from slurmdl.cluster import scontrol_parser
+        from slurmdl.cluster import reader
 
         record = process.check_output(["scontrol", "-o", "show", "partition", partition])
-        return topologies.get(scontrol_parser.parse_snapshot(record).topology_of([partition]))
+        return topologies.get(reader.parse_snapshot(record).topology_of([partition]))
 
     if strict:
         return load_partition_topology(), ""

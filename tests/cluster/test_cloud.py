@@ -7,7 +7,7 @@ import os
 import pytest
 
 from benchmarks import cloud_nodes
-from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster import reader
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
@@ -30,7 +30,7 @@ def test_cloud_nodes_are_allocated_and_released():
         assert len({spec.topology.leaf_of(node) for node in nodes}) == 1
         assert not set(nodes) & set(cloud_nodes.wait_for_nodes(sandbox, second))
         text = namespaces.run_on_host(sandbox.pids[LOGIN], ["scontrol", "-o", "-d", "show", "nodes"])
-        snapshot = scontrol_parser.parse_snapshot(text)
+        snapshot = reader.parse_snapshot(text)
         assert len(snapshot.nodes) == 600
         assert all(snapshot.node_by_name[node].cpus_unallocated == 0 for node in nodes)
         cloud_nodes.power_down_job(sandbox, first, nodes)

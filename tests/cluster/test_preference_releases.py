@@ -13,7 +13,7 @@ from jobs import AT_ONCE
 from releases import RootCluster, skip_reason
 
 from benchmarks.chroot_host import root_of
-from slurmdl.cluster.scontrol_parser import parse_snapshot
+from slurmdl.cluster.reader import parse_snapshot
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.job_request import build_request

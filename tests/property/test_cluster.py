@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster import reader
 from slurmdl.cluster.snapshot import ClusterSnapshot
 
 KEYS = ("CPUAlloc", "CPUEfctv", "CPUTot", "ActiveFeatures", "Gres", "GresUsed", "RealMemory", "AllocMem",
@@ -41,12 +41,12 @@ def first_value(line: str, key: str) -> str:
 
 @given(st.lists(st.one_of(node_lines(), st.sampled_from(RECORDED)), max_size=6))
 def test_node_is_parsed_from_its_first_line(drawn: list[str]) -> None:
-    snapshot = scontrol_parser.parse_snapshot("".join(f"{line}\n" for line in drawn))
+    snapshot = reader.parse_snapshot("".join(f"{line}\n" for line in drawn))
     first_lines = {first_value(line, "NodeName"): line for line in reversed(drawn)}
     assert set(snapshot.names) == set(first_lines)
     for node in snapshot.nodes:
         line = first_lines[node.name]
-        assert scontrol_parser.parse_snapshot(line).nodes == (node,)
+        assert reader.parse_snapshot(line).nodes == (node,)
         count = {key: min(2 ** 40, int(match[0])) if (match := re.match("[0-9]{1,15}", first_value(line, key))) else 0
                  for key in KEYS}
         cpus = count["CPUEfctv"] or count["CPUTot"]
@@ -63,7 +63,7 @@ def test_node_is_parsed_from_its_first_line(drawn: list[str]) -> None:
 
 @given(st.lists(node_lines(), max_size=6))
 def test_snapshot_json_round_trip(drawn: list[str]) -> None:
-    snapshot = scontrol_parser.parse_snapshot("\n".join(drawn))
+    snapshot = reader.parse_snapshot("\n".join(drawn))
     reread = ClusterSnapshot.from_json(json.loads(json.dumps(snapshot.to_json())))
     assert reread.nodes == snapshot.nodes
     assert ClusterSnapshot.from_nodes(snapshot.nodes).nodes == snapshot.nodes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.cluster import load, scontrol_parser
+from slurmdl.cluster import load, reader
 from slurmdl.cluster.pyslurm_worker import version_mismatch_reason
 from slurmdl.config import Config
 from slurmdl.errors import UnavailableError
@@ -52,7 +52,7 @@ def write_pyslurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 def test_snapshot_merges_pyslurm_and_scontrol(write_pyslurm: Callable[[str], None], tmp_path: Path) -> None:
     write_pyslurm(WORKING_PYSLURM)
     snapshot, output = load.query_cluster("pyslurm")
-    expected = scontrol_parser.parse_snapshot(
+    expected = reader.parse_snapshot(
         "NodeName=n1 CPUAlloc=1 CPUEfctv=4 CPUTot=4 ActiveFeatures=a,b RealMemory=1000 State=MIXED+DRAIN Weight=0 "
         f"Partitions=main\n{PARTITION}\nReservationName=r Nodes=n[1-2] State=INACTIVE\nDefMemPerCPU = 100\n"
         "ClusterName = c\n")
@@ -106,11 +106,11 @@ def test_version_match(pyslurm: str, controller: str, matches: bool) -> None:
 
 def test_hidden_partitions_and_nodes_are_removed() -> None:
     nodes = (("both", "IDLE", "main,hidden"), ("hid", "IDLE", "hidden"), ("none", "IDLE", ""), ("on", "IDLE", "main"))
-    all_nodes = scontrol_parser.parse_snapshot(
+    all_nodes = reader.parse_snapshot(
         "".join(f"NodeName={name} CPUTot={i} State={state} Partitions={partitions}\n"
                 for i, (name, state, partitions) in enumerate(nodes))
         + "PartitionName=main State=UP\nPartitionName=hidden State=UP\n")
-    visible = scontrol_parser.parse_snapshot(
+    visible = reader.parse_snapshot(
         "NodeName=both Gres=gpu:a100:1(S:0),gpu:a100:1(S:1),tmp:2K State=IDLE GresUsed=gpu:a100:1(IDX:0)\n"
         "NodeName=on Gres=gpu:a100:2 State=IDLE GresUsed=gpu:a100:0\nPartitionName=main State=UP Topology=leaves\n")
     merged = load._merge_snapshots(all_nodes, visible)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmdl.cluster import load, scontrol_parser
+from slurmdl.cluster import load, reader
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.slurm import slurm_conf
@@ -21,7 +21,7 @@ REAL = (DATA / "scontrol-22.05.8.txt").read_text()
 
 
 def test_real_output() -> None:
-    snapshot = scontrol_parser.parse_snapshot(REAL)
+    snapshot = reader.parse_snapshot(REAL)
     assert list(snapshot.names) == [f"n{i}" for i in range(1, 10)]
     n1, n2, n5, n9 = (snapshot.node_by_name[name] for name in ("n1", "n2", "n5", "n9"))
     assert (n1.cpus, n1.cpus_unallocated, n1.memory, n1.memory_unallocated) == (4, 2, 2000, 1500)
@@ -40,7 +40,7 @@ def test_real_output() -> None:
     ("IDLE+NOT_RESPONDING", ("IDLE", "NOT_RESPONDING"), False), ("ALLOCATED@", ("ALLOCATED",), True),
 ])
 def test_states(state: str, expected: tuple[str, ...], responding: bool) -> None:
-    node = scontrol_parser.parse_snapshot(f"NodeName=n1 CPUTot=2 State={state} Reason=was State=IDLE before").nodes[0]
+    node = reader.parse_snapshot(f"NodeName=n1 CPUTot=2 State={state} Reason=was State=IDLE before").nodes[0]
     assert (node.state, node.responding) == (expected, responding)
 
 
@@ -50,11 +50,11 @@ def test_states(state: str, expected: tuple[str, ...], responding: bool) -> None
     ("gpu:a100:2(IDX:0,2-3)", {"gpu:a100": 2}), ("lustre:no_consume:1", {"lustre": 1}),
 ])
 def test_gres(gres: str, expected: dict[str, int]) -> None:
-    assert scontrol_parser.parse_snapshot(f"NodeName=n1 Gres={gres} State=IDLE").nodes[0].gres == expected
+    assert reader.parse_snapshot(f"NodeName=n1 Gres={gres} State=IDLE").nodes[0].gres == expected
 
 
 def test_reserved_memory_and_cpus_are_not_unallocated() -> None:
-    node = scontrol_parser.parse_snapshot("NodeName=n1 CPUAlloc=1 CPUEfctv=6 CPUTot=8 RealMemory=8000 AllocMem=1000 "
+    node = reader.parse_snapshot("NodeName=n1 CPUAlloc=1 CPUEfctv=6 CPUTot=8 RealMemory=8000 AllocMem=1000 "
                                           "State=MIXED MemSpecLimit=500").nodes[0]
     assert (node.cpus, node.cpus_unallocated, node.memory, node.memory_unallocated) == (6, 5, 7500, 6500)
 
@@ -67,7 +67,7 @@ def test_reserved_memory_and_cpus_are_not_unallocated() -> None:
 ])
 def test_default_memory(partition: str, config: str, expected: tuple[int | None, int | None]) -> None:
     text = f"PartitionName=main State=UP {partition} MaxMemPerNode=UNLIMITED\nscontrol: show config\n{config}\n"
-    parsed = scontrol_parser.parse_snapshot(text).partitions[0]
+    parsed = reader.parse_snapshot(text).partitions[0]
     assert (parsed.memory_per_cpu, parsed.memory_per_node) == expected
 
 
@@ -77,7 +77,7 @@ def test_default_memory(partition: str, config: str, expected: tuple[int | None,
 ])
 def test_partitions_with_exclusive_nodes(text: str, expected: str) -> None:
     """The first form is of Slurm 22.05, the second of 26.05."""
-    snapshot = scontrol_parser.parse_snapshot(f"PartitionName=main {text} State=UP\n")
+    snapshot = reader.parse_snapshot(f"PartitionName=main {text} State=UP\n")
     assert snapshot.partitions[0].oversubscribe == expected
 
 
@@ -120,7 +120,7 @@ def test_missing_scontrol_is_an_error(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_json_round_trip(tmp_path: Path) -> None:
-    snapshot = scontrol_parser.parse_snapshot(REAL)
+    snapshot = reader.parse_snapshot(REAL)
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps(snapshot.to_json()))
     for loaded in (load.load_cluster_file(str(path)), ClusterSnapshot.from_json(json.loads(path.read_text())),
@@ -169,7 +169,7 @@ def test_incomplete_output_is_rejected_but_not_an_incomplete_file(
         tmp_path: Path, text: str, expected: str, names: list[str]) -> None:
     """Truncated text, or split lines: an error in the answer of a controller, a warning or nothing in a file."""
     with pytest.raises(InputError, match=expected):
-        scontrol_parser.parse_snapshot(text)
+        reader.parse_snapshot(text)
     path = tmp_path / "nodes.txt"
     path.write_text(text)
     assert list(load.load_cluster_file(str(path), lambda _: None).names) == names
@@ -177,11 +177,11 @@ def test_incomplete_output_is_rejected_but_not_an_incomplete_file(
 
 def test_numbers_and_hostlists_out_of_bounds() -> None:
     """Files for `slurmdl place --cluster` may hold any text: bounded, never a traceback."""
-    huge = scontrol_parser.parse_snapshot(
+    huge = reader.parse_snapshot(
         f"NodeName=n1 CPUTot={'9' * 5000} RealMemory=-5 State= Gres=gpu:{'9' * 40}\n").nodes[0]
     assert (huge.cpus, huge.memory, huge.state, huge.gres) == (2 ** 40, 0, ("UNKNOWN",), {"gpu:" + "9" * 40: 1})
     with pytest.raises(InputError, match="65536"):
-        scontrol_parser.parse_snapshot("NodeName=n1 State=IDLE\nReservationName=r Nodes=n[1-1000000] State=ACTIVE\n")
+        reader.parse_snapshot("NodeName=n1 State=IDLE\nReservationName=r Nodes=n[1-1000000] State=ACTIVE\n")
 
 
 def test_reservations() -> None:
@@ -189,7 +189,7 @@ def test_reservations() -> None:
             "Nodes=n[1-2] NodeCnt=2 Flags=SPEC_NODES Users=root State=ACTIVE BurstBuffer=(null)\n"
             "ReservationName=r2 StartTime=2026-11-21T16:57:41 Nodes=n3 NodeCnt=1 Flags=MAINT State=INACTIVE\n"
             "ReservationName=licences Nodes=(null) NodeCnt=0 Licenses=a:1 State=ACTIVE\n")
-    reservations = scontrol_parser.parse_snapshot(f"NodeName=n1 State=IDLE\n{text}").reservations
+    reservations = reader.parse_snapshot(f"NodeName=n1 State=IDLE\n{text}").reservations
     assert [(r.name, r.nodes, r.active) for r in reservations] == [
         ("r1", ("n1", "n2"), True), ("r2", ("n3",), False), ("licences", (), True)]
 

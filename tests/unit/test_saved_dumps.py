@@ -11,8 +11,8 @@ from saved_dumps import PARTITIONS, STATES, format_node, format_show_topology, f
 
 from slurmdl.cli.main import main
 from slurmdl.cluster import load as cluster_load
-from slurmdl.cluster import scontrol_parser
-from slurmdl.cluster.sinfo_parser import parse_sinfo_state
+from slurmdl.cluster import reader
+from slurmdl.cluster.reader import parse_sinfo_state
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.errors import InputError
 from slurmdl.slurm.output import split_output
@@ -123,7 +123,7 @@ def test_recorded_output_gives_the_same_as_live_output(name: str) -> None:
     for left, right in zip(saved.topologies, live.topologies, strict=True):
         assert {**left.to_json(), "source": "", "notes": ()} == {**right.to_json(), "source": "", "notes": ()}
     if "NodeName=" in text:
-        assert read_cluster(text)[0].to_json() == scontrol_parser.parse_snapshot(text).to_json()
+        assert read_cluster(text)[0].to_json() == reader.parse_snapshot(text).to_json()
 
 
 @pytest.mark.parametrize(("text", "zones", "expected"), [
@@ -173,7 +173,7 @@ def test_faulty_parts_of_a_cluster_dump() -> None:
     assert (snapshot.names, snapshot.partitions, snapshot.reservations) == (("n1", "n3"), (), ())
     assert [warning.split(" ")[0] for warning in warnings] == [f"nodes.txt:{line}:" for line in (1, 3, 4, 5)]
     with pytest.raises(InputError, match="the record has no State"):
-        scontrol_parser.parse_snapshot(text)  # live output must be complete
+        reader.parse_snapshot(text)  # live output must be complete
 
 
 def test_bytes_that_are_not_utf8() -> None:

@@ -31,6 +31,9 @@ NodeName=n2 Arch=x86_64
    Comment=nhc: FAIL gpu=3
    Extra=
 
+NodeName=n3 Arch=x86_64
+   State=IDLE
+   Extra=gpu 7
 """
 
 
@@ -57,6 +60,7 @@ def test_features_and_comments_of_nodes():
     assert dict(parse_node_records(RECORDS, (), r"nhc: (FAIL|WARN)")) == {
         "n2": "its comment in Slurm is 'nhc: FAIL gpu=3'"}
     assert dict(parse_node_records(RECORDS, (), "^ok$")) == {"n1": "its comment in Slurm is 'ok'"}
+    assert dict(parse_node_records(RECORDS, (), "^gpu 7$|x86")) == {"n3": "its comment in Slurm is 'gpu 7'"}
     assert not dict(parse_node_records(RECORDS, ("gpu",), ""))
 
 

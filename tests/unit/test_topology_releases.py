@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurmdl.cluster import scontrol_parser
+from slurmdl.cluster import reader
 from slurmdl.slurm.output import split_output
 from slurmdl.topology import load, topology_conf
 from slurmdl.topology.scontrol_topology import read_topologies
@@ -83,10 +83,10 @@ def test_26_05_without_topoconf() -> None:
 
 
 def test_partitions_name_their_topology() -> None:
-    snapshot = scontrol_parser.parse_snapshot(scontrol_output("26.05.5"))
+    snapshot = reader.parse_snapshot(scontrol_output("26.05.5"))
     assert snapshot.topology_of(["blocks"]) == "blocks"
     assert snapshot.topology_of(["flat"]) == "flat"
     topologies = read_topologies(split_output(scontrol_output("26.05.5")))
     assert topologies.get(snapshot.topology_of(["main"])).name == "leaves"
-    assert [len(scontrol_parser.parse_snapshot(scontrol_output(name)).nodes)
+    assert [len(reader.parse_snapshot(scontrol_output(name)).nodes)
             for name in ("24.11.5-tree", "24.11.5-block", "26.05.5")] == [10] * 3
