@@ -23,10 +23,10 @@ from benchmarks.results import make_row
 from benchmarks.suite import run_repeated, start
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
-from slurmdl.placement.traffic import Traffic
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Traffic
 
 SEED = 4
 PLACEMENTS, RANKS, SERVERS = 40, 6, 2

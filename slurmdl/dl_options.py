@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING
 
 from slurmdl.errors import UsageError, sort_by_similarity
-from slurmdl.mesh import parse_mesh
 from slurmdl.options import FLAG, Option, choice, count, names, option, options_of, text
 from slurmdl.plan import COMM_PATTERNS, ISLAND_LEVELS, ISLAND_STRATEGIES, STRATEGIES
 from slurmdl.slurm import getopt
 from slurmdl.units import parse_bytes
+
+if TYPE_CHECKING:
+    from slurmdl.traffic import Traffic
 
 #: valid seconds of --dl-preflight, besides 0 for none
 PREFLIGHT_RANGE_S = (5, 3600)
@@ -73,6 +76,22 @@ class DlOptions:
     def model_bytes(self) -> float:
         """Size of one replica of the parameters."""
         return parse_bytes(self.bytes, "--dl-bytes") if self.bytes and "=" not in self.bytes else DEFAULT_MODEL_BYTES
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The traffic of the ranks, without the matrices of a file. UsageError if its options are invalid."""
+        if self.groups:
+            from slurmdl.groups import GroupTraffic, parse_groups
+
+            groups = parse_groups(self.groups, "--dl-groups", self.mesh)
+            return GroupTraffic.of_groups(groups, self.model, self.bytes, self.model_bytes)
+        if self.mesh:
+            from slurmdl.mesh import MeshTraffic, parse_mesh
+
+            return MeshTraffic.of_mesh(parse_mesh(self.mesh, "--dl-mesh"), self.model, self.bytes)
+        from slurmdl.traffic import Traffic
+
+        return Traffic(self.strategy, self.model_bytes, self.ps, self.comm_pattern, islands=self.islands)
 
     @property
     def launcher_name(self) -> str:
@@ -259,14 +278,8 @@ def _with_checked_traffic(dl: DlOptions, given: set[str]) -> DlOptions:
         raise UsageError(f"--dl-{mapped}={getattr(dl, mapped)}: not valid with {other}; expected allreduce and ring")
     if dl.model and not dl.mesh:
         raise UsageError(f"--dl-model={dl.model}: expected also --dl-mesh, the mesh of its ranks")
-    if dl.groups:
-        from slurmdl.groups import parse_group_bytes, parse_groups, split_bytes
-
-        groups = parse_groups(dl.groups, "--dl-groups", dl.mesh)
-        if between := split_bytes(dl.bytes, groups)[0]:
-            parse_group_bytes(between, groups, "--dl-bytes")
-    elif dl.mesh:
-        parse_mesh(dl.mesh, "--dl-mesh")
+    if mapped:
+        _ = dl.traffic  # its errors are errors of the options
     elif dl.bytes:
         parse_bytes(dl.bytes, "--dl-bytes")
     return dl

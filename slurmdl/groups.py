@@ -6,18 +6,25 @@ of a group may form a mesh: `trainer:dp=8,tp=8/rollout:dp=24,tp=8`.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from slurmdl.errors import UsageError, sort_by_similarity
-from slurmdl.mesh import KINDS, Mesh, parse_mesh
+import numpy as np
+
+from slurmdl.errors import InputError, PlacementError, UsageError, sort_by_similarity
+from slurmdl.mesh import KINDS, MAX_TIE, Mesh, MeshTraffic, parse_mesh
+from slurmdl.plan import plan_from_environ
 from slurmdl.text import pluralize
+from slurmdl.traffic import IntArray, Phase, Traffic, check_rank_count, ring
 from slurmdl.units import parse_bytes
 
 #: role names of parameter servers (--dl-ps), prefix of a mesh in Megatron-LM's order, dimensions of meshes
 _RESERVED = ("ps", "worker", "megatron", *KINDS)
 _EXPECTED = "expected names and numbers of nodes, e.g. trainer=8,rollout=24"
+MAX_LISTED_PAIRS = 2**12  # pairs of ranks of two groups that are listed, so that swaps of nodes can be evaluated
 
 
 @dataclass(frozen=True)
@@ -71,31 +78,6 @@ def parse_groups(text: str, source: str, meshes: str = "", mesh_source: str = "-
     return tuple(groups.values())
 
 
-def launched_ranks_per_node(mesh: str, groups: str, tasks: int, nodes: int) -> int:
-    """Ranks that each task starts if it is a launcher: one task per node, and a mesh with more ranks; else 0.
-
-    `mesh` and `groups` are as in --dl-mesh and --dl-groups.
-    """
-    if not mesh or tasks != nodes:
-        return 0
-    ranks = max(group.ranks_per_node for group in parse_groups(groups, "--dl-groups", mesh)) if groups else \
-        parse_mesh(mesh, "--dl-mesh").ranks // nodes
-    return ranks if ranks > 1 else 0
-
-
-@dataclass(frozen=True)
-class GroupBytes:
-    """Bytes of one iteration.
-
-    Attributes:
-        inside: group -> bytes that its ranks reduce (a ring all-reduce).
-        between: (group, group) -> bytes that all ranks of the first send to those of the second, in equal messages.
-    """
-
-    inside: Mapping[str, float]
-    between: Mapping[tuple[str, str], float]
-
-
 def split_bytes(text: str, groups: tuple[Group, ...]) -> tuple[str, str]:
     """Split `--dl-bytes` into the items of groups, `trainer=1G` or `trainer:rollout=1G`, and those of dimensions."""
     has_mesh = any(group.mesh for group in groups)
@@ -104,8 +86,12 @@ def split_bytes(text: str, groups: tuple[Group, ...]) -> tuple[str, str]:
     return ",".join(item for item in items if item not in of_dimensions), ",".join(of_dimensions)
 
 
-def parse_group_bytes(text: str, groups: tuple[Group, ...], source: str) -> GroupBytes:
-    """Parse `trainer=14G,trainer:rollout=14G`; UsageError for an unknown group or an invalid number of bytes."""
+def parse_group_bytes(text: str, groups: tuple[Group, ...],
+                      source: str) -> tuple[dict[str, float], dict[tuple[str, str], float]]:
+    """Parse `trainer=14G,trainer:rollout=14G` into bytes inside groups, and between two.
+
+    Raises UsageError for an unknown group or an invalid number of bytes.
+    """
     names, inside, between = [group.name for group in groups], dict[str, float](), dict[tuple[str, str], float]()
     for item in text.split(","):
         key, _, value = item.strip().partition("=")
@@ -122,15 +108,123 @@ def parse_group_bytes(text: str, groups: tuple[Group, ...], source: str) -> Grou
                              "those of its dimensions, e.g. tp=2G")
         else:
             inside[first] = count
-    return GroupBytes(inside, between)
+    return inside, between
 
 
-def node_count_mismatch(groups: tuple[Group, ...], nodes: int) -> str:
-    """Why the groups do not fit a number of nodes, and the size that would; "" if they fit."""
-    total = sum(group.nodes for group in groups)
-    if total == nodes:
-        return ""
-    text = ",".join(f"{group.name}={group.nodes}" for group in groups)
-    last = nodes - total + groups[-1].nodes
-    expected = f"{groups[-1].name}={last}" if last > 0 else f"{pluralize(total, 'node')}"
-    return f"--dl-groups={text}: {pluralize(total, 'node')}; the job has {nodes}; expected {expected}"
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GroupTraffic(Traffic):
+    """Traffic of groups of nodes.
+
+    Attributes:
+        inside: group -> bytes that its ranks reduce per iteration (a ring all-reduce).
+        between: (group, group) -> bytes that all ranks of the first send to those of the second, in equal messages.
+        meshes: group -> traffic of its mesh.
+    """
+
+    groups: tuple[Group, ...]
+    inside: Mapping[str, float]
+    between: Mapping[tuple[str, str], float]
+    meshes: Mapping[str, MeshTraffic]
+    kind: ClassVar[str] = "groups"
+    tie: ClassVar[float] = MAX_TIE
+
+    @classmethod
+    def of_groups(cls, groups: tuple[Group, ...], model: str, bytes_text: str, model_bytes: float) -> GroupTraffic:
+        """Groups with the bytes of --dl-model and --dl-bytes; UsageError if they are invalid.
+
+        Unless --dl-bytes names groups, each group without a mesh reduces one replica of `model_bytes`; else groups
+        that it does not name send nothing.
+        """
+        of_groups, of_dimensions = split_bytes(bytes_text, groups)
+        inside, between = parse_group_bytes(of_groups, groups, "--dl-bytes") if of_groups else (
+            {group.name: model_bytes for group in groups if not group.mesh}, {})
+        meshes = {group.name: MeshTraffic.of_mesh(group.mesh, model, of_dimensions) for group in groups if group.mesh}
+        return cls(groups=groups, inside=inside, between=between, meshes=meshes)
+
+    def group_sizes(self) -> list[int]:
+        return [group.nodes for group in self.groups]
+
+    @property
+    def nodes(self) -> int:
+        return sum(self.group_sizes())
+
+    def ranks_by_group(self, ranks: int) -> dict[str, IntArray]:
+        """Ranks of each group. Raises PlacementError unless each node has the same number, that of the meshes."""
+        per_node, rest = divmod(ranks, self.nodes)
+        for group in self.groups:
+            if group.mesh and (group.ranks_per_node != per_node or rest):
+                raise PlacementError(f"--dl-mesh: {group.name}: {pluralize(group.ranks_per_node, 'rank')} on each "
+                                     f"node; the job has {pluralize(ranks, 'rank')} on "
+                                     f"{pluralize(self.nodes, 'node')}")
+        if rest:
+            raise PlacementError(f"--dl-groups: {pluralize(ranks, 'rank')} on {pluralize(self.nodes, 'node')}; "
+                                 "expected the same number on each node (--ntasks-per-node)")
+        ends = np.cumsum(self.group_sizes()) * per_node
+        return dict(zip((group.name for group in self.groups), np.split(np.arange(ranks), ends[:-1]), strict=True))
+
+    def size_mismatch(self, nodes: int, ranks: int) -> str:
+        if self.nodes == nodes:
+            return ""
+        text = ",".join(f"{group.name}={group.nodes}" for group in self.groups)
+        last = nodes - self.nodes + self.groups[-1].nodes
+        expected = f"{self.groups[-1].name}={last}" if last > 0 else f"{pluralize(self.nodes, 'node')}"
+        return f"--dl-groups={text}: {pluralize(self.nodes, 'node')}; the job has {nodes}; expected {expected}"
+
+    def launched_ranks_per_node(self, tasks: int, nodes: int) -> int:
+        ranks = max(group.ranks_per_node for group in self.groups)
+        return ranks if tasks == nodes and ranks > 1 else 0
+
+    def min_node_bytes(self, ranks_per_node: int) -> float:
+        return 0.0  # some groups may send nothing
+
+    def roles(self, ranks: int) -> tuple[str, ...]:
+        return tuple(name for name, own in self.ranks_by_group(ranks).items() for _ in own)
+
+    def phases(self, ranks: int, zone_of_rank: IntArray | None = None) -> list[Phase]:
+        """Phases of one iteration: those of each group, then those between groups; exceptions as `ranks_by_group`."""
+        check_rank_count(ranks)
+        by_group = self.ranks_by_group(ranks)
+        phases = [phase for name in by_group for phase in self.phases_inside(name, by_group[name])]
+        for (source, target), count in self.between.items():
+            phases += messages_between(by_group[source], by_group[target], count)
+        return phases
+
+    def phases_inside(self, name: str, ranks: IntArray) -> list[Phase]:
+        """Phases inside a group that has these ranks."""
+        if name in self.meshes:
+            return [replace(phase, source=ranks[phase.source], target=ranks[phase.target])
+                    for phase in self.meshes[name].phases(len(ranks))]
+        return list(ring(ranks, self.inside.get(name, 0.0)))
+
+
+def messages_between(source: IntArray, target: IntArray, total_bytes: float) -> Iterator[Phase]:
+    """Messages of equal size from each rank of one group to each rank of another one, `total_bytes` in all."""
+    size = total_bytes / (len(source) * len(target))
+    if len(source) * len(target) <= MAX_LISTED_PAIRS:
+        yield Phase(np.repeat(source, len(target)), np.tile(target, len(source)), size)
+    else:
+        yield Phase(source, target, size, all_pairs=True)
+
+
+def planned_mesh(environ: Mapping[str, str] = os.environ) -> Mesh:
+    """The mesh that the ranks of this step were mapped for, e.g. for torch.distributed.device_mesh.init_device_mesh.
+
+    With groups of nodes it is the mesh of this task's group, for its rank in the group.
+
+        mesh = slurmdl.planned_mesh()
+        device_mesh = init_device_mesh("cuda", mesh.sizes, mesh_dim_names=mesh.names)
+        mesh.coordinates(rank)    # {"dp": 0, "pp": 1, "tp": 3}
+
+    Raises InputError if the step has no plan, or a plan without a mesh.
+    """
+    plan = plan_from_environ(environ)
+    if plan is None or not plan.mesh:
+        raise InputError("the step has no mesh; expected `slurmdl srun` with --dl-mesh=DIM=N,...")
+    if plan.groups:
+        role = environ.get("SLURMDL_ROLE", "")
+        groups = parse_groups(plan.groups, "SLURMDL_PLAN: groups", plan.mesh)
+        group = next((group for group in groups if group.name == role), None)
+        if group is None or group.mesh is None:
+            raise InputError(f"the group {role!r} (SLURMDL_ROLE) has no mesh; the meshes are {plan.mesh}")
+        return group.mesh
+    return parse_mesh(plan.mesh, "SLURMDL_PLAN: mesh")

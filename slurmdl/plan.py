@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 from slurmdl import records
 from slurmdl.errors import InputError
-from slurmdl.mesh import Mesh, parse_mesh
 from slurmdl.text import pluralize, sample_names
 
 VERSION = 2
@@ -218,32 +217,6 @@ def planned_place(local_rank: int, environ: Mapping[str, str]) -> tuple[Plan, in
         raise InputError(f"the plan has {pluralize(len(ranks), 'rank')} on node {node or 'SLURMD_NODENAME'}, none "
                          f"with local rank {local_rank}")
     return plan, ranks[local_rank]
-
-
-def planned_mesh(environ: Mapping[str, str] = os.environ) -> Mesh:
-    """The mesh that the ranks of this step were mapped for, e.g. for torch.distributed.device_mesh.init_device_mesh.
-
-    With groups of nodes it is the mesh of this task's group, for its rank in the group.
-
-        mesh = slurmdl.planned_mesh()
-        device_mesh = init_device_mesh("cuda", mesh.sizes, mesh_dim_names=mesh.names)
-        mesh.coordinates(rank)    # {"dp": 0, "pp": 1, "tp": 3}
-
-    Raises InputError if the step has no plan, or a plan without a mesh.
-    """
-    plan = plan_from_environ(environ)
-    if plan is None or not plan.mesh:
-        raise InputError("the step has no mesh; expected `slurmdl srun` with --dl-mesh=DIM=N,...")
-    if plan.groups:
-        from slurmdl.groups import parse_groups
-
-        role = environ.get("SLURMDL_ROLE", "")
-        groups = parse_groups(plan.groups, "SLURMDL_PLAN: groups", plan.mesh)
-        group = next((group for group in groups if group.name == role), None)
-        if group is None or group.mesh is None:
-            raise InputError(f"the group {role!r} (SLURMDL_ROLE) has no mesh; the meshes are {plan.mesh}")
-        return group.mesh
-    return parse_mesh(plan.mesh, "SLURMDL_PLAN: mesh")
 
 
 @dataclass(frozen=True)

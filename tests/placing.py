@@ -11,11 +11,11 @@ from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.iteration_cost import Phase, network_links, predict_cost
+from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.result import Cost
-from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Phase, Traffic
 
 #: uplinks 20 times slower than node links, no latency, round numbers
 SCORES = LinkScores(default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,), default_latency=0.0)

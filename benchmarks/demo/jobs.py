@@ -36,7 +36,7 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.launch.cluster_state import load_link_scores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.rank_orders import leaf_order
-from slurmdl.placement.traffic import Traffic
+from slurmdl.traffic import Traffic
 from slurmdl.slurm.hostlist import expand_hostlist
 from slurmdl.topology.load import load_topology
 network = network_links(expand_hostlist(os.environ["SLURM_JOB_NODELIST"]), load_topology(),
@@ -45,7 +45,7 @@ orders = [list(leaf_order(network))]
 if sys.argv[1] != "leaf":
     shuffle = random.Random(1)
     orders = [shuffle.sample(orders[0], len(orders[0])) for _ in range(30)]
-    traffic = Traffic.from_options(DlOptions(**json.loads(sys.argv[1]))).phases(len(orders[0]))
+    traffic = DlOptions(**json.loads(sys.argv[1])).traffic.phases(len(orders[0]))
     orders.sort(key=lambda order: -predict_cost(traffic, network, numpy.array(order)).seconds)
 print(*(network.nodes[i] for i in orders[0]), sep="\\n")
 """

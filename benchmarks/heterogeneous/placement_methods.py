@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from benchmarks.heterogeneous.trainer_jobs import Jobs, Result
 from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
-from slurmdl.placement.traffic import Traffic
 from slurmdl.slurm import hostlist
+from slurmdl.traffic import Traffic
 
 PLACED, LEAF, DEFAULT = "placed", "Slurm's nodes, leaf order", "Slurm's default"
 VARIANTS = (PLACED, LEAF, DEFAULT)
@@ -42,7 +42,7 @@ class Job:
 
     @property
     def traffic(self) -> Traffic:
-        return Traffic.from_options(self.request.dl)
+        return self.request.dl.traffic
 
 
 @dataclass(frozen=True)

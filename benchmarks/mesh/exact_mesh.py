@@ -13,7 +13,8 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from slurmdl.placement.arrays import IntArray
-from slurmdl.placement.iteration_cost import NetworkLinks, Phase, predict_cost
+from slurmdl.placement.iteration_cost import NetworkLinks, predict_cost
+from slurmdl.traffic import Phase
 
 TIME_SCALE = 10**7  # predicted seconds of the first solution, in the solver's integers
 

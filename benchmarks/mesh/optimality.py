@@ -19,7 +19,6 @@ from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
-from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 
@@ -121,7 +120,7 @@ def solve_case(case: Case) -> Outcome | None:
     assert placement.rank_map
     index = {name: i for i, name in enumerate(case.cluster.names)}
     placed = np.array([index[name] for name in placement.rank_map.nodes])
-    phases = Traffic.from_options(case.request.dl).phases(len(placed))
+    phases = case.request.dl.traffic.phases(len(placed))
     network = network_links(case.cluster.names, case.topology, case.scores)
     by_name = np.repeat(np.arange(len(placed) // case.ranks_per_node), case.ranks_per_node)
     exact = solve_mesh(phases, network, len(placed), case.ranks_per_node, placed, SOLVER_TIMEOUT_S)

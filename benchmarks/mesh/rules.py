@@ -18,10 +18,10 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
+from slurmdl.mesh import MeshTraffic
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
-from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology
 
 BLOCK, RANKS_PER_NODE = 18, 4
@@ -83,9 +83,9 @@ RULES: dict[str, Rule] = {"best fit by block": best_fit, "contiguous nodes": con
 def rows(seed: int) -> Iterator[Row]:
     for job, (count, mesh, model) in JOBS.items():
         dl = DlOptions(mesh=mesh, model=model, node_binding="zone")  # with segments of its own
-        traffic = Traffic.from_options(dl)
-        assert traffic.mesh
-        ranks = traffic.mesh.mesh.ranks
+        traffic = dl.traffic
+        assert isinstance(traffic, MeshTraffic)
+        ranks = traffic.mesh.ranks
         wanted = ranks // RANKS_PER_NODE
         ratios: dict[str, list[float]] = {name: [] for name in RULES}
         spreads: dict[str, list[float]] = {name: [] for name in RULES}
@@ -130,12 +130,11 @@ def rows(seed: int) -> Iterator[Row]:
                        target="above 1", met=min(shuffled) > 1)
 
 
-def mean_zones_per_group(traffic: Traffic, block_of_rank: IntArray) -> float:
+def mean_zones_per_group(traffic: MeshTraffic, block_of_rank: IntArray) -> float:
     """Mean number of blocks of a group, weighted by the bytes that a rank sends along its dimension."""
-    assert traffic.mesh
     total = weight = 0.0
-    for dimension in traffic.mesh.dimensions:
-        blocks = block_of_rank[traffic.mesh.groups(dimension.dims)]
+    for dimension in traffic.dimensions:
+        blocks = block_of_rank[traffic.groups(dimension.dims)]
         ordered = np.sort(blocks, axis=1)
         count = 1 + (np.diff(ordered, axis=1) != 0).sum(axis=1)
         size = dimension.bytes_per_message * (dimension.size - 1 if dimension.pairs == "all" else 1)

@@ -16,10 +16,11 @@ from benchmarks.placement.quality import LoadedCluster, Shape, slurm_choices
 from benchmarks.results import Row, make_row
 from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
+from slurmdl.mesh import MeshTraffic
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
-from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import tree_topology
+from slurmdl.traffic import Traffic
 
 LEAVES = (50, 278)
 #: share of busy nodes, and whether they are drawn one by one, or left by a trace of other jobs
@@ -35,16 +36,17 @@ def rows(seed: int) -> Iterator[Row]:
             loaded = LoadedCluster(shape, share, seed + number)
             if is_drawn:
                 loaded.busy = loaded.generator.random(len(shape.topology.nodes)) < share
-            jobs = {Traffic.from_options(dl): (job, dl) for job, (_, mesh, model) in JOBS.items()
+            jobs = {dl.traffic: (job, dl) for job, (_, mesh, model) in JOBS.items()
                     for dl in [DlOptions(mesh=mesh, model=model, rank0="any")]}
-            sizes = {traffic.mesh.mesh.ranks // RANKS_PER_NODE: None for traffic in jobs if traffic.mesh}
+            sizes = {traffic.mesh.ranks // RANKS_PER_NODE: None for traffic in jobs
+                     if isinstance(traffic, MeshTraffic)}
             fitting = [size for size in sizes if size <= (~loaded.busy).sum()]
             for size, cluster, assigned in slurm_choices(shape, loaded, fitting):
                 if not assigned:
                     return
                 for traffic, (job, dl) in jobs.items():
-                    assert traffic.mesh
-                    if traffic.mesh.mesh.ranks != size * RANKS_PER_NODE:
+                    assert isinstance(traffic, MeshTraffic)
+                    if traffic.mesh.ranks != size * RANKS_PER_NODE:
                         continue
                     request = JobRequest(dl, (size, size), ntasks_per_node=RANKS_PER_NODE, exclusive=True)
                     rank_map = place_job(request, cluster, shape.topology, SCORES).rank_map
@@ -70,6 +72,6 @@ def _seconds(shape: Shape, traffic: Traffic, order: np.ndarray) -> float:
                         node_of_rank).seconds
 
 
-def _zones(shape: Shape, traffic: Traffic, order: np.ndarray) -> float:
+def _zones(shape: Shape, traffic: MeshTraffic, order: np.ndarray) -> float:
     index = [shape.topology.node_index[name] for name in order.tolist()]
     return mean_zones_per_group(traffic, shape.topology.leaf[index].astype(np.int64))

@@ -17,10 +17,10 @@ from benchmarks.cost_model import spearman
 from benchmarks.results import Row, make_row
 from slurmdl.dl_options import DlOptions
 from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.mesh import MeshTraffic
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
 from slurmdl.placement.rank_orders import best_rank_map
-from slurmdl.placement.traffic import Traffic
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology.topology import Topology
@@ -100,8 +100,8 @@ def _measured_rows(sandbox: lifecycle.Sandbox, seed: int) -> Iterator[Row]:
     scores, network = shaped_scores(topology), make_network(topology)
     for mesh, volumes in MESHES.items():
         dl = DlOptions(mesh=mesh, bytes=",".join(f"{name}={size}" for name, size in volumes.items()))
-        traffic = Traffic.from_options(dl)
-        assert traffic.mesh
+        traffic = dl.traffic
+        assert isinstance(traffic, MeshTraffic)
         placed = best_rank_map([(name, 1) for name in topology.nodes], topology, scores, traffic).nodes
         by_leaf = np.argsort(topology.leaf, kind="stable")
         maps = {"placed": np.array([topology.nodes.index(name) for name in placed]), "leaf order": by_leaf,
@@ -133,11 +133,10 @@ def make_network(topology: Topology) -> NetworkLinks:
     return network_links(topology.nodes, topology, shaped_scores(topology))
 
 
-def _measure(sandbox: lifecycle.Sandbox, traffic: Traffic, maps: Sequence[IntArray]) -> list[float]:
+def _measure(sandbox: lifecycle.Sandbox, traffic: MeshTraffic, maps: Sequence[IntArray]) -> list[float]:
     """Median seconds per step of each map, the node of each rank."""
-    assert traffic.mesh
-    mesh, nodes = traffic.mesh.mesh, sandbox.spec.topology.nodes
-    volumes = {name: int(traffic.mesh.volumes[name].bytes) for name in mesh.names}
+    mesh, nodes = traffic.mesh, sandbox.spec.topology.nodes
+    volumes = {name: int(traffic.volumes[name].bytes) for name in mesh.names}
     jobs = [{"names": mesh.names, "sizes": mesh.sizes, "bytes": volumes, "nodes": [nodes[i] for i in order.tolist()]}
             for order in maps]
     folder = sandbox.shared / "mesh"

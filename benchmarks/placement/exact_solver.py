@@ -21,10 +21,10 @@ from slurmdl.job_request import JobRequest, JobSize, resolve_job_size
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import FloatArray
 from slurmdl.placement.eligibility import candidate_partitions, eligible_tasks
-from slurmdl.placement.iteration_cost import NetworkLinks, Phase, network_links, predict_cost
+from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
 from slurmdl.placement.result import Cost
-from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Phase
 
 Objective = Literal["seconds", "bytes"]
 
@@ -61,7 +61,7 @@ def solve_exactly(request: JobRequest, cluster: ClusterSnapshot, topology: Topol
 
     Raises PlacementError if no choice is possible, or if the traffic depends on more than counts.
     """
-    job, traffic = resolve_job_size(request), Traffic.from_options(request.dl)
+    job, traffic = resolve_job_size(request), request.dl.traffic
     phases = traffic.phases(job.tasks)
     is_count_based = len(phases) < 2 or all(phase.all_pairs for phase in phases)
     if not is_count_based or any(np.ndim(phase.bytes_per_pair) for phase in phases):

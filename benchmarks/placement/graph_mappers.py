@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from slurmdl.placement.iteration_cost import NetworkLinks, Phase
+from slurmdl.placement.iteration_cost import NetworkLinks
+from slurmdl.traffic import Phase
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -23,7 +23,6 @@ from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.eligibility import eligible_tasks
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
-from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 
@@ -155,7 +154,7 @@ def predicted(instance: Case, order: Sequence[str]) -> float:
     """Predict the seconds of an iteration; `order` is the node of each rank."""
     names = sorted(set(order))
     ranks = np.array([names.index(name) for name in order], np.int64)
-    phases = Traffic.from_options(instance.request.dl).phases(len(order))
+    phases = instance.request.dl.traffic.phases(len(order))
     return predict_cost(phases, network_links(names, instance.topology, instance.scores), ranks).seconds
 
 

@@ -36,7 +36,6 @@ from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
 from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.result import Cost
-from slurmdl.placement.traffic import Traffic
 from slurmdl.sandbox import lifecycle as sandbox_cluster
 from slurmdl.sandbox import namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
@@ -44,6 +43,7 @@ from slurmdl.simulate import compare
 from slurmdl.slurm import hostlist
 from slurmdl.topology.source import block_topology, tree_topology
 from slurmdl.topology.topology import Indices, Topology
+from slurmdl.traffic import Traffic
 
 CPUS = 4
 MODEL_BYTES = 100e6

@@ -67,12 +67,10 @@ def run(argv: list[str]) -> int:
     state = _load_state(site, own_options, submission.request)
     dl, binding = submission.request.dl, _decide_binding(submission, state)
     if "svg" in own_options:
-        from slurmdl.mesh import parse_mesh
         from slurmdl.placement.placement_svg import draw_placement
 
         write_output_file(own_options["svg"], "--svg", draw_placement(
-            _placement_or_reason(binding), state.topology, state.cluster,
-            parse_mesh(dl.mesh, "--dl-mesh") if dl.mesh else None))
+            _placement_or_reason(binding), state.topology, state.cluster, dl.traffic))
     format_result = _format_json if "json" in own_options else _format_text
     print_escaped(format_result(dl, binding, state))
     return 0

@@ -23,7 +23,7 @@ from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import MAX_BLOCK_TIE
 from slurmdl.placement.quotas import fill_largest_first, zone_quotas
 from slurmdl.placement.result import SortKey
-from slurmdl.placement.traffic import Traffic
+from slurmdl.traffic import Traffic
 
 #: strategies whose time follows from the nodes, with one rank per node, and what is assumed of them
 STRATEGIES = {"allreduce": "ring allreduce, ranks in the order of the node list, as by Slurm up to 25.11",

@@ -16,8 +16,8 @@ from slurmdl.slurm.hostlist import fold_hostlist
 if TYPE_CHECKING:
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.launch.cluster_state import ClusterState
-    from slurmdl.launch.traffic_file import Matrix
     from slurmdl.placement.result import Placement
+    from slurmdl.traffic import Traffic
 
 #: longest option, bytes (execve(2), MAX_ARG_STRLEN)
 MAX_OPTION_BYTES = 128 * 1024 - 1
@@ -110,15 +110,15 @@ class PredictedStart:
 PredictStart = Callable[[Sequence[str]], PredictedStart]
 
 
-def decide_binding(submission: Submission, state: ClusterState, traffic_matrices: tuple[Matrix, ...], *,
-                   inside_job: bool, predict_start: PredictStart) -> Binding:
+def decide_binding(submission: Submission, state: ClusterState, traffic: Traffic, *, inside_job: bool,
+                   predict_start: PredictStart) -> Binding:
     """Choose nodes for a job, and how strictly the choice binds Slurm.
 
     The zones of --dl-zone apply in any case: all other nodes are excluded. Raises UsageError if the user named an
     unknown zone, PlacementError if the site named one.
 
     Args:
-        traffic_matrices: result of `load_traffic_matrices`.
+        traffic: result of `load_traffic`.
         inside_job: the submission runs in a job.
         predict_start: queries Slurm.
     """
@@ -126,7 +126,7 @@ def decide_binding(submission: Submission, state: ClusterState, traffic_matrices
     from slurmdl.placement.place import place_job
 
     def place(request: JobRequest) -> Placement:
-        return place_job(request, state.cluster, state.topology, state.scores, traffic_matrices)
+        return place_job(request, state.cluster, state.topology, state.scores, traffic)
 
     dl = submission.request.dl
     if dl.zone and submission.request.unrestrictable_reason:

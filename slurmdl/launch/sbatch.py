@@ -396,7 +396,7 @@ def exclude_bad_nodes(submission: Submission, remembered: Mapping[str, Exclusion
 
 
 def decide_with_slurm(submission: Submission, state: ClusterState) -> Binding:
-    """Decide as `binding.decide_binding`, with the environment of this process and the traffic matrices of the job.
+    """Decide as `binding.decide_binding`, with the environment of this process and the traffic of the job.
 
     Slurm is queried with `sbatch --test-only` if the call has a program.
     """
@@ -409,7 +409,7 @@ def decide_with_slurm(submission: Submission, state: ClusterState) -> Binding:
         debug("prediction with %s: %s", " ".join(options) or "no binding", start)
         return start
 
-    return bindings.decide_binding(submission, state, traffic_file.load_traffic_matrices(submission.request.dl),
+    return bindings.decide_binding(submission, state, traffic_file.load_traffic(submission.request.dl),
                                    inside_job="SLURM_JOB_ID" in os.environ, predict_start=predict_with)
 
 

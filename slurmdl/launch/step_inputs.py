@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from slurmdl.config import Config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, UnavailableError
-from slurmdl.groups import launched_ranks_per_node
 from slurmdl.launch import cluster_state, launchers, traffic_file
 from slurmdl.launch.launchers import LauncherCommand
 from slurmdl.launch.step_command import TASK_SHELL, UNMAPPED_TASK_SHELL, SrunArgs, TaskCommand, wrap_multi_prog
@@ -33,9 +32,9 @@ from slurmdl.slurm.slurm_conf import SlurmConfig
 from slurmdl.slurm.step_layout import StepLayout
 
 if TYPE_CHECKING:
-    from slurmdl.launch.traffic_file import Matrix
     from slurmdl.links.link_scores import LinkScores
     from slurmdl.topology.topology import Topology
+    from slurmdl.traffic import Traffic
 
 #: nodes whose addresses the task shell can write as texts that sort as planned
 MAX_SORTABLE_NODES = 4096
@@ -107,7 +106,7 @@ class StepInputs:
     topology: Topology
     no_zones_reason: str
     link_scores: LinkScores
-    traffic_matrices: tuple[Matrix, ...]
+    traffic: Traffic
     master_port: int
     task: TaskCommand | None = None
     launcher: LauncherCommand | None = None
@@ -135,7 +134,7 @@ def read_inputs(call: StepCall) -> StepInputs:
     if layout.only_if_alone and jobs.other_steps_run(jobs.own_job_id(environ)):
         raise PlacementError("other steps of the job run: Slurm decides which nodes and CPUs are left")
     inputs = StepInputs(call, allocation, layout, request.cpus_per_task or 1, *call.load_topology(allocation.nodes),
-                        call.load_link_scores(), traffic_file.load_traffic_matrices(options), pick_free_port(),
+                        call.load_link_scores(), traffic_file.load_traffic(options), pick_free_port(),
                         rank_check_variables=verify_variables(options.strict, environ))
     inputs = with_launcher(inputs)
     if args.map_format:
@@ -167,7 +166,7 @@ def reduce_job(call: StepCall, size: RequestedSize, excluded: Collection[str]) -
         request = JobRequest(options, (size.nodes, size.nodes), size.tasks, size.tasks_per_node)
         scores = call.load_link_scores()
         return select_subset(job.nodes, request, job.batch_host, topology, scores,
-                             traffic_file.load_traffic_matrices(options))
+                             traffic_file.load_traffic(options))
 
     environ = late_binding.shrink_job(call.environ, size, choose_nodes, call.on_warning, dry_run=options.dry_run,
                                       left_out=excluded)
@@ -215,8 +214,7 @@ def with_launcher(inputs: StepInputs) -> StepInputs:
     if launcher is None or not launcher.is_multi_node:
         if max(counts) > 1 or args.step_starter != "srun":
             return inputs
-        ranks = options.ranks_per_node or \
-            launched_ranks_per_node(options.mesh, options.groups, sum(counts), len(counts)) or 1
+        ranks = options.ranks_per_node or inputs.traffic.launched_ranks_per_node(sum(counts), len(counts)) or 1
         if len(counts) > 1 and launcher is None and options.launcher != "none":
             # the program may be a script that runs a launcher
             check = check and {**check, **check_variables(ranks if ranks > 1 else 0)}

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,14 +22,11 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links
 from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.result import MIN_GAIN, RankMap, format_zone_counts
-from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, Plan
 from slurmdl.slurm.step_layout import StepLayout
 from slurmdl.text import pluralize
 from slurmdl.topology.topology import Topology
-
-if TYPE_CHECKING:
-    from slurmdl.launch.traffic_file import Matrix
+from slurmdl.traffic import Traffic
 
 #: maximum number of leaf zones in a plan with zone costs
 MAX_ZONES = 64
@@ -56,7 +52,7 @@ class StepPlan:
 def plan_step(inputs: StepInputs) -> StepPlan:
     """Map the ranks of a step and build its command. PlacementError if the step cannot be mapped."""
     options, record, topology = inputs.call.options, inputs.call.record, inputs.topology
-    plan, rank_map = build_plan(inputs.layout, topology, inputs.link_scores, options, inputs.traffic_matrices,
+    plan, rank_map = build_plan(inputs.layout, topology, inputs.link_scores, options, inputs.traffic,
                                 inputs.ranks_per_task)
     nodes = list(dict.fromkeys(plan.nodes))
     adapted = launchers.keep_map(inputs.launcher, nodes[0], partial(_is_host_of_rank0, inputs, nodes[0])) \
@@ -80,22 +76,24 @@ def plan_step(inputs: StepInputs) -> StepPlan:
 
 
 def build_plan(step_layout: StepLayout, topology: Topology, link_scores: LinkScores, options: DlOptions,
-               traffic_matrices: tuple[Matrix, ...] = (), ranks_per_task: int = 1) -> tuple[Plan, RankMap]:
+               traffic: Traffic | None = None, ranks_per_task: int = 1) -> tuple[Plan, RankMap]:
     """Map the ranks of a step; with several ranks per task, those of a task are consecutive.
+
+    `traffic` is that of the options if it is None.
 
     Raises PlacementError if no task would be left for a worker, or for parameter servers with several ranks per task.
     """
-    if options.ps >= step_layout.ntasks:
-        raise PlacementError(f"--dl-ps={options.ps}: the step has {pluralize(step_layout.ntasks, 'task')}, and at "
+    traffic = traffic or options.traffic
+    if traffic.ps >= step_layout.ntasks:
+        raise PlacementError(f"--dl-ps={traffic.ps}: the step has {pluralize(step_layout.ntasks, 'task')}, and at "
                              "least one must be a worker")
-    traffic = Traffic.from_options(options, traffic_matrices)
     slots = [(node, count * ranks_per_task) for node, count in step_layout.node_tasks]
     rank_map = best_rank_map(slots, topology, link_scores, traffic, options.rank0, node_by_node=ranks_per_task > 1)
     zones = {node: topology.path_of(node) for node, _ in step_layout.node_tasks}
     costs = compute_zone_costs(network_links(list(zones), topology, link_scores))
-    pattern = options.comm_pattern if options.comm_pattern in COMM_PATTERNS[options.strategy] else ""
-    return Plan(options.strategy, rank_map.nodes, rank_map.roles, zones, costs, pattern, options.mesh, options.groups,
-                options.islands), rank_map
+    pattern = traffic.pattern if traffic.pattern in COMM_PATTERNS[traffic.strategy] else ""
+    return Plan(traffic.strategy, rank_map.nodes, rank_map.roles, zones, costs, pattern, options.mesh, options.groups,
+                traffic.islands), rank_map
 
 
 def broken_promise(record: SubmissionRecord, plan: Plan, rank_map: RankMap, options: DlOptions) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import zipfile
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 from slurmdl.dl_options import DlOptions
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from slurmdl.traffic import Traffic
+
     Matrix = npt.NDArray[np.float64]
 
 #: maximum bytes of all numbers of a file, 8 per number, and of a text file: one matrix of 5,792 ranks
@@ -24,8 +27,8 @@ _EXPECTED = ("expected matrices of one row and one column for each rank, in .npz
              "matrices")
 
 
-def load_traffic_matrices(dl: DlOptions) -> tuple[Matrix, ...]:
-    """Load the matrices of --dl-comm-pattern; () if it names a pattern of the strategy, or is not given.
+def load_traffic(dl: DlOptions) -> Traffic:
+    """The traffic of the options, with the matrices of --dl-comm-pattern unless it names a pattern of the strategy.
 
     Raises InputError if the file cannot be read, is too large, or does not hold square matrices of one size with
     finite numbers of 0 or more, some between different ranks above 0. Entry [i, j] of a matrix, shape (ranks, ranks),
@@ -33,7 +36,7 @@ def load_traffic_matrices(dl: DlOptions) -> tuple[Matrix, ...]:
     """
     path, patterns = dl.comm_pattern, COMM_PATTERNS[dl.strategy]
     if not path or path in patterns:
-        return ()
+        return dl.traffic
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -45,7 +48,7 @@ def load_traffic_matrices(dl: DlOptions) -> tuple[Matrix, ...]:
         raise InputError(f"cannot be read ({error.strerror}); expected with {dl.strategy}: {', '.join(patterns)}, or "
                          "a file of matrices", path) from error
     _check_matrices(matrices, path)
-    return tuple(matrices.values())
+    return replace(dl.traffic, matrices=tuple(matrices.values()))
 
 
 def _check_matrices(matrices: dict[str, Matrix], path: str) -> None:

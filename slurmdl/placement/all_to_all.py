@@ -15,7 +15,6 @@ import numpy as np
 from slurmdl.job_request import JobSize
 from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
 from slurmdl.placement.candidate_nodes import CandidateNodes
-from slurmdl.placement.iteration_cost import Phase
 from slurmdl.placement.quotas import take_nodes
 from slurmdl.placement.zones import (
     LatencyCap,
@@ -25,6 +24,7 @@ from slurmdl.placement.zones import (
     make_choice,
     relevant_latency_caps,
 )
+from slurmdl.traffic import Phase
 
 TIME_STEPS = 24  # times that are evaluated at once
 BRACKET_ROUNDS = 4  # subdivisions of the interval between two of them

@@ -15,9 +15,9 @@ from slurmdl.dl_options import DlOptions, is_comm_pattern
 from slurmdl.links.capacity import OVERSUBSCRIPTION
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.links.link_table import format_age, link_rows
+from slurmdl.mesh import DEFAULT_MODEL, MeshTraffic
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.eligibility import is_idle
-from slurmdl.placement.mesh_traffic import DEFAULT_MODEL, MeshTraffic
 from slurmdl.placement.result import Cost, Placement, RankMap, format_zone_counts
 from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.text import pluralize
@@ -108,8 +108,8 @@ def _rank_lines(rank_map: RankMap, topology: Topology) -> Iterator[str]:
 
 def _mesh_lines(dl: DlOptions, rank_map: RankMap, topology: Topology) -> Iterator[str]:
     """For each dimension of a mesh: the size of its groups, and the most nodes and leaf zones that one has."""
-    traffic = MeshTraffic.from_options(dl)
-    if traffic is None or traffic.mesh.ranks != len(rank_map.nodes):
+    traffic = dl.traffic
+    if not isinstance(traffic, MeshTraffic) or traffic.mesh.ranks != len(rank_map.nodes):
         return
     yield f"mesh       {traffic.mesh}"
     for dimension in traffic.dimensions:

@@ -1,4 +1,4 @@
-"""Phases of an iteration, and the predicted cost of a rank map: the time of the bottleneck link of each phase."""
+"""Predicted cost of a rank map: the time of the bottleneck link of each phase of an iteration."""
 
 from __future__ import annotations
 
@@ -14,29 +14,7 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import FloatArray, IntArray, new_indices, sorted_unique
 from slurmdl.placement.result import Cost
 from slurmdl.topology.topology import MAX_LEVELS, Topology
-
-
-@dataclass(frozen=True, eq=False)
-class Phase:
-    """Messages that are in flight at the same time.
-
-    Attributes:
-        source, target: ranks; source[i] sends to target[i]. With `all_pairs` every source sends to every other
-            target, so dense traffic needs no n x n matrix.
-        bytes_per_pair: number, or without `all_pairs` also an array of shape (pairs,).
-        rounds: sequential message rounds; a fraction if the phase occurs in that fraction of the iterations.
-    """
-
-    source: IntArray
-    target: IntArray
-    bytes_per_pair: float | FloatArray
-    rounds: float = 1
-    all_pairs: bool = False
-
-    @property
-    def has_two_roles(self) -> bool:
-        """Whether all ranks of one role send to all ranks of another one."""
-        return self.all_pairs and bool(self.source[0] != self.target[0])
+from slurmdl.traffic import Phase
 
 
 @dataclass(frozen=True, eq=False)

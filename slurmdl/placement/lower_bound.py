@@ -7,12 +7,12 @@ the condition that the totals of servers and workers match.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from slurmdl.placement.all_to_all import AllToAllModel, Feasibility, narrow_time
 from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray, sorted_unique, transfer_seconds
 from slurmdl.placement.candidate_nodes import CandidateNodes
-from slurmdl.placement.parameter_servers import min_serving_seconds
 from slurmdl.placement.zones import (
     MAX_LATENCY_CAPS,
     UNCAPPED,
@@ -22,6 +22,9 @@ from slurmdl.placement.zones import (
     min_node_bytes,
     min_node_link_seconds,
 )
+
+if TYPE_CHECKING:
+    from slurmdl.placement.all_to_all import Feasibility
 
 LOWER_BOUND_ROUNDS = 3  # subdivisions of the time interval
 
@@ -37,6 +40,8 @@ def compute_lower_bound(pool: CandidateNodes, problem: SearchProblem,
         return None
     latency = 2 * problem.rounds * _min_latency(pool)
     if problem.has_two_roles:
+        from slurmdl.placement.parameter_servers import min_serving_seconds
+
         by_nodes, by_servers = min_node_link_seconds(pool, problem), min_serving_seconds(pool, problem)
         seconds = np.maximum(by_nodes, by_servers) + latency
         reason = "the best node links for the servers" if by_servers > by_nodes.min(initial=np.inf) else \
@@ -49,6 +54,8 @@ def compute_lower_bound(pool: CandidateNodes, problem: SearchProblem,
     bound = float(seconds.min(initial=np.inf))
     if is_ring or bound >= upper_bound_s * (1 - 1e-9):
         return bound, reason
+    from slurmdl.placement.all_to_all import AllToAllModel, narrow_time
+
     if problem.has_two_roles:
         can_hold_job = _ps_feasibility(pool, problem)
     elif len(phases) == 1 and job.tasks % job.nodes == 0:  # the model has equal numbers of tasks per node

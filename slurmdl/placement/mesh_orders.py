@@ -14,9 +14,9 @@ from itertools import islice, permutations, zip_longest
 
 import numpy as np
 
+from slurmdl.mesh import Box, MeshTraffic, boxes, bytes_leaving
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.iteration_cost import NetworkLinks
-from slurmdl.placement.mesh_traffic import DimensionTraffic, MeshTraffic
 
 MAX_INNER_BOXES = 6  # boxes of a node that are tried, the ones with the least traffic first
 MAX_OUTER_BOXES = 6  # boxes of a zone for each of them
@@ -24,20 +24,6 @@ MAX_SEQUENCES = 24  # sequences of named groups that are tried
 
 Step = tuple[int, int]
 """Index of a dimension, and the factor by which the box grows along it."""
-Box = tuple[int, ...]
-"""Coordinates of the box in each dimension of the mesh."""
-
-
-def boxes(sizes: Box, ranks: int, inner: Box) -> Iterator[Box]:
-    """Boxes of `ranks` ranks that consist of whole inner boxes and divide the mesh; none if nothing fits."""
-    if not sizes:
-        if ranks == 1:
-            yield ()
-        return
-    for count in range(inner[0], sizes[0] + 1, inner[0]):
-        if sizes[0] % count == 0 and ranks % count == 0:
-            for rest in boxes(sizes[1:], ranks // count, inner[1:]):
-                yield (count, *rest)
 
 
 def consecutive_box(sizes: Box, ranks: int) -> Box | None:
@@ -50,33 +36,6 @@ def consecutive_box(sizes: Box, ranks: int) -> Box | None:
         if count < size and ranks > 1:
             return None
     return tuple(reversed(box)) if ranks == 1 else None
-
-
-def bytes_leaving(traffic: MeshTraffic, box: Box) -> float:
-    """Bytes that leave a box per iteration, summed over the phases, in the busier direction of each."""
-    return sum(_dimension_bytes(dimension, traffic.mesh.sizes, box) for dimension in traffic.dimensions)
-
-
-def _dimension_bytes(dimension: DimensionTraffic, sizes: Box, box: Box) -> float:
-    inside = math.prod(box[i] for i in dimension.dims)
-    if inside == dimension.size:
-        return 0.0
-    groups = math.prod(box) // inside
-    if dimension.pairs == "all":
-        return groups * inside * (dimension.size - inside) * dimension.bytes_per_message
-    # neighbors in a group: a part of consecutive ranks is left once, with several parts once for each
-    parts, is_partial = 1, False
-    for i in reversed(dimension.dims):
-        parts *= box[i] if is_partial else 1
-        is_partial = is_partial or box[i] < sizes[i]
-    directions = 2 if dimension.pairs == "line" else 1
-    return directions * groups * parts * dimension.bytes_per_message
-
-
-def min_bytes_leaving(traffic: MeshTraffic, ranks: int) -> float:
-    """Least bytes that leave a node with this number of ranks, over all boxes; 0 if no box has that size."""
-    sizes = traffic.mesh.sizes
-    return min((bytes_leaving(traffic, box) for box in boxes(sizes, ranks, (1,) * len(sizes))), default=0.0)
 
 
 def mesh_orders(traffic: MeshTraffic, ranks_per_node: int, nodes_per_zone: Sequence[int], *,

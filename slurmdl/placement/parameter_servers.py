@@ -21,7 +21,6 @@ from slurmdl.placement.all_to_all import AllToAllEstimate, rank_zones_all_to_all
 from slurmdl.placement.arrays import BoolArray, IntArray, sorted_unique
 from slurmdl.placement.candidate_nodes import CandidateNodes, subset
 from slurmdl.placement.quotas import fill_largest_first
-from slurmdl.placement.traffic import count_shards
 from slurmdl.placement.zones import (
     Proposal,
     SearchProblem,
@@ -30,6 +29,7 @@ from slurmdl.placement.zones import (
     path_widths,
     relevant_latency_caps,
 )
+from slurmdl.traffic import count_shards
 
 MAX_PS_ZONES = 12  # zones in which a choice is made
 MAX_SERVER_LEAVES = 16  # leaves over which the servers are split

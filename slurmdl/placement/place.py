@@ -15,24 +15,21 @@ import numpy as np
 
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node
 from slurmdl.errors import PlacementError, UsageError
-from slurmdl.groups import launched_ranks_per_node
 from slurmdl.job_request import JobRequest, JobSize, resolve_job_size
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.all_to_all import all_to_all_choices
-from slurmdl.placement.arrays import FloatArray, IntArray, run_starts
+from slurmdl.placement.arrays import IntArray, run_starts
 from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
 from slurmdl.placement.eligibility import candidate_partitions, eligible_tasks, split_tasks
 from slurmdl.placement.lower_bound import compute_lower_bound
-from slurmdl.placement.parameter_servers import ps_choices
 from slurmdl.placement.quotas import even_choices, group_choices, segment_choices, uneven_choices
 from slurmdl.placement.rank_orders import RankOrders, best_rank_map, rank_orders
 from slurmdl.placement.result import Candidate, Placement, best_cost, format_zone_counts
 from slurmdl.placement.slurm_limits import SlurmLimits, in_idle_leaf
-from slurmdl.placement.traffic import Traffic
 from slurmdl.placement.zones import NodeChoice, Proposal, SearchProblem, make_choice, rank_zones
 from slurmdl.text import pluralize, sample_names
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Traffic
 
 MAX_TOO_SMALL_ZONES = 4  # zones listed as too small
 MAX_EVALUATED_TASKS = 2048  # total tasks of evaluated choices; beyond it only choices that can win or tie
@@ -51,13 +48,13 @@ MAX_BLOCK_TIE = 0.5
 
 
 def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores,
-              matrices: tuple[FloatArray, ...] = ()) -> Placement:
+              traffic: Traffic | None = None) -> Placement:
     """Choose the nodes of a job and its rank map on them.
 
     Each choice that may win is evaluated with its own rank map. The least cost wins, then the fewest zones, the least
     Slurm weight, and the fewest unused nodes. Powered-down nodes are used if the job does not fit on those that are
     up. If too few nodes are free now, the choice is among the nodes that fit when idle, and `free_now` is false.
-    `matrices` is the user's own traffic, see traffic.Traffic. With ranks per node in --dl-launcher, or a mesh with
+    `traffic` is that of the options if it is None. With ranks per node in --dl-launcher, or a mesh with
     more than one task per node, the job still needs nodes for its tasks, but the traffic is that of its ranks.
 
     Raises PlacementError with the reason if no choice is possible or determined by the request, and UsageError for an
@@ -67,13 +64,13 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
         raise PlacementError(request.unplaceable_reason)
     if request.nodelist:
         raise PlacementError("-w is given: the nodes are chosen already")
-    job, traffic = resolve_job_size(request), Traffic.from_options(request.dl, matrices)
+    job, traffic = resolve_job_size(request), traffic or request.dl.traffic
     check_feasible(job, cluster, topology)
     limits = SlurmLimits.of_job(request, topology, job.nodes)
     ranks_per_node, tasks_per_node = request.dl.ranks_per_node, job.max_tasks_per_node
     if not ranks_per_node:
-        ranks_per_node = launched_ranks_per_node(request.dl.mesh, request.dl.groups, job.tasks, job.nodes)
-        if not ranks_per_node and job.tasks == job.nodes and not request.dl.ps and request.script_ranks_per_node > 1:
+        ranks_per_node = traffic.launched_ranks_per_node(job.tasks, job.nodes)
+        if not ranks_per_node and job.tasks == job.nodes and not traffic.ps and request.script_ranks_per_node > 1:
             ranks_per_node = request.script_ranks_per_node
         if ranks_per_node:
             request = replace(request, dl=request.dl.with_ranks_per_node(ranks_per_node))
@@ -196,7 +193,7 @@ class PlacementSearch:
         if is_even:
             winner, others = self.improve(winner, self.without_slow_path, MAX_AVOIDED_PATHS)
             evaluated += others
-            depends_on_nodes = traffic.needs_search or traffic.is_zone_dependent
+            depends_on_nodes = traffic.kind not in ("ring", "servers") or traffic.is_zone_dependent
             if depends_on_nodes and self.job.tasks <= MAX_SWAP_TASKS and not self.keeps_blocks_whole:
                 starts = [winner]
                 if traffic.tie:  # swaps of ranks change the order of the choices
@@ -207,7 +204,7 @@ class PlacementSearch:
                 winner = self.least_cost([*starts, *swapped], with_rank_swaps=True)
         rank_map = winner.rank_orders.best_map
         has_bound = is_even and np.ptp(winner.rank_orders.tasks) <= 1 and not self.scores.default_leaf_bandwidth and \
-            not (traffic.is_zone_dependent or traffic.matrices or traffic.mesh or traffic.groups)
+            not traffic.is_zone_dependent and traffic.kind in ("ring", "servers", "graph")
         bound = compute_lower_bound(even_pool, self.problem, rank_map.cost.seconds) if has_bound else None
         # the first of several choices with the same nodes per zone is enough
         losers = {format_zone_counts(entry.nodes_per_zone): entry for entry in reversed(evaluated)
@@ -234,14 +231,17 @@ class PlacementSearch:
         if self.limits.segment:
             yield from segment_choices(pool, problem, zones, self.limits.segment)
             return
-        if problem.traffic.mesh:
+        if problem.traffic.kind == "mesh":
             zones = zones[:MAX_LARGE_MESH_ZONES] if is_large else zones
             yield from segment_choices(pool, problem, zones)
-        elif problem.traffic.groups:
+        elif problem.traffic.kind == "groups":
             yield from group_choices(pool, problem, zones)
         elif problem.depends_on_counts:
             if self.job.nodes > 1:
-                count_based = ps_choices if problem.has_two_roles else all_to_all_choices
+                if problem.has_two_roles:
+                    from slurmdl.placement.parameter_servers import ps_choices as count_based
+                else:
+                    from slurmdl.placement.all_to_all import all_to_all_choices as count_based
                 proposals = list(count_based(pool, problem, zones))
                 least = min((proposal.estimated_seconds for proposal in proposals), default=0.0)
                 limit = (1.0 if is_large else MAX_SLOWDOWN) * least
@@ -390,7 +390,7 @@ def single_node_swaps(pool: CandidateNodes, choice: NodeChoice) -> Iterator[Node
 
 
 def select_subset(allocated: Sequence[str], request: JobRequest, required_node: str, topology: Topology,
-                  scores: LinkScores, matrices: tuple[FloatArray, ...] = ()) -> tuple[str, ...]:
+                  scores: LinkScores, traffic: Traffic | None = None) -> tuple[str, ...]:
     """Select the nodes to keep from an allocation, by the same search as `place_job`.
 
     If the selection lacks the required node, that node replaces the selected node whose loss costs least. Raises
@@ -403,12 +403,12 @@ def select_subset(allocated: Sequence[str], request: JobRequest, required_node: 
     """
     nodes, _ = request.nodes or (1, None)
     tasks = request.ntasks or nodes * (request.ntasks_per_node or 1)
-    job, traffic = JobSize(nodes, tasks), Traffic.from_options(request.dl, matrices)
+    job, traffic = JobSize(nodes, tasks), traffic or request.dl.traffic
     cpus = job.max_tasks_per_node
     cluster = ClusterSnapshot.from_nodes([Node(name, ("IDLE",), cpus=cpus, cpus_unallocated=cpus)
                                           for name in allocated])
     selected = place_job(JobRequest(replace(request.dl, zone=()), request.nodes, tasks, exclusive=True), cluster,
-                         topology, scores, matrices).nodes
+                         topology, scores, traffic).nodes
     if required_node in selected:
         return selected
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from slurmdl.cluster.snapshot import ClusterSnapshot
-from slurmdl.mesh import Mesh
+from slurmdl.mesh import Mesh, MeshTraffic
 from slurmdl.placement.eligibility import is_idle
 from slurmdl.placement.result import Placement
 from slurmdl.slurm.hostlist import ranged_string
@@ -22,6 +22,7 @@ from slurmdl.topology.drawing import (
     svg_text,
 )
 from slurmdl.topology.topology import Topology, nodes_by_leaf
+from slurmdl.traffic import Traffic
 
 MARGIN = 24  # pixels
 MIN_WIDTH = 760.0  # pixels, for the legend
@@ -33,13 +34,14 @@ _COORDINATE_COLORS = ("#1d4ed8", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#b
 
 
 def draw_placement(placement: Placement, topology: Topology, cluster: ClusterSnapshot,
-                   mesh: Mesh | None = None) -> str:
+                   traffic: Traffic | None = None) -> str:
     """SVG document with a box per zone and the chosen nodes in the colors of their roles.
 
-    With a mesh the colors are the coordinates along the dimension that differs most between zones. Up to
+    For a mesh the colors are the coordinates along the dimension that differs most between zones. Up to
     MAX_NAMED_NODES nodes show names and ranks. With more, only zones with chosen nodes are drawn, with their ranks;
     nodes are dots with name and ranks as tooltips.
     """
+    mesh = traffic.mesh if isinstance(traffic, MeshTraffic) else None
     return _Drawing(placement, topology, cluster, mesh).render()
 
 

@@ -112,8 +112,7 @@ def segment_choices(pool: CandidateNodes, problem: SearchProblem, candidates: Se
 def group_choices(pool: CandidateNodes, problem: SearchProblem,
                   candidates: Sequence[ZoneCandidate]) -> Iterator[Proposal]:
     """Choices of each zone for named groups: each in as few zones as possible, one after the other."""
-    sizes = [group.nodes for group in problem.traffic.groups.groups] if problem.traffic.groups else []
-    sequences = list(dict.fromkeys(islice(permutations(sizes), MAX_GROUP_SEQUENCES)))
+    sequences = list(dict.fromkeys(islice(permutations(problem.traffic.group_sizes()), MAX_GROUP_SEQUENCES)))
     for candidate in candidates:
         fitting, available = fitting_nodes(pool, candidate)
         for sequence in sequences:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from math import gcd
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,12 +15,13 @@ from slurmdl.errors import PlacementError
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import IntArray, new_indices, run_starts, sorted_unique
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links, predict_cost
-from slurmdl.placement.mesh_orders import group_nodes, mesh_orders
-from slurmdl.placement.rank_search import bisection_map, is_tractable, refine_map, swap_search, traffic_matrices
 from slurmdl.placement.result import Cost, RankMap, best_cost
-from slurmdl.placement.server_assignment import assign_servers
-from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Traffic
+
+if TYPE_CHECKING:
+    from slurmdl.groups import GroupTraffic
+    from slurmdl.mesh import MeshTraffic
 
 #: ranks of all orders of a mesh that are evaluated for each choice of nodes, and for the chosen one
 MAX_MESH_RANKS, MAX_FINAL_MESH_RANKS = 2**11, 2**14
@@ -49,9 +51,9 @@ def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: 
 def rank_orders(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
                 rank0: str = "first", *, node_by_node: bool = False) -> RankOrders:
     """The rank orders for this kind of traffic; parameters and errors as for `best_rank_map`."""
-    kind = MeshOrders if traffic.mesh else GroupOrders if traffic.groups else \
-        SearchedOrders if traffic.needs_search else ServerOrders if traffic.ps else RankOrders
-    return kind(slots, topology, scores, traffic, rank0, node_by_node=node_by_node)
+    kinds = {"mesh": MeshOrders, "groups": GroupOrders, "graph": SearchedOrders, "matrices": SearchedOrders,
+             "servers": ServerOrders, "ring": RankOrders}
+    return kinds[traffic.kind](slots, topology, scores, traffic, rank0, node_by_node=node_by_node)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,7 @@ class RankOrders:
                                  "by node; expected one task per rank")
         if mismatch := traffic.size_mismatch(len(slots), int(self.tasks.sum())):
             raise PlacementError(mismatch)
-        if traffic.groups and self.tasks.min() != self.tasks.max():
+        if traffic.kind == "groups" and self.tasks.min() != self.tasks.max():
             raise PlacementError("--dl-groups: the nodes have different numbers of tasks; expected --ntasks-per-node")
         self.traffic, self.rank_count, self.node_by_node = traffic, int(self.tasks.sum()), node_by_node
         self.slots, self.topology, self.scores = slots, topology, scores
@@ -122,6 +124,8 @@ class RankOrders:
 
     def bisection(self, slots: IntArray) -> IntArray:
         """Order by recursive bisection of the node of each slot in depth-first order."""
+        from slurmdl.placement.rank_search import bisection_map, traffic_matrices
+
         flow = traffic_matrices(self.phases, self.rank_count).sum(axis=0)
         return bisection_map(flow + flow.T, self.network, slots)
 
@@ -177,6 +181,8 @@ class RankOrders:
         return _BestOrder(name, orders[name], costs)
 
     def _is_tractable(self) -> bool:
+        from slurmdl.placement.rank_search import is_tractable
+
         return is_tractable(self.phases, self.network, self.rank_count)
 
 
@@ -184,6 +190,8 @@ class ServerOrders(RankOrders):
     """Orders of parameter servers and workers: the servers of `assign_servers`, both depth-first."""
 
     def rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
+        from slurmdl.placement.server_assignment import assign_servers
+
         depth = depth_first(self.network, rank0_node)
         servers = assign_servers(self.network, self.tasks, self.phases, self.traffic.ps, rank0_node)
         workers = self.tasks - servers
@@ -201,6 +209,8 @@ class SearchedOrders(RankOrders):
         return orders
 
     def swapped(self, node_of_rank: IntArray, keep_rank0: bool) -> IntArray | None:
+        from slurmdl.placement.rank_search import swap_search
+
         return swap_search(self.phases, self.network, node_of_rank, keep_rank0) if self._is_swappable() else None
 
     def _is_swappable(self) -> bool:
@@ -213,6 +223,8 @@ class MeshOrders(RankOrders):
     It and the recursive bisection are improved by swaps of nodes and of ranks.
     """
 
+    traffic: MeshTraffic
+
     def rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
         return self._mesh_order(rank0_node, MAX_MESH_RANKS)
 
@@ -222,6 +234,8 @@ class MeshOrders(RankOrders):
     def swapped(self, node_of_rank: IntArray, keep_rank0: bool) -> IntArray | None:
         if self.rank_count > MAX_REFINED_RANKS or not self._is_tractable():
             return None
+        from slurmdl.placement.rank_search import refine_map
+
         starts = [node_of_rank]
         if not self.node_by_node:
             # swaps alone may end in a local optimum
@@ -233,12 +247,13 @@ class MeshOrders(RankOrders):
 
     def _mesh_order(self, rank0_node: int | None, max_ranks: int) -> dict[str, IntArray]:
         """The best order of the mesh, of up to `max_ranks` ranks in all; the generic orders if it has none."""
-        assert self.traffic.mesh
+        from slurmdl.placement.mesh_orders import mesh_orders
+
         depth = depth_first(self.network, rank0_node)
         slots = np.repeat(depth, self.tasks[depth])
         nodes_per_zone = [gcd(*np.bincount(group + 1).tolist()) for group in self.network.level_group.T]
         ranks_per_node = int(self.tasks[0]) if (self.tasks == self.tasks[0]).all() else 0
-        orders = mesh_orders(self.traffic.mesh, ranks_per_node, nodes_per_zone, node_by_node=self.node_by_node)
+        orders = mesh_orders(self.traffic, ranks_per_node, nodes_per_zone, node_by_node=self.node_by_node)
         maps = []
         for order in islice(orders, max(2, max_ranks // self.rank_count)):
             node_of_rank = np.empty_like(slots)
@@ -252,6 +267,8 @@ class MeshOrders(RankOrders):
 class GroupOrders(RankOrders):
     """Orders of named groups: each on nodes of its own, with the ranks inside it as in a job of its own."""
 
+    traffic: GroupTraffic
+
     def __init__(self, slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
                  rank0: str = "first", *, node_by_node: bool = False) -> None:
         super().__init__(slots, topology, scores, traffic, rank0, node_by_node=node_by_node)
@@ -259,12 +276,13 @@ class GroupOrders(RankOrders):
 
     def rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
         """The best order of the groups."""
-        assert self.traffic.groups
-        groups, found = self.traffic.groups.groups, {}
+        from slurmdl.placement.mesh_orders import group_nodes
+
+        found = {}
         depth = depth_first(self.network, rank0_node)
-        for nodes_of_groups in group_nodes(self.network, depth, [group.nodes for group in groups], rank0_node):
+        for nodes_of_groups in group_nodes(self.network, depth, self.traffic.group_sizes(), rank0_node):
             parts = []
-            for group, nodes in zip(groups, nodes_of_groups, strict=True):
+            for group, nodes in zip(self.traffic.groups, nodes_of_groups, strict=True):
                 key = group.name, nodes.tobytes()
                 if key not in self._orders_inside:
                     self._orders_inside[key] = self._order_inside(group.name, nodes, rank0_node)
@@ -277,6 +295,8 @@ class GroupOrders(RankOrders):
     def swapped(self, node_of_rank: IntArray, keep_rank0: bool) -> IntArray | None:
         if self.rank_count > MAX_REFINED_RANKS or not self._is_tractable():
             return None
+        from slurmdl.placement.rank_search import refine_map
+
         return refine_map(self.phases, self.network, node_of_rank, node_by_node=True, keep_rank0=keep_rank0)
 
     def renumbered(self, node_of_rank: IntArray, rank0_node: int) -> dict[str, IntArray]:
@@ -284,15 +304,14 @@ class GroupOrders(RankOrders):
 
     def _order_inside(self, name: str, nodes: IntArray, rank0_node: int | None) -> IntArray:
         """The node of each rank of a group; a ring follows the depth-first order of its nodes."""
-        assert self.traffic.groups
-        mesh = self.traffic.groups.meshes.get(name)
+        mesh = self.traffic.meshes.get(name)
         is_fixed = rank0_node is not None and rank0_node in nodes
         if mesh is None:
             ordered = np.concatenate([[rank0_node], nodes[nodes != rank0_node]]) if is_fixed else nodes
             return np.repeat(ordered, self.tasks[ordered])
         members = np.sort(nodes)
-        inside = rank_orders([self.slots[i] for i in members.tolist()], self.topology, self.scores,
-                             replace(self.traffic, groups=None, mesh=mesh), node_by_node=self.node_by_node)
+        inside = MeshOrders([self.slots[i] for i in members.tolist()], self.topology, self.scores, mesh,
+                            node_by_node=self.node_by_node)
         fixed = int(np.flatnonzero(members == rank0_node)[0]) if is_fixed else None
         return members[inside.best_rule_based(fixed)]
 

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
-from slurmdl.placement.iteration_cost import NetworkLinks, Phase, predict_cost
+from slurmdl.placement.iteration_cost import NetworkLinks, predict_cost
+from slurmdl.traffic import Phase
 
 MAX_ARRAY_ELEMENTS = 2**22  # phases x links x ranks
 NORM_POWERS = (1, 4, 16)  # powers of the norm, in this order

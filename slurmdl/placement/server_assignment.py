@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from slurmdl.placement.arrays import FloatArray, IntArray, round_mantissa, sorted_unique
-from slurmdl.placement.iteration_cost import NetworkLinks, Phase, ps_split_costs
-from slurmdl.placement.traffic import count_shards
+from slurmdl.placement.iteration_cost import NetworkLinks, ps_split_costs
+from slurmdl.traffic import Phase, count_shards
 
 MAX_MOVES = 256  # moves of a server between two nodes in a round
 MAX_ROUNDS = 16  # rounds of moves

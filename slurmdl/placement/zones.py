@@ -18,9 +18,7 @@ import numpy as np
 from slurmdl.job_request import JobSize
 from slurmdl.placement.arrays import FloatArray, IntArray, round_mantissa, run_starts, sorted_unique, transfer_seconds
 from slurmdl.placement.candidate_nodes import CandidateNodes
-from slurmdl.placement.iteration_cost import Phase
-from slurmdl.placement.mesh_orders import min_bytes_leaving
-from slurmdl.placement.traffic import Traffic, count_shards
+from slurmdl.traffic import Phase, Traffic, count_shards
 
 MAX_ZONES_PER_LEVEL = 8  # zones with the best links first, then the smallest ones
 MAX_LATENCY_CAPS = 512  # caps that are tried
@@ -39,16 +37,13 @@ class SearchProblem:
 
     @cached_property
     def rounds(self) -> float:
-        """Message rounds of one iteration; of a mesh only those of groups that no node can hold."""
-        if self.traffic.mesh:
-            return sum(dimension.rounds for dimension in self.traffic.mesh.dimensions
-                       if dimension.size > self.job.max_tasks_per_node)
-        return sum(phase.rounds for phase in self.phases)
+        """Message rounds of one iteration between nodes."""
+        return self.traffic.rounds(self.phases, self.job.max_tasks_per_node)
 
     @cached_property
     def depends_on_counts(self) -> bool:
         """Whether the time depends on the number of ranks below each link, not only on the links in use."""
-        return bool(self.phases) and not self.traffic.groups and all(phase.all_pairs for phase in self.phases)
+        return bool(self.phases) and self.traffic.kind != "groups" and all(phase.all_pairs for phase in self.phases)
 
     @cached_property
     def has_two_roles(self) -> bool:
@@ -58,11 +53,10 @@ class SearchProblem:
     @cached_property
     def min_node_bytes(self) -> float:
         """Lower bound on the bytes over the busier direction of each used node link, summed over the phases."""
-        if self.traffic.groups or self.job.nodes == 1:
-            return 0.0  # some groups may send nothing
-        if self.traffic.mesh:
-            return min_bytes_leaving(self.traffic.mesh, self.job.max_tasks_per_node)
-        return sum(min_node_bytes(phase, self.job) for phase in self.phases)
+        if self.job.nodes == 1:
+            return 0.0
+        known = self.traffic.min_node_bytes(self.job.max_tasks_per_node)
+        return sum(min_node_bytes(phase, self.job) for phase in self.phases) if known is None else known
 
 
 def min_node_bytes(phase: Phase, job: JobSize) -> float:

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.placement.arrays import FloatArray, IntArray
-from slurmdl.placement.iteration_cost import NetworkLinks, Phase
-from slurmdl.placement.traffic import gather_phases, shard_phase
+from slurmdl.placement.iteration_cost import NetworkLinks
 from slurmdl.plan import group_ranks
 from slurmdl.simulate.workload import TrainingWorkload
+from slurmdl.traffic import Phase, gather_phases, shard_phase
 
 MERGE_ABOVE = 20_000  # flows of a phase above which identical nodes are merged
 

@@ -13,8 +13,8 @@ from slurmdl import comm_layout
 from slurmdl.comm_layout import COMPRESSION_NAMES, FORWARD_SHARE
 from slurmdl.errors import UsageError
 from slurmdl.gossip_graphs import GRAPHS, Graph
-from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, ISLAND_STRATEGIES, default_pattern, group_ranks
+from slurmdl.traffic import Traffic
 
 STRATEGIES = ("allreduce", "gossip", "adaptive-gossip", "ps")  # strategies that can be simulated without islands
 SAMPLED_EXCHANGES = 8  # exchanges that are simulated if partners are random

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks.mesh import groups, optimality, rules, step_time
 from benchmarks.mesh.exact_mesh import solve_mesh
+from slurmdl.mesh import MeshTraffic
 from slurmdl.placement.iteration_cost import network_links, predict_cost
-from slurmdl.placement.traffic import Traffic
+from slurmdl.traffic import Traffic
 
 pytest.importorskip("ortools")
 
@@ -26,9 +27,9 @@ def small_cases() -> list[optimality.Case]:
 @pytest.mark.parametrize("case", small_cases())
 def test_exact_optimum_is_that_of_all_maps(case: optimality.Case) -> None:
     """Every choice of nodes and ranks on the first six nodes is tried."""
-    traffic = Traffic.from_options(case.request.dl)
-    assert traffic.mesh
-    ranks = traffic.mesh.mesh.ranks
+    traffic = case.request.dl.traffic
+    assert isinstance(traffic, MeshTraffic)
+    ranks = traffic.mesh.ranks
     names = case.cluster.names[:6]
     network = network_links(names, case.topology, case.scores)
     phases = traffic.phases(ranks)

@@ -18,7 +18,6 @@ from slurmdl.placement.eligibility import eligible_tasks
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import place_job
 from slurmdl.placement.result import Cost
-from slurmdl.placement.traffic import Traffic
 
 
 def brute_force(instance: Case, key: Callable[[Cost], tuple[float, ...]]) -> tuple[float, ...]:
@@ -28,7 +27,7 @@ def brute_force(instance: Case, key: Callable[[Cost], tuple[float, ...]]) -> tup
     tasks_now = eligible_tasks(request, instance.cluster, "main").tasks_now
     names = [name for name, tasks in zip(instance.cluster.names, tasks_now.tolist(), strict=True)
              if tasks >= job.max_tasks_per_node]
-    phases = Traffic.from_options(request.dl).phases(job.tasks)
+    phases = request.dl.traffic.phases(job.tasks)
     best: tuple[float, ...] = (np.inf,)
     for nodes in itertools.combinations(sorted(names, key=topology.path_of), job.nodes):
         network = network_links(nodes, topology, instance.scores)

@@ -19,9 +19,9 @@ from slurmdl.errors import SandboxError, UsageError
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.result import Cost
-from slurmdl.placement.traffic import Traffic
 from slurmdl.simulate import compare
 from slurmdl.topology.source import block_topology, tree_topology
+from slurmdl.traffic import Traffic
 
 
 def test_speed_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -15,10 +15,10 @@ from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.place import place_job
 from slurmdl.placement.rank_orders import best_rank_map
-from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, STRATEGIES
 from slurmdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Traffic
 
 bounded = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 

@@ -17,8 +17,8 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement import rank_search
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.rank_orders import best_rank_map, depth_first, largest_first, leaf_order, rank_orders
-from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, Plan
+from slurmdl.traffic import Traffic
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 zonings = st.lists(st.integers(0, 5), min_size=2, max_size=40).map(lambda zones: np.array(zones))

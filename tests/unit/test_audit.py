@@ -14,9 +14,9 @@ from slurmdl.history.best_nodes import CommCosts
 from slurmdl.history.leaves import Leaves
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
-from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import block_topology, tree_topology
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Traffic
 
 TOPOLOGY = two_level(["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"])
 DAY = 1_714_521_600

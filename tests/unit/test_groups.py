@@ -8,12 +8,11 @@ import pytest
 from slurmdl import planned_group, planned_mesh
 from slurmdl.dl_options import DlOptions, merge_layers
 from slurmdl.errors import InputError, PlacementError, UsageError
-from slurmdl.groups import launched_ranks_per_node, parse_group_bytes, parse_groups
+from slurmdl.groups import parse_group_bytes, parse_groups
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
 from slurmdl.placement.rank_orders import best_rank_map
-from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import Plan, encode_plan
 from tests.placing import cluster, matrix, node, two_level
 
@@ -66,31 +65,31 @@ def test_layers() -> None:
 
 def test_traffic_inside_and_between_groups() -> None:
     dl = DlOptions(groups="a=2,b=3", bytes="a=1G,a:b=6G")
-    traffic = Traffic.from_options(dl)
+    traffic = dl.traffic
     total = sum(matrix(phase, 10) for phase in traffic.phases(10))
     assert isinstance(total, np.ndarray)
     assert total[:4, :4].sum() == pytest.approx(4 * 2 * 1e9 * 3 / 4)  # a ring of four ranks
     assert total[:4, 4:] == pytest.approx(np.full((4, 6), 6e9 / 24))
     assert not total[4:].any()
     assert traffic.roles(10) == ("a",) * 4 + ("b",) * 6
-    assert traffic.needs_search and not traffic.is_zone_dependent
+    assert traffic.kind == "groups" and not traffic.is_zone_dependent
     with pytest.raises(PlacementError, match="9 ranks on 5 nodes; expected the same number on each node"):
         traffic.phases(9)
 
 
 def test_default_traffic_is_a_ring_in_each_group() -> None:
-    phases = Traffic.from_options(DlOptions(groups="a=2,b=3", bytes="8")).phases(5)
+    phases = DlOptions(groups="a=2,b=3", bytes="8").traffic.phases(5)
     assert [sorted({*phase.source.tolist(), *phase.target.tolist()}) for phase in phases] == [[0, 1], [2, 3, 4]]
 
 
 def test_meshes_of_groups() -> None:
     dl = DlOptions(groups="a=2,b=1", mesh="a:dp=2,tp=4/b:tp=4", bytes="tp=1G")
-    total = sum(matrix(phase, 12) for phase in Traffic.from_options(dl).phases(12))
+    total = sum(matrix(phase, 12) for phase in dl.traffic.phases(12))
     assert isinstance(total, np.ndarray)
     assert {tuple(pair) for pair in np.argwhere(total).tolist()} == {
         (4 * block + i, 4 * block + (i + 1) % 4) for block in range(3) for i in range(4)}
     with pytest.raises(PlacementError, match="a: 4 ranks on each node; the job has 6 ranks on 3 nodes"):
-        Traffic.from_options(dl).phases(6)
+        dl.traffic.phases(6)
 
 
 def test_each_group_fills_zones_of_its_own() -> None:
@@ -124,8 +123,8 @@ def test_a_node_has_ranks_of_one_group(tasks: int) -> None:
 
 def test_launcher_starts_the_ranks_of_the_meshes() -> None:
     dl = DlOptions(groups="x=2,y=4", mesh="x:dp=2,tp=8/y:dp=4,tp=8")
-    assert launched_ranks_per_node(dl.mesh, dl.groups, 6, 6) == 8
-    assert launched_ranks_per_node("dp=2,tp=3", "", 6, 6) == 0  # a task is a rank
+    assert dl.traffic.launched_ranks_per_node(6, 6) == 8
+    assert DlOptions(mesh="dp=2,tp=3").traffic.launched_ranks_per_node(6, 6) == 0  # a task is a rank
     placement = place_job(JobRequest(dl, nodes=(6, 6)), IDLE, LEAVES, THIN)
     assert placement.rank_map is not None
     assert len(placement.rank_map.nodes) == 48
@@ -137,10 +136,10 @@ def test_wrong_number_of_nodes() -> None:
     with pytest.raises(UsageError, match="--dl-groups=x=2,y=4: 6 nodes; the job has 8; expected y=6"):
         place_job(JobRequest(dl, nodes=(8, 8)), IDLE, LEAVES, THIN)
     with pytest.raises(PlacementError, match="6 nodes; the job has 2; expected 6 nodes"):
-        best_rank_map([("a0", 1), ("a1", 1)], LEAVES, THIN, Traffic.from_options(dl))
+        best_rank_map([("a0", 1), ("a1", 1)], LEAVES, THIN, dl.traffic)
     slots = [(name, 1 + (name == "a0")) for name in LEAVES.nodes[:6]]
     with pytest.raises(PlacementError, match="different numbers of tasks; expected --ntasks-per-node"):
-        best_rank_map(slots, LEAVES, THIN, Traffic.from_options(dl))
+        best_rank_map(slots, LEAVES, THIN, dl.traffic)
 
 
 def test_own_group_and_its_mesh() -> None:

@@ -87,7 +87,7 @@ def test_placement_and_decisions_of_launch_are_pure():
         assert "slurmdl.slurm.process" not in imports(path), path
         calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         assert not calls & {"open", "print", "input"}, path
-        assert "traffic_file.load_traffic_matrices" not in calls, path
+        assert "traffic_file.load_traffic" not in calls, path
         assert not {call for call in calls if "random" in call and not call.endswith("default_rng")}, path
         unseeded = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.args + node.keywords
                     and ast.unparse(node.func).endswith("default_rng")]

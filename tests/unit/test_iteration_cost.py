@@ -13,9 +13,9 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
-from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Traffic
 
 N = 1200.0
 TOPOLOGY = two_level(["a1", "a2"], ["b1", "b2"])
@@ -179,7 +179,7 @@ def naive_seconds(traffic: Traffic, nodes: list[str], topology: Topology, leaf_b
     ("allreduce", {"mesh": "dp=2,ep=4", "bytes": "dp=900,ep=500"})])
 def test_links_of_two_tiers_and_rails(strategy: str, dl: dict[str, object], rails: int,
                                       leaf_bandwidth: float) -> None:
-    traffic = Traffic.from_options(DlOptions(strategy, **{"bytes": str(N), **dl}))  # type: ignore[arg-type]
+    traffic = DlOptions(strategy, **{"bytes": str(N), **dl}).traffic  # type: ignore[arg-type]
     scores = LinkScores(default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,), default_latency=0.0,
                         default_leaf_bandwidth=leaf_bandwidth, default_rails=rails)
     generator = np.random.default_rng(rails)

@@ -17,9 +17,9 @@ from slurmdl.launch.submission_record import RequestedSize
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.place import select_subset
 from slurmdl.placement.rank_orders import best_rank_map
-from slurmdl.placement.traffic import Traffic
 from slurmdl.slurm import jobs
 from slurmdl.slurm.jobs import JobRecord
+from slurmdl.traffic import Traffic
 
 EIGHT = two_level(["n1", "n3", "n5", "n7"], ["n2", "n4", "n6", "n8"])
 ENVIRON = {"HOME": "/", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3,5]", "SLURM_NODELIST": "n[1-3,5]",

@@ -19,7 +19,7 @@ from slurmdl.launch.launchers import LauncherCommand
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
 from slurmdl.placement.rank_orders import best_rank_map
-from slurmdl.placement.traffic import Traffic
+from slurmdl.traffic import Traffic
 
 ENVIRON = {"SLURM_NNODES": "6"}
 

@@ -8,21 +8,30 @@ import numpy as np
 import pytest
 
 from slurmdl import plan as plans
-from slurmdl import records
+from slurmdl import planned_mesh, records
 from slurmdl.config import load_config
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, UsageError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.score_sources import load_from_sources
-from slurmdl.mesh import Mesh, parse_mesh, size_mismatch
+from slurmdl.mesh import (
+    DEFAULT_MODEL,
+    Mesh,
+    MeshTraffic,
+    boxes,
+    bytes_leaving,
+    min_bytes_leaving,
+    model_volumes,
+    parse_mesh,
+    parse_model,
+    size_mismatch,
+)
 from slurmdl.placement.explain import link_assumption
 from slurmdl.placement.iteration_cost import network_links, predict_cost
-from slurmdl.placement.mesh_orders import boxes, bytes_leaving, consecutive_box, mesh_orders, min_bytes_leaving
-from slurmdl.placement.mesh_traffic import DEFAULT_MODEL, MeshTraffic, model_volumes, parse_model
+from slurmdl.placement.mesh_orders import consecutive_box, mesh_orders
 from slurmdl.placement.place import place_job
 from slurmdl.placement.rank_orders import best_rank_map
-from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.topology import Topology
 from tests.placing import cluster, node, two_level
 
@@ -34,8 +43,8 @@ EIGHT = cluster(*(node(f"n{i}") for i in range(1, 9)))
 
 
 def traffic_of(mesh: str, volumes: str) -> MeshTraffic:
-    traffic = MeshTraffic.from_options(DlOptions(mesh=mesh, bytes=volumes))
-    assert traffic
+    traffic = DlOptions(mesh=mesh, bytes=volumes).traffic
+    assert isinstance(traffic, MeshTraffic)
     return traffic
 
 
@@ -102,7 +111,7 @@ def test_mesh_of_another_size_names_the_sizes_that_fit() -> None:
     with pytest.raises(UsageError, match=r"a mesh of 32 ranks; the job has 8; expected 16 ranks, or"):
         place_job(JobRequest(DlOptions(mesh="dp=2,pp=2,tp=8"), nodes=(4, 4), ntasks=8), EIGHT, TWO_ZONES, SCORES)
     with pytest.raises(PlacementError, match="a mesh of 32 ranks"):
-        Traffic.from_options(DlOptions(mesh="dp=2,pp=2,tp=8")).phases(8)
+        DlOptions(mesh="dp=2,pp=2,tp=8").traffic.phases(8)
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -135,16 +144,16 @@ def test_volumes_of_a_model() -> None:
 
 def test_phases_of_each_kind() -> None:
     traffic = traffic_of("dp=3,tp=2", "dp=30,tp=8")
-    tensor, data = traffic.phases()
+    tensor, data = traffic.phases(traffic.mesh.ranks)
     assert list(zip(tensor.source.tolist(), tensor.target.tolist(), strict=True))[:2] == [(0, 1), (1, 0)]
     assert tensor.bytes_per_pair == 2 * 8 / 2
     assert data.bytes_per_pair == 2 * 30 * 2 / 3
     assert sorted(zip(data.source.tolist(), data.target.tolist(), strict=True)) == [
         (0, 2), (1, 3), (2, 4), (3, 5), (4, 0), (5, 1)]
-    forward, backward = traffic_of("pp=3", "pp=5").phases()
+    forward, backward = traffic_of("pp=3", "pp=5").phases(3)
     assert (forward.source.tolist(), forward.target.tolist()) == ([0, 1], [1, 2])
     assert (backward.source.tolist(), backward.target.tolist()) == ([1, 2], [0, 1])
-    (experts,) = traffic_of("ep=3", "ep=9").phases()
+    (experts,) = traffic_of("ep=3", "ep=9").phases(3)
     assert len(experts.source) == 6 and experts.bytes_per_pair == 3
 
 
@@ -169,7 +178,7 @@ def test_bytes_that_leave_a_box_are_those_of_the_cost_model() -> None:
             links = network_links(["n1", "n2"], two_level(["n1"], ["n2"]), LinkScores(
                 default_node_bandwidth=1.0, default_zone_bandwidth=(1e9,), default_latency=0.0))
             assert bytes_leaving(traffic, box) == pytest.approx(
-                predict_cost(traffic.phases(), links, node_of_rank).seconds), (mesh, box)
+                predict_cost(traffic.phases(traffic.mesh.ranks), links, node_of_rank).seconds), (mesh, box)
 
 
 def test_consecutive_box() -> None:
@@ -216,7 +225,7 @@ def test_nodes_are_chosen_in_segments_that_hold_whole_groups() -> None:
 
 def test_launcher_numbers_the_ranks_of_a_node_consecutively() -> None:
     slots = [(f"n{i}", 2) for i in range(1, 9)]
-    traffic = Traffic.from_options(DlOptions(mesh="pp=2,dp=4,tp=2", bytes="tp=5,dp=1000,pp=1"))
+    traffic = DlOptions(mesh="pp=2,dp=4,tp=2", bytes="tp=5,dp=1000,pp=1").traffic
     rank_map = best_rank_map(slots, TWO_ZONES, SCORES, traffic, node_by_node=True)
     assert all(rank_map.nodes[2 * i] == rank_map.nodes[2 * i + 1] for i in range(8))
     assert {TWO_ZONES.leaf_of(name) for name in rank_map.nodes[:8]} == {"z0"}
@@ -285,11 +294,11 @@ def test_exclusive_blocks_have_no_other_jobs() -> None:
 def test_planned_mesh_is_that_of_the_plan() -> None:
     plan = plans.Plan("allreduce", ("n1",) * 8, ("worker",) * 8, {}, mesh="dp=2,tp=4")
     environ = {"SLURMDL_PLAN": plans.encode_plan(plan)}
-    assert plans.planned_mesh(environ) == Mesh(("dp", "tp"), (2, 4))
-    assert plans.planned_mesh(environ).coordinates(6) == {"dp": 1, "tp": 2}
+    assert planned_mesh(environ) == Mesh(("dp", "tp"), (2, 4))
+    assert planned_mesh(environ).coordinates(6) == {"dp": 1, "tp": 2}
     for without in ({}, {"SLURMDL_PLAN": plans.encode_plan(plans.Plan("allreduce", ("n1",), ("worker",), {}))}):
         with pytest.raises(InputError, match="the step has no mesh; expected"):
-            plans.planned_mesh(without)
+            planned_mesh(without)
 
 
 def test_two_tiers_are_configured_and_shown(tmp_path) -> None:

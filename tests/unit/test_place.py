@@ -20,7 +20,6 @@ from slurmdl.placement.candidate_nodes import build_candidate_nodes
 from slurmdl.placement.place import place_job
 from slurmdl.placement.quotas import fill_largest_first, uneven_choices, water_fill
 from slurmdl.placement.rank_orders import best_rank_map
-from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 
@@ -273,7 +272,7 @@ def test_small_jobs_are_close_to_the_best_choice(dl: DlOptions, cases: int) -> N
         placement = place_job(job(4, dl, ntasks_per_node=1), idle(topology), topology, scores)
         assert placement.rank_map is not None
         assert len(set(placement.nodes)) == 4
-        traffic = Traffic.from_options(dl)
+        traffic = dl.traffic
         best = min(best_rank_map([(name, 1) for name in names], topology, scores, traffic).cost.seconds
                    for names in itertools.combinations(topology.nodes, 4))
         ratios.append(placement.rank_map.cost.seconds / best)

@@ -15,9 +15,9 @@ from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.server_assignment import assign_servers
-from slurmdl.placement.traffic import Traffic
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Traffic
 
 ALTERNATING = two_level(["n1", "n3", "n5", "n7"], ["n2", "n4", "n6", "n8"])
 ALL = [(f"n{i}", 1) for i in range(1, 9)]

@@ -330,7 +330,7 @@ def test_build_plan_with_matrices_has_no_pattern(tmp_path):
     file.write_text("0,1,0\n0,0,1\n1,0,0\n")
     dl = DlOptions("gossip", comm_pattern=str(file))
     plan, _ = step_plan.build_plan(LAYOUT, two_level(["n1"], ["n2"]), SCORES, dl,
-                                      traffic_file.load_traffic_matrices(dl))
+                                      traffic_file.load_traffic(dl))
     assert plan.comm_pattern == ""
 
 

@@ -10,10 +10,10 @@ from slurmdl.errors import PlacementError
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.result import Cost
-from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Traffic
 
 N = 1200.0
 

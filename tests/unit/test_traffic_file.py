@@ -19,7 +19,7 @@ EYE = np.array([[0.0, 3], [1, 0]])
 
 
 def load(path: Path) -> list[list[list[float]]]:
-    return [matrix.tolist() for matrix in traffic_file.load_traffic_matrices(DlOptions(comm_pattern=str(path)))]
+    return [matrix.tolist() for matrix in traffic_file.load_traffic(DlOptions(comm_pattern=str(path))).matrices]
 
 
 def npz(path: Path, **arrays: np.ndarray) -> Path:
@@ -43,9 +43,9 @@ def test_csv_matrices_are_separated_by_blank_lines(tmp_path):
 def test_pattern_name_has_precedence_over_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ring").write_text("0,1\n1,0\n")
-    assert traffic_file.load_traffic_matrices(DlOptions(comm_pattern="ring")) == ()
-    assert traffic_file.load_traffic_matrices(DlOptions()) == ()
-    assert len(traffic_file.load_traffic_matrices(DlOptions(comm_pattern="./ring"))) == 1
+    assert traffic_file.load_traffic(DlOptions(comm_pattern="ring")).matrices == ()
+    assert traffic_file.load_traffic(DlOptions()).matrices == ()
+    assert len(traffic_file.load_traffic(DlOptions(comm_pattern="./ring")).matrices) == 1
 
 
 def header(shape: str) -> bytes:

@@ -17,8 +17,8 @@ from virtual_ranks import flat, library
 
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, TrainError
 from slurmdl.placement.iteration_cost import network_links, predict_cost
-from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import Plan, decode_plan, encode_plan, group_ranks
+from slurmdl.traffic import Traffic
 from slurmdl.train import init
 from slurmdl.train.library.checkpoint_restore import export_model
 from slurmdl.train.library.run import Run

@@ -15,7 +15,7 @@ from mpi import mpirun, needs_mpi
 from mpi_programs.virtual_vs_mpi import CASES, RANKS, run_virtual_case
 
 from slurmdl.comm_layout import split_offsets
-from slurmdl.placement.traffic import Traffic
+from slurmdl.traffic import Traffic
 
 STEPS, FLOAT = 12, 4
 pytestmark = needs_mpi

@@ -15,8 +15,8 @@ import pytest
 from placing import matrix
 
 from slurmdl.gossip_graphs import GRAPHS
-from slurmdl.placement.traffic import Traffic
 from slurmdl.plan import COMM_PATTERNS, group_ranks
+from slurmdl.traffic import Traffic
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.mixing.mixers import spectral_gap
 from slurmdl.train.p2p import MeteredP2P

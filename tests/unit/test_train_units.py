@@ -254,7 +254,7 @@ def test_train_imports_only_shared_modules() -> None:
             "m.startswith('slurmdl.') and not m.startswith('slurmdl.train')), 'sklearn' in sys.modules)")
     proc = python("-c", code, loaded=False)
     assert proc.stdout.split() == [
-        "slurmdl.comm_layout", "slurmdl.errors", "slurmdl.files", "slurmdl.gossip_graphs", "slurmdl.mesh",
+        "slurmdl.comm_layout", "slurmdl.errors", "slurmdl.files", "slurmdl.gossip_graphs",
         "slurmdl.plan", "slurmdl.records", "slurmdl.text", "slurmdl.units", "slurmdl.yaml_input",
         "False"], proc.stderr
 

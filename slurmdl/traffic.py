@@ -1,4 +1,4 @@
-"""Traffic of one iteration of each strategy from rank to rank, as a list of phases.
+"""Traffic of a job: what its ranks send in one iteration, as one value from the options to placement and simulation.
 
 Ring allreduce: Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
 Hierarchical allreduce: Cho et al., BlueConnect: decomposing all-reduce for deep learning, MLSys 2019.
@@ -11,53 +11,85 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from slurmdl import groups, mesh
-from slurmdl.comm_layout import default_period
-from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
-from slurmdl.gossip_graphs import GRAPHS
-from slurmdl.groups import Group, GroupBytes, parse_group_bytes, parse_groups, split_bytes
-from slurmdl.placement.arrays import FloatArray, IntArray, sorted_unique
-from slurmdl.placement.iteration_cost import Phase
-from slurmdl.placement.mesh_traffic import MeshTraffic
 from slurmdl.plan import COMM_PATTERNS, group_ranks
 from slurmdl.text import pluralize
 
-MAX_TIE = 0.005  # relative difference of times of a mesh or of groups that count as equal
-MAX_LISTED_PAIRS = 2**12  # pairs of ranks of two groups that are listed, so that swaps of nodes can be evaluated
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+MAX_RANKS = 2**20  # 150 bytes of memory for each
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """Messages that are in flight at the same time.
+
+    Attributes:
+        source, target: ranks; source[i] sends to target[i]. With `all_pairs` every source sends to every other
+            target, so dense traffic needs no n x n matrix.
+        bytes_per_pair: number, or without `all_pairs` also an array of shape (pairs,).
+        rounds: sequential message rounds; a fraction if the phase occurs in that fraction of the iterations.
+    """
+
+    source: IntArray
+    target: IntArray
+    bytes_per_pair: float | FloatArray
+    rounds: float = 1
+    all_pairs: bool = False
+
+    @property
+    def has_two_roles(self) -> bool:
+        """Whether all ranks of one role send to all ranks of another one."""
+        return self.all_pairs and bool(self.source[0] != self.target[0])
+
+    def in_share(self, share: float) -> Phase:
+        """The phase if it occurs in this share of the iterations."""
+        return replace(self, bytes_per_pair=self.bytes_per_pair * share, rounds=self.rounds * share)
 
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """Traffic of a job with any number of ranks.
+    """Traffic of a strategy, for any number of ranks; DlOptions.traffic makes it once from the options.
+
+    Further kinds are mesh.MeshTraffic and groups.GroupTraffic.
 
     Attributes:
         strategy: one of plan.STRATEGIES.
         model_bytes: bytes of one replica of the parameters (and of its gradient).
         ps: number of parameter servers, which are the first ranks; 0 unless the strategy is `ps`.
         pattern: one of plan.COMM_PATTERNS[strategy], "" for the first one; with matrices their file.
-        islands: what is an island, one of plan.ISLAND_LEVELS; "" without islands.
         matrices: the user's own phases instead of a pattern, each of shape (ranks, ranks): entry [i, j] is the number
             of bytes that rank i sends to rank j per iteration; the diagonal is ignored.
-        mesh, groups: traffic of a mesh of ranks, or of groups of nodes, instead of a pattern; None without.
+        islands: what is an island, one of plan.ISLAND_LEVELS; "" without islands.
+        tie: relative difference of times that count as equal, so that bytes between zones decide (see best_cost).
     """
 
-    strategy: str
+    strategy: str = "allreduce"
     model_bytes: float = 100e6
     ps: int = 0
     pattern: str = ""
     matrices: tuple[FloatArray, ...] = ()
-    mesh: MeshTraffic | None = None
-    groups: GroupTraffic | None = None
     islands: str = ""
+    tie: ClassVar[float] = 0.0
 
-    @classmethod
-    def from_options(cls, dl: DlOptions, matrices: tuple[FloatArray, ...] = ()) -> Traffic:
-        return cls(dl.strategy, dl.model_bytes, dl.ps, dl.comm_pattern, matrices, MeshTraffic.from_options(dl),
-                   GroupTraffic.from_options(dl), dl.islands)
+    @property
+    def kind(self) -> str:
+        """Kind of traffic, which decides how nodes and rank orders are searched.
+
+        "graph" or "matrices" if no rule gives the best rank order, "servers", "mesh", "groups"; "ring" for all
+        others: rings, messages from each rank to each other, and patterns that follow the zones.
+        """
+        if self.matrices:
+            return "matrices"
+        if self.pattern_name in ("one-peer-exponential", "base-2") and self.islands != "zone":
+            return "graph"
+        return "servers" if self.ps else "ring"
 
     @property
     def pattern_name(self) -> str:
@@ -66,46 +98,31 @@ class Traffic:
     @property
     def is_zone_dependent(self) -> bool:
         """Whether the phases depend on the zones of the ranks."""
-        return (self.islands == "zone" or self.pattern_name in ("hierarchical", "zone-aware")) and not (
-            self.matrices or self.mesh or self.groups)
-
-    @property
-    def needs_search(self) -> bool:
-        """Whether no rule gives the best rank order, so that it is searched."""
-        return bool(self.matrices or self.mesh or self.groups) or (
-            self.pattern_name in ("one-peer-exponential", "base-2") and self.islands != "zone")
-
-    @property
-    def tie(self) -> float:
-        """Relative difference of times that count as equal, so that bytes between zones decide (see best_cost)."""
-        return MAX_TIE if self.mesh or self.groups else 0.0
+        return not self.matrices and (self.islands == "zone" or self.pattern_name in ("hierarchical", "zone-aware"))
 
     def size_mismatch(self, nodes: int, ranks: int) -> str:
         """Why a mesh or groups do not fit a job of this size, and the sizes that would; "" if they fit."""
-        if self.groups:
-            return groups.node_count_mismatch(self.groups.groups, nodes)
-        return mesh.size_mismatch(self.mesh.mesh, ranks) if self.mesh else ""
+        return ""
+
+    def launched_ranks_per_node(self, tasks: int, nodes: int) -> int:
+        """Ranks that each task starts if it is a launcher: one task per node, and a mesh with more ranks; else 0."""
+        return 0
+
+    def group_sizes(self) -> list[int]:
+        """Nodes of each group; [] without groups."""
+        return []
 
     def roles(self, ranks: int) -> tuple[str, ...]:
         """Role of each rank: the name of its group, or ps or worker."""
-        if self.groups:
-            return tuple(name for name, own in self.groups.ranks_by_group(ranks).items() for _ in own)
         return ("ps",) * self.ps + ("worker",) * (ranks - self.ps)
 
     def phases(self, ranks: int, zone_of_rank: IntArray | None = None) -> list[Phase]:
         """Phases of one iteration; `zone_of_rank`, shape (ranks,), holds leaf zones, None if they are all the same.
 
         Raises PlacementError for strategy `ps` without a server or worker, a pattern of another strategy, matrices,
-        a mesh or groups for another number of ranks, or more than mesh.MAX_RANKS ranks.
+        a mesh or groups for another number of ranks, or more than MAX_RANKS ranks.
         """
-        if ranks > mesh.MAX_RANKS:  # 150 bytes of memory for each
-            raise PlacementError(f"{pluralize(ranks, 'rank')}; expected at most {mesh.MAX_RANKS}")
-        if self.groups:
-            return self.groups.phases(ranks)
-        if self.mesh:
-            if mismatch := mesh.size_mismatch(self.mesh.mesh, ranks):
-                raise PlacementError(mismatch)
-            return self.mesh.phases()
+        check_rank_count(ranks)
         if self.strategy == "ps" and not 0 < self.ps < ranks:
             raise PlacementError(
                 f"--dl-ps={self.ps}: {ranks} tasks can hold 1 to {ranks - 1} parameter servers"
@@ -140,6 +157,20 @@ class Traffic:
         source, target = source[off_diagonal], target[off_diagonal]
         return Phase(source, target, matrix[source, target])
 
+    def min_node_bytes(self, ranks_per_node: int) -> float | None:
+        """Least bytes that leave a node with this number of ranks; None if it follows from the phases."""
+        return None
+
+    def rounds(self, phases: Sequence[Phase], ranks_per_node: int) -> float:
+        """Message rounds of one iteration; of a mesh only the rounds of groups that no node can hold."""
+        return sum(phase.rounds for phase in phases)
+
+
+def check_rank_count(ranks: int) -> None:
+    """Raise PlacementError for too many ranks."""
+    if ranks > MAX_RANKS:
+        raise PlacementError(f"{pluralize(ranks, 'rank')}; expected at most {MAX_RANKS}")
+
 
 def count_shards(servers: IntArray | FloatArray, workers: IntArray | FloatArray, all_servers: int,
                  all_workers: int) -> IntArray | FloatArray:
@@ -162,11 +193,10 @@ def _hierarchical_phases(zone_of_rank: IntArray, model_bytes: float) -> Iterator
     2 N (Z - 1) / Z bytes per direction in any case.
     """
     ranks_by_zone = group_ranks(range(len(zone_of_rank)), zone_of_rank.tolist())
-    zones, within = len(ranks_by_zone), [*gather_phases(ranks_by_zone, model_bytes)]
+    within = [*gather_phases(ranks_by_zone, model_bytes)]
     yield from within
-    if zones > 1:
-        yield shard_phase(ranks_by_zone, [*range(1, zones), 0], 2 * model_bytes * (zones - 1) / zones,
-                           rounds=2 * (zones - 1))
+    if len(ranks_by_zone) > 1:
+        yield ring_of_groups(ranks_by_zone, model_bytes)
     yield from within
 
 
@@ -180,8 +210,18 @@ def gather_phases(groups: Sequence[Sequence[int]], model_bytes: float) -> Iterat
         yield Phase(source[sends], target[sends], size[sends], rounds=max(map(len, groups)) - 1)
 
 
+def ring_of_groups(groups: Sequence[Sequence[int]], model_bytes: float) -> Phase:
+    """Ring allreduce of every shard between groups, in the order of their lowest ranks."""
+    count = len(groups)
+    return shard_phase(groups, _next_groups(count), 2 * model_bytes * (count - 1) / count, rounds=2 * (count - 1))
+
+
+def _next_groups(count: int) -> list[int]:
+    return [*range(1, count), 0]
+
+
 def shard_phase(groups: Sequence[Sequence[int]], target_groups: Sequence[int], sent_bytes: float,
-                 rounds: float) -> Phase:
+                rounds: float = 1) -> Phase:
     """Each group sends `sent_bytes` to one group: each rank its shard to the ranks whose shards overlap it."""
     sources, targets, sizes = [], [], []
     for group, index in zip(groups, target_groups, strict=True):
@@ -199,103 +239,53 @@ def _island_phases(strategy: str, pattern: str, zone_of_rank: IntArray, model_by
     The fraction is that of the default period of the strategy (comm_layout.default_period), without compression.
     After an exchange the ranks of a zone gather the shards.
     """
+    from slurmdl.comm_layout import default_period
+
     islands = group_ranks(range(len(zone_of_rank)), zone_of_rank.tolist())
-    gather, count = [*gather_phases(islands, model_bytes)], len(islands)
+    gather = [*gather_phases(islands, model_bytes)]
     yield from gather * 2
-    if count == 1:
+    if len(islands) == 1:
         return
     exchanged = 1 / default_period(strategy)
     if strategy == "local-sgd":
-        yield shard_phase(islands, [*range(1, count), 0], exchanged * 2 * model_bytes * (count - 1) / count,
-                           rounds=exchanged * 2 * (count - 1))
+        yield ring_of_groups(islands, model_bytes).in_share(exchanged)
     else:
-        graph = GRAPHS[pattern](tuple(str(zone_of_rank[island[0]]) for island in islands))
+        rounds = _weighted_rounds(pattern, zone_of_rank[[island[0] for island in islands]])
         # random partners are all equally likely: a ring stands for them
-        for target, fraction in [(graph_round.target.tolist(), fraction) for graph_round, fraction in
-                                 graph.weighted_rounds()] or [([*range(1, count), 0], 1.0)]:
-            yield shard_phase(islands, target, exchanged * fraction * model_bytes, rounds=exchanged * fraction)
-    for phase in gather:
-        yield replace(phase, bytes_per_pair=phase.bytes_per_pair * exchanged, rounds=phase.rounds * exchanged)
+        for target, share in [(target.tolist(), share) for target, share in rounds] or \
+                [(_next_groups(len(islands)), 1.0)]:
+            yield shard_phase(islands, target, exchanged * share * model_bytes, rounds=exchanged * share)
+    yield from (phase.in_share(exchanged) for phase in gather)
 
 
 @lru_cache(maxsize=256)
 def _common_shards(left: int, right: int) -> tuple[IntArray, IntArray, FloatArray]:
     """Overlaps of `left` with `right` equal shards: index of both, and the common fraction of the model."""
-    borders = sorted_unique(np.append(np.arange(left) * right, np.arange(right) * left))
+    borders = np.array(sorted({*range(0, left * right, right), *range(0, left * right, left)}))
     return borders // right, borders // left, np.diff(borders, append=left * right) / (left * right)
 
 
 def _gossip_phases(pattern: str, zone_of_rank: IntArray, model_bytes: float) -> Iterator[Phase]:
-    """Each round of the graph is a phase that occurs in a fraction of the iterations.
+    """Each round of the graph is a phase that occurs in a share of the iterations.
 
     With random partners all other ranks are equally likely, and one of an odd number rests.
     """
     ranks = len(zone_of_rank)
     all_ranks = np.arange(ranks)
-    rounds = GRAPHS[pattern](tuple(map(str, zone_of_rank.tolist()))).weighted_rounds()
-    for graph_round, fraction in rounds:
-        sends = graph_round.target != all_ranks
-        yield Phase(all_ranks[sends], graph_round.target[sends], model_bytes * fraction, rounds=fraction)
+    rounds = _weighted_rounds(pattern, zone_of_rank)
+    for target, share in rounds:
+        sends = target != all_ranks
+        yield Phase(all_ranks[sends], target[sends], model_bytes * share, rounds=share)
     if not rounds:
         yield Phase(all_ranks, all_ranks, model_bytes / (ranks - 1 + ranks % 2), all_pairs=True)
 
 
-@dataclass(frozen=True, eq=False)
-class GroupTraffic:
-    """Traffic of groups; `meshes` holds the traffic of each group with a mesh."""
+def _weighted_rounds(pattern: str, zones: IntArray) -> list[tuple[IntArray, float]]:
+    """Target of each worker in every different round of a gossip graph, and its share of the steps; [] if random."""
+    from slurmdl.gossip_graphs import GRAPHS
 
-    groups: tuple[Group, ...]
-    bytes: GroupBytes
-    meshes: dict[str, MeshTraffic]
-
-    @classmethod
-    def from_options(cls, dl: DlOptions) -> GroupTraffic | None:
-        """The groups of --dl-groups, --dl-mesh and --dl-bytes; None without groups.
-
-        Unless --dl-bytes names groups, each group without a mesh reduces one replica; else groups that it does not
-        name send nothing. Raises UsageError if an option is invalid.
-        """
-        if not dl.groups:
-            return None
-        groups = parse_groups(dl.groups, "--dl-groups", dl.mesh)
-        rings = {group.name: dl.model_bytes for group in groups if not group.mesh}
-        between, inside = split_bytes(dl.bytes, groups)
-        group_bytes = parse_group_bytes(between, groups, "--dl-bytes") if between else GroupBytes(rings, {})
-        meshes = {group.name: MeshTraffic.of_mesh(group.mesh, dl.model, inside) for group in groups if group.mesh}
-        return cls(groups, group_bytes, meshes)
-
-    @property
-    def nodes(self) -> int:
-        return sum(group.nodes for group in self.groups)
-
-    def ranks_by_group(self, ranks: int) -> dict[str, IntArray]:
-        """Ranks of each group. Raises PlacementError unless each node has the same number, that of the meshes."""
-        per_node, rest = divmod(ranks, self.nodes)
-        for group in self.groups:
-            if group.mesh and (group.ranks_per_node != per_node or rest):
-                raise PlacementError(f"--dl-mesh: {group.name}: {pluralize(group.ranks_per_node, 'rank')} on each "
-                                     "node; the job "
-                                     f"has {pluralize(ranks, 'rank')} on {pluralize(self.nodes, 'node')}")
-        if rest:
-            raise PlacementError(f"--dl-groups: {pluralize(ranks, 'rank')} on {pluralize(self.nodes, 'node')}; "
-                                 "expected the same number on each node (--ntasks-per-node)")
-        ends = np.cumsum([group.nodes * per_node for group in self.groups])
-        return dict(zip((group.name for group in self.groups), np.split(np.arange(ranks), ends[:-1]), strict=True))
-
-    def phases(self, ranks: int) -> list[Phase]:
-        """Phases of one iteration: those of each group, then those between groups; exceptions as `ranks_by_group`."""
-        by_group = self.ranks_by_group(ranks)
-        phases = [phase for name in by_group for phase in self.phases_inside(name, by_group[name])]
-        for (source, target), count in self.bytes.between.items():
-            phases += messages_between(by_group[source], by_group[target], count)
-        return phases
-
-    def phases_inside(self, name: str, ranks: IntArray) -> list[Phase]:
-        """Phases inside a group that has these ranks."""
-        if name in self.meshes:
-            return [replace(phase, source=ranks[phase.source], target=ranks[phase.target])
-                    for phase in self.meshes[name].phases()]
-        return list(ring(ranks, self.bytes.inside.get(name, 0.0)))
+    graph = GRAPHS[pattern](tuple(map(str, zones.tolist())))
+    return [(entry.target, share) for entry, share in graph.weighted_rounds()]
 
 
 def ring(ranks: IntArray, model_bytes: float) -> Iterator[Phase]:
@@ -303,12 +293,3 @@ def ring(ranks: IntArray, model_bytes: float) -> Iterator[Phase]:
     count = len(ranks)
     if count > 1 and model_bytes:
         yield Phase(ranks, np.roll(ranks, -1), 2 * model_bytes * (count - 1) / count, rounds=2 * (count - 1))
-
-
-def messages_between(source: IntArray, target: IntArray, total_bytes: float) -> Iterator[Phase]:
-    """Messages of equal size from each rank of one group to each rank of another one, `total_bytes` in all."""
-    size = total_bytes / (len(source) * len(target))
-    if len(source) * len(target) <= MAX_LISTED_PAIRS:
-        yield Phase(np.repeat(source, len(target)), np.tile(target, len(source)), size)
-    else:
-        yield Phase(source, target, size, all_pairs=True)
