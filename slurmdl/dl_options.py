@@ -9,7 +9,7 @@ from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 from slurmdl.errors import UsageError, sort_by_similarity
-from slurmdl.options import FLAG, Option, choice, count, names, option, options_of, text
+from slurmdl.options import Kind, Option, choice, count, names, option, options_of, settings_from_environ, text
 from slurmdl.plan import COMM_PATTERNS, ISLAND_LEVELS, ISLAND_STRATEGIES, STRATEGIES
 from slurmdl.slurm import getopt
 from slurmdl.units import parse_bytes
@@ -17,6 +17,9 @@ from slurmdl.units import parse_bytes
 if TYPE_CHECKING:
     from slurmdl.traffic import Traffic
 
+ENV_PREFIX = "SLURMDL_OPT_"
+#: set by "", "yes" or a number other than 0, as Slurm's own flags; anything else unsets it
+FLAG = Kind("flag", "", getopt.is_flag_set, lambda _: "")
 #: valid seconds of --dl-preflight, besides 0 for none
 PREFLIGHT_RANGE_S = (5, 3600)
 #: launchers that start the ranks of a node (launch.launchers), or how to find them
@@ -142,7 +145,7 @@ def to_environ(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def env_variable(field: str) -> str:
-    return f"SLURMDL_OPT_{field.upper()}"
+    return f"{ENV_PREFIX}{field.upper()}"
 
 
 def help_text() -> str:
@@ -206,17 +209,8 @@ def parse_directive(args: Sequence[str], location: str) -> dict[str, str]:
 
 def dl_settings_from_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """Settings of the SLURMDL_OPT_* variables. UsageError for an unknown variable or an invalid value."""
-    variables = {env_variable(entry.field): entry for entry in OPTIONS}
-    settings = {}
-    for name, value in environ.items():
-        if name.startswith("SLURMDL_OPT_"):
-            entry = variables.get(name)
-            if entry is None:
-                similar = ", ".join(sort_by_similarity(name, list(variables)))
-                raise UsageError(f"unknown variable {name}; expected {similar}")
-            if entry.parse(value, name) is not False:
-                settings[entry.field] = value
-    return settings
+    settings = settings_from_environ(OPTIONS, ENV_PREFIX, environ)
+    return {field: value for field, value in settings.items() if _BY_FIELD[field].kind.parse(value) is not False}
 
 
 def _similar_options(written: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -14,7 +15,7 @@ from slurmdl.train.library import startup
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.process_group import collective_timeout
 from slurmdl.train.strategies.strategy import DeviceCopies, StrategyContext
-from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.strategy_config import StrategyConfig, run_options
 from slurmdl.train.transports.torch_distributed import TorchTransport
 from slurmdl.train.world import message_levels, node_name, zone_path
 
@@ -48,7 +49,7 @@ class IslandGroup:
             raise UnavailableError(f"{caller}(): torch.distributed is not initialized; expected init_process_group() "
                                    "before")
         # a group of its own: the messages of the framework stay as they are, and gloo leaves GPUs alone
-        limit_s = startup.wait_limit_s()
+        limit_s = run_options(os.environ).timeout
         self._transport = TorchTransport(dist.new_group(timeout=collective_timeout(limit_s), backend="gloo"))
         startup.watch_waits(self._transport, limit_s)
         self.group, own_ranks = group, tuple(dist.get_process_group_ranks(group))

@@ -22,14 +22,13 @@ import numpy as np
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, warn
 from slurmdl.plan import default_pattern
 from slurmdl.train import optimizer_hooks
-from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.island_group import IslandGroup
 from slurmdl.train.library import consistency
 from slurmdl.train.library.checkpoint import save_state
 from slurmdl.train.library.consistency import find_ddp
 from slurmdl.train.strategies.islands import OUTER_STRATEGIES
 from slurmdl.train.strategies.strategy import DeviceCopies
-from slurmdl.train.strategy_config import StrategyConfig, resolve
+from slurmdl.train.strategy_config import StrategyConfig, check_compatibility, resolve
 
 _STRATEGIES = ("local-sgd", "gossip")
 

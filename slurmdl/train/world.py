@@ -14,10 +14,9 @@ from itertools import groupby
 from slurmdl import plan as plans
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, UnavailableError, warn
 from slurmdl.text import pluralize
-from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.process_group import init_torch, is_torchrun, rank_and_size
 from slurmdl.train.strategies import STRATEGIES
-from slurmdl.train.strategy_config import BACKEND_VARIABLE, StrategyConfig, option_name
+from slurmdl.train.strategy_config import BACKENDS, StrategyConfig, check_compatibility, option_name
 from slurmdl.train.transports.mpi import (
     EAGER_LIMIT_VARIABLE,
     MESSAGE_OVERHEAD_BYTES,
@@ -34,8 +33,6 @@ from slurmdl.train.transports.transport import CHUNK_BYTES, Transport
 #: ranks that are listed one by one
 MAX_LISTED_RANKS = 16
 
-#: how ranks exchange messages
-BACKENDS = ("auto", "mpi", "torch")
 #: prefixes of the environment variables of MPI launchers
 _MPI_LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCALRANKID", "MV2_COMM_WORLD_", "PALS_", "ALPS_")
 #: seconds that rank 0 has for a report before other ranks fail
@@ -158,15 +155,14 @@ def zone_path(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     return tuple(name for kind, name in zip(kinds, names, strict=False) if kind != "node" and name)
 
 
-def init_transport(backend: str = "", environ: Mapping[str, str] = os.environ,
+def init_transport(backend: str = "auto", environ: Mapping[str, str] = os.environ,
                    wait_limit_s: float = 0.0) -> MpiTransport | TorchTransport:
-    """Connect to the other ranks by a backend, one of BACKENDS; "": SLURMDL_TRAIN_BACKEND, else `auto`.
+    """Connect to the other ranks by a backend, one of BACKENDS.
 
     `auto` takes what the launch offers: MPI if it is installed and an MPI launcher started the ranks, else
     torch.distributed, e.g. under torchrun, or if Slurm started several tasks without a PMI. A single process needs
     neither, and prefers MPI. `wait_limit_s` is that of the watchdog, 0 for none.
     """
-    backend = backend or environ.get(BACKEND_VARIABLE, "auto")
     if backend not in BACKENDS:
         raise InvalidOptionsError(f"--backend {backend!r} is not one of {', '.join(BACKENDS)}")
     if backend == "auto":
@@ -287,7 +283,7 @@ def create_world(config: StrategyConfig, transport: Transport, environ: Mapping[
 
     The step's plan is used if it matches the ranks and nodes; otherwise it is ignored with a warning, and zones come
     from the tasks' environment. `config` takes precedence over the plan. Raises InvalidOptionsError if the options
-    or `must_match`, further values by name, differ between ranks, or if a combination is invalid (see compatibility).
+    or `must_match`, further values by name, differ between ranks, or if a combination is invalid (COMBINATIONS).
     """
     options_text = {name: str(value) for name, value in {**vars(config), **(must_match or {})}.items()}
     tasks = transport.allgather((node_name(environ), zone_path(environ), options_text))

@@ -156,7 +156,7 @@ def test_meter_overhead_slow_clock_is_detected() -> None:
 
 
 def test_variants_are_valid_trainer_options() -> None:
-    from slurmdl.train.compatibility import check_compatibility
+    from slurmdl.train.strategy_config import check_compatibility
     from slurmdl.train.trainer.options import parse_train_options
     situations = [*itertools.product([*accuracy_vs_bytes.SITUATIONS.values(), *accuracy_vs_bytes.CHANGING.values()],
                                      accuracy_vs_bytes.VARIANTS),

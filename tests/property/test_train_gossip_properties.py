@@ -11,8 +11,7 @@ from strategy_harness import RandomDelayNetwork, noise, run_strategy, sum_error
 from slurmdl.comm_layout import COMPRESSION_NAMES
 from slurmdl.errors import InvalidRunError
 from slurmdl.plan import COMM_PATTERNS
-from slurmdl.train.compatibility import check_compatibility
-from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.strategy_config import StrategyConfig, check_compatibility
 
 bounded = settings(max_examples=50, deadline=None, derandomize=True,
                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])

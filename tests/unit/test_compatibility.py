@@ -12,7 +12,7 @@ from strategy_harness import noise, run_strategy, sum_error
 from slurmdl.comm_layout import COMPRESSION_NAMES
 from slurmdl.errors import InvalidRunError
 from slurmdl.plan import COMM_PATTERNS
-from slurmdl.train import compatibility
+from slurmdl.train import strategy_config
 from slurmdl.train.strategy_config import StrategyConfig
 
 ALL_CONFIGS = [StrategyConfig(strategy, pattern, compression=compression, asynchronous=asynchronous)
@@ -22,7 +22,7 @@ ALL_CONFIGS = [StrategyConfig(strategy, pattern, compression=compression, asynch
 
 def is_valid(config: StrategyConfig) -> bool:
     try:
-        compatibility.check_compatibility(config)
+        strategy_config.check_compatibility(config)
     except InvalidRunError as error:
         message = str(error)
         assert message.startswith("--") and "; expected " in message and "\n" not in message
@@ -35,8 +35,8 @@ def test_valid_configs_match_table_and_run(strategy: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("slurmdl.train.triggers.MAX_WARMUP_STEPS", 3)
     accepted = {config for config in ALL_CONFIGS if config.strategy == strategy and is_valid(config)}
     listed = {StrategyConfig(strategy, pattern, compression=compression, asynchronous=asynchronous)
-              for row in compatibility.COMBINATIONS if strategy in row.strategies
-              for pattern, compression, asynchronous in itertools.product(row.comm_patterns, row.compressions,
+              for row in strategy_config.COMBINATIONS if strategy in row.strategies
+              for pattern, compression, asynchronous in itertools.product(row.comm_pattern, row.compression,
                                                                           row.asynchronous)}
     assert accepted == listed
     if strategy in ("allreduce", "ps"):
@@ -72,7 +72,7 @@ def test_valid_configs_match_table_and_run(strategy: str, monkeypatch: pytest.Mo
 def test_conflict_message_names_option_reason_and_valid_choices(config: StrategyConfig, option: str,
                                                                 facts: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRunError) as error:
-        compatibility.check_compatibility(config)
+        strategy_config.check_compatibility(config)
     message = str(error.value)
     assert message.startswith(f"{option}: ")
     assert [fact for fact in facts if fact not in message] == []
@@ -89,9 +89,9 @@ def combinations_table() -> str:
         return ", ".join(f"`{name}`" for name in names)
     lines = ["| strategy | `--comm-pattern` | `--compression` | switches |",
              "| --- | --- | --- | --- |"]
-    for row in compatibility.COMBINATIONS:
+    for row in strategy_config.COMBINATIONS:
         switches = [f"`{option}`{' or not' * (False in choices)}" for option, choices in (
             ("--async", row.asynchronous), ("--shared-memory", row.shared_memory)) if True in choices]
-        lines.append(f"| {code(row.strategies)} | {code(row.comm_patterns)} | "
-                     f"{code(row.compressions)} | {', '.join(switches)} |")
+        lines.append(f"| {code(row.strategies)} | {code(row.comm_pattern)} | "
+                     f"{code(row.compression)} | {', '.join(switches)} |")
     return "\n".join(lines)

@@ -7,7 +7,6 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,9 @@ from slurmdl.cli.main import COMMANDS, main
 from slurmdl.dl_options import OPTIONS, env_variable
 from slurmdl.errors import EXIT_STATUS_MEANINGS
 from slurmdl.links.score_sources import user_probe_file
-from slurmdl.train.strategy_config import ENV_PREFIX, StrategyConfig
+from slurmdl.options import options_of
+from slurmdl.train.strategy_config import ENV_PREFIX, RunOptions, StrategyConfig
+from slurmdl.train.trainer.options import OPTIONS as TRAIN_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -56,6 +57,13 @@ def test_reference_has_every_placement_option_and_its_default():
             assert option.parse(re.split("[:;]", option.shown_default)[0], option.name) == option.default
 
 
+def test_training_page_has_every_option_and_its_default():
+    for option in TRAIN_OPTIONS:
+        name = f"--{option.name} {option.kind.values.replace('|', ', ')}".rstrip()
+        row = f"| `{name}` | {option.description} | {option.shown_default} |\n"
+        assert row in (ROOT / "docs/train.md").read_text()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_placement_options_of_the_pages_exist(page):
     known = {f"--dl-{option.name}" for option in OPTIONS} | {"--dl-rank-map"}
@@ -89,8 +97,8 @@ def test_pages_have_every_option_of_the_command(page, command, capsys):
 
 def test_reference_has_every_variable():
     families = {env_variable(option.field) for option in OPTIONS} | {
-        f"{ENV_PREFIX}{'ASYNC' if field.name == 'asynchronous' else field.name.upper()}"
-        for field in fields(StrategyConfig)}
+        f"{ENV_PREFIX}{option.name.replace('-', '_').upper()}"
+        for option in (*options_of(StrategyConfig), *options_of(RunOptions))}
     assert set().union(*map(variables, code())) - families == variables(REFERENCE) - families
 
 

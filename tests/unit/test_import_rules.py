@@ -29,7 +29,7 @@ ALLOWED = {
 #: subpackages that every subpackage may import
 FOUNDATION = {"slurm"}
 #: shared modules that training may import
-TRAIN_SHARED = {"plan", "gossip_graphs", "comm_layout", "errors", "yaml_input", "files", "text", "units"}
+TRAIN_SHARED = {"plan", "options", "gossip_graphs", "comm_layout", "errors", "yaml_input", "files", "text", "units"}
 HEAVY = ("torch", "mpi4py", "networkx", "matplotlib")
 
 

@@ -38,7 +38,7 @@ def test_without_a_gpu_auto_is_the_cpu(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["--device", "gpu"], "'gpu': expected auto, cpu, cuda or cuda:N"),
+    (["--device", "gpu"], "'gpu'; expected auto, cpu, cuda or cuda:N"),
     (["--device", "cuda:"], "expected auto, cpu, cuda or cuda:N"),
     (["--device", "cuda", "--virtual-ranks", "2"], "--device cuda: not valid with --virtual-ranks")])
 def test_invalid_devices_are_rejected(arguments: list[str], words: str) -> None:

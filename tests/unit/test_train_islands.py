@@ -437,7 +437,7 @@ def test_state_of_a_piece_is_joined_from_others() -> None:
     ("--strategy gossip --async", ("--islands zone", "no --islands")),
     ("--strategy gossip --shared-memory", ("--shared-memory: not valid with --islands zone",)),
     ("--preset noloco --islands zone --async", ("--outer-lr: not valid with strategy gossip", "without --async")),
-    ("--strategy allreduce --outer-momentum 0.5", ("--outer-momentum", "expected local-sgd, or gossip"))])
+    ("--strategy allreduce --outer-momentum 0.5", ("--outer-momentum", "expected local-sgd or gossip"))])
 def test_invalid_combination_is_rejected(words: str, facts: tuple[str, ...]) -> None:
     with pytest.raises(InvalidOptionsError) as caught:
         summary(f"{words} --virtual-ranks 4 --virtual-zones A:2,B:2")

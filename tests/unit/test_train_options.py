@@ -59,12 +59,14 @@ def test_preset_gives_defaults(file: Path) -> None:
 @pytest.mark.parametrize(("text", "message"), [
     ("seed: 1\nlrr: 1", ":2: 'lrr': unknown option; expected lr, "),
     ("zzz: 1", ":1: 'zzz': unknown option; expected async, "),
-    ("lr: x", ":1: 'lr': 'x' is not a number from 0 to below inf"), ("- a", ":1: expected OPTION: VALUE"),
+    ("lr: x", ":1: 'lr': invalid value 'x'; expected a number from 0 to below inf"),
+    ("- a", ":1: expected OPTION: VALUE"),
     ("\nlr: {a: 1}", ":2: 'lr': expected one value, or a list of values"), ("lr:", ":1: 'lr': expected one value"),
     ("a: b: c", ":1: is not YAML"), ("lr: 1\nlr: 2", ":2: 'lr': given twice"),
     ("lr: &a [*a]", ":1: 'lr': expected one value"),
-    ("async: maybe", ":1: 'async': 'maybe' is not one of true, false"),
-    ("strategy: gosip", ":1: 'strategy': 'gosip' is not one of allreduce, "), ("config: x", ":1: 'config': unknown")])
+    ("async: maybe", ":1: 'async': invalid value 'maybe'; expected yes, no"),
+    ("strategy: gosip", ":1: 'strategy': invalid value 'gosip'; expected gossip, "),
+    ("config: x", ":1: 'config': unknown")])
 def test_options_invalid_file_names_line_and_option(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(InputError) as error:
@@ -138,7 +140,7 @@ def test_progress_unwritable_file_raises() -> None:
 
 
 def test_options_misspelled_variable_raises() -> None:
-    with pytest.raises(UsageError, match="SLURMDL_TRAIN_PEROID: no such variable; expected SLURMDL_TRAIN_PERIOD"):
+    with pytest.raises(UsageError, match="unknown variable SLURMDL_TRAIN_PEROID; expected SLURMDL_TRAIN_PERIOD"):
         parse_train_options([], {"SLURMDL_TRAIN_PEROID": "3"})
 
 

@@ -30,9 +30,8 @@ import numpy as np
 
 from slurmdl import files
 from slurmdl.errors import TrainError
+from slurmdl.train.strategy_config import RunOptions
 
-#: default number of checkpoints that are kept: the newest, and one in case that it is damaged
-DEFAULT_KEPT = 2
 #: maximum delay until a file written by another rank is visible
 VISIBILITY_TIMEOUT_SECONDS = 5.0
 _MANIFEST = "manifest.json"
@@ -63,7 +62,7 @@ class Manifest:
 class CheckpointDir:
     """Checkpoints of a run, in a directory shared by all ranks; `max_kept` of them are kept, 0 for all."""
 
-    def __init__(self, path: str, max_kept: int = DEFAULT_KEPT) -> None:
+    def __init__(self, path: str, max_kept: int = RunOptions.checkpoint_keep) -> None:
         self.path, self._max_kept = path, max_kept
         #: numbers written or verified by this run, the newest last
         self._valid: list[int] = []

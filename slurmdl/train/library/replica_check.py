@@ -13,8 +13,6 @@ from slurmdl.train.library import consistency
 from slurmdl.train.library.context import RunContext, RunState
 from slurmdl.train.library.failure_recovery import FailureRecovery
 
-#: default steps between comparisons of the replicas
-DEFAULT_CHECK_EVERY = 100
 #: batches whose checksums each worker keeps
 _COMPARED_BATCHES = 2
 #: maximum ranks listed in a message

@@ -9,22 +9,16 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from slurmdl.errors import InvalidOptionsError, TrainError, UsageError
-from slurmdl.train import strategy_config
-from slurmdl.train.library import checkpoint, checkpoint_coordinator, consistency, replica_check, shutdown
+from slurmdl.errors import InvalidOptionsError, TrainError
+from slurmdl.train.library import checkpoint_coordinator, consistency, shutdown
 from slurmdl.train.library.checkpointer import CheckpointOptions
 from slurmdl.train.library.run import Run
-from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.strategy_config import RunOptions, StrategyConfig, resolve, run_options
 from slurmdl.train.transports.mpi import MpiTransport
 from slurmdl.train.transports.torch_distributed import TorchTransport
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.transports.watchdog import Watchdog
 from slurmdl.train.world import World, create_world, init_transport
-
-#: default steps between checkpoints
-DEFAULT_CHECKPOINT_EVERY = 500
-#: default of the longest wait, in s, as in torch.distributed
-DEFAULT_TIMEOUT_S = 1800
 
 #: runs to close at the end of the program, in the order of their start
 _open_runs: list[Run] = []
@@ -43,19 +37,8 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
         backward_passes_per_step: backward passes per optimizer step, whose gradients add up.
         must_match: further options of the script, by name, that must be the same on all ranks.
         resume_must_match: those of them that a checkpoint must match to be resumed.
-        trace_dir: directory for traces (trace.Trace); "": SLURMDL_TRAIN_TRACE_DIR, if set.
-        checkpoint_dir: directory for checkpoints, shared by all ranks; "": SLURMDL_TRAIN_CHECKPOINT_DIR, if set. The
-            run resumes from the newest complete checkpoint in it.
-        checkpoint_every: steps between checkpoints, 0 for checkpoints at signals only; None:
-            SLURMDL_TRAIN_CHECKPOINT_EVERY, else DEFAULT_CHECKPOINT_EVERY.
-        checkpoint_keep: newest checkpoints that are kept, 0 for all; None: SLURMDL_TRAIN_CHECKPOINT_KEEP, else
-            checkpoint.DEFAULT_KEPT.
-        check_every: steps between comparisons of replicas that must be equal, 0 for none; None:
-            SLURMDL_TRAIN_CHECK_EVERY, else replica_check.DEFAULT_CHECK_EVERY.
-        timeout: seconds after which a rank that waits for others ends the run, 0 for none; None:
-            SLURMDL_TRAIN_TIMEOUT, else DEFAULT_TIMEOUT_S.
-        backend: "mpi", "torch" (torch.distributed with gloo), or "auto": what the launch offers
-            (world.init_transport); "": SLURMDL_TRAIN_BACKEND, else auto.
+        trace_dir, checkpoint_dir, checkpoint_every, checkpoint_keep, check_every, timeout, backend: as the fields of
+            strategy_config.RunOptions; "" or None: the variable SLURMDL_TRAIN_*, else the default.
         transport: None: by the backend; then an uncaught exception aborts all ranks, and the run is closed at exit.
     """
     if backward_passes_per_step < 1:
@@ -63,26 +46,22 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
     owns_process = transport is None
     if owns_process:
         shutdown.install_excepthook()
+    options = run_options(
+        environ, trace_dir=trace_dir, checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every,
+        checkpoint_keep=checkpoint_keep, check_every=check_every, timeout=timeout, backend=backend)
     if transport is None:
-        transport = connect(backend, timeout, environ)
-    checkpoint_dir = checkpoint_dir or environ.get(strategy_config.CHECKPOINT_DIR_VARIABLE, "")
-    checkpoint_every = _option_or_variable(
-        checkpoint_every, environ, strategy_config.CHECKPOINT_EVERY_VARIABLE, DEFAULT_CHECKPOINT_EVERY)
-    checkpoint_keep = _option_or_variable(
-        checkpoint_keep, environ, strategy_config.CHECKPOINT_KEEP_VARIABLE, checkpoint.DEFAULT_KEPT)
-    check_every = _option_or_variable(
-        check_every, environ, strategy_config.CHECK_EVERY_VARIABLE, replica_check.DEFAULT_CHECK_EVERY)
-    if checkpoint_dir and owns_process:
+        transport = connect(options, environ)
+    if options.checkpoint_dir and owns_process:
         checkpoint_coordinator.install_signal_handlers()
     own_options = {"seed": seed, "backward_passes_per_step": backward_passes_per_step}
-    world = create_world(config or strategy_config.resolve({}, environ), transport, environ, {
-        **(must_match or {}), **own_options, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every,
-        "check_every": check_every})
-    checkpoints = CheckpointOptions(os.path.abspath(checkpoint_dir), checkpoint_every, checkpoint_keep, {
-        **(resume_must_match or {}), **own_options}) if checkpoint_dir else None
-    trace_dir = trace_dir or environ.get(strategy_config.TRACE_DIR_VARIABLE, "")
-    run = consistency.call_on_all(world, lambda: Run(world, seed, backward_passes_per_step, check_every, trace_dir,
-                                                     checkpoints, owns_process))
+    world = create_world(config or resolve({}, environ), transport, environ, {
+        **(must_match or {}), **own_options, "checkpoint_dir": options.checkpoint_dir,
+        "checkpoint_every": options.checkpoint_every, "check_every": options.check_every})
+    checkpoints = CheckpointOptions(
+        os.path.abspath(options.checkpoint_dir), options.checkpoint_every, options.checkpoint_keep, {
+            **(resume_must_match or {}), **own_options}) if options.checkpoint_dir else None
+    run = consistency.call_on_all(world, lambda: Run(world, seed, backward_passes_per_step, options.check_every,
+                                                     options.trace_dir, checkpoints, owns_process))
     if checkpoints:
         _require_common_steps(world)
     if owns_process:
@@ -90,19 +69,13 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
     return run
 
 
-def connect(backend: str = "", timeout: int | None = None, environ: Mapping[str, str] = os.environ) -> Transport:
-    """Connect to the other ranks, with a watchdog; see `init` for the arguments. Collective."""
-    limit_s = wait_limit_s(timeout, environ)
-    transport = init_transport(backend, environ, limit_s)
-    watch_waits(transport, limit_s)
+def connect(options: RunOptions, environ: Mapping[str, str] = os.environ) -> Transport:
+    """Connect to the other ranks, with a watchdog. Collective."""
+    transport = init_transport(options.backend, environ, options.timeout)
+    watch_waits(transport, options.timeout)
     if isinstance(transport, MpiTransport):
         transport.use_own_communicator()
     return transport
-
-
-def wait_limit_s(timeout: int | None = None, environ: Mapping[str, str] = os.environ) -> int:
-    """The longest wait for other ranks, in s, 0 for no limit; see `init` for the arguments."""
-    return _option_or_variable(timeout, environ, strategy_config.TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)
 
 
 def watch_waits(transport: MpiTransport | TorchTransport, limit_s: float) -> None:
@@ -117,15 +90,6 @@ def _require_common_steps(world: World) -> None:
     if world.config.load_balance and world.config.asynchronous:
         raise InvalidOptionsError("--checkpoint-dir: not valid with --load-balance --async, which gives workers "
                                   "different numbers of steps; expected one of the two, or neither")
-
-
-def _option_or_variable(number: int | None, environ: Mapping[str, str], variable: str, default: int) -> int:
-    if number is not None:
-        return number
-    text = environ.get(variable) or str(default)
-    if not text.isdecimal():
-        raise UsageError(f"{variable}: {text!r} is not a whole number of 0 or more")
-    return int(text)
 
 
 def _close_at_exit(run: Run) -> None:

@@ -7,21 +7,15 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from slurmdl import yaml_input
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
+from slurmdl.options import Kind, Option, add_arguments, choice, count, number, option, options_of, text
 from slurmdl.text import pluralize
 from slurmdl.train.p2p import LOCALITY_LEVELS
-from slurmdl.train.strategy_config import (
-    StrategyConfig,
-    add_strategy_options,
-    choice_parser,
-    float_parser,
-    int_parser,
-    resolve,
-)
+from slurmdl.train.strategy_config import RunOptions, StrategyConfig, resolve, values_from_environ
 from slurmdl.train.trainer.data_readers import DATASETS
 from slurmdl.train.trainer.models import MODELS
 from slurmdl.train.trainer.optimizers import LR_SCHEDULES, OPTIMIZERS
@@ -48,141 +42,102 @@ class Straggler:
 
 #: preset of the strategy -> options of the trainer that belong to it
 TRAINER_PRESETS = {"diloco": {"optimizer": "adamw"}, "noloco": {"optimizer": "adam"}}
-_positive_int, _nonnegative_int = int_parser(1), int_parser(0)
-_nonnegative_float, _fraction = float_parser(0.0, math.inf), float_parser(0.0, 1.0)
 
 
-def _parse_device(text: str) -> str:
-    """Check the form of a device name: auto, cpu, cuda or cuda:N."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected auto, cpu, cuda or cuda:N")
-    return text
+def _list_of(values: str, expected: str, pattern: str, make_entry: Callable[[re.Match[str]], Any]) -> Kind:
+    """Entries separated by commas, with different first groups; `make_entry` returns None if one is invalid."""
+    def parse(text: str) -> tuple[Any, ...] | None:
+        matches = [re.fullmatch(pattern, entry) for entry in text.split(",")]
+        entries = [make_entry(match) for match in matches if match]
+        first_groups = {match[1] for match in matches if match}
+        return None if None in entries or len(first_groups) < len(matches) else tuple(entries)
+    return Kind("text", values, parse, lambda _: expected)
 
 
-def _parse_fold(text: str) -> tuple[int, int]:
+def _parse_fold(text: str) -> tuple[int, int] | None:
     match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]) or int(match[2]) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected I/K, the I-th of K folds, e.g. 1/5")
-    return int(match[1]), int(match[2])
+    return (int(match[1]), int(match[2])) if match and 1 <= int(match[1]) <= int(match[2]) > 1 else None
 
 
-def _parse_emulated_compute(text: str) -> EmulatedCompute:
-    seconds, *parameters = text.split(":")
-    if len(parameters) > 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected SECONDS or SECONDS:PARAMETERS")
-    return EmulatedCompute(_nonnegative_float(seconds), *map(_positive_int, parameters))
+def _parse_emulated_compute(text: str) -> EmulatedCompute | None:
+    match = re.fullmatch(r"([^:]+)(?::([1-9]\d*))?", text)
+    seconds = _SECONDS.parse(match[1]) if match else None
+    return EmulatedCompute(seconds, int(match[2] or 0)) if match and seconds is not None else None
 
 
-def _parse_list(text: str, pattern: str, expected: str,
-                make_entry: Callable[[re.Match[str]], Any]) -> tuple[Any, ...]:
-    """Parse comma-separated entries with different first groups."""
-    matches = [re.fullmatch(pattern, entry) for entry in text.split(",")]
-    entries = [make_entry(match) for match in matches if match]
-    if None in matches or len({match[1] for match in matches if match}) < len(matches):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
-    return tuple(entries)
+def _make_straggler(match: re.Match[str]) -> Straggler | None:
+    factor, begin, end = float(match[2]), int(match[3] or 0), int(match[4]) if match[4] else math.inf
+    return Straggler(int(match[1]), factor, begin, end) if 1e-3 <= factor < 1e6 and begin < end else None
 
 
-def _parse_stragglers(text: str) -> tuple[Straggler, ...]:
-    def make_straggler(match: re.Match[str]) -> Straggler:
-        begin, end = int(match[3] or 0), int(match[4]) if match[4] else math.inf
-        if end <= begin:
-            raise argparse.ArgumentTypeError(f"{match[0]!r}: the last step must be after the first")
-        return Straggler(int(match[1]), float_parser(1e-3, 1e6)(match[2]), begin, end)
-
-    return _parse_list(text, r"(\d+)=([\d.]+)(?:@(\d+)(?:-(\d+))?)?",
-                       "RANK=FACTOR[@STEP[-STEP]],..., e.g. 3=4 or 3=4@100-200", make_straggler)
+def _make_zone(match: re.Match[str]) -> tuple[str, int, int] | None:
+    zone = match[1], int(match[2] or match[3]), int(match[3] if match[2] else 1)
+    return zone if min(zone[1:]) > 0 else None
 
 
-def _parse_virtual_zones(text: str) -> tuple[tuple[str, int, int], ...]:
-    return _parse_list(
-        text, r"([\w-]+):(?:(\d+)x)?(\d+)", "ZONE:RANKS or ZONE:NODESxRANKS,..., e.g. A:4,B:2x2",
-        lambda match: (match[1], _positive_int(match[2] or match[3]), _positive_int(match[3] if match[2] else "1")))
+def _make_link(match: re.Match[str]) -> tuple[str, Link] | None:
+    rate, latency = _RATE.parse(match[2]), _SECONDS.parse(match[4] or "0")
+    scale = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}[match[3]]
+    return (match[1].replace("-", "_"), Link(rate * scale / 8, latency)) if rate and latency is not None else None
 
 
-def _parse_virtual_links(text: str) -> tuple[tuple[str, Link], ...]:
-    scale = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
-    levels = [level.replace("_", "-") for level in LOCALITY_LEVELS]
-    return _parse_list(text, rf"({'|'.join(levels)})=([\d.]+)([kMG]?)(?::(.+))?",
-                       f"LEVEL=RATE or LEVEL=RATE:LATENCY,... in bit/s and s, LEVEL one of {', '.join(levels)}, "
-                       "e.g. inter-zone=100M:0.001",
-                       lambda match: (match[1].replace("-", "_"),
-                                      Link(float_parser(1e-9, 1e15)(match[2]) * scale[match[3]] / 8,
-                                           _nonnegative_float(match[4] or "0"))))
-
-
-def _option(default: Any, help_text: str, **settings: Any) -> Any:
-    """A field of Options; `settings` are those of argparse.add_argument."""
-    return field(default=default, metadata={"help": help_text, **settings})
+_SECONDS, _RATE = number("", 0, math.inf), number("", 1e-9, 1e15)
+_LEVELS = [level.replace("_", "-") for level in LOCALITY_LEVELS]
+_DECIMAL = r"(\d+\.?\d*|\.\d+)"
+STRAGGLERS = _list_of("RANK=FACTOR[@STEP[-STEP]],...", "RANK=FACTOR[@STEP[-STEP]],..., the last step after the "
+                      "first, e.g. 3=4 or 3=4@100-200", rf"(\d+)={_DECIMAL}(?:@(\d+)(?:-(\d+))?)?", _make_straggler)
+ZONES = _list_of("ZONE:RANKS,...", "ZONE:RANKS or ZONE:NODESxRANKS,..., e.g. A:4,B:2x2", r"([\w-]+):(?:(\d+)x)?(\d+)",
+                 _make_zone)
+LINKS = _list_of("LEVEL=RATE[:LATENCY],...", "LEVEL=RATE or LEVEL=RATE:LATENCY,... in bit/s and s, LEVEL one of "
+                 f"{', '.join(_LEVELS)}, e.g. inter-zone=100M:0.001",
+                 rf"({'|'.join(_LEVELS)})={_DECIMAL}([kMG]?)(?::(.+))?", _make_link)
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(RunOptions):
     """The options of `slurmdl train`; None, () or "" if not given."""
 
     strategy_config: StrategyConfig = field(default_factory=StrategyConfig)
-    steps: int | None = _option(None, "number of training steps (default: 200)", type=_positive_int, metavar="N")
-    epochs: int | None = _option(None, "passes over the data, if --steps is not given", type=_positive_int,
-                                 metavar="N")
-    batch_size: int = _option(32, "samples per worker and step (default: %(default)s)", type=_positive_int,
-                              metavar="N")
-    model: str = _option("mlp:256,128", f"network: {', '.join(MODELS)}, see docs/train.md (default: %(default)s)",
-                         type=choice_parser(*MODELS, settings=True), metavar="SPEC")
-    data: str = _option("digits", f"data set: {', '.join(DATASETS)}, see docs/train.md (default: %(default)s)",
-                        type=choice_parser(*DATASETS, settings=True), metavar="SPEC")
-    optimizer: str = _option("sgd", "default: %(default)s", choices=OPTIMIZERS)
-    lr: float = _option(0.05, "learning rate (default: %(default)s)", type=_nonnegative_float, metavar="X")
-    momentum: float = _option(0.9, "momentum of sgd (default: %(default)s)", type=_fraction, metavar="X")
-    weight_decay: float = _option(0.0, "default: %(default)s", type=_nonnegative_float, metavar="X")
-    lr_schedule: str = _option("constant", "default: %(default)s", choices=sorted(LR_SCHEDULES))
-    seed: int = _option(1, "seed of all random numbers (default: %(default)s)", type=_nonnegative_int, metavar="N")
-    dirichlet_alpha: float | None = _option(
-        None, "skew of labels, or of sections of a text, over the workers: parameter of a Dirichlet distribution, "
-              "e.g. 0.3",
-        type=float_parser(1e-6, math.inf), metavar="ALPHA")
-    #: (i, k) to test on the i-th of k folds, i from 1; None for the set's own test samples or a fifth
-    fold: tuple[int, int] | None = _option(None, "test on the I-th of K folds, train on the others",
-                                           type=_parse_fold, metavar="I/K")
-    emulate_compute: EmulatedCompute | None = _option(  # noqa: RUF009 - returns a field
-        None, "seconds to sleep instead of computing a step, and size of a synthetic network",
-        type=_parse_emulated_compute, metavar="SECONDS[:PARAMETERS]")
-    straggler: tuple[Straggler, ...] = _option(
-        (), "slow ranks: multiple of --emulate-compute, always, from a step on, or for a while",
-        type=_parse_stragglers, metavar="RANK=FACTOR[@STEP[-STEP]],...")
-    virtual_ranks: int | None = _option(None, "virtual ranks in this process, without MPI", type=_positive_int,
-                                        metavar="N")
-    backend: str = _option("", "how ranks exchange messages: mpi, torch (torch.distributed with gloo), or auto, what "
-                           "the launch offers (default)", metavar="NAME")
-    device: str = _option("auto", "device of the model: cpu, cuda (a GPU for each rank of a node), cuda:N, or auto, "
-                          "cuda if PyTorch sees a GPU (default: %(default)s)", type=_parse_device, metavar="NAME")
+    steps: int | None = option(None, count("N", 1), "number of training steps", "200")
+    epochs: int | None = option(None, count("N", 1), "passes over the data, if --steps is not given", "none")
+    batch_size: int = option(32, count("N", 1), "samples per worker and step, mean over the workers")
+    model: str = option("mlp:256,128", choice(*MODELS, settings=True), "network, see docs/train.md")
+    data: str = option("digits", choice(*DATASETS, settings=True), "data set, see docs/train.md")
+    optimizer: str = option("sgd", choice(*OPTIMIZERS), "optimizer of torch.optim")
+    lr: float = option(0.05, number("X", 0, math.inf), "learning rate")
+    momentum: float = option(0.9, number("X", 0, 1), "momentum of sgd")
+    weight_decay: float = option(0.0, number("X", 0, math.inf), "weight decay of the optimizer")
+    lr_schedule: str = option("constant", choice(*sorted(LR_SCHEDULES)), "cosine: half a cosine down to 0; "
+                              "cosine-restarts: four of them (SGDR); step: a tenth after each third")
+    seed: int = option(1, count("N"), "seed of all random numbers: initial parameters, split and order of the data, "
+                       "partners")
+    dirichlet_alpha: float | None = option(
+        None, number("ALPHA", 1e-6, math.inf), "skew of labels, or of sections of a text, over the workers: "
+        "parameter of a Dirichlet distribution, e.g. 0.3", "no skew")
+    #: (i, k) to test on the i-th of k folds, i from 1
+    fold: tuple[int, int] | None = option(None, text("I/K", _parse_fold, "I/K, the I-th of K folds, e.g. 1/5"),
+                                          "test on the I-th of K random folds, train on the others",
+                                          "the set's own test samples, else a fifth")
+    emulate_compute: EmulatedCompute | None = option(  # noqa: RUF009 - returns a field
+        None, text("SECONDS[:PARAMETERS]", _parse_emulated_compute),
+        "seconds to sleep instead of computing a step, and size of a synthetic network", "0.01 on virtual ranks")
+    straggler: tuple[Straggler, ...] = option((), STRAGGLERS, "slow ranks: multiple of --emulate-compute, always, "
+                                              "from a step on, or for a while", "none")
+    virtual_ranks: int | None = option(None, count("N", 1), "virtual ranks in this process, without MPI", "none")
+    device: str = option(
+        "auto", text("NAME", lambda text: text if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) else None,
+                     "auto, cpu, cuda or cuda:N"),
+        "device of the model: cpu, cuda (a GPU for each rank of a node), cuda:N, or auto, cuda if PyTorch sees a GPU")
     #: name, number of nodes, and ranks per node of each zone
-    virtual_zones: tuple[tuple[str, int, int], ...] = _option(
-        (), "zones of virtual ranks, e.g. A:4,B:4, or A:2x4 for 4 ranks on each of 2 nodes",
-        type=_parse_virtual_zones, metavar="ZONE:RANKS,...")
+    virtual_zones: tuple[tuple[str, int, int], ...] = option(
+        (), ZONES, "zones of virtual ranks, e.g. A:4,B:4, or A:2x4 for 4 ranks on each of 2 nodes", "one zone")
     #: locality level -> link between virtual ranks
-    virtual_links: tuple[tuple[str, Link], ...] = _option(
-        (), "links between virtual ranks in bit/s and s, e.g. inter-zone=100M:0.001,intra-zone=1G",
-        type=_parse_virtual_links, metavar="LEVEL=RATE[:LATENCY],...")
-    evaluate_every: int = _option(0, "steps between two evaluations (0: only at the end)", type=_nonnegative_int,
-                                  metavar="N")
-    metrics: str = _option("", "file for one JSON object per step of the first worker", metavar="FILE")
-    summary: str = _option("", "file for the summary as JSON", metavar="FILE")
-    trace_dir: str = _option("", "directory for one timeline per rank, for chrome://tracing or Perfetto",
-                             metavar="DIR")
-    checkpoint_dir: str = _option("", "shared directory for checkpoints; resumes from the latest. SIGTERM and "
-                                  "SIGUSR1 write one and requeue the job", metavar="DIR")
-    checkpoint_every: int | None = _option(None, "steps between two checkpoints (default: 500; 0: only on signals)",
-                                           type=_nonnegative_int, metavar="STEPS")
-    checkpoint_keep: int | None = _option(None, "newest checkpoints that are kept (default: 2; 0: all)",
-                                          type=_nonnegative_int, metavar="N")
-    check_every: int | None = _option(
-        None, "steps between two comparisons of replicas that must be equal (default: 100; 0: never)",
-        type=_nonnegative_int, metavar="STEPS")
-    timeout: int | None = _option(
-        None, "seconds after which a rank that waits for others ends the run (default: 1800; 0: never)",
-        type=_nonnegative_int, metavar="SECONDS")
-    log_every: int = _option(50, "steps between two log lines (default: %(default)s)", type=_positive_int,
-                             metavar="N")
+    virtual_links: tuple[tuple[str, Link], ...] = option(
+        (), LINKS, "links between virtual ranks in bit/s and s, e.g. inter-zone=100M:0.001,intra-zone=1G", "no cost")
+    evaluate_every: int = option(0, count("N"), "steps between two evaluations (0: only at the end)")
+    metrics: str = option("", text("FILE"), "file for one JSON object per step of the first worker", "none")
+    summary: str = option("", text("FILE"), "file for the summary as JSON, written by rank 0", "none")
+    log_every: int = option(50, count("N", 1), "steps between two log lines")
 
     def must_match(self) -> dict[str, object]:
         """Options besides the strategy's that must be equal on all ranks."""
@@ -203,8 +158,11 @@ class TrainParser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog.removeprefix('slurmdl ')}: {message} ({self.prog} --help lists the options)")
 
 
+OPTIONS = (*options_of(StrategyConfig), *options_of(Options))
+
+
 def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
-    """Parse command line, file (--config), and the strategy's SLURMDL_TRAIN_* variables, in this order of precedence.
+    """Parse command line, file (--config), and SLURMDL_TRAIN_* variables, in this order of precedence.
 
     Raises UsageError if options are unknown, invalid or conflict, InputError if the file has an error.
     """
@@ -212,36 +170,27 @@ def parse_train_options(argv: Sequence[str], environ: Mapping[str, str] = os.env
                          description="Train a network: one replica per rank, synchronized by a strategy. "
                                      "`slurmdl train export DIR` writes the model of a checkpoint for plain PyTorch.")
     parser.add_argument("--config", metavar="FILE", help="YAML file with any of these options, e.g. lr: 0.1")
-    add_strategy_options(parser)
-    for entry in fields(Options):
-        if entry.metadata:
-            parser.add_argument(f"--{entry.name.replace('_', '-')}", default=entry.default, **entry.metadata)
-    defaults = {name: parser.get_default(name) for preset in TRAINER_PRESETS.values() for name in preset}
-    file = parser.parse_args(argv).config
-    if file:
-        parser.set_defaults(**_read_options_file(file, parser))
-    strategy_config = resolve(vars(parser.parse_args(argv)), environ)
-    if strategy_config.preset:
-        parser.set_defaults(**{name: value for name, value in TRAINER_PRESETS[strategy_config.preset].items()
-                               if parser.get_default(name) == defaults[name]})
-    values = vars(parser.parse_args(argv))
-    del values["config"]
-    options = Options(strategy_config=strategy_config,
-                      **{name: value for name, value in values.items() if not hasattr(strategy_config, name)})
+    add_arguments(parser, OPTIONS, "train: ")
+    given = vars(parser.parse_args(argv))
+    file = given.pop("config")
+    values = {**values_from_environ(environ), **(_read_options_file(file) if file else {}), **given}
+    strategy_config = resolve(values, {})
+    values = {**TRAINER_PRESETS.get(strategy_config.preset or "", {}), **values}
+    options = Options(strategy_config=strategy_config, **{
+        entry.field: values[entry.field] for entry in options_of(Options) if entry.field in values})
     _check_conflicts(options)
     return options
 
 
-def _read_options_file(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Read values of a parser's options from a file; keys are the options' destinations.
+def _read_options_file(path: str) -> dict[str, Any]:
+    """Read field -> value from a file, whose keys are the names of options.
 
     A value is text as on the command line, a list, or for a flag `true` or `false`. Raises InputError if the file is
     unreadable or not YAML, or with the line if it has an unknown key or an invalid value.
     """
     import yaml
 
-    options = {name.removeprefix("--"): action for action in parser._actions for name in action.option_strings
-               if name.startswith("--") and name not in ("--help", "--config")}
+    options: dict[str, Option] = {entry.name: entry for entry in OPTIONS}
     top = yaml_input.load_yaml_file(path, yaml.compose)
     if top is None:
         return {}
@@ -253,24 +202,14 @@ def _read_options_file(path: str, parser: argparse.ArgumentParser) -> dict[str, 
         if name not in options:
             raise InputError(f"unknown option; expected {', '.join(sort_by_similarity(name, sorted(options)))}", path,
                              line, name)
-        action = options[name]
-        if action.dest in values:
+        entry, text = options[name], _scalar_text(value_node)
+        if entry.field in values:
             raise InputError("given twice", path, line, name)
-        text = _scalar_text(value_node)
         if text is None:
             raise InputError("expected one value, or a list of values", path, line, name)
-        if action.nargs == 0:
-            switches = yaml.SafeLoader.bool_values  # true, yes, on and their opposites
-            if text.lower() not in switches:
-                raise InputError(f"{text!r} is not one of true, false", path, line, name)
-            values[action.dest] = switches[text.lower()]
-            continue
-        try:
-            values[action.dest] = getattr(parser.parse_args([f"--{name}={text}"]), action.dest)
-        except UsageError as error:
-            # the message of argparse, without the names of command and option
-            raise InputError(str(error).partition(f"--{name}: ")[2].partition(" (slurmdl train")[0] or str(error),
-                             path, line, name) from error
+        values[entry.field] = entry.kind.parse(text)
+        if values[entry.field] is None:
+            raise InputError(entry.invalid_text(text), path, line, name)
     return values
 
 

@@ -17,7 +17,6 @@ from slurmdl.train import meters
 from slurmdl.train.library import checkpoint_coordinator, consistency
 from slurmdl.train.library.run import Run
 from slurmdl.train.library.startup import connect, init
-from slurmdl.train.strategy_config import CHECKPOINT_DIR_VARIABLE
 from slurmdl.train.trainer import optimizers
 from slurmdl.train.trainer.data_readers import load_dataset
 from slurmdl.train.trainer.labeled_dataset import FloatArray, LabeledDataset
@@ -46,7 +45,7 @@ def train(options: Options) -> dict[str, Any] | None:
     Rank 0 and the first worker log to stdout. Returns the summary of the run (meters.summarize) on rank 0, None on
     the others. Raises SlurmdlError if the run cannot start or cannot continue.
     """
-    if options.checkpoint_dir or os.environ.get(CHECKPOINT_DIR_VARIABLE):
+    if options.checkpoint_dir:
         checkpoint_coordinator.install_signal_handlers()  # before the import of torch, which takes seconds
     _load_torch()
     if options.virtual_ranks:
@@ -55,7 +54,7 @@ def train(options: Options) -> dict[str, Any] | None:
         return run_virtual(options, lambda transport, environ: train_rank(
             options, data, environ, transport, models))[0]
     # before the data, so that a rank that cannot read them ends the others
-    transport = connect(options.backend, options.timeout)
+    transport = connect(options)
     return train_rank(options, _load_dataset(options), os.environ, transport)
 
 
