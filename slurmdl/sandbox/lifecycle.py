@@ -173,8 +173,7 @@ def sandbox_down(name: str) -> bool:
     check_name(name)
     _check_root()
     root = _STATE_ROOT / name
-    existed = bool(namespaces.running_hosts(name)) or root.exists()
-    namespaces.stop_hosts(name)
+    existed = namespaces.stop_hosts(name) or root.exists()
     namespaces.remove_cpu_quotas(name)
     if root.exists():
         shutil.rmtree(root)

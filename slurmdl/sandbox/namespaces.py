@@ -6,13 +6,12 @@ nothing needs explicit cleanup, and a half-started sandbox is found by the same 
 
 A CPU quota is a CFS bandwidth limit (sched-bwc in the kernel's documentation, cpu.max of cgroup v2) of a control
 group (cgroups(7)), which belongs to the machine and outlives the host: `remove_cpu_quotas` removes the groups of a
-sandbox. The first quota enables the cpu controller if necessary; removing the last sandbox with quotas disables it.
+sandbox. The first quota enables the cpu controller of cgroup v2 if necessary; it stays enabled until a reboot.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shlex
 import signal
@@ -31,10 +30,7 @@ _OVERLAY_DIR = "/var/lib"  # directory with the machine's content and private ch
 
 _PERIOD_US = 10_000  # far below a training step, which is then slowed down evenly
 _MIN_QUOTA_US = 1_000  # limit of the kernel
-_CONTROLLER = "cpu"
 _GROUP_PREFIX = "slurmdl-sandbox."
-#: empty group: a sandbox enabled the controller; both end with a reboot of the machine
-_MARKER_GROUP = "slurmdl-sandbox-enabled-cpu"
 
 
 def running_hosts(sandbox: str) -> dict[str, int]:
@@ -42,21 +38,25 @@ def running_hosts(sandbox: str) -> dict[str, int]:
     hosts = {}
     for pid, name, host in _marked_processes():
         with contextlib.suppress(OSError):
-            if name == sandbox and Path(f"/proc/{pid}/comm").read_text().strip() == _SLEEP_COMMAND:
+            if name == sandbox and _read(f"/proc/{pid}/comm").strip() == _SLEEP_COMMAND:
                 hosts[host] = pid
     return hosts
 
 
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
 def _marked_processes() -> Iterator[tuple[int, str, str]]:
     """Yield (process id, sandbox, host) of all processes with the variable: sleepers and their starters."""
-    prefix = f"{_HOST_VARIABLE}=".encode()
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                environ = Path(entry.path, "environ").read_bytes()
-                if environ.startswith(prefix):
-                    sandbox, _, host = environ[len(prefix):].split(b"\0", 1)[0].decode().partition("/")
-                    yield int(entry.name), sandbox, host
+    prefix = f"{_HOST_VARIABLE}="
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            environ = _read(f"/proc/{pid}/environ")
+            if environ.startswith(prefix):
+                sandbox, _, host = environ[len(prefix):].split("\0", 1)[0].partition("/")
+                yield int(pid), sandbox, host
 
 
 def running_sandboxes() -> set[str]:
@@ -91,32 +91,34 @@ def start_hosts(sandbox: str, mounts: Mapping[str, str], timeout: float = 20.0) 
             return {name: up[name] for name in mounts}
         if time.monotonic() > deadline:
             raise SandboxError(f"host {missing[0]} did not start within {timeout:g} s")
-        time.sleep(0.01)
+        time.sleep(0.03)
 
 
-def stop_hosts(sandbox: str, names: Sequence[str] | None = None, timeout: float = 10.0) -> None:
-    """End hosts (default: all) and all their processes; return when they have exited."""
+def stop_hosts(sandbox: str, names: Sequence[str] | None = None, timeout: float = 10.0) -> bool:
+    """End hosts (default: all) and all their processes; return, when they have exited, whether there were any."""
     deadline = time.monotonic() + timeout
-    killed: set[int] = set()
-    while True:
-        running = {pid for pid, name, host in _marked_processes()
-                   if name == sandbox and (names is None or host in names)}
+    existed = False
+    while running := {pid for pid, name, host in _marked_processes()
+                      if name == sandbox and (names is None or host in names)}:
+        existed = True
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         # a killed process has no environment, but process 1 of a host ends only after all others
-        killed = {pid for pid in killed | running if _is_alive(pid)}
-        if not running and not killed:
-            return
-        if time.monotonic() > deadline:
-            raise SandboxError(f"sandbox {sandbox}: processes {sorted(killed)} do not exit")
-        time.sleep(0.01)
+        while running := {pid for pid in running if _is_alive(pid)}:
+            if time.monotonic() > deadline:
+                raise SandboxError(f"sandbox {sandbox}: processes {sorted(running)} do not exit")
+            time.sleep(0.01)
+    return existed
 
 
 def _is_alive(pid: int) -> bool:
     with contextlib.suppress(ChildProcessError):
         return os.waitpid(pid, os.WNOHANG) == (0, 0)  # a child of this process
-    return Path(f"/proc/{pid}").exists()
+    try:
+        return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] != "Z"  # init may reap it seconds later
+    except OSError:
+        return False
 
 
 def nsenter_command(pid: int, argv: Sequence[str]) -> list[str]:
@@ -195,9 +197,10 @@ def set_cpu_quota(sandbox: str, host: str, pid: int, fraction: float) -> None:
     if not fraction and not group.exists():
         return
     try:
-        with _group_lock(root):
-            _enable_controller(root)
-            group.mkdir(exist_ok=True)
+        control = root / "cgroup.subtree_control"  # of cgroup v2
+        if control.exists() and "cpu" not in control.read_text().split():
+            control.write_text("+cpu")
+        group.mkdir(exist_ok=True)
         if (group / "cpu.max").exists():
             (group / "cpu.max").write_text(f"{quota or 'max'} {_PERIOD_US}")
         else:
@@ -232,16 +235,11 @@ def cpu_quotas(sandbox: str) -> dict[str, float]:
 
 def remove_cpu_quotas(sandbox: str) -> None:
     """Remove the quotas of a sandbox, after its processes ended."""
-    root = _cgroup_root()
-    if root is None:
-        return
-    with _group_lock(root):
-        for group in _groups(sandbox):
-            try:
-                group.rmdir()
-            except OSError as error:
-                raise SandboxError(f"{group}: {error.strerror}") from error
-        _disable_controller(root)
+    for group in _groups(sandbox):
+        try:
+            group.rmdir()
+        except OSError as error:
+            raise SandboxError(f"{group}: {error.strerror}") from error
 
 
 def _groups(sandbox: str) -> list[Path]:
@@ -254,45 +252,10 @@ def _cgroup_root() -> Path | None:
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, mount_point, kind, options, *_ = line.split()
         root = Path(mount_point)
-        if (kind == "cgroup" and _CONTROLLER in options.split(",")) or (
-                kind == "cgroup2" and _CONTROLLER in (root / "cgroup.controllers").read_text().split()):
+        if (kind == "cgroup" and "cpu" in options.split(",")) or (
+                kind == "cgroup2" and "cpu" in (root / "cgroup.controllers").read_text().split()):
             return root
     return None
-
-
-@contextlib.contextmanager
-def _group_lock(root: Path) -> Iterator[None]:
-    """Lock the groups against other sandboxes."""
-    directory = os.open(root, os.O_RDONLY)
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(directory)
-
-
-def _enable_controller(root: Path) -> None:
-    """Enable the controller for groups in `root` (cgroup v2), and mark the change."""
-    control, marker = root / "cgroup.subtree_control", root / _MARKER_GROUP
-    if control.exists() and _CONTROLLER not in control.read_text().split():
-        marker.mkdir(exist_ok=True)
-        try:
-            control.write_text(f"+{_CONTROLLER}")
-        except OSError:
-            marker.rmdir()
-            raise
-
-
-def _disable_controller(root: Path) -> None:
-    """Disable the controller if a sandbox enabled it and no other group uses it."""
-    marker = root / _MARKER_GROUP
-    if not marker.exists() or any(root.glob(f"{_GROUP_PREFIX}*")):
-        return
-    marker.rmdir()
-    if all(file.read_text().split()[0] in ("max", "100") for name in ("max", "weight")
-           for file in root.glob(f"*/cpu.{name}")):
-        with contextlib.suppress(OSError):  # another program uses it in child groups
-            (root / "cgroup.subtree_control").write_text(f"-{_CONTROLLER}")
 
 
 def _host_pids(pid: int) -> set[str]:

@@ -22,7 +22,7 @@ from slurmdl.topology import write
 #: program -> Debian package
 REQUIRED_PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "scontrol": "slurm-client", "munged": "munge",
                      "ip": "iproute2", "tc": "iproute2", "nft": "nftables", "nsenter": "util-linux",
-                     "unshare": "util-linux", "setpriv": "util-linux", "sysctl": "procps"}
+                     "unshare": "util-linux", "setpriv": "util-linux"}
 
 _OPEN_MPI_MCA = """\
 # more ranks than cores: yield, and stay on the shaped interface

@@ -110,19 +110,24 @@ def create_links(spec: SandboxSpec, pids: dict[str, int]) -> None:
     result = subprocess.run(["ip", "-batch", "-"], input=batch, text=True, capture_output=True, check=False)
     if result.returncode:
         raise SandboxError(f"ip link: {' '.join(result.stderr.split())[:300]}")
-    for host, lines in _address_commands(spec, links).items():
-        namespaces.run_batch(pids[host], "ip", lines)
-    for host in (LOGIN, *spec.topology.zones):
-        namespaces.run_on_host(pids[host], ["sysctl", "-qw", "net.ipv4.ip_forward=1"])
     shapes: dict[str, list[str]] = {}
     for link in links:
         if link.rate:
             for host, interface in _ends(link):
                 shapes.setdefault(host, []).append(f"qdisc add dev {interface} root {tbf_args(link.rate)}")
-    for host, lines in shapes.items():
-        namespaces.run_batch(pids[host], "tc", lines)
-    for zone in spec.topology.zones:
-        namespaces.run_on_host(pids[zone], ["nft", "-f", "-"], stdin=_COUNTER_RULES)
+    for host, lines in _address_commands(spec, links).items():
+        script = _here_document("ip -batch -", lines)
+        if host == LOGIN or host in spec.topology.zones:
+            script += "echo 1 >/proc/sys/net/ipv4/ip_forward\n"
+        if host in shapes:
+            script += _here_document("tc -batch -", shapes[host])
+        if host in spec.topology.zones:
+            script += _here_document("nft -f -", [_COUNTER_RULES])
+        namespaces.run_on_host(pids[host], ["sh", "-e"], stdin=script)
+
+
+def _here_document(command: str, lines: Sequence[str]) -> str:
+    return "\n".join([f"{command} <<'END'", *lines, "END\n"])
 
 
 def _ends(link: VethLink) -> tuple[tuple[str, str], tuple[str, str]]:
