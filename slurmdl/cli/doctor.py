@@ -25,9 +25,8 @@ def run(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
     if not options.timeout > 0:
         raise UsageError(f"--timeout={options.timeout:g}: expected a number of seconds greater than 0")
-    from slurmdl.doctor import SEVERITY_EXIT_STATUS, Finding
-    from slurmdl.doctor.runner import run_checks
-    from slurmdl.doctor.site import Site
+    from slurmdl.doctor.checks import run_checks
+    from slurmdl.doctor.site import SEVERITY_EXIT_STATUS, Finding, Site
     from slurmdl.slurm import hostlist
 
     site = Site(tuple(dict.fromkeys(hostlist.expand_hostlist(options.nodes))))

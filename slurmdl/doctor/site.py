@@ -1,4 +1,4 @@
-"""Facts that several checks use, each queried once, with the code that submissions use.
+"""Findings of checks, and facts that several checks use, each queried once, with the code that submissions use.
 
 The compute nodes report facts about themselves in one job step, as the ordinary user (node_facts.sh).
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from slurmdl import config
 from slurmdl.cluster.load import query_cluster
@@ -23,6 +23,37 @@ from slurmdl.slurm import process, slurm_conf
 from slurmdl.slurm.slurm_conf import DEFAULT_SLURM_CONF, SlurmConfig, detect_pmi, parse_key_values
 from slurmdl.topology.load import load_topologies
 from slurmdl.topology.topology import TopologySet
+
+Severity = Literal["OK", "warn", "fail"]
+#: exit status by the worst severity (Monitoring Plugins Development Guidelines)
+SEVERITY_EXIT_STATUS: dict[Severity, int] = {"OK": 0, "warn": 1, "fail": 2}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: culprit and problem, and a suggested fix ("" if none is needed).
+
+    It is a "fail" if slurmdl, or a configured part of it, does not work; a "warn" if it may soon fail or works less
+    well than it could. `blocks_dependents`: checks that require this one are skipped; True for failures.
+    """
+
+    severity: Severity
+    text: str
+    fix: str = ""
+    blocks_dependents: bool = False
+
+
+def ok(text: str) -> Finding:
+    return Finding("OK", text)
+
+
+def warning(text: str, fix: str, blocks_dependents: bool = False) -> Finding:
+    return Finding("warn", text, fix, blocks_dependents)
+
+
+def failure(text: str, fix: str) -> Finding:
+    return Finding("fail", text, fix, True)
+
 
 #: node -> key -> value (node_facts.sh)
 NodeFacts = dict[str, dict[str, str]]

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from slurmdl.doctor.runner import CHECKS
+from slurmdl.doctor.checks import CHECKS
 from slurmdl.errors import SandboxError
 from slurmdl.sandbox import namespaces
 from slurmdl.sandbox.spec import LOGIN

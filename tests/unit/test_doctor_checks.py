@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from slurmdl import __version__, config
-from slurmdl.doctor import Finding, config_checks, failure, ok, slurm_checks, warning
+from slurmdl.doctor import checks
 from slurmdl.doctor import site as site_facts
-from slurmdl.doctor.runner import CHECKS, Check, run_checks
-from slurmdl.doctor.site import Site
+from slurmdl.doctor.checks import CHECKS, Check, run_checks
+from slurmdl.doctor.site import Finding, Site, failure, ok, warning
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.slurm import slurm_conf
 
@@ -51,15 +51,15 @@ def test_hanging_check_is_abandoned(tmp_path):
     def fail(_: Site) -> Finding:
         raise UnavailableError("x: away")
 
-    checks = (Check("one", hang, fix="df"), Check("two", fail, fix="bring it back"),
-              Check("three", hang, ("two",)), Check("four", hang, ("three",)),
-              Check("five", lambda _: warning("late", "hurry")),
-              Check("six", lambda _: ok("fine"), ("five",)), Check("seven", lambda _: ok(""), on_nodes=True))
-    results = {check.name: finding for check, finding in run_checks(Site(), 60, 0.2, checks)}
+    some = (Check("one", hang, fix="df"), Check("two", fail, fix="bring it back"),
+            Check("three", hang, ("two",)), Check("four", hang, ("three",)),
+            Check("five", lambda _: warning("late", "hurry")),
+            Check("six", lambda _: ok("fine"), ("five",)), Check("seven", lambda _: ok(""), on_nodes=True))
+    results = {check.name: finding for check, finding in run_checks(Site(), 60, 0.2, some)}
     assert results == {"one": failure("no result within 0 s", "df"),
                      "two": failure("x: away", "bring it back"), "three": "requires two", "four": "requires three",
                      "five": Finding("warn", "late", "hurry"), "six": ok("fine")}
-    late = [finding for _, finding in run_checks(Site(), 0.1, 60, (checks[0], checks[4]))]
+    late = [finding for _, finding in run_checks(Site(), 0.1, 60, (some[0], some[4]))]
     assert late == [failure("no result within 0 s", "df"), "no time left"]
     pipe.open("w").close()
 
@@ -117,12 +117,12 @@ def test_plugin_line_number_equals_slurm(tmp_path, text, number):
 def test_unknown_owner_of_link_scores(monkeypatch):
     scores_config = config.LinkScoresConfig(trusted_owner="no-such-user")
     monkeypatch.setattr(Site, "config", config.Config(link_scores=scores_config))
-    finding = config_checks.check_link_scores(Site())
+    finding = checks.check_link_scores(Site())
     assert (finding.severity, finding.text.partition(",")[0]) == (
         "fail", "link_scores.trusted_owner: user 'no-such-user' does not exist")
     for owner in ("", "root", "0", "4294967294"):
         monkeypatch.setattr(Site, "config", config.Config(link_scores=config.LinkScoresConfig(trusted_owner=owner)))
-        assert config_checks.check_link_scores(Site()).severity == "OK"
+        assert checks.check_link_scores(Site()).severity == "OK"
 
 
 def test_bad_nodes_file_that_others_may_write(monkeypatch, tmp_path):
@@ -130,7 +130,7 @@ def test_bad_nodes_file_that_others_may_write(monkeypatch, tmp_path):
 
     def check(file):
         monkeypatch.setattr(Site, "config", config.Config(bad_nodes=config.BadNodesConfig(file=file)))
-        return config_checks.check_bad_nodes_file(Site())
+        return checks.check_bad_nodes_file(Site())
 
     assert check("").severity == "OK"
     missing = check(str(path))
@@ -148,10 +148,10 @@ def test_bad_nodes_file_that_others_may_write(monkeypatch, tmp_path):
 def test_min_clock_offset():
     timed = site_facts.TimedResult(100.0, None, 103.0)
     for remote, resolution, offset in ((100, 0, 0), (103, 0, 0), (105, 0, 2), (96, 0, -4), (96, 1, -3), (99, 1, 0)):
-        assert slurm_checks._min_clock_offset(remote, resolution, timed) == offset
-    assert slurm_checks._controller_time("Configuration data as of 2026-11-21T19:42:31\nA = b\n") > 1.7e9
+        assert checks._min_clock_offset(remote, resolution, timed) == offset
+    assert checks._controller_time("Configuration data as of 2026-11-21T19:42:31\nA = b\n") > 1.7e9
     with pytest.raises(InputError, match="no time in the first line"):
-        slurm_checks._controller_time("slurm_load_ctl_conf error: x\n")
+        checks._controller_time("slurm_load_ctl_conf error: x\n")
 
 
 def test_node_facts_script(tmp_path):
@@ -179,11 +179,11 @@ def test_missing_configuration_is_not_called_identical(exists, text, tmp_path, m
     site = Site()
     facts = {node: {"config_checksum": site_facts.file_checksum(config.SITE_CONFIG_FILE)} for node in ("n1", "n2")}
     site.__dict__["facts"] = site_facts.timed_call(lambda: facts)
-    assert config_checks.check_node_configuration(site) == ok(f"{config.SITE_CONFIG_FILE} {text}")
+    assert checks.check_node_configuration(site) == ok(f"{config.SITE_CONFIG_FILE} {text}")
 
 
 def test_builds_of_slurmdl_on_nodes(monkeypatch):
-    monkeypatch.setattr(slurm_checks, "describe_version", lambda: f"{__version__} (commit abc, modified)")
+    monkeypatch.setattr(checks, "describe_version", lambda: f"{__version__} (commit abc, modified)")
     same, other, older = (f"slurmdl {text}" for text in (f"{__version__} (commit abc)", f"{__version__} (commit def)",
                                                          "0.0.1 (commit abc)"))
 
@@ -191,7 +191,7 @@ def test_builds_of_slurmdl_on_nodes(monkeypatch):
         site = Site()
         facts = {f"n{i}": {"slurmdl": line} for i, line in enumerate(lines, 1)}
         site.__dict__["facts"] = site_facts.timed_call(lambda: facts)
-        return slurm_checks.check_node_slurmdl(site)
+        return checks.check_node_slurmdl(site)
 
     assert check(same, same).severity == "OK"
     found = check(same, other)
