@@ -20,10 +20,9 @@ import numpy as np
 from benchmarks.replay.controller import Controller, start_controller
 from benchmarks.results import Row, make_row
 from slurmdl.errors import SandboxError
-from slurmdl.history.lublin import generate_lublin_trace
 from slurmdl.history.replay import ReplaySettings, random_nodes
 from slurmdl.history.scheduler import Communication, Machine, Schedule, SchedulerTiming, Simulation
-from slurmdl.history.traces import JobTrace
+from slurmdl.history.traces import JobTrace, generate_lublin_trace
 from slurmdl.placement.arrays import FloatArray, IntArray
 from slurmdl.slurm import hostlist
 from slurmdl.topology.source import block_topology, tree_topology

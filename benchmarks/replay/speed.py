@@ -15,8 +15,8 @@ from benchmarks.results import Row, make_row
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
-from slurmdl.history.lublin import generate_lublin_trace
 from slurmdl.history.replay import POLICIES, ReplaySettings, replay_policies
+from slurmdl.history.traces import generate_lublin_trace
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job

@@ -7,7 +7,6 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from slurmdl import units
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from slurmdl.history.accounting import JobTable
     from slurmdl.history.audit import AuditOptions
     from slurmdl.history.replay import PolicyOutcome, ReplaySettings
-    from slurmdl.history.traces import JobTrace
 
 _DEFAULT_PERIOD_S = 7 * 86_400  # of sacct, without --since
 _DEFAULT_JOBS, _DEFAULT_LOAD = 2000, 0.85
@@ -58,8 +56,7 @@ def audit(argv: list[str]) -> int:
 
     from slurmdl import config
     from slurmdl.history.audit import audit_jobs
-    from slurmdl.history.audit_html import format_html
-    from slurmdl.history.audit_report import audit_to_json, format_audit, format_csv, summarize_audit
+    from slurmdl.history.audit_report import audit_to_json, format_audit, format_csv, format_html, summarize_audit
     from slurmdl.launch import cluster_state
     from slurmdl.topology import load
 
@@ -118,9 +115,9 @@ def _replay_parser() -> argparse.ArgumentParser:
                                    "slurmdl, by both, and at random (docs/replay.md).")
     trace = parser.add_argument_group("jobs")
     trace.add_argument("file", nargs="?", metavar="FILE",
-                       help="trace: output of sacct -P or --json, Standard Workload Format, CSV or Philly's JSON "
+                       help="trace: output of sacct -P or --json, Standard Workload Format or CSV "
                             "(default: generated)")
-    trace.add_argument("--format", default="", choices=("sacct", "swf", "csv", "philly"),
+    trace.add_argument("--format", default="", choices=("sacct", "swf", "csv"),
                        help="format of FILE (default: by its content)")
     trace.add_argument("--columns", default="", metavar="FIELD=COLUMN,...", help="columns of a CSV file")
     trace.add_argument("--cpus-per-node", type=int, default=0, metavar="N", help="convert processors to whole nodes")
@@ -160,8 +157,7 @@ def _replay_parser() -> argparse.ArgumentParser:
 def replay(argv: list[str]) -> int:
     options = _replay_parser().parse_args(argv)
     _check_replay_options(options)
-    from slurmdl.history.replay import pool_outcomes
-    from slurmdl.history.replay_report import draw_replay, format_replay, replay_to_json
+    from slurmdl.history.replay import draw_replay, format_replay, pool_outcomes, replay_to_json
 
     settings = _replay_settings(options)
     notes, by_seed = _replay(options, settings)
@@ -198,11 +194,8 @@ def _replay_settings(options: argparse.Namespace) -> ReplaySettings:
     from slurmdl.topology import load
 
     policies = tuple(dict.fromkeys(filter(None, options.policy.split(","))))
-    for policy in policies:
-        if policy not in POLICIES:
-            raise UsageError(f"--policy {policy}: expected {', '.join(POLICIES)}")
-    if not policies:
-        raise UsageError(f"--policy: expected {', '.join(POLICIES)}")
+    if not policies or not {*policies} <= {*POLICIES}:
+        raise UsageError(f"--policy {options.policy}: expected {', '.join(POLICIES)}")
     scores = cluster_state.load_link_scores(config.load_config(), "off")
     return ReplaySettings(load.load_topology(options.topology), policies, options.share, options.strategy,
                           units.parse_bytes(options.model_bytes, "--model-bytes"), scores,
@@ -210,11 +203,10 @@ def _replay_settings(options: argparse.Namespace) -> ReplaySettings:
 
 
 def _replay(options: argparse.Namespace,
-              settings: ReplaySettings) -> tuple[list[str], list[list[PolicyOutcome]]]:
+            settings: ReplaySettings) -> tuple[list[str], list[list[PolicyOutcome]]]:
     """Notes on the trace, and the outcomes of the policies for each seed."""
-    from slurmdl.history.lublin import generate_lublin_trace
     from slurmdl.history.replay import replay_policies, replay_seeds, usable_trace
-    from slurmdl.history.traces import parse_column_map, read_trace
+    from slurmdl.history.traces import generate_lublin_trace, parse_column_map, read_trace
 
     machine = settings.machine()
     nodes = machine.leaves.nodes
@@ -236,30 +228,5 @@ def _replay(options: argparse.Namespace,
     if options.seeds > 1:
         notes.append(f"pooled over {options.seeds} seeds from {options.seed}")
         seeds = range(options.seed, options.seed + options.seeds)
-        results = []
-        for done, outcomes in enumerate(replay_seeds(settings, jobs, load, seeds, options.processes), 1):
-            _print_progress(f"{done} of {pluralize(len(seeds), 'seed')}")
-            results.append(outcomes)
-        return notes, results
-    outcomes = list(replay_policies(trace, machine, settings, options.seed, _progress_printer(trace)))
-    _print_progress("")
-    return notes, [outcomes]
-
-
-def _progress_printer(trace: JobTrace) -> Callable[[str, int], None] | None:
-    if not sys.stderr.isatty():
-        return None
-    last_s = [0.0]
-
-    def show(policy: str, started: int) -> None:
-        if time.monotonic() - last_s[0] > 0.2:
-            last_s[0] = time.monotonic()
-            _print_progress(f"{policy}: {started:,} of {pluralize(len(trace), 'job')}")
-
-    return show
-
-
-def _print_progress(text: str) -> None:
-    """Replace the last line of a terminal; nothing in files and pipes."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        return notes, replay_seeds(settings, jobs, load, seeds, options.processes)
+    return notes, [list(replay_policies(trace, machine, settings, options.seed))]

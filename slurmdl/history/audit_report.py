@@ -1,4 +1,7 @@
-"""Report of an audit as text, CSV and JSON: sums over all jobs and by user, partition and size; the worst jobs."""
+"""Report of an audit as text, CSV, JSON and HTML: sums over all jobs and by user, partition and size; the worst jobs.
+
+The HTML is one file without scripts and other files; its charts are narrow enough for a phone.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,44 @@ import io
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from html import escape
 from typing import Any
 
 import numpy as np
 
+from slurmdl import __version__
 from slurmdl.history.accounting import Int32Array, RecordProblem
 from slurmdl.history.audit import Audit
 from slurmdl.placement.arrays import FloatArray, IntArray
-from slurmdl.text import csv_cell, pluralize, truncate
+from slurmdl.text import csv_cell, escape_nonprintable, pluralize, truncate
 
 MAX_WORST_JOBS = 20
 _MAX_ROWS = 10
 NO_BETTER_NODES = "no job could have had better nodes"
 JOB_COLUMNS = ("job", "user", "partition", "nodes", "zones", "fewest", "comm", "node-hours", "lost")
 GROUP_COLUMNS = ("", "jobs", "node-hours", "zones/job", "fewest", "extra", "comm", "lost")
+_MAX_HTML_ROWS, _MAX_BARS, _MAX_ZONES_SHOWN = 20, 10, 20
+_USED_COLOR, _BEST_COLOR = "#ea580c", "#2563eb"
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; color: #0f172a; margin: 0 auto; padding: 16px; max-width: 1120px; }
+h1 { font-size: 1.5em; margin: 0.2em 0; } h2 { font-size: 1.15em; margin: 1.6em 0 0.5em; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(300px, 100%), 1fr)); gap: 10px;
+  margin: 0; }
+.figures div { border: 1px solid #cbd5e1; border-radius: 8px; padding: 8px 12px; }
+.figures dt { color: #475569; font-size: 0.85em; } .figures dd { margin: 0; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(320px, 100%), 1fr)); gap: 24px; }
+figure { margin: 0; max-width: 480px; font-size: 0.85em; } figcaption { font-weight: 600; margin-bottom: 6px; }
+.bar { display: grid; grid-template-columns: 7em 1fr 5em; gap: 6px; overflow: hidden; }
+.bar i { display: block; height: 1em; border-radius: 2px; min-width: 1px; } .key { padding: 0 1em; }
+.zones { display: grid; grid-template-columns: repeat(4, 1fr); gap: 6px; }
+.zones div { border: 1px solid #94a3b8; border-radius: 3px; padding: 2px 5px; overflow: hidden; }
+.table { overflow-x: auto; } table { border-collapse: collapse; white-space: nowrap; }
+th, td { padding: 3px 10px; text-align: right; border-bottom: 1px solid #e2e8f0; }
+th { color: #475569; font-weight: 600; } .name { text-align: left; max-width: 16em; overflow: hidden;
+  text-overflow: ellipsis; }
+li { overflow-wrap: anywhere; } p { overflow-wrap: anywhere; }
+"""
+
 
 
 @dataclass(frozen=True)
@@ -285,3 +312,102 @@ def _format_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[st
     for row in cells:
         yield "  " + "  ".join(cell.ljust(width) if name else cell.rjust(width) for cell, width, name
                                in zip(row, widths, is_name, strict=True)).rstrip()
+
+
+def format_html(audit: Audit, summary: Summary) -> str:
+    """The report; names of the records are escaped."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return "\n".join([
+        "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>Audit of jobs and leaf zones</title><style>{_STYLE}</style></head><body>",
+        "<h1>Audit of jobs and leaf zones</h1>",
+        f"<p><strong>{_text(describe_gain(audit, summary))}</strong></p>",
+        f"<p>{_text(describe_records(audit))}; {_text(describe_topology(audit))}</p>",
+        '<dl class="figures">', *(f"<div><dt>{_text(label)}</dt><dd>{_text(text)}</dd></div>"
+                                  for label, text in key_figures(audit, summary)), "</dl>",
+        *(_charts_and_tables(audit, summary) if summary.total.jobs else ()),
+        *_list("Assumptions", audit.notes), *_list("Skipped", list(map(str, audit.problems))),
+        f"<p>slurmdl {_text(__version__)}</p>", "</body></html>", ""])
+
+
+def _charts_and_tables(audit: Audit, summary: Summary) -> Iterator[str]:
+    yield '<h2>Pictures</h2><div class="charts">'
+    yield from _bar_chart(
+        "Leaf zones per job, by number of nodes",
+        [(f"{group.name} nodes", [(zones / group.jobs, f"{zones / group.jobs:.1f}", color) for zones, color in (
+            (group.used_zones, _USED_COLOR), (group.fewest_zones, _BEST_COLOR))])
+         for group in summary.sizes[:_MAX_BARS]], [(_USED_COLOR, "used"), (_BEST_COLOR, "possible")])
+    for strategy in audit.options.strategies:
+        hours = sorted(((group.name, group.strategies[strategy].lost_node_hours) for group in summary.users),
+                       key=lambda pair: (-pair[1], pair[0]))[:_MAX_BARS]
+        yield from _bar_chart(f"Node-hours lost if the strategy is {strategy}, by user",
+                              [(name, [(value, f"{value:,.1f}", _USED_COLOR)]) for name, value in hours])
+    row = int(audit.jobs.row[audit.worst_first[0]])
+    if summary.worst_jobs and row in audit.best:
+        yield from _zone_chart(f"Leaf zones of the worst job, {audit.table.job_ids[row]}", audit, (
+            ("used", audit.leaf_counts(row), _USED_COLOR), ("best", audit.best[row], _BEST_COLOR)))
+    yield "</div>"
+    yield "<h2>Worst jobs</h2>"
+    if not summary.worst_jobs:
+        yield f"<p>{_text(NO_BETTER_NODES)}</p>"
+    yield from _table(JOB_COLUMNS, [job_cells(job) for job in summary.worst_jobs[:_MAX_HTML_ROWS]], 3)
+    for title, groups in summary.tables:
+        hidden = len(groups) - _MAX_HTML_ROWS
+        yield f"<h2>By {title}{f' (the first {_MAX_HTML_ROWS} of {len(groups):,})' if hidden > 0 else ''}</h2>"
+        yield from _table(GROUP_COLUMNS, [group_cells(group) for group in groups[:_MAX_HTML_ROWS]], 1)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], names: int) -> Iterator[str]:
+    """A table that scrolls sideways; the first `names` columns are left-aligned."""
+    def row(cells: Sequence[str], tag: str) -> str:
+        return "".join(f'<{tag}{" class=name" if i < names else ""}>{_text(cell)}</{tag}>'
+                       for i, cell in enumerate(cells))
+
+    yield '<div class="table"><table>'
+    yield f"<tr>{row(columns, 'th')}</tr>"
+    for cells in rows:
+        yield f"<tr>{row(cells, 'td')}</tr>"
+    yield "</table></div>"
+
+
+def _list(title: str, items: Sequence[str]) -> Iterator[str]:
+    if items:
+        yield f"<h2>{title}</h2><ul>"
+        yield from (f"<li>{_text(item)}</li>" for item in items)
+        yield "</ul>"
+
+
+def _text(text: str) -> str:
+    return escape(escape_nonprintable(text))
+
+
+def _bar_chart(caption: str, rows: Sequence[tuple[str, Sequence[tuple[float, str, str]]]],
+               legend: Sequence[tuple[str, str]] = ()) -> Iterator[str]:
+    """Horizontal bars: rows of (label, bars), bars of (value, text behind it, color). `legend`: (color, meaning)."""
+    largest = max((value for _, bars in rows for value, _, _ in bars), default=0.0) or 1.0
+    yield f"<figure><figcaption>{_text(caption)}</figcaption>"
+    for color, meaning in legend:
+        yield f'<span class="key" style="border-left: 1em solid {color}">{meaning}</span>'
+    for label, bars in rows:
+        for i, (value, text, color) in enumerate(bars):
+            yield (f'<div class="bar"><span>{"" if i else _text(truncate(label, 13, "…"))}</span>'
+                   f'<span><i style="width: {value / largest:.1%}; background: {color}"></i></span>{text}</div>')
+    yield "</figure>"
+
+
+def _zone_chart(caption: str, audit: Audit, choices: Sequence[tuple[str, IntArray, str]]) -> Iterator[str]:
+    """A box per leaf zone, filled by the share of its nodes; choices are (label, nodes of each leaf zone, color)."""
+    yield f"<figure><figcaption>{_text(caption)}</figcaption>"
+    for label, counts, color in choices:
+        zones = np.flatnonzero(counts).tolist()
+        yield f'{label}: {pluralize(len(zones), "leaf zone")}<div class="zones">'
+        for leaf in zones[:_MAX_ZONES_SHOWN]:
+            count, size = int(counts[leaf]), int(audit.leaves.size[leaf])
+            yield (f'<div style="background: linear-gradient(90deg, {color}59 {count / size:.1%}, transparent 0)">'
+                   f"{_text(audit.leaves.zone_names[leaf])}<br>{count} of {size}</div>")
+        yield "</div>"
+        if len(zones) > _MAX_ZONES_SHOWN:
+            yield f"and {len(zones) - _MAX_ZONES_SHOWN} more<br>"
+    yield "</figure>"

@@ -170,8 +170,8 @@ class Simulation:
         self._busy = self._useful = self._leaf = self._startable = 0.0
         self._useful_nodes = 0.0
 
-    def run(self, on_progress: Callable[[int], None] | None = None) -> Schedule:
-        """Simulate until the last job has started; `on_progress` is called with the number of started jobs.
+    def run(self) -> Schedule:
+        """Simulate until the last job has started.
 
         Raises InputError if a job cannot start even on the empty cluster; see `replay.usable_trace`.
         """
@@ -200,10 +200,7 @@ class Simulation:
                 next_pass = (now // interval + 1) * interval
             # without an end nothing changed for jobs that wait already
             is_changed = has_ended or not self.is_head_blocked
-            count = self._schedule(float(now), 0 if is_changed or interval else first_new, is_changed, is_pass)
-            started += count
-            if on_progress and count:
-                on_progress(started)
+            started += self._schedule(float(now), 0 if is_changed or interval else first_new, is_changed, is_pass)
         window = float(submit[-1]) * self.machine.leaves.nodes or 1.0
         return Schedule(self.start_s, self.run_s, self.factor, self.zones, self._busy / window,
                         self._useful / window, self._leaf / window, self._startable / window, tuple(self.kept))
@@ -224,10 +221,12 @@ class Simulation:
         if is_changed:
             self.is_head_blocked = False
             for position, job in enumerate(self.queue.tolist()):
-                if not self._start_first(now, job):
+                counts = self._choose(job, self.free)
+                if counts is None:
                     self.is_head_blocked = True
                     self._reserve(job)
                     break
+                self._start(now, job, counts)
                 started.append(position)
             first = max(first, len(started) + 1)
         if self.is_head_blocked and backfills and self.total_free:
@@ -235,12 +234,6 @@ class Simulation:
         if started:
             self.queue = np.delete(self.queue, started)
         return len(started)
-
-    def _start_first(self, now: float, job: int) -> bool:
-        counts = self._choose(job, self.free)
-        if counts is not None:
-            self._start(now, job, counts)
-        return counts is not None
 
     def _choose(self, job: int, free: IntArray) -> IntArray | None:
         wanted = int(self.trace.nodes[job])

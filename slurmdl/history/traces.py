@@ -1,7 +1,17 @@
-"""Job traces: records of sacct, the Standard Workload Format, CSV, and the JSON of the Philly traces, as arrays.
+"""Job traces as arrays: records of sacct, the Standard Workload Format, CSV, and a generator.
 
 Reference: Chapin et al., Benchmarks and standards for the evaluation of parallel job schedulers, JSSPP 1999, and the
-Parallel Workloads Archive (Standard Workload Format); github.com/msr-fiddle/philly-traces (Philly).
+Parallel Workloads Archive (Standard Workload Format).
+
+The generator of rigid parallel jobs has the published parameters of the combined model of batch and interactive jobs
+of Lublin and Feitelson, The workload on parallel supercomputers: modeling the characteristics of rigid jobs, Journal
+of Parallel and Distributed Computing 63(11), 2003.
+
+Size: serial with a fixed probability; otherwise 2^u with u two-stage uniform, rounded to a power of two with a fixed
+probability. Run time: e^g with g hyper-gamma, whose probability of the first gamma falls linearly with the size.
+Arrivals: gaps of e^g with g gamma, in a time that passes faster in busy half hours of the day; the numbers of
+arrivals per half hour follow a gamma density. Not in the model, and stated in the notes of the trace: time limits
+(the run time times a uniform factor, rounded up to minutes) and users (a few of them submit most jobs).
 """
 
 from __future__ import annotations
@@ -9,7 +19,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import json
 import math
 import re
 from collections import Counter
@@ -24,17 +33,33 @@ from slurmdl.history import accounting
 from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
 from slurmdl.text import pluralize, sample_names
 
-FORMATS = ("sacct", "swf", "csv", "philly")
+FORMATS = ("sacct", "swf", "csv")
 #: columns of CSV that have a meaning
 CSV_FIELDS = ("submit", "start", "end", "run", "limit", "nodes", "cpus", "gpus", "user")
-#: bounds of the memory: lines of a file, and JSON, which is read as a whole; the Philly traces have 130 MB
+#: lines of a file, which bound the memory
 MAX_LINES = 20_000_000
-_MAX_JSON_CHARS = 2**29
 _SWF_FIELDS = 18
 _SWF_PARTIAL = ("2", "3", "4")  # status of pieces of a job whose whole has a line of its own
 _SWF_HEADER = re.compile(r";\s*(MaxNodes|MaxProcs):\s*([0-9]{1,9})")
 MAX_RUN_S = 366 * 86400.0  # longer run times are errors of the record
 MAX_NAMED_RECORDS = 3  # records that a note names as examples
+
+# parameters of the generator
+SERIAL_PROBABILITY, POWER_OF_TWO_PROBABILITY = 0.244, 0.576
+#: two-stage uniform of log2 of the size: lowest value, middle below the highest, probability of the lower stage
+LOW, MIDDLE_BELOW_HIGH, LOWER_PROBABILITY = 0.8, 2.5, 0.86
+#: shape and scale of the two gammas of ln(run time in s); probability of the first one: slope per node, intercept
+RUN_GAMMA_1, RUN_GAMMA_2 = (4.2, 0.94), (312.0, 0.03)
+FIRST_SLOPE, FIRST_INTERCEPT = -0.0054, 0.78
+MAX_LN_RUN = 12.0
+#: shape and scale of the gammas of ln(gap in s) and of the half hour of an arrival, counted from CYCLE_BEGIN
+GAP_GAMMA, CYCLE_GAMMA = (10.2303, 0.4871), (8.1737, 3.9631)
+MAX_LN_GAP = 13.0
+HALF_HOURS, CYCLE_BEGIN = 48, 11
+#: time limits are the run time times a uniform factor from 1 to this
+MAX_LIMIT_FACTOR = 4.0
+USERS = 40
+
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,8 +200,6 @@ def read_trace(path: str, kind: str = "", columns: Mapping[str, str] | None = No
         if name == "sacct":
             return trace_from_table(accounting.read_accounting_text(text, path, start))
         lines = _limited(itertools.chain(io.StringIO(start.lstrip()), accounting.bounded_lines(text)), path)
-        if name == "philly":
-            return _read_philly(lines, path)
         if name == "swf":
             return _read_swf(lines, path, cpus_per_node)
         return _read_csv(lines, path, columns or {}, {"nodes": 1, "gpus": gpus_per_node, "cpus": cpus_per_node})
@@ -193,7 +216,7 @@ def _recognize_format(line: str) -> str:
     """The format of a file by its first line that is not blank."""
     if line.startswith(";") or (len(line.split()) == _SWF_FIELDS and _number(line.split()[0]) is not None):
         return "swf"
-    return "philly" if line.startswith("[") else "sacct" if line.startswith("{") or "|" in line else "csv"
+    return "sacct" if line.startswith(("{", "[")) or "|" in line else "csv"
 
 
 def trace_from_table(table: accounting.JobTable) -> JobTrace:
@@ -296,38 +319,6 @@ def _read_csv(lines: Iterator[str], path: str, columns: Mapping[str, str], per_n
     return builder.build(["jobs take whole nodes"])
 
 
-def _read_philly(lines: Iterator[str], path: str) -> JobTrace:
-    """One job per entry: its run time is the sum of its attempts, its size the servers of the last one."""
-    text = io.StringIO()
-    for line in lines:
-        text.write(line)
-        if text.tell() > _MAX_JSON_CHARS:
-            raise InputError(f"more than {_MAX_JSON_CHARS:,} characters of JSON; expected a shorter period", path)
-    try:
-        entries = json.loads(text.getvalue())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON ({error}); expected cluster_job_log of the Philly traces", path) from error
-    if not isinstance(entries, list):
-        raise InputError("expected a JSON list, cluster_job_log of the Philly traces", path)
-    builder = TraceBuilder(path)
-    for number, entry in enumerate(entries, 1):
-        try:
-            record = f"entry {number}"
-            runs = [(_parse_time(str(attempt["start_time"])), _parse_time(str(attempt["end_time"])),
-                     len(attempt["detail"])) for attempt in entry["attempts"]]
-            whole = [(end - start, size) for start, end, size in runs if start is not None and end is not None]
-            submit = _parse_time(str(entry["submitted_time"]))
-            if not whole or submit is None:
-                builder.skip("no attempt with start and end", record)
-                continue
-            builder.remarks["restarted: the attempts count as one run"] += len(whole) > 1
-            builder.add(record, submit, sum(length for length, _ in whole), 0, whole[-1][1], str(entry.get("user")))
-        except (TypeError, KeyError, AttributeError):
-            builder.skip("not in the format of Philly", f"entry {number}")
-    builder.remarks = +builder.remarks
-    return builder.build(["jobs take whole nodes"])
-
-
 def _whole_nodes(count: float, per_node: int) -> int:
     return math.ceil(min(count, 1e9) / per_node) if count > 0 else 0
 
@@ -353,3 +344,66 @@ def _parse_time(text: str) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
     except (OverflowError, OSError):
         return None
+
+
+def generate_lublin_trace(jobs: int, nodes: int, load: float, seed: int) -> JobTrace:
+    """Generate a trace whose load (JobTrace.load) on `nodes` nodes is `load`, with the daily cycle unscaled."""
+    if jobs < 2:
+        raise UsageError(f"--jobs {jobs}: expected a number from 2")
+    if nodes < 2:
+        raise UsageError(f"a cluster of {nodes}: the generator of jobs expects at least 2 nodes")
+    generator = np.random.default_rng(seed)
+    sizes = draw_sizes(generator, jobs, nodes)
+    run_s = draw_run_times(generator, sizes)
+    span_s = float((run_s * sizes).sum()) / (nodes * load)
+    submit_s = _draw_arrivals(generator, jobs, span_s)
+    limit_s = np.ceil(run_s * generator.uniform(1, MAX_LIMIT_FACTOR, jobs) / 60) * 60
+    weight = 1 / np.arange(1, USERS + 1)
+    user = generator.choice(USERS, jobs, p=weight / weight.sum())
+    return JobTrace(submit_s, run_s, limit_s, sizes, user.astype(np.int64), f"Lublin-Feitelson, seed {seed}",
+                    (f"generated: {jobs:,} jobs, load {load:g}, limits of 1 to {MAX_LIMIT_FACTOR:g} run times, "
+                     f"{USERS} users",))
+
+
+def draw_sizes(generator: np.random.Generator, jobs: int, nodes: int) -> IntArray:
+    """Numbers of nodes, shape (jobs,)."""
+    high = math.log2(nodes)
+    middle = max(high - MIDDLE_BELOW_HIGH, LOW)
+    is_lower = generator.random(jobs) < LOWER_PROBABILITY
+    low = np.where(is_lower, min(LOW, high), middle)
+    exponent = generator.uniform(low, np.where(is_lower, middle, high))
+    exponent = np.where(generator.random(jobs) < POWER_OF_TWO_PROBABILITY, np.round(exponent), exponent)
+    size = np.clip(np.round(2.0 ** exponent), 2, nodes)
+    return np.where(generator.random(jobs) < SERIAL_PROBABILITY, 1, size).astype(np.int64)
+
+
+def draw_run_times(generator: np.random.Generator, sizes: IntArray) -> FloatArray:
+    """Run times in whole seconds from 1, shape (jobs,); values above e^12 s are drawn again."""
+    first = np.clip(FIRST_SLOPE * sizes + FIRST_INTERCEPT, 0, 1)
+    logarithm = np.full(len(sizes), np.inf)
+    while (again := logarithm > MAX_LN_RUN).any():
+        is_first = generator.random(len(sizes)) < first
+        drawn = np.where(is_first, generator.gamma(*RUN_GAMMA_1, len(sizes)),
+                         generator.gamma(*RUN_GAMMA_2, len(sizes)))
+        logarithm = np.where(again, drawn, logarithm)
+    return np.asarray(np.maximum(1.0, np.round(np.exp(logarithm))))
+
+
+def daily_weights() -> FloatArray:
+    """Share of the arrivals in each half hour of the day, from midnight; shape (48,)."""
+    shape, scale = CYCLE_GAMMA
+    x = np.arange(HALF_HOURS) + 0.5
+    density = np.exp((shape - 1) * np.log(x) - x / scale - math.lgamma(shape) - shape * math.log(scale))
+    return np.asarray(np.roll(density / density.sum(), CYCLE_BEGIN))
+
+
+def _draw_arrivals(generator: np.random.Generator, jobs: int, span_s: float) -> FloatArray:
+    """Times of submission from 0 to `span_s`, shape (jobs,), the day beginning at midnight."""
+    logarithm = np.minimum(generator.gamma(*GAP_GAMMA, jobs - 1), MAX_LN_GAP)
+    busy = np.concatenate([[0.0], np.cumsum(np.exp(logarithm))])
+    days = int(span_s // 86400) + 1
+    border_s = np.arange(days * HALF_HOURS + 1) * (86400 / HALF_HOURS)
+    # share of busy time that has passed at each border of a half hour
+    passed = np.concatenate([[0.0], np.cumsum(np.tile(daily_weights(), days))])
+    end = np.interp(span_s, border_s, passed)
+    return np.asarray(np.interp(busy / busy[-1] * end, passed, border_s))

@@ -141,7 +141,7 @@ def test_no_job_on_several_nodes(files, capsys):
     out = capsys.readouterr().out
     assert out.startswith("Nothing to gain: no job ran on several nodes.\n")
     assert "jobs on several nodes     0 with 0.0 node-hours (and 1 on one node)" in out
-    assert "<svg" not in (files / "report.html").read_text()
+    assert "<figure" not in (files / "report.html").read_text()
 
 
 def test_lines_of_windows(files, capsys):
@@ -201,7 +201,7 @@ def test_html_escapes_names_and_loads_nothing(files, capsys):
     assert not {name for name in elements.attributes if name.startswith("on")} and "src" not in elements.attributes
     assert "<script>alert(1)</script>&\"'\\x1b[31m" in elements.text and "</title><img src=x" in elements.text
     assert "\x1b" not in elements.text + capsys.readouterr().out
-    assert {"svg", "table", "figure"} <= elements.names
+    assert {"table", "figure"} <= elements.names
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
@@ -215,8 +215,8 @@ def test_report_in_a_browser_fits_its_width(files, width):
 <iframe src="report.html" width="{width}" height="900" style="border:0"></iframe><pre></pre><script>
 onload = () => {{
   const page = document.querySelector("iframe").contentDocument;
-  const charts = [...page.querySelectorAll("svg")].map(svg => Math.round(svg.getBoundingClientRect().width));
-  const text = [...page.querySelectorAll("svg text")].map(text => text.getBoundingClientRect().height);
+  const charts = [...page.querySelectorAll("figure")].map(chart => Math.round(chart.getBoundingClientRect().width));
+  const text = [...page.querySelectorAll("figure span")].map(text => text.getBoundingClientRect().height);
   document.querySelector("pre").textContent = JSON.stringify({{width: page.documentElement.clientWidth,
     content: page.documentElement.scrollWidth, charts, text: Math.min(...text),
     foreign: page.querySelectorAll("script, img").length}});

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slurmdl.cli.main import main
-from slurmdl.history.replay_report import round_ticks
+from slurmdl.history.replay import round_ticks
 from slurmdl.topology import write
 from slurmdl.topology.source import tree_topology
 
@@ -86,7 +86,7 @@ def test_trace_file_with_load_and_first_jobs(capsys, topology, tmp_path):
 
 @pytest.mark.parametrize(("argv", "message"), [
     (["--policy", "best"], "--policy best: expected slurm, slurmdl, mixed, random"),
-    (["--policy", ","], "--policy: expected"),
+    (["--policy", ","], "--policy ,: expected"),
     (["--share", "1.5"], "--share 1.5: expected 0 to 1"),
     (["--load", "0"], "--load 0: expected 0.01 to 2"),
     (["--jobs", "1"], "--jobs 1: expected 2"),

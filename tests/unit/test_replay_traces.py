@@ -1,7 +1,6 @@
 """Traces of a replay: readers with good and bad input, and the Lublin-Feitelson generator."""
 
 import gzip
-import json
 import os
 import threading
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from slurmdl import files
 from slurmdl.errors import InputError, UsageError
-from slurmdl.history import lublin, traces
+from slurmdl.history import traces
 from slurmdl.history.accounting import read_job_records
 from slurmdl.history.traces import parse_column_map, read_trace, trace_from_table
 
@@ -102,24 +101,6 @@ def test_usage_errors_of_columns(tmp_path):
         read(tmp_path, "submit,run,gpus\n1,2,3\n")
 
 
-def test_philly(tmp_path):
-    def attempt(start, end, servers):
-        return {"start_time": start, "end_time": end, "detail": [{"ip": f"m{i}", "gpus": ["gpu0"]}
-                                                                for i in range(servers)]}
-    entries = [
-        {"status": "Pass", "jobid": "a", "user": "u", "submitted_time": "2017-10-07 01:11:39", "attempts": [
-            attempt("2017-10-07 01:12:09", "2017-10-07 01:13:23", 1),
-            attempt("2017-10-07 01:14:00", "2017-10-07 01:14:26", 2), attempt(None, None, 1)]},
-        {"status": "Killed", "jobid": "b", "user": "u", "submitted_time": "2017-10-07 02:11:39", "attempts": []},
-        {"jobid": "c"}, 7]
-    trace = read(tmp_path, json.dumps(entries))
-    assert (trace.run_s.tolist(), trace.nodes.tolist()) == ([100], [2])
-    assert "1 record skipped, no attempt with start and end: entry 2" in trace.notes
-    assert "2 records skipped, not in the format of Philly: entry 3, entry 4" in trace.notes
-    with pytest.raises(InputError, match="not JSON"):
-        read(tmp_path, "[{")
-
-
 def test_sacct_records(tmp_path):
     header = "JobID|User|Partition|State|Submit|Start|End|Timelimit|NNodes|NCPUS|NodeList\n"
     rows = ["1|ann|p|COMPLETED|1000|1010|1070|00:02:00|2|8|n[1-2]",
@@ -138,16 +119,14 @@ def test_sacct_records(tmp_path):
     assert len(read(tmp_path, header + rows[0])) == 1
 
 
-def test_json_of_sacct_is_not_taken_for_that_of_philly(tmp_path):
+def test_json_of_sacct(tmp_path):
     text, from_json = (read_trace(str(DATA / f"sacct-24.11.5.{suffix}")) for suffix in ("txt", "json.gz"))
     for name in ("submit_s", "run_s", "limit_s", "nodes", "user"):
         assert getattr(text, name).tolist() == getattr(from_json, name).tolist()
-    for content, kind, message in (
-            ('\n{"a": 1}', "", r"trace:2: JSON without jobs; expected the output of `sacct --json`"),
-            ('{"jobs": []}', "philly", "expected a JSON list, cluster_job_log of the Philly traces"),
-            ("[]", "sacct", r"'\[' instead of '{'\); expected the output of `sacct --json`")):
+    for content, message in (('\n{"a": 1}', r"trace:2: JSON without jobs; expected the output of `sacct --json`"),
+                             ("[]", r"'\[' instead of '{'\); expected the output of `sacct --json`")):
         with pytest.raises(InputError, match=message):
-            read(tmp_path, content, kind=kind)
+            read(tmp_path, content)
 
 
 def test_compressed_and_unreadable_files(tmp_path):
@@ -172,10 +151,6 @@ def test_memory_of_a_trace_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 10_000)
     with pytest.raises(InputError, match=r"log: unpacks to more than .* GiB; expected the records of a shorter"):
         read_trace(str(path))
-    monkeypatch.setattr(traces, "_MAX_JSON_CHARS", 500)
-    path.write_text("[" + "\n" * 400 + " " * 101 + "]")
-    with pytest.raises(InputError, match="log: more than 500 characters of JSON"):
-        read_trace(str(path))
 
 
 def test_load_is_scaled_by_the_times_between_submissions(tmp_path):
@@ -188,7 +163,7 @@ def test_load_is_scaled_by_the_times_between_submissions(tmp_path):
 
 def test_generated_sizes_and_run_times_have_the_published_means():
     generator = np.random.default_rng(0)
-    sizes = lublin.draw_sizes(generator, 40_000, 128)
+    sizes = traces.draw_sizes(generator, 40_000, 128)
     several = sizes[sizes > 1]
     assert (sizes == 1).mean() == pytest.approx(0.244, abs=0.01)
     # log2: 86 % uniform from 0.8 to 4.5, 14 % from 4.5 to 7; rounding hardly moves the mean
@@ -196,35 +171,33 @@ def test_generated_sizes_and_run_times_have_the_published_means():
     is_power = (several & (several - 1)) == 0
     # the others hit a power by chance when they are rounded, mostly small ones
     assert 0.576 < is_power.mean() < 0.8
-    run = np.log(lublin.draw_run_times(generator, np.ones(40_000, np.int64)))
+    run = np.log(traces.draw_run_times(generator, np.ones(40_000, np.int64)))
     first = 0.78 - 0.0054
     assert run.mean() == pytest.approx(first * 4.2 * 0.94 + (1 - first) * 312 * 0.03, abs=0.05)
     # the first gamma no longer contributes to jobs of 150 nodes
-    large = np.log(lublin.draw_run_times(generator, np.full(5000, 150)))
+    large = np.log(traces.draw_run_times(generator, np.full(5000, 150)))
     assert large.mean() == pytest.approx(312 * 0.03, abs=0.05)
     assert large.std() == pytest.approx(0.03 * 312 ** 0.5, abs=0.03)
 
 
 def test_generated_arrivals_follow_the_day():
-    weights = lublin.daily_weights()
+    weights = traces.daily_weights()
     assert weights.sum() == pytest.approx(1)
     # the mode of the gamma, (8.1737 - 1) x 3.9631 half hours after the cycle begins at 5:30
-    assert abs(int(weights.argmax()) - (lublin.CYCLE_BEGIN + (8.1737 - 1) * 3.9631) % 48) <= 1
-    trace = lublin.generate_lublin_trace(8000, 128, 0.5, 3)
+    assert abs(int(weights.argmax()) - (traces.CYCLE_BEGIN + (8.1737 - 1) * 3.9631) % 48) <= 1
+    trace = traces.generate_lublin_trace(8000, 128, 0.5, 3)
     assert (np.diff(trace.submit_s) >= 0).all()
     hours = np.bincount((trace.submit_s % 86400 // 1800).astype(int), minlength=48)
     assert np.corrcoef(hours, weights)[0, 1] > 0.9
 
 
 def test_generated_trace_is_deterministic_and_has_its_load():
-    traces = [lublin.generate_lublin_trace(500, 64, 0.8, seed) for seed in (1, 1, 2)]
-    assert (traces[0].submit_s == traces[1].submit_s).all()
-    assert (traces[0].limit_s == traces[1].limit_s).all()
-    assert not (traces[0].run_s == traces[2].run_s).all()
-    assert traces[0].load(64) == pytest.approx(0.8)
-    assert (traces[0].limit_s >= traces[0].run_s).all()
+    first, same, other = (traces.generate_lublin_trace(500, 64, 0.8, seed) for seed in (1, 1, 2))
+    assert (first.submit_s == same.submit_s).all() and (first.limit_s == same.limit_s).all()
+    assert not (first.run_s == other.run_s).all()
+    assert first.load(64) == pytest.approx(0.8) and (first.limit_s >= first.run_s).all()
     with pytest.raises(UsageError, match="expected a number from 2"):
-        lublin.generate_lublin_trace(1, 64, 0.8, 0)
+        traces.generate_lublin_trace(1, 64, 0.8, 0)
 
 
 def test_a_pipe_can_be_read(tmp_path):
@@ -236,7 +209,7 @@ def test_a_pipe_can_be_read(tmp_path):
     writer.join()
 
 
-@pytest.mark.parametrize("kind", ["", "sacct", "swf", "csv", "philly"])
+@pytest.mark.parametrize("kind", ["", "sacct", "swf", "csv"])
 def test_random_bytes_are_an_input_error(tmp_path, kind):
     generator = np.random.default_rng(0)
     path = tmp_path / "trace"
