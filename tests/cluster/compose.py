@@ -37,7 +37,8 @@ class ComposeCluster(Cluster):
     """Nodes n1 to n8 in containers, in two zones of two networks each; `base` is the directory of its files."""
 
     def __init__(self, base: Path) -> None:
-        self.shared, self.user, self.etc = base / "shared", USER.name, base / "etc"
+        self.shared, self.etc = base / "shared", base / "etc"
+        self.user, self.ids = USER.name, (USER.uid, USER.gid)
         self._base, self._state, self._containers = base, base / "state", dict[str, str]()
         self._release = os.environ.get("DEBIAN", "trixie")
         self._is_common = False
@@ -60,7 +61,6 @@ class ComposeCluster(Cluster):
         listed = _docker("ps", "--filter", f"label=com.docker.compose.project={PROJECT}", "--format",
                          '{{.Label "com.docker.compose.service"}} {{.ID}}')
         self._containers = dict(line.split() for line in listed.splitlines())
-        self._start = self.shared
         self._start = self.directory("start")
         self._is_common = True
         # Slurm of Debian forky has no PMIx

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ MAPPED = "slurmdl srun sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_
 AT_ONCE = ("SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1",)
 #: schedule new jobs within 3 s, Slurm's default
 DEFAULT_DELAY = ("SchedulerParameters=batch_sched_delay=3",)
+
+
+def wait_until(is_true: Callable[[], object], failure: object, seconds: float = 30) -> None:
+    """Wait until a condition is true; `failure` is the message if it is not, or a function that returns it."""
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, failure() if callable(failure) else failure
+        time.sleep(0.1)
 
 
 def slow_links(cluster, *nodes: str) -> str:
@@ -130,6 +139,33 @@ def zone_changes(nodes: list[str]) -> int:
 
 def occupy(cluster, *nodes: str) -> None:
     """Start an exclusive job on `nodes`."""
-    job = cluster.submit(["sbatch", "-N", str(len(nodes)), "-w", ",".join(nodes), "--exclusive",
-                          "--wrap", "sleep 90"])
-    cluster.wait_for(job, {"RUNNING"})
+    cluster.start(["sbatch", "-N", str(len(nodes)), "-w", ",".join(nodes), "--exclusive", "--wrap", "sleep 90"])
+
+
+class Health:
+    """A user's calls on a cluster, with a list of bad nodes of their own."""
+
+    def __init__(self, cluster) -> None:
+        self.cluster, self.state = cluster, cluster.directory("state")
+        self.env = {"XDG_STATE_HOME": str(self.state)}
+
+    def run(self, *argv: str):
+        return self.cluster.run(["slurmdl", *argv], env=self.env)
+
+    def submit(self, script: str, *options: str, program: str = "sbatch") -> int:
+        return self.cluster.sbatch(script, *options, program=program, env=self.env)
+
+    def start(self, script: str, *options: str) -> int:
+        """Submit a job and wait until it runs."""
+        job = self.submit(script, *options)
+        self.cluster.wait_for(job, {"RUNNING"})
+        return job
+
+    def history(self) -> str:
+        return self.run("preflight", "--history").stdout
+
+
+def started_on(text: str, restart: int) -> set[str]:
+    match = re.search(rf"start {restart} on \S+ with (.*)", text)
+    assert match, text
+    return set(match[1].split())

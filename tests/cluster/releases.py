@@ -45,6 +45,7 @@ SlurmdParameters=config_overrides
 TopologyPlugin=topology/tree
 ReturnToService=2
 KillWait=5
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
 """
 _NODE = "NodeName=n{i} NodeHostname=login NodeAddr={address} Port={port} CPUs=2 RealMemory=4000 Features={zone}\n"
 _PARTITION = "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
@@ -82,7 +83,8 @@ class RootCluster(Cluster):
     def __init__(self, root: Path, base: Path, nodes: int, plugin: Path | None,
                  cgroup: str = "CgroupPlugin=disabled", lines: str = "",
                  files: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.topology, self.shared, self.user = round_robin_topology(nodes, 2), base / "shared", USER
+        self.topology, self.shared = round_robin_topology(nodes, 2), base / "shared"
+        self.user, self.ids = USER, (USER_ID, USER_ID)
         self._root, self._base, self.sandbox, self.etc = root, base, self, base / "slurm"
         for name in ("slurm", "spool/ctld", "shared", *(f"spool/n{i + 1}" for i in range(nodes))):
             (base / name).mkdir(parents=True)

@@ -17,9 +17,8 @@ def reserve(cluster):
     names = []
 
     def make(name: str, nodes: str, start_time: str) -> None:
-        done = cluster.run(["scontrol", "create", "reservation", f"reservationname={name}", f"starttime={start_time}",
-                            "duration=60", f"nodes={nodes}", f"users={cluster.user}"], as_root=True)
-        assert done.returncode == 0, done.stderr
+        cluster.root("scontrol", "create", "reservation", f"reservationname={name}", f"starttime={start_time}",
+                     "duration=60", f"nodes={nodes}", f"users={cluster.user}")
         names.append(name)
 
     yield make
@@ -51,8 +50,7 @@ def test_slurm_decides_unmodelled_requests(cluster, args, fact):
 
 
 def test_job_for_several_partitions_is_placed_in_those_that_are_up(cluster):
-    create = ["scontrol", "create", "partitionname=closed", "nodes=ALL", "state=DOWN"]
-    cluster.run(create, as_root=True).check_returncode()
+    cluster.root("scontrol", "create", "partitionname=closed", "nodes=ALL", "state=DOWN")
     try:
         up = cluster.run(["sinfo", "-h", "-o", "%R"]).stdout.split()[0]
         slow = slow_links(cluster, "n1", "n2")
@@ -66,9 +64,9 @@ def test_job_for_several_partitions_is_placed_in_those_that_are_up(cluster):
 
 
 def test_job_confirmed_by_slurm_starts_on_its_nodes(cluster):
-    job = cluster.submit(["slurmdl", "sbatch", "-N2", "--hint=nomultithread", "--no-requeue", "-C", "[zoneA|zoneB]",
-                          "--wrap", "sleep 5"])
-    nodes = hostlist.expand_hostlist(cluster.wait_for(job, {"RUNNING"}, timeout=30)["NodeList"])
+    job = cluster.start(["slurmdl", "sbatch", "-N2", "--hint=nomultithread", "--no-requeue", "-C", "[zoneA|zoneB]",
+                         "--wrap", "sleep 5"])
+    nodes = hostlist.expand_hostlist(cluster.job(job)["NodeList"])
     assert len({int(node[1:]) % 2 for node in nodes}) == 1  # odd nodes are in zoneA
 
 
@@ -78,9 +76,8 @@ def test_reserved_nodes_are_used_with_the_reservation_only(cluster, reserve):
     assert "--nodelist=n[4,6,8]" in dry_run_decision(cluster, "-N3", "--no-requeue", slow_links(cluster, "n2"))
     options = ("--no-requeue", "-C", "(zoneA)", "--reservation=course")
     assert "Slurm itself would choose n[1,3,5]" in dry_run_decision(cluster, "-N3", *options)
-    job = cluster.submit(["slurmdl", "sbatch", "-N2", *options, "--wrap", "sleep 5"])
-    nodes = hostlist.expand_hostlist(cluster.wait_for(job, {"RUNNING"}, timeout=30)["NodeList"])
-    assert set(nodes) < {"n1", "n3", "n5"}
+    job = cluster.start(["slurmdl", "sbatch", "-N2", *options, "--wrap", "sleep 5"])
+    assert set(hostlist.expand_hostlist(cluster.job(job)["NodeList"])) < {"n1", "n3", "n5"}
 
 
 def test_slurm_decides_on_nodes_with_a_future_reservation(cluster, reserve):
@@ -95,21 +92,16 @@ def test_slurm_decides_on_nodes_with_a_future_reservation(cluster, reserve):
 def test_both_output_forms_of_scontrol_give_the_same_snapshot(cluster, reserve):
     """With and without -o, written to a file. The reason of a drained node may look like other fields."""
     reserve("soon", "n[5-6]", "now+1hour")
-    job = cluster.submit(["sbatch", "-N2", "-n2", "--nodelist=n[3-4]", "--wrap=sleep 60"])
-    cluster.wait_for(job, {"RUNNING"})
-    drained = ["scontrol", "update", "nodename=n2", "state=drain", "reason=bad disk = 3 State=IDLE CPUAlloc=2"]
-    cluster.run(drained, as_root=True).check_returncode()
+    cluster.start(["sbatch", "-N2", "-n2", "--nodelist=n[3-4]", "--wrap=sleep 60"])
     commands = "scontrol {0} -d show nodes; scontrol {0} show partitions; scontrol {0} show reservations"
     directory, snapshots = cluster.directory(), {}
-    try:
+    with cluster.drained("n2", reason="bad disk = 3 State=IDLE CPUAlloc=2"):
         for option in ("-o", ""):
             path = directory / f"nodes{option}.txt"
             cluster.run(["sh", "-c", f"({commands.format(option)}) > {path}"]).check_returncode()
             snapshots[option] = load.load_cluster_file(str(path))
             result = cluster.run(["slurmdl", "place", "--cluster", str(path), "-N2"])
             assert "5 of 8 nodes idle" in result.stdout, result
-    finally:
-        cluster.resume(["n2"])
     one_line, multi_line = snapshots["-o"], snapshots[""]
     assert multi_line.to_json() == one_line.to_json()
     assert multi_line.node_by_name["n2"].state == ("IDLE", "DRAIN")

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from jobs import (
-    AT_ONCE,
     DEFAULT_DELAY,
     MAPPED,
     NIGHTLY,
     SOON,
     occupy,
     rank_nodes,
+    read_log,
     slow_links,
     slurm_release,
     slurmdl_messages,
+    wait_until,
     zone,
 )
 
@@ -26,13 +26,11 @@ from slurmdl.slurm.hostlist import expand_hostlist
 def racing_submission(cluster, nodes: str, script, *args: str) -> list[str]:
     """Return a command that submits a script, and a job on `nodes` between the choice and the submission."""
     other_script = cluster.script("exec sleep 120\n")
-    fake = cluster.directory("bin") / "sbatch"
-    fake.write_text("#!/bin/sh\n"
-                    'case "$1" in --test-only) exec /usr/bin/sbatch "$@" ;; esac\n'
-                    f"other=$(/usr/bin/sbatch --parsable --exclusive -w {nodes} -o /dev/null {other_script})\n"
-                    "until scontrol show job $other | grep -q JobState=RUNNING; do sleep 0.1; done\n"
-                    'exec /usr/bin/sbatch "$@"\n')
-    fake.chmod(0o755)
+    fake = cluster.script(
+        'case "$1" in --test-only) exec /usr/bin/sbatch "$@" ;; esac\n'
+        f"other=$(/usr/bin/sbatch --parsable --exclusive -w {nodes} -o /dev/null {other_script})\n"
+        "until scontrol show job $other | grep -q JobState=RUNNING; do sleep 0.1; done\n"
+        'exec /usr/bin/sbatch "$@"\n', "sbatch")
     return ["sh", "-c", 'PATH=$1:$PATH; shift; exec slurmdl sbatch --parsable "$@"', "sh", str(fake.parent), *args,
             str(script)]
 
@@ -49,21 +47,23 @@ def dry_run_command(cluster, *args: str) -> str:
     return next(line for line in done.stdout.splitlines() if line.startswith("command:"))
 
 
-def test_nodelist_is_bound_without_features_and_requeue(new_cluster):
-    cluster = new_cluster(zone_features=False, slurm_conf_lines=AT_ONCE)
+def zones_of(text: str) -> set[str]:
+    return {zone(node) for node in rank_nodes(text)}
+
+
+def test_nodelist_is_bound_without_features_and_requeue(cluster_with):
+    cluster = cluster_with(zone_features=False)
     occupy(cluster, "n2", "n4")
-    script = cluster.script(MAPPED)
-    requeued = cluster.submit(["slurmdl", "sbatch", "-N3", str(script)], directory=script.parent)
+    requeued = cluster.sbatch(MAPPED, "-N3")
     assert cluster.job(requeued)["ReqNodeList"] == "(null)"
     cluster.wait(requeued)
-    pinned = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", slow_links(cluster, "n1"), str(script)],
-                            directory=script.parent)
+    pinned = cluster.sbatch(MAPPED, "--no-requeue", "-N3", slow_links(cluster, "n1"))
     assert cluster.job(pinned)["ReqNodeList"] != "(null)"
-    assert {zone(node) for node in rank_nodes(cluster.output(pinned))} == {"zoneA"}
+    assert zones_of(cluster.output(pinned)) == {"zoneA"}
 
 
-def test_missing_zone_features_are_said_once(new_cluster):
-    cluster = new_cluster(zone_features=False, slurm_conf_lines=AT_ONCE)
+def test_missing_zone_features_are_said_once(cluster_with):
+    cluster = cluster_with(zone_features=False)
     script, state = cluster.script("true\n"), cluster.directory("state")
     submit = f"slurmdl sbatch -N3 -o /dev/null {script} >&2"
 
@@ -78,22 +78,20 @@ def test_missing_zone_features_are_said_once(new_cluster):
     assert times_said(submit, "/dev/null/state") == 1
 
 
-def test_bound_job_keeps_its_nodes_until_the_scheduling_pass(new_cluster):
+def test_bound_job_keeps_its_nodes_until_the_scheduling_pass(cluster_with):
     """With the default delay of the scheduler, the job is still pending when sbatch returns, and keeps its nodes."""
-    cluster = new_cluster(zone_features=False, slurm_conf_lines=DEFAULT_DELAY)
+    cluster = cluster_with(zone_features=False, slurm_conf_lines=DEFAULT_DELAY)
     occupy(cluster, "n2", "n4")
-    script = cluster.script(MAPPED)
-    args = ["slurmdl", "sbatch", "--no-requeue", "-N3", slow_links(cluster, "n1"), str(script)]
     for _ in range(3 if NIGHTLY else 1):
-        job = cluster.submit(args, directory=script.parent)
+        job = cluster.sbatch(MAPPED, "--no-requeue", "-N3", slow_links(cluster, "n1"))
         assert cluster.job(job)["ReqNodeList"] != "(null)"
-        assert {zone(node) for node in rank_nodes(cluster.output(job))} == {"zoneA"}
+        assert zones_of(cluster.output(job)) == {"zoneA"}
 
 
-@pytest.mark.parametrize("features", [True, False])
-def test_lost_race_does_not_delay_the_start(new_cluster, features):
+@pytest.mark.parametrize("features", [False, True])
+def test_lost_race_does_not_delay_the_start(cluster_with, features):
     """Another job takes nodes of the chosen zone before the submission: the job starts on different nodes."""
-    cluster = new_cluster(zone_features=features, slurm_conf_lines=DEFAULT_DELAY)
+    cluster = cluster_with(zone_features=features, slurm_conf_lines=DEFAULT_DELAY)
     occupy(cluster, "n2", "n4")
     script = cluster.script(MAPPED)
     args = racing_submission(cluster, "n1,n3", script, "--no-requeue", "-N3", slow_links(cluster, "n1"))
@@ -107,14 +105,11 @@ def test_lost_race_does_not_delay_the_start(new_cluster, features):
     assert set(rank_nodes(cluster.output(job))) < {"n5", "n6", "n7", "n8"}
 
 
-def test_other_job_ids_on_stdout_are_ignored(new_cluster):
+def test_other_job_ids_on_stdout_are_ignored(cluster):
     """A site's sbatch prints another job ID of the user before and after Slurm's line."""
-    cluster = new_cluster(slurm_conf_lines=AT_ONCE)
     held_job = cluster.submit(["sbatch", "--hold", "--prefer=zoneB", "-N2", "-o", "/dev/null", "--wrap", "true"])
-    fake = cluster.directory("bin") / "sbatch"
-    fake.write_text(f'#!/bin/sh\necho "Quota: {held_job} jobs pending"\n'
-                    f'/usr/bin/sbatch "$@" || exit\necho "{held_job} jobs"\n')
-    fake.chmod(0o755)
+    fake = cluster.script(f'echo "Quota: {held_job} jobs pending"\n'
+                          f'/usr/bin/sbatch "$@" || exit\necho "{held_job} jobs"\n', "sbatch")
     script = cluster.script(MAPPED)
     for args, job_id_line in (["-N3"], r"Submitted batch job \d+"), (["-N3", "--parsable"], r"\d+"):
         done = cluster.run(["sh", "-c", f'PATH={fake.parent}:$PATH; exec slurmdl sbatch "$@"', "sh", *args,
@@ -122,29 +117,26 @@ def test_other_job_ids_on_stdout_are_ignored(new_cluster):
         assert done.returncode == 0, done.stderr
         assert re.fullmatch(rf"Quota: {held_job} jobs pending\n{job_id_line}\n{held_job} jobs\n", done.stdout)
         assert slurmdl_messages(done.stderr) == []
-        time.sleep(5)  # the background process has ended
-        assert cluster.job(held_job)["Prefer"] == "zoneB"
+    # the background processes that revert bindings have ended
+    wait_until(lambda: cluster.run(["pgrep", "-f", 'sleep "[$]0"']).returncode, "a process reverts a binding")
+    assert cluster.job(held_job)["Prefer"] == "zoneB"
 
 
 def test_node_lost_after_the_submission_does_not_delay_the_start(new_cluster):
     """A node is drained before the scheduling pass, which comes later than by default."""
-    cluster = new_cluster(zone_features=False, slurm_conf_lines=("SchedulerParameters=batch_sched_delay=15",))
-    script = cluster.script(MAPPED)
+    cluster = new_cluster(zone_features=False, slurm_conf_lines=("SchedulerParameters=batch_sched_delay=8",))
     cluster.wait(cluster.submit(["sbatch", "-o", "/dev/null", "--wrap", "true"]))  # a scheduling pass has just ended
-    job = cluster.submit(["slurmdl", "sbatch", "--no-requeue", "-N3", slow_links(cluster, "n1"), str(script)],
-                         directory=script.parent)
+    job = cluster.sbatch(MAPPED, "--no-requeue", "-N3", slow_links(cluster, "n1"))
     lost_node = bound_nodes(cluster, job)[1]
-    cluster.run(["scontrol", "update", f"NodeName={lost_node}", "State=DRAIN", "Reason=test"], as_root=True)
+    cluster.root("scontrol", "update", f"NodeName={lost_node}", "State=DRAIN", "Reason=test")
     assert lost_node not in rank_nodes(cluster.output(job))
 
 
-def test_nodelist_binding_waits_for_its_nodes(new_cluster):
-    cluster = new_cluster()
+def test_nodelist_binding_waits_for_its_nodes(cluster):
     occupy(cluster, "n2", "n4")
     script = cluster.script(MAPPED)
     submission = racing_submission(cluster, "n1,n3", script, "--dl-node-binding=nodelist", "-N3")
-    done = cluster.run(submission, directory=script.parent)
-    job = int(done.stdout.split()[-1])
+    job = int(cluster.run(submission, directory=script.parent).stdout.split()[-1])
     bound = bound_nodes(cluster, job)
     assert set(bound) & {"n1", "n3"}
     assert cluster.job(job)["JobState"] == "PENDING"
@@ -152,20 +144,18 @@ def test_nodelist_binding_waits_for_its_nodes(new_cluster):
     assert sorted(rank_nodes(cluster.output(job))) == bound
 
 
-@pytest.mark.parametrize(("features", "option"), [(True, "--constraint=zoneB"), (False, "--switches=1")])
-def test_zone_binding_keeps_the_job_in_the_zone(new_cluster, features, option):
-    cluster = new_cluster(zone_features=features)
+@pytest.mark.parametrize(("features", "option"), [(False, "--switches=1"), (True, "--constraint=zoneB")])
+def test_zone_binding_keeps_the_job_in_the_zone(cluster_with, features, option):
+    cluster = cluster_with(zone_features=features)
     occupy(cluster, "n1", "n3")
     assert option in dry_run_command(cluster, "--dl-node-binding=zone", "-N3")
-    script = cluster.script(MAPPED)
-    job = cluster.submit(["slurmdl", "sbatch", "--dl-node-binding=zone", "-N3", str(script)], directory=script.parent)
-    assert {zone(node) for node in rank_nodes(cluster.output(job))} == {"zoneB"}
+    assert zones_of(cluster.job_output(MAPPED, "--dl-node-binding=zone", "-N3")) == {"zoneB"}
 
 
 @pytest.mark.parametrize("features", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_named_zone_is_a_limit(new_cluster, features):
+def test_named_zone_is_a_limit(cluster_with, features):
     """Jobs and array tasks wait for zoneA, although zoneB has enough free nodes."""
-    cluster = new_cluster(zone_features=features, features={"": "any", "n8": "rare"}, slurm_conf_lines=AT_ONCE)
+    cluster = cluster_with(zone_features=features, features={"": "any", "n8": "rare"})
     occupy(cluster, "n1", "n3")
     script = cluster.script(MAPPED)
     submitted = [cluster.run(["slurmdl", "sbatch", "--parsable", "--dl-zone=zoneA", "-N3", "-o", "job-%j-%a.log",
@@ -182,7 +172,7 @@ def test_named_zone_is_a_limit(new_cluster, features):
     for done in submitted:
         assert cluster.wait(done.stdout.strip())["JobState"] == "COMPLETED"
     for log in script.parent.glob("job-*.log"):
-        assert {zone(node) for node in rank_nodes(log.read_text())} == {"zoneA"}, log
+        assert zones_of(log.read_text()) == {"zoneA"}, log
     assert len(list(script.parent.glob("job-*.log"))) == len(submitted)
 
 
@@ -227,10 +217,7 @@ def test_late_binding_releases_the_worst_node(cluster, args, tasks):
                         *args, "-o", "log", str(script)], directory=script.parent)
     assert done.stderr == ""
     job, log = int(done.stdout), script.parent / "log"
-    deadline = time.monotonic() + 30
-    while not log.exists() or log.read_text().count("rank ") < tasks:
-        assert time.monotonic() < deadline, log.read_text() if log.exists() else cluster.job(job)
-        time.sleep(0.1)
+    wait_until(lambda: read_log(log).count("rank ") >= tasks, lambda: read_log(log) or cluster.job(job))
     kept = expand_hostlist(cluster.job(job)["NodeList"])
     # for 5 tasks Slurm 24.11 allocates 5 CPUs on 4 nodes of 2 CPUs; no 3 of them have 5 allocated CPUs
     has_shortfall = tasks % 3 > 0 and slurm_release(cluster) == (24, 11)
@@ -247,22 +234,18 @@ def test_late_binding_releases_the_worst_node(cluster, args, tasks):
 def test_late_binding_does_not_delay_the_start(cluster):
     """Only the requested number of nodes is free: the job starts on them."""
     occupy(cluster, "n2", "n4", "n6", "n7", "n8")
-    script = cluster.script(MAPPED)
-    job = cluster.submit(["slurmdl", "sbatch", "--dl-node-binding=late", "-N3", str(script)], directory=script.parent)
-    assert sorted(rank_nodes(cluster.output(job))) == ["n1", "n3", "n5"]
+    assert sorted(rank_nodes(cluster.job_output(MAPPED, "--dl-node-binding=late", "-N3"))) == ["n1", "n3", "n5"]
 
 
 @pytest.mark.parametrize(("settings", "preamble"), [
     (("SchedulerParameters=disable_job_shrink",), ""),
     ((), "srun -N1 -n1 --overlap sleep 20 &\nsleep 1\n"),
 ])
-def test_late_bound_job_that_cannot_shrink_keeps_its_nodes(new_cluster, settings, preamble):
+def test_late_bound_job_that_cannot_shrink_keeps_its_nodes(cluster_with, settings, preamble):
     """The site disables shrinking, or another step runs: the job keeps all nodes; steps run on the best nodes."""
-    cluster = new_cluster(slurm_conf_lines=settings)
-    script = cluster.script(preamble + MAPPED + "scontrol show job $SLURM_JOB_ID | grep NumNodes\n"
-                                              "kill %1 2>/dev/null; exit 0\n")
-    job = cluster.submit(["slurmdl", "sbatch", "--dl-node-binding=late", "-N3", str(script)], directory=script.parent)
-    text = cluster.output(job)
+    text = cluster_with(slurm_conf_lines=settings).job_output(
+        preamble + MAPPED + "scontrol show job $SLURM_JOB_ID | grep NumNodes\nkill %1 2>/dev/null; exit 0\n",
+        "--dl-node-binding=late", "-N3")
     assert sorted(rank_nodes(text)) == ["n1", "n3", "n5"]
     assert "NumNodes=4" in text
     (line,) = slurmdl_messages(text)
@@ -274,32 +257,23 @@ def test_late_bound_job_that_cannot_shrink_keeps_its_nodes(new_cluster, settings
 def test_requeued_job_avoids_the_dead_node(new_cluster, binding):
     cluster = new_cluster(slurm_conf_lines=SOON)
     script = cluster.script("echo run $SLURM_RESTART_COUNT\n" + MAPPED + '[ "$SLURM_RESTART_COUNT" ] || sleep 300\n')
-    job = cluster.submit(["slurmdl", "sbatch", f"--dl-node-binding={binding}", "--open-mode=append", "--requeue",
-                          "-N3", "-o", "log", str(script)], directory=script.parent)
-    deadline = time.monotonic() + 20
+    job = cluster.sbatch(script, f"--dl-node-binding={binding}", "--open-mode=append", "--requeue", "-N3", "-olog")
     log = script.parent / "log"
-    while not log.exists() or log.read_text().count("rank ") < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: read_log(log).count("rank ") >= 3, "the job does not start")
     dead_node = rank_nodes(log.read_text())[1]
     cluster.power_off(dead_node)
-    cluster.run(["scontrol", "update", f"NodeName={dead_node}", "State=DOWN", "Reason=died"], as_root=True)
-    record = cluster.wait(job, timeout=120)
-    assert record["JobState"] == "COMPLETED"
-    restarted = log.read_text().split("run 1\n")[1]
-    assert dead_node not in rank_nodes(restarted)
-    assert len(rank_nodes(restarted)) == 3
+    cluster.root("scontrol", "update", f"NodeName={dead_node}", "State=DOWN", "Reason=died")
+    assert cluster.wait(job, timeout=120)["JobState"] == "COMPLETED"
+    restarted = rank_nodes(log.read_text().split("run 1\n")[1])
+    assert dead_node not in restarted and len(restarted) == 3
 
 
 def test_powered_down_nodes_are_not_chosen_while_others_are_up(new_cluster):
     """Zone A has the faster links, but is powered down: zone B starts the job at once, by Slurm's own choice."""
-    cluster = new_cluster(slurm_conf_lines=(*AT_ONCE, "SuspendProgram=/bin/true", "ResumeProgram=/bin/true",
+    cluster = new_cluster(slurm_conf_lines=("SuspendProgram=/bin/true", "ResumeProgram=/bin/true",
                                             "SuspendTime=100000", "SuspendTimeout=1"))
-    cluster.run(["scontrol", "update", "NodeName=n[1,3,5,7]", "State=POWER_DOWN"], as_root=True).check_returncode()
-    deadline = time.monotonic() + 30
-    while cluster.run(["sinfo", "-h", "-N", "-o", "%T"]).stdout.split().count("idle~") < 4:
-        assert time.monotonic() < deadline, cluster.run(["sinfo", "-N"]).stdout
-        time.sleep(0.1)
+    cluster.root("scontrol", "update", "NodeName=n[1,3,5,7]", "State=POWER_DOWN")
+    wait_until(lambda: cluster.run(["sinfo", "-h", "-N", "-o", "%T"]).stdout.split().count("idle~") >= 4, "no idle~")
     # --test-only knows which nodes are up since the last job
     cluster.wait(cluster.submit(["sbatch", "-o", "/dev/null", "--wrap", "true"]))
     assert "zoneA" not in dry_run_command(cluster, "-N3", slow_links(cluster, "n2", "n4"))
@@ -320,13 +294,12 @@ def test_preference_gives_the_promised_numbers_of_nodes_per_zone(cluster):
     assert "promised" not in output
 
 
-def test_nodes_worse_than_promised_are_reported_by_the_step(new_cluster):
+def test_nodes_worse_than_promised_are_reported_by_the_step(cluster_with):
     """Another job takes nodes between the choice and the submission."""
-    cluster = new_cluster(slurm_conf_lines=DEFAULT_DELAY)
+    cluster = cluster_with(slurm_conf_lines=DEFAULT_DELAY)
     occupy(cluster, "n1", "n2")
     script = cluster.script(MAPPED)
-    args = racing_submission(cluster, "n3,n5", script, *PAIRS)
-    done = cluster.run(args, directory=script.parent)
+    done = cluster.run(racing_submission(cluster, "n3,n5", script, *PAIRS), directory=script.parent)
     output = cluster.output(int(done.stdout.split()[-1]))
     (line,) = slurmdl_messages(output)
     assert re.fullmatch("slurmdl: Slurm gave the job other nodes than the submission promised: zoneB x3 [+] zoneA x1 "

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import SOON
+from jobs import SOON, read_log, wait_for_pattern, wait_until
 
 #: job script; steps are faster after a restart, to shorten the test
 JOB = """\
@@ -31,14 +30,11 @@ def cluster(new_sandbox):
 def submit_training(cluster: Any, strategy: str, pace: float, keep: str = KEEP, more: str = "") -> tuple[int, Path]:
     """Submit a training job; return its job ID and its directory."""
     script = cluster.script(JOB.format(strategy=strategy, pace=pace, keep=keep, more=more))
-    return cluster.submit(["sbatch", str(script)], directory=script.parent), script.parent
+    return cluster.sbatch(script, program="sbatch"), script.parent
 
 
 def wait_for_checkpoint(folder: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not list(folder.glob("kept/*/manifest.json")):
-        assert time.monotonic() < deadline, (folder / "log").read_text()
-        time.sleep(0.1)
+    wait_until(lambda: list(folder.glob("kept/*/manifest.json")), lambda: read_log(folder / "log"), 60)
 
 
 def read_outcome(folder: Path) -> dict[str, Any]:
@@ -70,12 +66,7 @@ def test_requeued_job_ends_as_uninterrupted_job(cluster, strategy, method):
 def test_time_limit_stops_and_requeues(cluster):
     """Slurm sends SIGTERM KillWait = 5 s before SIGKILL."""
     job, folder = submit_training(cluster, "allreduce", 0.8, more="--time=1")
-    text = cluster.run(["true"]).stdout
-    deadline = time.monotonic() + 240
-    while "resumed after step" not in text:
-        assert time.monotonic() < deadline, text
-        time.sleep(1)
-        text = (folder / "log").read_text() if (folder / "log").exists() else ""
+    wait_for_pattern(folder / "log", "resumed after step", 240)
     record = cluster.wait(job, timeout=120)
     assert record["JobState"] == "COMPLETED", (folder / "log").read_text()
     assert read_outcome(folder)["steps"] == 150

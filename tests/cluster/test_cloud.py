@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
-import pytest
+from conftest import skipped_without_cluster
 
 from benchmarks import cloud_nodes
 from slurmdl.cluster import reader
-from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle, namespaces
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec
 from slurmdl.topology.source import tree_topology
@@ -17,12 +16,8 @@ from slurmdl.topology.source import tree_topology
 def test_cloud_nodes_are_allocated_and_released():
     spec = SandboxSpec(f"cloud-{os.getpid()}", tree_topology((1, 30, 600)),
                        cpus=4, cloud_nodes=True, slurm_conf_lines=cloud_nodes.SLURM_CONF_LINES)
-    try:
+    with skipped_without_cluster():
         sandbox = lifecycle.sandbox_up(spec)
-    except SandboxError as error:
-        if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
-            raise
-        pytest.skip(f"no real Slurm cluster: {error}")
     try:
         first, second = (cloud_nodes.submit_job(sandbox, ["-N", "20", "--exclusive"]) for _ in range(2))
         nodes = cloud_nodes.wait_for_nodes(sandbox, first)

@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from conftest import skipped_without_cluster
 
 from benchmarks.demo import jobs
 from benchmarks.demo.cluster import DemoCluster
 from benchmarks.demo.jobs import LEAF, PLACED, PLAIN
 from benchmarks.demo.story import FRAGMENTED, NODES, ZONES, Story
-from slurmdl.errors import SandboxError
 from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 
@@ -22,12 +22,8 @@ pytestmark = pytest.mark.nightly
 @pytest.fixture
 def cluster() -> Iterator[DemoCluster]:
     name = f"demo-{os.getpid()}"
-    try:
+    with skipped_without_cluster():
         sandbox = lifecycle.sandbox_up(SandboxSpec(name, round_robin_topology(NODES, ZONES)))
-    except SandboxError as error:
-        if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
-            raise
-        pytest.skip(f"no real Slurm cluster: {error}")
     log = io.StringIO()
     yield DemoCluster(sandbox, log)
     lifecycle.sandbox_down(name)

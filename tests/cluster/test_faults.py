@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import SOON, read_log, trainer_nodes, wait_for_pattern
+from jobs import SOON, read_log, trainer_nodes, wait_for_pattern, wait_until
 
 pytestmark = pytest.mark.nightly
 
@@ -78,7 +78,7 @@ def cluster(new_cluster):
 def start_training(cluster, strategy: str = "allreduce", run: str = "python -m slurmdl.train") -> tuple[int, Path]:
     """Submit a training job and wait for its first checkpoint; return its job ID and log."""
     script = cluster.script(TRAIN.format(strategy=strategy, run=run, launcher=cluster.launcher or "-K"))
-    job, log = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent), script.parent / "log"
+    job, log = cluster.sbatch(script), script.parent / "log"
     wait_for_pattern(log, "step 30 of")
     return job, log
 
@@ -201,12 +201,9 @@ def test_job_during_accounting_outage_is_recorded_later(cluster):
         pytest.skip("this cluster has no accounting; the containerized one has")
     cluster.stop_daemon("slurmdbd")
     try:
-        script = cluster.script("#SBATCH -N2\nslurmdl srun sh -c 'echo mark $SLURM_PROCID'\n")
-        job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
+        job = cluster.sbatch("#SBATCH -N2\nslurmdl srun sh -c 'echo mark $SLURM_PROCID'\n")
         assert sorted(re.findall(r"mark \d", cluster.output(job))) == ["mark 0", "mark 1"]
     finally:
         cluster.start_daemon("slurmdbd")
-    deadline = time.monotonic() + 120
-    while "COMPLETED" not in cluster.run(["sacct", "-n", "-X", "-j", str(job), "-o", "State"]).stdout:
-        assert time.monotonic() < deadline, f"accounting has no record of job {job}"
-        time.sleep(1)
+    wait_until(lambda: "COMPLETED" in cluster.run(["sacct", "-n", "-X", "-j", str(job), "-o", "State"]).stdout,
+               f"accounting has no record of job {job}", 120)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobs import AT_ONCE, NIGHTLY, occupy
+from jobs import NIGHTLY, occupy
 from test_spank import PLUGIN, plugin, slurmdl_lines  # noqa: F401
 
 ETC = Path(__file__).parents[2] / "etc"
@@ -21,13 +20,13 @@ def replace_once(text: str, old: str, new: str) -> str:
 
 
 @pytest.fixture
-def filtered(new_cluster, plugin) -> Callable[..., object]:  # noqa: F811
-    """A function that starts a cluster with the plugin and cli_filter.lua, with a timeout for busy machines."""
+def filtered(cluster_with, plugin):  # noqa: F811
+    """A function that returns a cluster with the plugin and cli_filter.lua, with a timeout for busy machines."""
     def make(seconds: str = "30", program: str = "slurmdl", **options):
         text = replace_once((ETC / "cli_filter.lua").read_text(), 'TIMEOUT_S = "2"', f'TIMEOUT_S = "{seconds}"')
         text = replace_once(text, 'SLURMDL = "slurmdl"', f"SLURMDL = {json.dumps(program)}")
-        return new_cluster(plugstack=f"optional {PLUGIN}\n", config_files={"cli_filter.lua": text},
-                           slurm_conf_lines=("CliFilterPlugins=lua", *AT_ONCE), **options)
+        return cluster_with(plugstack=f"optional {PLUGIN}\n", config_files={"cli_filter.lua": text},
+                            slurm_conf_lines=("CliFilterPlugins=lua",), **options)
     return make
 
 
@@ -51,7 +50,7 @@ def test_plain_sbatch_chooses_the_nodes_of_slurmdl_sbatch(filtered):
     cluster = filtered()
     occupy(cluster, "n2", "n4")  # Slurm itself chooses zoneB, which has fewer free nodes left
     for words, nodes in ((["--dl-zone=zoneA"], {"n1", "n3", "n5", "n7"}), ([], {"n6", "n8"})):
-        job = cluster.submit(["sbatch", "-N2", *words, "--wrap=scontrol show hostnames; sleep 1"])
+        job = cluster.submit(["sbatch", "-N2", *words, "--wrap=scontrol show hostnames"])
         assert set(cluster.output(job).split()) <= nodes
     cluster.cancel_all()
     pinned = ["--dl-node-binding=nodelist", "-N4", "--dl-zone=zoneB", "--hold", "--wrap=true"]
@@ -124,7 +123,7 @@ def test_filter_and_wrapper_have_the_same_effect_and_message(filtered):
 
 
 def test_broken_configuration_is_reported_and_the_job_submitted(filtered):
-    cluster = filtered(nodes=2)
+    cluster = filtered()
     directory = cluster.directory()
     (directory / "slurmdl").mkdir()
     (directory / "slurmdl/slurmdl.yaml").write_text("plan_dir: 2024-13-01")
@@ -172,13 +171,18 @@ IMPOSTORS = {
     "killed": "kill -9 $$", "status": "printf 'slurmdl: no\\nstatus 64\\n'; exit 70"}
 
 
+IMPOSTOR = "/tmp/slurmdl"
+
+
+def replace_slurmdl(cluster, text: str | None) -> None:
+    make = "cat > $0; chmod 755 $0" if text else "rm -f $0"
+    cluster.run(["sh", "-c", make, IMPOSTOR], stdin=f"#!/bin/sh\n{text}\n").check_returncode()
+
+
 def test_job_is_submitted_if_slurmdl_fails(filtered):
-    directory = "/tmp/impostor"
-    cluster = filtered(seconds="1", program=f"{directory}/slurmdl", nodes=2)
-    cluster.run(["mkdir", directory]).check_returncode()
+    cluster = filtered(seconds="1", program=IMPOSTOR, nodes=4)
     for title, text in IMPOSTORS.items():
-        make = f"cat > {directory}/slurmdl; chmod 755 {directory}/slurmdl" if text else "true"
-        cluster.run(["sh", "-c", make], stdin=f"#!/bin/sh\n{text}\n").check_returncode()
+        replace_slurmdl(cluster, text)
         record = submitted_record(cluster, "--hold", "-N2", "--dl-ps=1", "--wrap=true")
         assert binding_fields(record) == UNBOUND, title
         assert len(slurmdl_lines(record["stderr"])) == 1, (title, record["stderr"])
@@ -188,13 +192,10 @@ def test_job_is_submitted_if_slurmdl_fails(filtered):
 
 @pytest.mark.parametrize(("revert_field", "prefer"), [("Prefer", "(null)"), ("", "zoneA")])
 def test_choice_is_reverted_if_the_job_does_not_start(filtered, revert_field, prefer):
-    cluster = filtered(nodes=4, program="/tmp/slurmdl")
+    cluster = filtered(seconds="1", program=IMPOSTOR, nodes=4)
     answer = json.dumps({"binding": ["--prefer=zoneA"], "revert_field": revert_field})
-    cluster.run(["sh", "-c", "cat > /tmp/slurmdl; chmod 755 /tmp/slurmdl"],
-                stdin=f"#!/bin/sh\necho '{answer}'\n").check_returncode()
-    occupy(cluster, "n1", "n3")
-    # exclusive jobs on all nodes, so that the job stays pending
-    occupy(cluster, "n2", "n4")
+    replace_slurmdl(cluster, f"echo '{answer}'")
+    occupy(cluster, "n1", "n2", "n3", "n4")  # so that the job stays pending
     assert submitted_record(cluster, "-N2", "--dl-ps=1", "--wrap=true")["Prefer"] == prefer
 
 
@@ -208,16 +209,16 @@ def test_job_submit_on_the_controller(new_cluster, plugin):  # noqa: F811
                                   text=True, check=True).stdout.strip()).absolute()
     text = replace_once(text, 'SLURMDL = "slurmdl"', f'SLURMDL = "{program}"')
     cluster = new_cluster(plugstack=f"optional {PLUGIN}\n", config_files={"job_submit.lua": text},
-                          slurm_conf_lines=("JobSubmitPlugins=lua", *AT_ONCE))
+                          slurm_conf_lines=("JobSubmitPlugins=lua",))
     pin = ["-N2", "--hold", "--dl-node-binding=nodelist", "--dl-zone=zoneB", "--wrap=true"]
     assert binding_fields(submitted_record(cluster, *pin)) == UNBOUND  # no snapshot
     write = f"(scontrol -o -d show nodes; scontrol -o show partitions) > {snapshot}.new; mv {snapshot}.new {snapshot}"
-    cluster.run(["sh", "-c", write], as_root=True).check_returncode()
+    cluster.root("sh", "-c", write)
     record = submitted_record(cluster, *pin[:1], *pin[2:])
     assert (record["ReqNodeList"], record["ExcNodeList"]) == ("n[2,4]", "n[1,3,5,7]")
     assert binding_fields(submitted_record(cluster, "-N2", "--hold", "--wrap=true")) == UNBOUND
     for value in HOSTILE:
         assert binding_fields(submitted_record(cluster, "-N2", f"--dl-zone={value}", "--wrap=true")) == UNBOUND
     assert cluster.run(["test", "-e", "/tmp/executed"]).returncode == 1
-    cluster.run(["touch", "-d", "-200 seconds", str(snapshot)], as_root=True).check_returncode()
+    cluster.root("touch", "-d", "-200 seconds", str(snapshot))
     assert binding_fields(submitted_record(cluster, *pin[:1], *pin[2:])) == UNBOUND  # too old

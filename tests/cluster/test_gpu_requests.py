@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from conftest import skipped_without_cluster
 
 from benchmarks import gpu_requests
 from benchmarks.gpu_requests import Model
-from slurmdl.errors import PlacementError, SandboxError
+from slurmdl.errors import PlacementError
 from slurmdl.sandbox.lifecycle import Sandbox
 
 #: each option, and the common combinations
@@ -63,13 +64,8 @@ UNCERTAIN = [("--gpus=16",), ("-n8", "--gpus-per-task=1"), ("-N2", "-n6", "--gpu
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    try:
-        with gpu_requests.gpu_sandbox(f"gpus-{os.getpid()}") as sandbox:
-            yield sandbox
-    except SandboxError as error:
-        if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
-            raise
-        pytest.skip(f"no real Slurm cluster: {error}")
+    with skipped_without_cluster(), gpu_requests.gpu_sandbox(f"gpus-{os.getpid()}") as sandbox:
+        yield sandbox
 
 
 def test_requests_get_the_predicted_nodes_and_tasks(sandbox: Sandbox) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from conftest import skipped_without_cluster
 
 from benchmarks.heterogeneous import placement_savings
 from benchmarks.heterogeneous.placement_methods import DEFAULT, LEAF, NEGATIVE_CONTROL, PLACED, Job
@@ -21,12 +22,8 @@ TOPOLOGY = round_robin_topology(6, 2)
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[Jobs]:
     name = f"unequal-{os.getpid()}"
-    try:
+    with skipped_without_cluster():
         sandbox = lifecycle.sandbox_up(SandboxSpec(name, TOPOLOGY, zone_features=False, slurm_conf_lines=SETTINGS))
-    except SandboxError as error:
-        if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
-            raise
-        pytest.skip(f"no real Slurm cluster: {error}")
     yield Jobs(sandbox)
     lifecycle.sandbox_down(name)
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import wait_until
 
 from slurmdl.links.collector import SampleStore
 
@@ -28,8 +29,7 @@ def site(new_sandbox):
 def spool(site) -> Path:
     """A directory of root on the shared file system to which all users may write, as to /tmp."""
     path = site.directory("spool")
-    site.run(["chown", "root:", str(path)], as_root=True).check_returncode()
-    site.run(["chmod", "1777", str(path)], as_root=True).check_returncode()
+    site.root("sh", "-c", f"chown root: {path}; chmod 1777 {path}")
     return path
 
 
@@ -74,10 +74,9 @@ def test_service_reads_the_spool_of_all_nodes_until_it_is_terminated(site, spool
     try:
         for node in ("n1", "n2"):
             write_sample(site, spool, node, as_root=True)
-        deadline = time.monotonic() + 30
-        while not (directory / "scores.json").exists() or published_nodes(directory) != {"n1", "n2"}:
-            assert time.monotonic() < deadline and child.poll() is None
-            time.sleep(0.1)
+        wait_until(lambda: child.poll() is not None or ((directory / "scores.json").exists()
+                                                        and published_nodes(directory) == {"n1", "n2"}), "no scores")
+        assert child.poll() is None
         assert not list(spool.iterdir())
     finally:
         site.run(["sh", "-c", f"kill $(cat {directory}/pid)"], as_root=True)

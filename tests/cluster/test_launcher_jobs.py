@@ -135,9 +135,8 @@ def run_steps(cluster, nodes: int, steps: dict[str, str], files: dict[str, str],
     for name, text in {**files, "without-libuv/sitecustomize.py": WITHOUT_LIBUV}.items():
         (script.parent / name).write_text(text)
     names = ",".join(f"n{i}" for i in range(1, nodes + 1))
-    job = cluster.submit(["sbatch", "-w", names, "-N", str(nodes), "--ntasks-per-node=1", "--exclusive", str(script)],
-                         directory=script.parent)
-    cluster.output(job, timeout=120 * len(steps))
+    cluster.job_output(script, "-w", names, "-N", str(nodes), "--ntasks-per-node=1", "--exclusive", program="sbatch",
+                       timeout=120 * len(steps))
     results = {}
     for name in steps:
         text, errors = ((script.parent / f"{name}.{kind}").read_text() for kind in ("out", "err"))
@@ -152,21 +151,21 @@ def twice(nodes: list[str]) -> list[str]:
 
 
 def test_torchrun_keeps_the_planned_order(cluster):
-    """With a c10d rendezvous, and in a script that cannot be read; with --dl-launcher=none the order is lost."""
+    """With a c10d rendezvous, and in a script that cannot be read."""
     skip_before_torch_2(cluster)
-    torchrun = f"torchrun --nnodes=4 --nproc-per-node=2 {C10D} {PLAIN_RANK}"
-    script = "torchrun --nnodes=4 --node-rank=$SLURM_NODEID --master-addr=$head --master-port=29501 " + PLAIN_RANK
-    results = run_steps(cluster, 4, {"c10d": f"slurmdl srun {torchrun}",
-                                     "control": f"slurmdl srun --dl-launcher=none {torchrun}",
-                                     "script": "slurmdl srun bash run.sh"}, {"run.sh": script})
-    order = planned(cluster, 4)
-    assert order == ["n1", "n3", "n2", "n4"]
-    assert results["c10d"] == (twice(order), "slurmdl: 8 of 8 ranks on their planned nodes")
-    assert results["control"][0] == twice(sorted(order))
+    torchrun = f"torchrun --nnodes=3 --nproc-per-node=2 {C10D} {PLAIN_RANK}"
+    script = "torchrun --nnodes=3 --node-rank=$SLURM_NODEID --master-addr=$head --master-port=29501 " + PLAIN_RANK
+    results = run_steps(cluster, 3, {"c10d": f"slurmdl srun {torchrun}", "script": "slurmdl srun bash run.sh"},
+                        {"run.sh": script})
+    order = planned(cluster, 3)
+    assert order == ["n1", "n3", "n2"]
+    assert results["c10d"] == (twice(order), "slurmdl: 6 of 6 ranks on their planned nodes")
     assert results["script"][0] == order
 
 
-def test_launcher_in_a_script_keeps_the_planned_order(cluster):
+@pytest.mark.parametrize("names", [("script", "halves"), pytest.param(
+    ("by_name", "alone", "forced", "unknown"), marks=pytest.mark.nightly)])
+def test_launcher_in_a_script_keeps_the_planned_order(cluster, names):
     """Scripts that start torchrun with a c10d rendezvous: on all nodes, on each by itself, on each half of them."""
     skip_before_torch_2(cluster)
     files = {"run.sh": f"torchrun --nnodes=4 --nproc-per-node=2 {C10D} ${{1:+$1=$SLURMD_NODENAME}} {PLAIN_RANK}",
@@ -174,22 +173,25 @@ def test_launcher_in_a_script_keeps_the_planned_order(cluster):
              "halves.sh": "half=$((SLURM_PROCID / 2)) first=$(echo $1 | cut -d, -f$((half + 1)))\n"
                           "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$first:29500 gather.py "
                           "> half-$half-$SLURM_PROCID"}
-    results = run_steps(cluster, 4, {
+    steps = {
         "script": "slurmdl srun env A=1 bash run.sh", "by_name": "slurmdl srun bash run.sh --local-addr",
         "alone": "slurmdl srun bash alone.sh; cat alone-2",
         "halves": "slurmdl srun bash halves.sh n1,n2; cat half-1-*",
         "forced": "slurmdl srun --dl-launcher=torchrun:2 bash run.sh",
-        "unknown": "slurmdl srun --dl-launcher=torchrun bash run.sh"}, files)
-    order = planned(cluster, 4)
-    assert results["script"] == results["forced"] == (twice(order), "slurmdl: 8 of 8 ranks on their planned nodes")
-    assert results["unknown"] == (twice(order), (
-        "slurmdl: torchrun: the number of ranks per node is unknown and 1 is assumed; "
-        "expected --dl-launcher=torchrun:N\nslurmdl: 8 of 8 ranks on their planned nodes"))
-    assert results["by_name"][0] == twice(sorted(order))
-    assert "4 of 8 ranks on their planned nodes" in results["by_name"][1]
-    assert results["by_name"][1].endswith("expected --dl-launcher=torchrun"), results["by_name"]
-    assert results["alone"] == (order[2:3], ""), "rank 2 is alone on its node"
-    assert results["halves"][0] == order[2:], results["halves"]
+        "unknown": "slurmdl srun --dl-launcher=torchrun bash run.sh"}
+    results = run_steps(cluster, 4, {name: steps[name] for name in names}, files)
+    order, kept = planned(cluster, 4), "slurmdl: 8 of 8 ranks on their planned nodes"
+    unknown = ("slurmdl: torchrun: the number of ranks per node is unknown and 1 is assumed; "
+               f"expected --dl-launcher=torchrun:N\n{kept}")
+    expected = {"script": (twice(order), kept), "forced": (twice(order), kept), "unknown": (twice(order), unknown),
+                "alone": (order[2:3], "")}  # rank 2 is alone on its node
+    if "halves" in names:
+        assert results.pop("halves")[0] == order[2:]
+    else:
+        nodes, message = results.pop("by_name")
+        assert nodes == twice(sorted(order)) and "4 of 8 ranks on their planned nodes" in message
+        assert message.endswith("expected --dl-launcher=torchrun"), message
+    assert results == {name: expected[name] for name in results}
 
 
 def test_plain_srun_with_slurmdl_env(cluster):

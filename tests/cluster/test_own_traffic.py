@@ -30,8 +30,7 @@ def test_communicating_ranks_get_one_zone(cluster):
 
 def test_base_graph_crosses_zones_at_one_distance(cluster):
     script = cluster.script(f"{PROGRAM} 2>&1")
-    rank_zones = zones(cluster.output(cluster.submit(
-        ["slurmdl", "sbatch", "-N8", "--dl-strategy=gossip", "--dl-comm-pattern=base-2", str(script)])))
+    rank_zones = zones(cluster.job_output(script, "-N8", "--dl-strategy=gossip", "--dl-comm-pattern=base-2"))
     bits = [bit for bit in (1, 2, 4) if any(rank_zones[rank] != rank_zones[rank ^ bit] for rank in range(8))]
     assert len(bits) == 1, "exactly one of the three distances crosses the zones"
 

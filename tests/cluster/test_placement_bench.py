@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 
 import pytest
+from conftest import skipped_without_cluster
 
 from benchmarks.placement import concurrent_submitters, quality, sbatch_overhead
-from slurmdl.errors import SandboxError
-from slurmdl.sandbox import lifecycle as sandbox_cluster
+from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.topology.source import tree_topology
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _controller() -> None:
     """Skip the tests if no sandbox starts; the benchmark itself would only print a message."""
-    try:
-        sandbox_cluster.sandbox_up(SandboxSpec(f"cloud-{os.getpid()}", round_robin_topology(2, 1), cloud_nodes=True))
-    except SandboxError as error:
-        if os.environ.get("SLURMDL_REQUIRE_CLUSTER") == "1":
-            raise
-        pytest.skip(f"no real Slurm cluster: {error}")
-    sandbox_cluster.sandbox_down(f"cloud-{os.getpid()}")
+    with skipped_without_cluster():
+        lifecycle.sandbox_up(SandboxSpec(f"cloud-{os.getpid()}", round_robin_topology(2, 1), cloud_nodes=True))
+    lifecycle.sandbox_down(f"cloud-{os.getpid()}")
 
 
 def test_quality_with_a_real_controller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,16 +36,9 @@ def test_quality_with_a_real_controller(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.nightly
 def test_concurrent_submitters_with_a_real_controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrent_submitters, "NODES", 40)
-    monkeypatch.setattr(concurrent_submitters, "LEAVES", 4)
-    monkeypatch.setattr(concurrent_submitters, "SUBMITTERS", 3)
-    monkeypatch.setattr(concurrent_submitters, "JOBS", 4)
-    monkeypatch.setattr(concurrent_submitters, "SIZES", (1, 8))
-    monkeypatch.setattr(concurrent_submitters, "ARRIVALS", 1.0)
-    monkeypatch.setattr(concurrent_submitters, "DURATIONS", (1.0, 2.0))
-    monkeypatch.setattr(concurrent_submitters, "SNAPSHOTS", 2)
-    monkeypatch.setattr(concurrent_submitters, "BURSTS", 1)
-    monkeypatch.setattr(concurrent_submitters, "TRACES", 1)
+    for name, value in {"NODES": 40, "LEAVES": 4, "SUBMITTERS": 3, "JOBS": 4, "SIZES": (1, 8), "ARRIVALS": 1.0,
+                        "DURATIONS": (1.0, 2.0), "SNAPSHOTS": 2, "BURSTS": 1, "TRACES": 1}.items():
+        monkeypatch.setattr(concurrent_submitters, name, value)
     row_by_metric = {row.metric: row for row in concurrent_submitters.rows(seed=1)}
     assert row_by_metric["burst: jobs that never start, slurmdl"].value == 0
     assert row_by_metric["burst: longest wait, slurmdl"].repeats == 1

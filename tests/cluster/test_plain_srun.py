@@ -57,18 +57,17 @@ def differences(left: dict[str, dict[str, str]], right: dict[str, dict[str, str]
 def test_variables_differ_from_plain_srun_as_documented(cluster, steps):
     noise, differing = set(), {}
     for job, options in steps.items():
-        directory = cluster.directory()
         lines = []
         for number, option in enumerate(options):
             for kind, command in enumerate(KINDS):
                 lines += [f"mkdir {number}.{kind}", f"{command} {option} sh -c 'env -0 > "
                           f"{number}.{kind}/$SLURMD_NODENAME.$SLURM_LOCALID' || exit 1"]
         script = cluster.script("\n".join(lines))
-        cluster.output(cluster.submit(["sbatch", *job.split(), str(script)], directory=directory), timeout=120)
+        cluster.job_output(script, *job.split(), program="sbatch", timeout=120)
         for number, option in enumerate(options):
             if option == "-n 9" and slurm_release(cluster) >= (26, 5):
                 continue  # other nodes get the uneven tasks, see docs/reference.md
-            plain, repeated, mapped = (read_variables(directory / f"{number}.{kind}") for kind in range(len(KINDS)))
+            plain, repeated, mapped = (read_variables(script.parent / f"{number}.{kind}") for kind in range(3))
             noise |= differences(plain, repeated)
             differing[job, option] = differences(plain, mapped)
     documented = documented_variables()
@@ -142,8 +141,8 @@ def test_tasks_continue_when_one_fails(cluster, end, status):
     task = f"[ $SLURM_PROCID = 1 ] && {end}; sleep 2; echo task $SLURM_PROCID continues"
     outputs = []
     for command in ("srun", "slurmdl srun"):
-        script = cluster.script(f"{command} -n 4 sh -c '{task}' 2> /dev/null; echo status $?")
-        text = cluster.output(cluster.submit(["sbatch", "-N", "4", str(script)]))
+        text = cluster.job_output(f"{command} -n 4 sh -c '{task}' 2> /dev/null; echo status $?", "-N4",
+                                  program="sbatch")
         outputs.append(sorted(text.splitlines()))
     assert outputs[0] == outputs[1]
     assert outputs[0] == [f"status {status}", *(f"task {rank} continues" for rank in (0, 2, 3))]

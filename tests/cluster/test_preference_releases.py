@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from jobs import AT_ONCE
+from jobs import NIGHTLY
 from releases import RootCluster, skip_reason
 
 from benchmarks.chroot_host import root_of
@@ -32,7 +32,7 @@ NODES = "".join(f"NodeName=n[{nodes[0]}-{nodes[-1]}] NodeHostname=login NodeAddr
                 f"Port=[{17000 + nodes[0]}-{17000 + nodes[-1]}] CPUs=4 RealMemory=4000 Features={zone}\n"
                 for zone, nodes in ZONES.items())
 PARTITION = "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
-CHOICES = 8
+CHOICES = 8 if NIGHTLY else 5
 SEED = 41
 
 
@@ -41,7 +41,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if reason := skip_reason(request.param):
         pytest.skip(reason)
     made = RootCluster(root_of(request.param), tmp_path_factory.mktemp(request.param) / "host", 16, None,
-                       lines=NODES + PARTITION + "\n".join(AT_ONCE) + "\n", files={"topology.conf": TOPOLOGY})
+                       lines=NODES + PARTITION, files={"topology.conf": TOPOLOGY})
     try:
         yield made
     finally:

@@ -7,8 +7,7 @@ import re
 import time
 
 import pytest
-from health_calls import Health, started_on
-from jobs import SOON, slurmdl_messages, wait_for_pattern
+from jobs import SOON, Health, slurmdl_messages, started_on, wait_for_pattern
 
 from slurmdl.sandbox import namespaces
 from slurmdl.slurm import hostlist
@@ -23,8 +22,7 @@ echo "status $?"
 def preflight(health: Health, options: str = "", *sbatch_options: str) -> tuple[str, dict[str, dict]]:
     """Return the output of a job that runs a preflight, and its report of each node."""
     path = health.cluster.script(PREFLIGHT.format(options=options))
-    job = health.cluster.submit(["sbatch", *sbatch_options, str(path)], env=health.env, directory=path.parent)
-    text = health.cluster.output(job, 90)
+    text = health.cluster.job_output(path, *sbatch_options, program="sbatch", env=health.env, timeout=90)
     reports = [json.loads(line) for line in (path.parent / "report.jsonl").read_text().splitlines()]
     return text, {report["node"]: report for report in reports}
 
@@ -93,12 +91,12 @@ def test_preflight_requeues_without_the_bad_node(new_sandbox):
                           '"$(scontrol show hostnames | tr \'\\n\' \' \')"\n'
                           "until [ -e shaped ]; do sleep 0.2; done\n"
                           "slurmdl preflight --requeue --budget 40 || exit\necho all good\n")
-    job = cluster.submit(["sbatch", str(path)], env=health.env, directory=path.parent)
+    job = cluster.sbatch(path, program="sbatch", env=health.env)
     bad = hostlist.expand_hostlist(cluster.wait_for(job, {"RUNNING"})["NodeList"])[-1]
     cluster.shape_link(bad, rate=20e6)
     (path.parent / "shaped").touch()
     record = cluster.wait(job, 120)
-    text = cluster.run(["cat", record["StdOut"]]).stdout
+    text = cluster.text_of(record)
     assert text.rstrip().endswith("all good"), text
     assert bad in started_on(text, 0) and bad not in started_on(text, 1)
 
@@ -111,7 +109,7 @@ def test_faults_of_the_site(health):
     (config / "slurmdl/slurmdl.yaml").write_text(f"bad_nodes: {{file: {bad_nodes}, comment: '^nhc: fail'}}\n")
     health.env["XDG_CONFIG_HOME"] = str(config)
     set_comment = ["scontrol", "update", "NodeName=n5", "Comment=nhc: fail of gpu 3"]
-    health.cluster.run(set_comment, as_root=True).check_returncode()
+    health.cluster.root(*set_comment)
     try:
         result = health.run("sbatch", "--dl-dry-run", "-N2", "--wrap", "true")
         text, reports = preflight(health, "--no-links", "-N2", "-w", "n[4-5]")
@@ -154,7 +152,7 @@ def test_node_that_dies_in_the_preflight_is_bad(new_sandbox):
     path = cluster.script("#SBATCH -N4 --no-kill --open-mode=append\necho begin\n"
                           "slurmdl preflight --budget 20 --no-links\necho \"status $?\"\n")
     cluster.sandbox.limit_cpu(bad, 0.12)
-    job = cluster.submit(["sbatch", str(path)], env=health.env, directory=path.parent)
+    job = cluster.sbatch(path, program="sbatch", env=health.env)
     wait_for_pattern(path.parent / f"slurm-{job}.out", "begin")
     host = cluster.job(job)["BatchHost"]
     assert host != bad

@@ -67,8 +67,7 @@ def test_probe_of_a_job_changes_its_rank_map(shaped):
              "slurmdl srun --dl-ps=1 --dl-rank0=any sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n"
     server_node = {}
     for probe in ("slurmdl links probe --budget=3s", "true"):
-        job = shaped.submit(["sbatch", "--output=out-%j", str(shaped.script(script.format(probe=probe)))])
-        text = shaped.output(job)
+        text = shaped.job_output(script.format(probe=probe), program="sbatch")
         server_node[probe] = next(line.split()[2] for line in text.splitlines() if line.endswith(" ps"))
         assert "slurmdl:" not in text
     assert server_node.pop("true") == "n3"
@@ -80,9 +79,7 @@ def test_late_bound_job_releases_the_worst_node_of_its_probe(shaped):
     script = shaped.script(f"{OWN_SAMPLES}slurmdl links probe --budget=3s\n"
                            "slurmdl srun --dl-link-scores=auto --dl-explain --dl-bytes=100M sh -c "
                            "'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n")
-    job = shaped.submit(["slurmdl", "sbatch", "--dl-node-binding=late", "--dl-link-scores=off", "-N3",
-                         "-x", "n2,n4,n6,n8", "--output=out-%j", str(script)], directory=script.parent)
-    text = shaped.output(job)
+    text = shaped.job_output(script, "--dl-node-binding=late", "--dl-link-scores=off", "-N3", "-x", "n2,n4,n6,n8")
     assert set(rank_nodes(text)) == {"n1", "n5", "n7"}, text
     messages = slurmdl_messages(text)
     assert len([line for line in messages if line.startswith("slurmdl: scores of 4 nodes")]) == 1, text
@@ -132,7 +129,7 @@ def test_probe_secret_is_visible_to_probe_tasks_only(cluster):
         "{ slurmdl links probe --budget=2s --output -; srun env; } > env-$SLURM_JOB_ID &\n"
         "for i in $(seq 50); do cat /proc/[0-9]*/cmdline 2>/dev/null; scontrol show job; scontrol show step; "
         "sleep 0.05; done | tr '\\0' '\\n'\nwait\ncat env-$SLURM_JOB_ID\n")
-    text = cluster.output(cluster.submit(["sbatch", "--output=out-%j", str(script)], directory=script.parent))
+    text = cluster.job_output(script, program="sbatch")
     assert "slurmdl.links.probe.tcp_task" in text
     assert "SLURM_PROCID=1" in text
     assert "PROBE_SECRET" not in text
@@ -179,8 +176,7 @@ def test_all_nodes_of_a_busy_cluster_get_scores(new_cluster):
     cluster.shape_link("n04", loss=0.05)
     zones = cluster.topology.nodes[0::2], cluster.topology.nodes[1::2]
     target = {node: zone[i - 1] for zone in zones for i, node in enumerate(zone)}
-    job = cluster.submit(["sbatch", "-N19", "--exclusive", "-o/dev/null", "--wrap", "sleep 300"])
-    cluster.wait_for(job, {"RUNNING"})
+    cluster.start(["sbatch", "-N19", "--exclusive", "-o/dev/null", "--wrap", "sleep 300"])
     spool = cluster.shared / "spool"
 
     def start(node: str, *argv: str) -> subprocess.Popen[bytes]:

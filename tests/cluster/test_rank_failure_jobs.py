@@ -51,7 +51,7 @@ class Training:
 
     def __init__(self, cluster, script: Path) -> None:
         self.cluster, self.folder = cluster, script.parent
-        self.job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=self.folder)
+        self.job = cluster.sbatch(script)
         self.output = self.folder / f"slurm-{self.job}.out"
         self.wait_for("step 10 of")
         #: node of each rank

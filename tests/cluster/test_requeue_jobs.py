@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
-from health_calls import Health, started_on
-from jobs import SOON, slurmdl_messages
+from jobs import SOON, Health, slurmdl_messages, started_on, wait_until
 
 from slurmdl.health.site_checks import parse_bad_nodes
 
@@ -29,59 +27,55 @@ def health(cluster):
     return Health(cluster)
 
 
-def test_requeued_job_starts_without_the_node(new_cluster):
-    cluster = new_cluster(nodes=4, slurm_conf_lines=SOON)
-    health = Health(cluster)
-    job = health.submit(REQUEUES_ITSELF.format(
+@pytest.fixture
+def quick(cluster_with):
+    """The same on four nodes, where requeued jobs start again after seconds."""
+    return Health(cluster_with(nodes=4, slurm_conf_lines=SOON))
+
+
+def test_requeued_job_starts_without_the_node(quick):
+    job = quick.submit(REQUEUES_ITSELF.format(
         command='slurmdl requeue --exclude "$(scontrol show hostnames | tail -n 1)" --reason "bad cable"'))
-    record = cluster.wait(job, 90)
-    text = cluster.run(["cat", record["StdOut"]]).stdout
+    record = quick.cluster.wait(job, 90)
+    text = quick.cluster.text_of(record)
     first, second = started_on(text, 0), started_on(text, 1)
     bad = record["ExcNodeList"]
     assert bad in first and bad not in second, text
     assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "1")
     assert "status" not in text
     assert re.match(rf"{bad} of \S+: excluded for another 23 h 59 min; found .* ago by job {job}: bad cable\n",
-                    health.history())
+                    quick.history())
 
 
-def test_script_does_not_go_on_until_slurm_ends_it(new_cluster):
+def test_script_does_not_go_on_until_slurm_ends_it(quick):
     """Slurm terminates the processes of the job seconds after scontrol has returned."""
-    cluster = new_cluster(nodes=4, slurm_conf_lines=SOON)
-    health = Health(cluster)
-    shim = cluster.script('#!/bin/sh\nPATH=${PATH#*:}\n[ "$1" = requeue ] || exec scontrol "$@"\n'
+    shim = quick.cluster.script('#!/bin/sh\nPATH=${PATH#*:}\n[ "$1" = requeue ] || exec scontrol "$@"\n'
                           '(sleep 3; exec scontrol "$@") >/dev/null 2>&1 &\n', name="scontrol")
-    job = health.submit(REQUEUES_ITSELF.format(command=f"PATH={shim.parent}:$PATH slurmdl requeue"))
-    record = cluster.wait(job, 90)
-    text = cluster.run(["cat", record["StdOut"]]).stdout
+    job = quick.submit(REQUEUES_ITSELF.format(command=f"PATH={shim.parent}:$PATH slurmdl requeue"))
+    record = quick.cluster.wait(job, 90)
+    text = quick.cluster.text_of(record)
     assert started_on(text, 0) and started_on(text, 1) and record["Restarts"] == "1"
     assert f"job {job} is requeued\n" in text and "status" not in text, text
 
 
-def test_requeue_killed_half_way_leaves_no_job_held(new_cluster):
+def test_requeue_killed_half_way_leaves_no_job_held(quick):
     """scontrol requeue succeeds, then slurmdl is killed before it excludes the node."""
-    cluster = new_cluster(nodes=4, slurm_conf_lines=SOON)
-    health = Health(cluster)
-    job = health.submit(WAITS)
-    cluster.wait_for(job, {"RUNNING"})
-    shim = cluster.script('#!/bin/sh\nPATH=${PATH#*:}\nscontrol "$@"\n[ "$1" != requeue ] || kill -9 $PPID\n',
+    job = quick.start(WAITS)
+    shim = quick.cluster.script('#!/bin/sh\nPATH=${PATH#*:}\nscontrol "$@"\n[ "$1" != requeue ] || kill -9 $PPID\n',
                           name="scontrol")
-    killed = cluster.run(["sh", "-c", f"PATH={shim.parent}:$PATH; slurmdl requeue --exclude n1 {job}"],
-                         env=health.env)
+    killed = quick.cluster.run(["sh", "-c", f"PATH={shim.parent}:$PATH; slurmdl requeue --exclude n1 {job}"],
+                         env=quick.env)
     assert killed.returncode in (-9, 137), killed
-    record = cluster.wait_for(job, {"RUNNING"}, 90)
+    record = quick.cluster.wait_for(job, {"RUNNING"}, 90)
     assert (record["Restarts"], record["ExcNodeList"]) == ("1", "(null)")
-    assert "n1 of" in health.history()
+    assert "n1 of" in quick.history()
 
 
 def test_pending_job_keeps_its_place(health):
-    blocker = health.submit("#SBATCH -N8 --exclusive\nsleep 60\n")
-    health.cluster.wait_for(blocker, {"RUNNING"})
+    health.start("#SBATCH -N8 --exclusive\nsleep 60\n")
     job = health.submit(WAITS)
-    deadline = time.monotonic() + 30
-    while (before := health.cluster.job(job))["AccrueTime"] == "Unknown":
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: health.cluster.job(job)["AccrueTime"] != "Unknown", "the job does not age")
+    before = health.cluster.job(job)
     assert before["JobState"] == "PENDING"
     result = health.run("requeue", "--exclude", "n[2-3]", str(job))
     after = health.cluster.job(job)
@@ -103,8 +97,7 @@ def test_pending_job_keeps_its_place(health):
     (("-w", "n1"), ["--exclude=n1"], 64, "job {job} requires node n1 (--nodelist)"),
 ], ids=["unknown", "malformed", "too-few", "no-requeue", "required"])
 def test_refused_requeue_leaves_the_job_alone(health, options, argv, status, message):
-    job = health.submit(WAITS, *options)
-    health.cluster.wait_for(job, {"RUNNING"})
+    job = health.start(WAITS, *options)
     result = health.run("requeue", *argv, str(job))
     assert result.returncode == status
     [line] = slurmdl_messages(result.stderr)
@@ -116,11 +109,9 @@ def test_refused_requeue_leaves_the_job_alone(health, options, argv, status, mes
 
 def test_fields_in_the_name_of_a_job_are_not_its_fields(health):
     """The name, comment and command of a job are its owner's text, with line breaks."""
-    victim = health.submit(WAITS)
-    health.cluster.wait_for(victim, {"RUNNING"})
+    victim = health.start(WAITS)
     name = f"x UserId=root(0) JobState=PENDING NumNodes=9\nJobId={victim} JobName=y\n   Requeue=1 ExcNodeList=n[1-8]"
-    job = health.submit(WAITS, "--no-requeue")
-    health.cluster.wait_for(job, {"RUNNING"})
+    job = health.start(WAITS, "--no-requeue")
     health.cluster.run(["scontrol", "update", f"JobId={job}", f"JobName={name}",
                         f"Comment={name}"]).check_returncode()
     result = health.cluster.run(["slurmdl", "requeue", str(job)],
@@ -144,13 +135,11 @@ def test_jobs_that_cannot_be_requeued(health):
     assert health.cluster.job(other)["Restarts"] == "0"
 
 
-def test_job_requeues_itself_at_most_as_often_as_allowed(new_cluster):
-    cluster = new_cluster(nodes=4, slurm_conf_lines=SOON)
-    health = Health(cluster)
+def test_job_requeues_itself_at_most_as_often_as_allowed(quick):
     script = "#SBATCH -N1 --requeue --open-mode=append\nslurmdl requeue\necho status $?\n" \
              "[ $? = 0 ] || sleep 60\n"
-    record = cluster.wait(health.submit(script, name="slurmdl"), 180)
-    text = cluster.run(["cat", record["StdOut"]]).stdout
+    record = quick.cluster.wait(quick.submit(script, program="slurmdl sbatch"), 180)
+    text = quick.cluster.text_of(record)
     assert record["Restarts"] == "3"
     assert text.rstrip().endswith("has requeued itself 3 times, the limit\nstatus 78"), text
 
@@ -164,20 +153,17 @@ echo "start ${SLURM_RESTART_COUNT-0}" of task $SLURM_ARRAY_TASK_ID
 
 
 @pytest.mark.nightly
-def test_only_the_task_of_an_array_is_requeued(new_cluster):
+def test_only_the_task_of_an_array_is_requeued(quick):
     """The task whose job ID is that of the array requeues itself."""
-    cluster = new_cluster(nodes=2, slurm_conf_lines=SOON)
-    health = Health(cluster)
-    job = health.submit(ARRAY)
-    cluster.wait_for(job, {"COMPLETED"}, 90)
-    lines = cluster.run(["scontrol", "-o", "show", "job", str(job)]).stdout.splitlines()
+    job = quick.submit(ARRAY)
+    quick.cluster.wait_for(job, {"COMPLETED"}, 90)
+    lines = quick.cluster.run(["scontrol", "-o", "show", "job", str(job)]).stdout.splitlines()
     restarts = {re.search(r"JobId=(\d+)", line)[1]: re.search(r" Restarts=(\d)", line)[1] for line in lines}
     assert (restarts.pop(str(job)), list(restarts.values())) == ("1", ["0"]), lines
 
 
 def test_new_jobs_leave_out_a_remembered_node(health):
-    job = health.submit(WAITS)
-    health.cluster.wait_for(job, {"RUNNING"})
+    job = health.start(WAITS)
     assert health.run("requeue", "--exclude=n3", "--reason=bad cable", str(job)).returncode == 0
 
     def decision(*options: str) -> tuple[str, str]:
@@ -197,7 +183,7 @@ def test_new_jobs_leave_out_a_remembered_node(health):
         assert "--exclude" not in command and f"though bad: {reason}" in message
     assert "--exclude" not in decision("-w", "n3")[0]
     assert not any("n3" in text for text in decision("-N2", "-M", "other")), "a node of this cluster"
-    new = health.submit("#SBATCH -N7\ntrue\n", name="slurmdl")
+    new = health.submit("#SBATCH -N7\ntrue\n", program="slurmdl sbatch")
     assert health.cluster.wait(new)["ExcNodeList"] == "n3"
     file = health.cluster.directory("lists") / "bad_nodes"
     assert health.run("preflight", "--history", "--output", str(file)).returncode == 0
@@ -210,10 +196,7 @@ def test_new_jobs_leave_out_a_remembered_node(health):
 
 def test_damaged_list_does_not_cost_a_submission(health):
     path = health.state / "slurmdl/exclusions.jsonl"
-    health.cluster.run(["mkdir", "-p", str(path.parent)]).check_returncode()
-    health.cluster.run(["sh", "-c", f"head -c 3000 /dev/urandom > {path}"]).check_returncode()
-    path_of_script = health.cluster.script("true\n")
-    result = health.cluster.run(["slurmdl", "sbatch", str(path_of_script)], env=health.env,
-                                directory=path_of_script.parent)
+    health.cluster.run(["sh", "-c", f"mkdir {path.parent}; head -c 3000 /dev/urandom > {path}"]).check_returncode()
+    result = health.run("sbatch", "--wrap", "true")
     assert result.returncode == 0
     assert ": not an exclusion; expected a JSON object" in result.stderr

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import AT_ONCE, wait_until
 
 from benchmarks import sandbox_faults
 from slurmdl.sandbox import lifecycle, namespaces, veth_links
@@ -34,10 +35,7 @@ def leftovers(name: str) -> list[str]:
                              ("namespace", ["ip", "netns"], "slurmdl")):
         text = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
         items += [f"{kind} {line}" for line in text.splitlines() if name in line or word in line]
-    cgroups = Path("/sys/fs/cgroup")
-    items += [f"control group {path}" for path in cgroups.glob(f"**/slurmdl-sandbox.{name}.*")]
-    if not list(cgroups.glob("**/slurmdl-sandbox.*")):  # the marker is shared by all sandboxes
-        items += [f"control group {path}" for path in cgroups.glob("**/slurmdl-sandbox-enabled-cpu")]
+    items += [f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"**/slurmdl-sandbox.{name}.*")]
     return items + [f"file {path}" for path in Path("/var/lib").glob(f"slurmdl*/{name}")]
 
 
@@ -283,73 +281,6 @@ def test_cpu_limit_of_a_node():
     assert leftovers(name) == []
 
 
-@pytest.fixture
-def cgroup_root(monkeypatch) -> Path:
-    """The root of cgroup v2, with quotas set to a controller that is not enabled: cpu, or else another one."""
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        root, kind = line.split()[1:3]
-        if kind == "cgroup2":
-            control = Path(root, "cgroup.subtree_control")
-            available = {"cpu", "hugetlb", "misc"} & set(Path(root, "cgroup.controllers").read_text().split())
-            for controller in sorted(available - set(control.read_text().split())):
-                with contextlib.suppress(OSError):
-                    control.write_text(f"+{controller}")
-                    control.write_text(f"-{controller}")
-                    monkeypatch.setattr(namespaces, "_CONTROLLER", controller)
-                    return Path(root)
-    pytest.skip("cgroup v2 has no unused controller")
-
-
-def is_enabled(root: Path) -> bool:
-    return namespaces._CONTROLLER in (root / "cgroup.subtree_control").read_text().split()
-
-
-def create_group(root: Path, name: str) -> None:
-    with namespaces._group_lock(root):
-        namespaces._enable_controller(root)
-        (root / f"slurmdl-sandbox.{name}.n1").mkdir()
-
-
-def test_last_sandbox_disables_the_controller(cgroup_root):
-    names = [f"{word}-{os.getpid()}" for word in ("one", "two")]
-    try:
-        assert namespaces.cpu_quotas(names[0]) == {}
-        namespaces.remove_cpu_quotas(names[0])
-        assert not is_enabled(cgroup_root)  # queries do not enable the controller
-        for name in names:
-            create_group(cgroup_root, name)
-        assert is_enabled(cgroup_root)
-        namespaces.remove_cpu_quotas(names[0])
-        assert is_enabled(cgroup_root)
-    finally:
-        for name in names:
-            namespaces.remove_cpu_quotas(name)
-    assert not is_enabled(cgroup_root)
-    assert list(cgroup_root.glob("slurmdl-sandbox*")) == []
-
-
-def test_controller_in_use_elsewhere_stays_enabled(cgroup_root):
-    name, control = f"kept-{os.getpid()}", cgroup_root / "cgroup.subtree_control"
-    other = cgroup_root / f"other-{os.getpid()}"
-    try:
-        control.write_text(f"+{namespaces._CONTROLLER}")
-        create_group(cgroup_root, name)
-        namespaces.remove_cpu_quotas(name)
-        assert is_enabled(cgroup_root)
-        control.write_text(f"-{namespaces._CONTROLLER}")
-        create_group(cgroup_root, name)
-        other.mkdir()
-        (other / "cgroup.subtree_control").write_text(f"+{namespaces._CONTROLLER}")
-        namespaces.remove_cpu_quotas(name)
-        assert is_enabled(cgroup_root)
-    finally:
-        namespaces.remove_cpu_quotas(name)
-        with contextlib.suppress(OSError):
-            other.rmdir()
-        control.write_text(f"-{namespaces._CONTROLLER}")
-    assert list(cgroup_root.glob("slurmdl-sandbox*")) == []
-
-
 @pytest.mark.parametrize("seconds", [
     0.15, *(pytest.param(seconds, marks=pytest.mark.nightly) for seconds in (0.05, 0.25))])
 def test_down_and_up_remove_leftovers_of_an_interrupted_start(seconds):
@@ -392,18 +323,18 @@ def test_command_line(tmp_path):
     try:
         done = slurmdl("sandbox", "up", "--name", name, "--topology", str(conf), "--cpus", "4", "--memory", "2000",
                        "--gres", "gpu:2", "--features", "fast", "--features", "c=old", "--no-zone-features",
-                       "--zone-rate", "80mbit", "--slurm-conf", "MaxJobCount=77")
+                       "--zone-rate", "80mbit", "--slurm-conf", "MaxJobCount=77", "--slurm-conf", AT_ONCE[0])
         assert done.returncode == 0, done.stderr
         assert "5 nodes in 3 zones" in done.stdout
         second = slurmdl("sandbox", "up", "--name", name)
         assert (second.returncode, len(second.stderr.splitlines())) == (71, 1)
         for directory in ("/", "/root", str(tmp_path)):
-            job = slurmdl("sandbox", "exec", "--name", name, "sbatch", "--wait", "-N5", "--gres=gpu:2",
+            job = slurmdl("sandbox", "exec", "--name", name, "sbatch", "-N5", "--gres=gpu:2",
                            "--wrap", "srun -l sh -c 'echo $SLURM_TOPOLOGY_ADDR'", directory=directory)
             assert job.returncode == 0, job.stderr
-        outputs = list((lifecycle._STATE_ROOT / name / "shared").glob("slurm-*.out"))
-        assert len(outputs) == 3  # the user has no write permission for these directories
-        assert all("top.left.l1.a1" in path.read_text() for path in outputs)
+        shared = lifecycle._STATE_ROOT / name / "shared"  # the user has no write permission for these directories
+        wait_until(lambda: [path.read_text().count("top.left.l1.a1")
+                            for path in shared.glob("slurm-*.out")] == [1] * 3, "the jobs have no output", 60)
         node = slurmdl("sandbox", "exec", "--name", name, "scontrol", "show", "node", "c").stdout
         assert "ActiveFeatures=fast,old" in node
         assert "CPUTot=4" in node

@@ -24,21 +24,16 @@ def scores_file(cluster, *bad: str, age: float = 0.0, kind: LinkScore = SLOW) ->
 
 def test_job_gets_healthy_nodes_if_there_are_enough(cluster):
     script, file = cluster.script(MAPPED), scores_file(cluster, "n1", "n4", kind=LOSSY)
-    job = cluster.submit(["slurmdl", "sbatch", "-N3", "--dl-node-binding=nodelist", f"--dl-link-scores={file}",
-                          str(script)],
-                         directory=script.parent)
-    nodes = set(rank_nodes(cluster.output(job)))
-    assert nodes in ({"n3", "n5", "n7"}, {"n2", "n6", "n8"})
+    output = cluster.job_output(script, "-N3", "--dl-node-binding=nodelist", f"--dl-link-scores={file}")
+    assert set(rank_nodes(output)) in ({"n3", "n5", "n7"}, {"n2", "n6", "n8"})
 
 
 def test_degraded_node_is_used_if_others_do_not_suffice(cluster):
     occupy(cluster, "n2", "n4", "n6", "n8")
     script, file = cluster.script(MAPPED), scores_file(cluster, "n1")
-    args = ["slurmdl", "sbatch", "--dl-node-binding=nodelist", f"--dl-link-scores={file}"]
-    three = cluster.submit([*args, "-N3", str(script)], directory=script.parent)
-    assert set(rank_nodes(cluster.output(three))) == {"n3", "n5", "n7"}
-    four = cluster.submit([*args, "-N4", str(script)], directory=script.parent)
-    assert set(rank_nodes(cluster.output(four))) == {"n1", "n3", "n5", "n7"}
+    args = ["--dl-node-binding=nodelist", f"--dl-link-scores={file}"]
+    assert set(rank_nodes(cluster.job_output(script, *args, "-N3"))) == {"n3", "n5", "n7"}
+    assert set(rank_nodes(cluster.job_output(script, *args, "-N4"))) == {"n1", "n3", "n5", "n7"}
 
 
 def test_explanation_lists_the_decisive_scores(cluster):
@@ -97,7 +92,7 @@ def test_unusable_scores_give_one_warning_and_topology_placement(cluster):
 
 def test_scores_of_another_user_are_ignored(cluster):
     file = scores_file(cluster, "n1")
-    cluster.run(["chown", "64001", str(file)], as_root=True).check_returncode()
+    cluster.root("chown", "64001", str(file))
     done = cluster.run(["slurmdl", "place", "-N3", f"--dl-link-scores={file}"])
     assert done.returncode == 0 and "left out" not in done.stdout
     assert "user 64001 owns it" in done.stderr and done.stderr.count("\n") == 1
@@ -108,7 +103,6 @@ def test_rank_map_of_a_step_follows_the_scores(cluster):
     file = scores_file(cluster, "n1", "n5")
     script = cluster.script("slurmdl srun --dl-strategy=ps --dl-ps=1 --dl-rank0=any sh -c "
                             "'echo rank $SLURM_PROCID $SLURMD_NODENAME $SLURMDL_ROLE'\n")
-    job = cluster.submit(["sbatch", "-N3", "-w", "n1,n3,n5", str(script)], directory=script.parent,
-                         env={"SLURMDL_OPT_LINK_SCORES": str(file)})
-    servers = [line.split()[2] for line in cluster.output(job).splitlines() if line.endswith(" ps")]
-    assert servers == ["n3"]
+    output = cluster.job_output(script, "-N3", "-w", "n1,n3,n5", program="sbatch",
+                                env={"SLURMDL_OPT_LINK_SCORES": str(file)})
+    assert [line.split()[2] for line in output.splitlines() if line.endswith(" ps")] == ["n3"]

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from jobs import NIGHTLY
 from releases import RootCluster, skip_reason
 
 from benchmarks.chroot_host import root_of
@@ -26,7 +27,7 @@ from slurmdl.topology.topology_conf import declare_topology_conf
 
 BLOCKS = "BlockName=a Nodes=n[1-4]\nBlockName=b Nodes=n[5-8]\nBlockName=c Nodes=n[9-12]\nBlockSizes=4,8\n"
 NODES = 12
-REQUESTS = 120
+REQUESTS = 120 if NIGHTLY else 48
 SEED = 29
 
 

@@ -69,7 +69,7 @@ os._exit(0)  # see examples/ddp.py
 def train_undisturbed(cluster: Any, script: str) -> dict[str, Any]:
     """The summary of the same training without a slow node."""
     path = cluster.script(script)
-    text = cluster.output(cluster.submit(["slurmdl", "sbatch", str(path)], directory=path.parent), 300)
+    text = cluster.job_output(path, timeout=300)
     assert text.rstrip().endswith("status 0") and "computes" not in text, text
     return dict(json.loads((path.parent / "summary.json").read_text()))
 
@@ -85,8 +85,7 @@ def test_job_leaves_the_slow_node(new_sandbox, has_spare_node, launcher):
     script = JOB.format(nodes=3, launcher=launcher, steps=400 if has_spare_node else 200)
     undisturbed = train_undisturbed(cluster, script)
     path = cluster.script(script)
-    job = cluster.submit(["slurmdl", "sbatch", str(path)], directory=path.parent,
-                         env={"XDG_STATE_HOME": str(cluster.directory("state"))})
+    job = cluster.sbatch(path, env={"XDG_STATE_HOME": str(cluster.directory("state"))})
     log = path.parent / f"slurm-{job}.out"
     wait_for_pattern(log, "step +20 of")
     nodes = re.search("start 0 on (.*)", read_log(log))[1].split()
@@ -117,8 +116,7 @@ def test_ddp_script_leaves_the_slow_node(new_sandbox):
     cluster = new_sandbox(nodes=4, zones=1, slurm_conf_lines=SOON)
     path = cluster.script(DDP_JOB)
     (path.parent / "train.py").write_text(DDP_SCRIPT)
-    job = cluster.submit(["slurmdl", "sbatch", str(path)], directory=path.parent,
-                         env={"XDG_STATE_HOME": str(cluster.directory("state"))})
+    job = cluster.sbatch(path, env={"XDG_STATE_HOME": str(cluster.directory("state"))})
     log = path.parent / f"slurm-{job}.out"
     wait_for_pattern(log, "step 40 of")
     slow = re.search("start 0 on (.*)", read_log(log))[1].split()[-1]

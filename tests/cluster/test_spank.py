@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,11 +39,9 @@ def plugin() -> Path:
 
 
 @pytest.fixture
-def plugged(new_cluster, plugin) -> Callable[..., object]:
-    """A function that starts a cluster of four nodes with the plugin."""
-    def make(**options):
-        return new_cluster(nodes=4, plugstack=f"optional {plugin}\n", **options)
-    return make
+def plugged(cluster_with, plugin):
+    """A cluster of four nodes with the plugin."""
+    return cluster_with(nodes=4, plugstack=f"optional {plugin}\n")
 
 
 def tasks(text: str) -> list[dict[str, str]]:
@@ -71,14 +69,22 @@ def assert_nodes_are_up(cluster) -> None:
     assert set(cluster.sandbox.node_states().values()) <= {"idle", "mixed", "allocated", "completing"}
 
 
+def assert_nothing_executed(cluster) -> None:
+    for host in ("login", *cluster.topology.nodes):
+        assert cluster.run(["test", "-e", "/tmp/executed"], host=host).returncode == 1
+
+
+def run(cluster, text: str, *options: str) -> str:
+    """Run a script by plain sbatch; return its output."""
+    return cluster.job_output(text, *options, program="sbatch")
+
+
 def roles(text: str) -> list[str]:
     """Return role and role rank of all tasks, by rank."""
     return [f"{task['SLURMDL_ROLE']}{task['SLURMDL_ROLE_RANK']}" for task in tasks(text)]
 
 
 def test_options_of_all_commands_reach_the_tasks(plugged):
-    cluster = plugged()
-
     one, two = ["ps0", "worker0", "worker1", "worker2"], ["ps0", "ps1", "worker0", "worker1"]
     three, none = ["ps0", "ps1", "ps2", "worker0"], ["worker0", "worker1", "worker2", "worker3"]
     # options of sbatch, a #SBATCH line, SLURMDL_OPT_PS, command of the step, expected roles
@@ -93,37 +99,35 @@ def test_options_of_all_commands_reach_the_tasks(plugged):
         ("--dl-ps=2", "", "", "SLURMDL_OPT_PS=1 srun", one), ("--dl-ps=2", "", "", "srun --dl-ps=3", three)]
     jobs = []
     for words, line, server_count, start, _ in cases:
-        script = cluster.script(f"#SBATCH {line}\n{STEP.replace('srun', start)}")
-        jobs.append(cluster.submit(["sbatch", "-n4", *words.split(), str(script)],
+        script = plugged.script(f"#SBATCH {line}\n{STEP.replace('srun', start)}")
+        jobs.append(plugged.submit(["sbatch", "-n4", *words.split(), str(script)],
                                    env={"SLURMDL_OPT_PS": server_count} if server_count else None))
     for job, case in zip(jobs, cases, strict=True):
-        assert roles(cluster.output(job)) == case[-1], case
+        assert roles(plugged.output(job)) == case[-1], case
     for words in (["salloc", "-N4", "--dl-ps=2", "srun"], ["srun", "-N4", "--dl-ps=2"],
                   ["salloc", "-N4", "srun", "--dl-ps=2"]):
-        done = cluster.run([*words, "sh", "-c", TASK])
+        done = plugged.run([*words, "sh", "-c", TASK])
         assert roles(done.stdout) == two, done.stderr
     words = ["--dl-rank0=any", "--dl-zone=zoneA", "--dl-bytes=1M", "--dl-strict"]
-    assert cluster.output(cluster.submit(["sbatch", *words, "--wrap=env | grep SLURMDL_OPT | sort"])).split() == [
+    assert plugged.output(plugged.submit(["sbatch", *words, "--wrap=env | grep SLURMDL_OPT | sort"])).split() == [
         "SLURMDL_OPT_BYTES=1M", "SLURMDL_OPT_RANK0=any", "SLURMDL_OPT_STRICT=", "SLURMDL_OPT_ZONE=zoneA"]
 
 
 def test_tasks_have_their_variables(plugged):
-    cluster = plugged()
-    text = cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(cluster.script(STEP))]))
+    text = run(plugged, STEP, "-N4", "-n6", "--dl-ps=1")
     for rank, task in enumerate(tasks(text)):
-        assert task["SLURMDL_ZONE"] == cluster.topology.leaf_of(task["SLURMD_NODENAME"])
+        assert task["SLURMDL_ZONE"] == plugged.topology.leaf_of(task["SLURMD_NODENAME"])
         assert (task["RANK"], task["WORLD_SIZE"]) == (str(rank), "6")
         assert task["LOCAL_WORLD_SIZE"] == str(PLAIN.count(PLAIN[rank]))
         assert task["LOCAL_RANK"] == str(PLAIN[:rank].count(PLAIN[rank]))
         assert {task[name] for name in ("MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN")} == {"-"}
     assert len(tasks(text)) == 6
     # values of the user are kept; steps without options and batch scripts have no variables
-    script = cluster.script(f"""
+    outputs = sections(run(plugged, f"""
 echo "@ mine"; RANK=mine srun --dl-ps=1 sh -c '{TASK}'
 echo "@ nothing"; env -u SLURMDL_OPT_PS srun sh -c '{TASK}'
 echo "@ batch"; env | grep -c -e ^RANK= -e ^SLURMDL_ROLE -e ^SLURMDL_EXPORTED= || true
-""")
-    outputs = sections(cluster.output(cluster.submit(["sbatch", "-N4", str(script)])))
+""", "-N4"))
     assert set(column(outputs["mine"], "RANK")) == {"mine"}
     assert set(column(outputs["mine"], "SLURMDL_EXPORTED")) == {"WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"}
     plugin_variables = ("SLURMDL_ROLE", "RANK", "SLURMDL_EXPORTED")
@@ -132,86 +136,74 @@ echo "@ batch"; env | grep -c -e ^RANK= -e ^SLURMDL_ROLE -e ^SLURMDL_EXPORTED= |
 
 
 def test_nested_step_has_its_own_variables(plugged):
-    cluster = plugged()
-    inner = cluster.script(f"srun --overlap --mem=0 -n4 sh -c '{TASK}'", "inner.sh")
-    outer = cluster.script(f"{MAP}\nsrun --mem=0 --dl-rank-map sh -c '[ $SLURM_PROCID != 2 ] || {inner}'")
-    text = cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(outer)]))
+    inner = plugged.script(f"srun --overlap --mem=0 -n4 sh -c '{TASK}'", "inner.sh")
+    text = run(plugged, f"{MAP}\nsrun --mem=0 --dl-rank-map sh -c '[ $SLURM_PROCID != 2 ] || {inner}'", "-N4", "-n6",
+               "--dl-ps=1")
     assert column(text, "RANK") == ["0", "1", "2", "3"] and set(column(text, "WORLD_SIZE")) == {"4"}
     assert roles(text) == ["ps0", "worker0", "worker1", "worker2"]
     assert {task[name] for task in tasks(text) for name in ("MASTER_ADDR", "MASTER_PORT", "SLURMDL_PLAN")} == {"-"}
 
 
 def test_heterogeneous_step_has_global_ranks(plugged):
-    cluster = plugged()
     component = f"sh -c '{TASK}'"
-    script = cluster.script(f"srun --mem=0 -N2 -n2 {component} : -N1 -n1 {component}")
-    text = cluster.output(cluster.submit(["sbatch", "-N4", "-n4", "--dl-ps=2", str(script)]))
+    text = run(plugged, f"srun --mem=0 -N2 -n2 {component} : -N1 -n1 {component}", "-N4", "-n4", "--dl-ps=2")
     assert roles(text) == ["ps0", "ps1", "worker0"] and column(text, "RANK") == ["0", "1", "2"]
     assert set(column(text, "WORLD_SIZE")) == {"3"} and slurmdl_lines(text) == []
 
 
 def test_slurmdl_srun_with_the_plugin(plugged):
     """The plugin does not change steps of `slurmdl srun`."""
-    cluster = plugged()
-    script = cluster.script(f"#DL --dl-ps=2\nslurmdl srun sh -c '{TASK}'")
-    text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", str(script)]))
+    text = plugged.job_output(f"#DL --dl-ps=2\nslurmdl srun sh -c '{TASK}'", "-N4")
     assert roles(text) == ["ps0", "ps1", "worker0", "worker1"] and column(text, "RANK") == ["0", "1", "2", "3"]
     assert all("RANK" in task["SLURMDL_EXPORTED"].split() and task["MASTER_ADDR"] != "-" for task in tasks(text))
     # with the plugin, #SBATCH lines are valid for slurmdl sbatch, too; the command line overrides both
-    lines = cluster.script(f"#SBATCH --dl-ps=1 --dl-bytes=1M\n{STEP}\necho '@ mapped'\n"
-                           f"slurmdl srun sh -c '{TASK}'")
-    text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", "--dl-ps=2", str(lines)]))
+    text = plugged.job_output(f"#SBATCH --dl-ps=1 --dl-bytes=1M\n{STEP}\necho '@ mapped'\n"
+                              f"slurmdl srun sh -c '{TASK}'", "-N4", "--dl-ps=2")
     mapped = sections(text)["mapped"]
     assert roles(text.replace(mapped, "")) == roles(mapped) == ["ps0", "ps1", "worker0", "worker1"]
-    rejected = cluster.run(["slurmdl", "sbatch", "-N4", str(cluster.script("#SBATCH --dl-explain\ntrue"))])
+    rejected = plugged.run(["slurmdl", "sbatch", "-N4", str(plugged.script("#SBATCH --dl-explain\ntrue"))])
     assert rejected.returncode == 64 and "#DL --dl-explain" in slurmdl_lines(rejected.stderr)[0]
-    plain = cluster.script("#SBATCH --dl-ps=2\nslurmdl srun sh -c 'echo $SLURMDL_ROLE'")
-    text = cluster.output(cluster.submit(["sbatch", "-N4", str(plain)]))
+    text = run(plugged, "#SBATCH --dl-ps=2\nslurmdl srun sh -c 'echo $SLURMDL_ROLE'", "-N4")
     assert sorted(text.split()) == ["ps"] * 2 + ["worker"] * 2
 
 
-@pytest.fixture(scope="module")
-def invalid_values() -> list[tuple[str, str, str]]:
-    """Tuples of option, value, and expected part of the message."""
-    return [("strategy", "gosip", "adaptive-gossip"), ("ps", "two", "whole number"), ("ps", "-1", "whole number"),
-            ("rank0", "", "any"), ("node-binding", "hard", "late"), ("zone", ",", "names separated by commas"),
-            ("bytes", "", "NAME=N"), ("link-scores", "", "FILE"), ("comm-pattern", "", "PATTERN")]
+#: option, value, and expected part of the message
+INVALID_VALUES = [
+    ("strategy", "gosip", "adaptive-gossip"), ("ps", "two", "whole number"), ("ps", "-1", "whole number"),
+    ("rank0", "", "any"), ("node-binding", "hard", "late"), ("zone", ",", "names separated by commas"),
+    ("bytes", "", "NAME=N"), ("link-scores", "", "FILE"), ("comm-pattern", "", "PATTERN")]
 
 
-def test_invalid_values_fail_the_submission(plugged, invalid_values):
-    cluster = plugged()
-
+def test_invalid_values_fail_the_submission(plugged):
     def assert_rejected(done: subprocess.CompletedProcess[str], valid: str, option: str) -> None:
         assert done.returncode != 0 and done.stdout == "", option
         assert len(slurmdl_lines(done.stderr)) == 1 and valid in slurmdl_lines(done.stderr)[0], done.stderr
         assert f"--dl-{option}" in slurmdl_lines(done.stderr)[0]
 
-    for option, value, valid in invalid_values:
-        word = f"--dl-{option}={value}"
-        assert_rejected(cluster.run(["sbatch", word, "--wrap=true"]), valid, option)
-    option, value, valid = invalid_values[0]
+    for option, value, valid in INVALID_VALUES:
+        assert_rejected(plugged.run(["sbatch", f"--dl-{option}={value}", "--wrap=true"]), valid, option)
+    option, value, valid = INVALID_VALUES[0]
     word = f"--dl-{option}={value}"
-    assert_rejected(cluster.run(["sbatch", str(cluster.script(f"#SBATCH {word}\ntrue"))]), valid, option)
-    assert_rejected(cluster.run(["sbatch", "--wrap=true"], env={"SLURMDL_OPT_STRATEGY": value}), valid, option)
-    assert_rejected(cluster.run(["srun", word, "hostname"]), valid, option)
-    assert_rejected(cluster.run(["salloc", word, "hostname"]), valid, option)
+    for argv in (["sbatch", str(plugged.script(f"#SBATCH {word}\ntrue"))],
+                 ["env", f"SLURMDL_OPT_STRATEGY={value}", "sbatch", "--wrap=true"], ["srun", word, "hostname"],
+                 ["salloc", word, "hostname"]):
+        assert_rejected(plugged.run(argv), valid, option)
     # a rank map belongs to a step, so sbatch and salloc have no --dl-rank-map
-    assert cluster.run(["sbatch", "--dl-rank-map", "--wrap=true"]).returncode != 0
-    assert cluster.run(["sbatch", str(cluster.script("#SBATCH --dl-rank-map\ntrue"))]).returncode != 0
-    assert cluster.run(["salloc", "--dl-rank-map", "true"]).returncode != 0
-    assert cluster.run(["squeue", "-h"]).stdout == ""
+    for argv in (["sbatch", "--dl-rank-map", "--wrap=true"], ["salloc", "--dl-rank-map", "true"],
+                 ["sbatch", str(plugged.script("#SBATCH --dl-rank-map\ntrue"))]):
+        assert plugged.run(argv).returncode != 0, argv
+    assert plugged.run(["squeue", "-h"]).stdout == ""
 
 
 def test_help(plugged):
-    cluster, options = plugged(), len(OPTIONS) - len(WRAPPER_ONLY)
+    options = len(OPTIONS) - len(WRAPPER_ONLY)
     for command, maps in (("sbatch", 0), ("salloc", 0), ("srun", 1)):
-        text = cluster.run([command, "--help"]).stdout
+        text = plugged.run([command, "--help"]).stdout
         assert text.count("[slurmdl]") == options + maps and ("--dl-rank-map" in text) == bool(maps)
 
 
 def test_map_applies_to_its_step_only(plugged):
-    cluster = plugged()
-    script = cluster.script(f"""{MAP}
+    outputs = sections(run(plugged, f"""{MAP}
 echo "@ before"; {STEP}
 echo "@ mapped"; srun --dl-rank-map sh -c '{TASK}'
 echo "@ after"; {STEP}
@@ -219,8 +211,7 @@ echo "@ counted"; srun --dl-rank-map -n6 sh -c '{TASK}'
 echo "@ few"; srun --export=SLURMDL_RANKMAP_JOB --dl-rank-map /bin/sh -c '{TASK}'
 echo "@ inherited"
 SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_rank_map= _SLURM_SPANK_OPTION_slurmdl_dl_rank_map= {STEP}
-""")
-    outputs = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=2", str(script)])))
+""", "-N4", "-n6", "--dl-ps=2"))
     for title in ("before", "after", "inherited"):
         assert column(outputs[title], "SLURMD_NODENAME") == PLAIN
         assert roles(outputs[title]) == ["ps0", "ps1", "worker0", "worker1", "worker2", "worker3"]
@@ -244,17 +235,15 @@ SLURM_SPANK__SLURM_SPANK_OPTION_slurmdl_dl_rank_map= _SLURM_SPANK_OPTION_slurmdl
 
 def test_printed_map_matches_slurmdl_srun(plugged):
     """The order, roles, address of rank 0 and plan match."""
-    cluster = plugged()
     step = f"sh -c '{TASK}'"
-    script = cluster.script(f"""
+    outputs = sections(run(plugged, f"""
 echo "@ plugin 0"; eval "$(slurmdl srun --print-rank-map=shell -n 6 true)"; srun --dl-rank-map -n 6 {step}
 echo "@ slurmdl 1"; slurmdl srun -n 6 {step}
 echo "@ plugin 2"; eval "$(slurmdl srun --print-rank-map=shell --dl-strategy=gossip)"; srun --dl-rank-map {step}
 echo "@ slurmdl 3"; slurmdl srun --dl-strategy=gossip {step}
 unset SLURMDL_RANKMAP_NODES; eval "$(slurmdl srun --print-rank-map=shell -n 99 2>&-)"
 echo "@ none"; srun --dl-rank-map {step} 2>&1
-""")
-    outputs = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=2", str(script)])))
+""", "-N4", "-n6", "--dl-ps=2"))
     compared = set(NAMES) - {"MASTER_PORT", "SLURMDL_EXPORTED"}
     for with_plugin, with_wrapper in (("plugin 0", "slurmdl 1"), ("plugin 2", "slurmdl 3")):
         for name in sorted(compared):
@@ -282,13 +271,11 @@ INVALID_MAPS = {
 
 
 def test_invalid_map_is_not_applied(plugged):
-    cluster = plugged()
     lines = [f"echo '@ {title}'; ( {change}; srun --dl-rank-map sh -c '{TASK}' ) 2>&1"
              for title, (change, _) in INVALID_MAPS.items()]
     strict = [f"echo '@ {words}'; ( SLURMDL_RANKMAP_JOB=99; srun {words} sh -c '{TASK}'; echo status $? ) 2>&1"
               for words in ("--dl-strict --dl-rank-map", "--dl-rank-map --dl-strict")]
-    script = cluster.script("\n".join([MAP, *lines, *strict]))
-    outputs = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", str(script)])))
+    outputs = sections(run(plugged, "\n".join([MAP, *lines, *strict]), "-N4", "-n6"))
     for title, (_, message) in INVALID_MAPS.items():
         assert column(outputs[title], "SLURMD_NODENAME") == PLAIN, title
         assert set(column(outputs[title], "MASTER_ADDR")) == {"-"}
@@ -297,20 +284,18 @@ def test_invalid_map_is_not_applied(plugged):
     for words in ("--dl-strict --dl-rank-map", "--dl-rank-map --dl-strict"):
         assert tasks(outputs[words]) == [] and "status 0" not in outputs[words] and "status " in outputs[words]
         assert "another job" in slurmdl_lines(outputs[words])[0]
-    assert_nodes_are_up(cluster)
+    assert_nodes_are_up(plugged)
 
 
 def test_mismatched_map_warns_once(plugged):
-    cluster = plugged()
-    script = cluster.script(f"""{MAP}
+    outputs = sections(run(plugged, f"""{MAP}
 echo "@ fewer"; srun --dl-rank-map -n5 sh -c '{TASK}' 2>&1
 echo "@ nodelist"; srun --dl-rank-map -w n[1-4] sh -c '{TASK}' 2>&1
 echo "@ more"; srun --dl-rank-map -O -n7 sh -c '{TASK}' 2>&1 || true
 echo "@ servers"; SLURMDL_RANKMAP_ROLE_RANKS='ps:0,x;' srun --dl-rank-map sh -c '{TASK}' 2>&1
 echo "@ zones"; SLURMDL_RANKMAP_ZONE_RANKS='zoneB:0-1;zoneA:2;zoneB:3-5' srun --dl-rank-map sh -c '{TASK}' 2>&1
 echo "@ after"; {STEP}
-""")
-    outputs = sections(cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)])))
+""", "-N4", "-n6", "--dl-ps=1"))
     for title, message in (("fewer", "has 6 tasks, the step 5"), ("nodelist", "did not apply the map"),
                         ("servers", "ROLE_RANKS")):
         assert len(slurmdl_lines(outputs[title])) == 1 and message in slurmdl_lines(outputs[title])[0], outputs[title]
@@ -322,62 +307,60 @@ echo "@ after"; {STEP}
     assert len(tasks(outputs["after"])) == 6
 
 
-def hide_plugin(cluster, host: str) -> None:
-    """Hide the plugin on a host."""
-    cluster.run(["mount", "-t", "tmpfs", "none", str(PLUGIN.parent)], host=host, as_root=True).check_returncode()
+@contextlib.contextmanager
+def hidden_plugin(cluster, host: str):
+    cluster.root("mount", "-t", "tmpfs", "none", str(PLUGIN.parent), host=host)
+    try:
+        yield
+    finally:
+        cluster.root("umount", str(PLUGIN.parent), host=host)
 
 
 def test_plugin_missing_on_a_node(plugged):
-    cluster = plugged()
-    hide_plugin(cluster, "n2")
-    script = cluster.script(f"{STEP}\n{MAP}\necho '@ mapped'\n"
-                            f"srun --dl-rank-map -n6 --overcommit sh -c '{TASK}' 2>&1")
-    text = cluster.output(cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(script)]))
+    with hidden_plugin(plugged, "n2"):
+        text = run(plugged, f"{STEP}\n{MAP}\necho '@ mapped'\n"
+                            f"srun --dl-rank-map -n6 --overcommit sh -c '{TASK}' 2>&1", "-N4", "--dl-ps=1")
     mapped = sections(text)["mapped"]
     assert column(text.replace(mapped, ""), "SLURMDL_ROLE") == ["ps", "-", "worker", "worker"]
     # srun applies the order; only the tasks on that node have no variables
     assert column(mapped, "SLURMD_NODENAME") == MAPPED and slurmdl_lines(mapped) == []
     assert column(mapped, "SLURMDL_ROLE") == ["ps", "worker", "worker", "ps", "-", "-"]
-    assert_nodes_are_up(cluster)
+    assert_nodes_are_up(plugged)
 
 
 def test_plugin_missing_on_the_login_node(plugged):
-    cluster = plugged()
-    hide_plugin(cluster, "login")
-    done = cluster.run(["sbatch", "-N4", "--dl-ps=1", "--wrap=true"])
-    assert done.returncode != 0 and "unrecognized option" in done.stderr
-    assert roles(cluster.output(cluster.submit(["sbatch", "-N4", str(cluster.script(STEP))]))) == ["--"] * 4
-    script = cluster.script("slurmdl srun sh -c 'echo $SLURMDL_ROLE'")
-    text = cluster.output(cluster.submit(["slurmdl", "sbatch", "-N4", "--dl-ps=1", str(script)]))
-    assert sorted(text.split()) == ["ps", "worker", "worker", "worker"]
-    # sbatch would also reject the line, but without suggesting #DL
-    done = cluster.run(["slurmdl", "sbatch", str(cluster.script("#SBATCH --dl-ps=1\ntrue"))])
-    assert done.returncode == 64 and "#DL --dl-ps=1" in slurmdl_lines(done.stderr)[0]
-    assert_nodes_are_up(cluster)
+    with hidden_plugin(plugged, "login"):
+        done = plugged.run(["sbatch", "-N4", "--dl-ps=1", "--wrap=true"])
+        assert done.returncode != 0 and "unrecognized option" in done.stderr
+        assert roles(run(plugged, STEP, "-N4")) == ["--"] * 4
+        text = plugged.job_output("slurmdl srun sh -c 'echo $SLURMDL_ROLE'", "-N4", "--dl-ps=1")
+        assert sorted(text.split()) == ["ps", "worker", "worker", "worker"]
+        # sbatch would also reject the line, but without suggesting #DL
+        done = plugged.run(["slurmdl", "sbatch", str(plugged.script("#SBATCH --dl-ps=1\ntrue"))])
+        assert done.returncode == 64 and "#DL --dl-ps=1" in slurmdl_lines(done.stderr)[0]
+    assert_nodes_are_up(plugged)
 
 
 def test_hostile_node_names_and_unreadable_plugstack(plugged):
-    cluster = plugged()
     hostile = ["n1,$(touch /tmp/executed)", "n[1-", "n[0-99999999]", "'; touch /tmp/executed #", "%s%n%s", "x" * 5000]
     lines = [f"export SLURM_JOB_NODELIST={shlex.quote(value)}; srun --dl-rank-map true 2>&1 || true"
              for value in hostile]
     lines += [f"export SLURM_TOPOLOGY_ADDR={shlex.quote(value)}; srun --dl-ps=1 true || true" for value in hostile]
     names = [f"export SLURMDL_RANKMAP_NODES={shlex.quote(value)}; srun --dl-rank-map true 2>&1" for value in hostile]
-    script = cluster.script("\n".join([MAP, *(f"( {line} )" for line in lines + names), "echo @ last", STEP]))
-    text = cluster.output(cluster.submit(["sbatch", "-N4", "-n6", "--dl-ps=1", str(script)]))
+    text = run(plugged, "\n".join([MAP, *(f"( {line} )" for line in lines + names), "echo @ last", STEP]),
+               "-N4", "-n6", "--dl-ps=1")
     assert roles(sections(text)["last"])[:2] == ["ps0", "worker0"] and len(tasks(text)) == 6
-    for host in ("login", "n1", "n2", "n3", "n4"):
-        assert cluster.run(["test", "-e", "/tmp/executed"], host=host).returncode == 1
+    assert_nothing_executed(plugged)
 
-    waiting_job = cluster.submit(["sbatch", "-N4", "--dl-ps=1", f"--wrap=sleep 2; {STEP}"])
-    cluster.run(["chmod", "000", "/etc/slurm/plugstack.conf"], as_root=True).check_returncode()
-    rejected = cluster.run(["sbatch", "-N4", "--wrap=true"])
+    waiting_job = plugged.submit(["sbatch", "-N4", "--dl-ps=1", f"--wrap=sleep 2; {STEP}"])
+    plugged.root("chmod", "000", "/etc/slurm/plugstack.conf")
+    rejected = plugged.run(["sbatch", "-N4", "--wrap=true"])
+    plugged.root("chmod", "644", "/etc/slurm/plugstack.conf")
     assert rejected.returncode != 0 and "plugstack.conf" in rejected.stderr and rejected.stdout == ""
-    cluster.run(["chmod", "644", "/etc/slurm/plugstack.conf"], as_root=True).check_returncode()
     # the running job and all nodes survive
-    for job in (waiting_job, cluster.submit(["sbatch", "-N4", "--dl-ps=1", str(cluster.script(STEP))])):
-        assert roles(cluster.output(job)) == ["ps0", "worker0", "worker1", "worker2"]
-    assert_nodes_are_up(cluster)
+    for job in (waiting_job, plugged.sbatch(STEP, "-N4", "--dl-ps=1", program="sbatch")):
+        assert roles(plugged.output(job)) == ["ps0", "worker0", "worker1", "worker2"]
+    assert_nodes_are_up(plugged)
 
 
 @pytest.mark.parametrize("broken", ["another release", "no plugin"])
@@ -408,17 +391,13 @@ def test_plugin_that_slurm_cannot_load(new_cluster, plugin, broken):
 
 
 def test_hostile_job_name_and_huge_environment(plugged):
-    cluster = plugged()
     name = "a'b\"c;$(touch /tmp/executed)`touch /tmp/executed`\nd"
     huge_environment = {"SLURMDL_RANKMAP_NODES": "n" * 120_000, "SLURMDL_ROLE_RANKS": "9" * 120_000,
                         "SLURMDL_EXPORTED": " RANK" * 20_000}
-    script = cluster.script(STEP)
-    job = cluster.submit(["sbatch", "-N4", "-J", name, "--dl-ps=1", str(script)], env=huge_environment)
-    text = cluster.output(job)
+    text = plugged.job_output(STEP, "-N4", "-J", name, "--dl-ps=1", program="sbatch", env=huge_environment)
     assert roles(text) == ["ps0", "worker0", "worker1", "worker2"]
-    for host in ("login", "n1", "n2", "n3", "n4"):
-        assert cluster.run(["test", "-e", "/tmp/executed"], host=host).returncode == 1
-    assert_nodes_are_up(cluster)
+    assert_nothing_executed(plugged)
+    assert_nodes_are_up(plugged)
 
 
 #: a plugin of another project: an option with a value, and one without
@@ -443,9 +422,9 @@ def other_plugin(plugin) -> Path:
     return source.with_suffix(".so")
 
 
-def test_options_of_another_plugin_keep_their_values(new_cluster, other_plugin):
+def test_options_of_another_plugin_keep_their_values(cluster_with, other_plugin):
     """Neither the record nor the list of excluded nodes separates an option from its value."""
-    cluster = new_cluster(nodes=4, plugstack=f"optional {other_plugin}\n")
+    cluster = cluster_with(nodes=4, plugstack=f"optional {other_plugin}\n")
     config = cluster.directory("config")
     (config / "slurmdl").mkdir()
     (config / "slurmdl/slurmdl.yaml").write_text(f"bad_nodes: {{file: {config}/bad}}\n")
@@ -463,11 +442,11 @@ def test_options_of_another_plugin_keep_their_values(new_cluster, other_plugin):
 
 
 @pytest.mark.parametrize("option", ["--container-image ubuntu", "--container-image=ubuntu --container-writable"])
-def test_options_of_another_plugin_are_no_obstacle(new_cluster, other_plugin, option):
-    """Nodes are chosen, ranks are mapped, and a separate value is not taken for the script or the program."""
-    cluster = new_cluster(nodes=4, plugstack=f"optional {other_plugin}\n")
+def test_nodes_and_ranks_are_chosen_with_options_of_another_plugin(cluster_with, other_plugin, option):
+    """A separate value is not taken for the script or the program."""
+    cluster = cluster_with(nodes=4, plugstack=f"optional {other_plugin}\n")
     script = cluster.script(f"#SBATCH {option}\nslurmdl srun {option} sh -c 'echo rank $RANK $SLURMD_NODENAME'\n")
     dry_run = cluster.run(["slurmdl", "sbatch", "--dl-dry-run", *option.split(), "-N2", str(script)])
     assert "not understood" not in dry_run.stdout + dry_run.stderr, dry_run
-    text = cluster.output(cluster.submit(["slurmdl", "sbatch", *option.split(), "-N4", str(script)]))
+    text = cluster.job_output(script, *option.split(), "-N4")
     assert rank_nodes(text) == ["n1", "n3", "n2", "n4"] and slurmdl_lines(text) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,6 @@ import test_spank
 from jobs import slurm_release
 from releases import RootCluster, skip_reason
 from test_spank import (  # noqa: F401
-    invalid_values,
     test_help,
     test_heterogeneous_step_has_global_ranks,
     test_hostile_job_name_and_huge_environment,
@@ -46,9 +45,9 @@ def other_release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture
-def plugged(other_release: RootCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RootCluster]]:
+def plugged(other_release: RootCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[RootCluster]:
     """The fixture `plugged` of test_spank, with one cluster for all tests; it has no jobs at the start of a test."""
     order = ORDER[slurm_release(other_release)]
     monkeypatch.setattr(test_spank, "PLAIN", sorted(test_spank.PLAIN, key=order.index))
-    yield lambda: other_release
+    yield other_release
     other_release.cancel_all()

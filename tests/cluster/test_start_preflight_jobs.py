@@ -8,8 +8,7 @@ import time
 
 import pytest
 from conftest import Cluster
-from health_calls import Health, started_on
-from jobs import SOON
+from jobs import SOON, Health, started_on
 
 from slurmdl.sandbox import namespaces
 
@@ -53,8 +52,8 @@ def nodes_of_steps(text: str) -> dict[str, set[str]]:
 
 def test_srun_requeues_the_job_without_the_bad_node(with_bad_node):
     cluster = with_bad_node.cluster
-    record = cluster.wait(with_bad_node.submit(STEPS, "-N4", name="slurmdl"), 120)
-    text = cluster.run(["cat", record["StdOut"]]).stdout
+    record = cluster.wait(with_bad_node.submit(STEPS, "-N4", program="slurmdl sbatch"), 120)
+    text = cluster.text_of(record)
     assert BAD in started_on(text, 0) and BAD not in started_on(text, 1), text
     assert (record["JobState"], record["Restarts"], record["ExcNodeList"]) == ("COMPLETED", "1", BAD), text
     assert list(nodes_of_steps(text).values()) == 2 * [{"n1", "n2", "n4", "n5"}], text
@@ -64,8 +63,8 @@ def test_srun_requeues_the_job_without_the_bad_node(with_bad_node):
 
 def test_spare_node_replaces_the_bad_node(with_bad_node):
     cluster = with_bad_node.cluster
-    record = cluster.wait(with_bad_node.submit(STEPS, "-N4", "--dl-node-binding=late", name="slurmdl"), 120)
-    text = cluster.run(["cat", record["StdOut"]]).stdout
+    record = cluster.wait(with_bad_node.submit(STEPS, "-N4", "--dl-node-binding=late", program="slurmdl sbatch"), 120)
+    text = cluster.text_of(record)
     assert BAD in started_on(text, 0), text
     assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "0"), text
     assert list(nodes_of_steps(text).values()) == 2 * [{"n1", "n2", "n4", "n5"}], text
@@ -87,17 +86,16 @@ def test_bad_node_that_recovers_before_the_next_start_is_left_out(new_sandbox):
     cluster = new_sandbox(nodes=5, zones=1, slurm_conf_lines=SOON)
     health = Health(cluster)
     undisturbed, path = cluster.script(TRAINS), cluster.script(TRAINS)
-    text = cluster.output(cluster.submit(["slurmdl", "sbatch", str(undisturbed)], env=health.env,
-                                         directory=undisturbed.parent), 120)
+    text = cluster.job_output(undisturbed, env=health.env, timeout=120)
     assert BAD in started_on(text, 0) and text.rstrip().endswith("status 0"), text
     fill_disk(cluster, BAD)
-    job = cluster.submit(["slurmdl", "sbatch", "--dl-preflight=25", str(path)], env=health.env, directory=path.parent)
+    job = cluster.sbatch(path, "--dl-preflight=25", env=health.env)
     cluster.wait_for(job, {"RUNNING"})
     record = cluster.wait_for(job, {"PENDING"}, 90)
     namespaces.run_on_host(cluster.sandbox.pids[BAD], ["umount", "/tmp"])
     assert record["Restarts"] == "1"
     record = cluster.wait(job, 120)
-    text = cluster.run(["cat", record["StdOut"]]).stdout
+    text = cluster.text_of(record)
     assert text.rstrip().endswith("status 0"), text
     assert (record["JobState"], record["Restarts"], record["ExcNodeList"]) == ("COMPLETED", "1", BAD), text
     assert BAD in started_on(text, 0), text
@@ -114,7 +112,7 @@ def test_job_that_needs_the_bad_node_stops_runs_or_waits(with_bad_node):
     cluster = with_bad_node.cluster
 
     def output(*options: str) -> str:
-        return cluster.output(with_bad_node.submit(STEPS, "-N5", *options, name="slurmdl"), 120)
+        return cluster.output(with_bad_node.submit(STEPS, "-N5", *options, program="slurmdl sbatch"), 120)
 
     text = output()
     assert text.count("status 78") == 2 and "step" not in re.sub("the step", "", text), text
@@ -132,7 +130,7 @@ def test_job_waits_for_a_node_that_is_drained_now(new_sandbox):
     cluster.run(["scontrol", "update", "NodeName=n6", "State=DRAIN", "Reason=test"], as_root=True)
     fill_disk(cluster, BAD)
     health = Health(cluster)
-    job = health.submit(STEPS, "-N5", "--dl-on-bad-nodes=wait", name="slurmdl")
+    job = health.submit(STEPS, "-N5", "--dl-on-bad-nodes=wait", program="slurmdl sbatch")
     cluster.wait_for(job, {"RUNNING"})
     record = cluster.wait_for(job, {"PENDING"}, 90)
     assert (record["Restarts"], record["ExcNodeList"]) == ("1", BAD)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from jobs import rows, slurm_release, slurmdl_messages
+from jobs import rows, slurm_release, slurmdl_messages, wait_until
 
 #: shell command that prints rank, node, usable CPUs and SLURM_CPUS_PER_TASK of a task
 TASK = 'echo "$SLURM_PROCID $(hostname) $(nproc) ${SLURM_CPUS_PER_TASK:-none}"'
@@ -76,13 +76,17 @@ def cpus_by_node(tasks: Sequence[Sequence[str]]) -> dict[str, list[list[str]]]:
     return results
 
 
+def run(cluster, text: str, *options: str, timeout: float = 60) -> str:
+    """Run a script by plain sbatch; return its output."""
+    return cluster.job_output(text, *options, program="sbatch", timeout=timeout)
+
+
 @pytest.mark.parametrize(("job", "steps"), [
     *(pytest.param(job, STEPS, id=job) for job in STEPS),
     *(pytest.param(job, MORE_STEPS, id=f"{job}, more steps", marks=pytest.mark.nightly) for job in MORE_STEPS)])
 def test_layout_equals_plain_srun(cluster, job, steps):
     mapped, unmapped = steps[job]
-    script = cluster.script(comparison_script(mapped + unmapped))
-    results = parse_results(cluster.output(cluster.submit(["sbatch", *job.split(), str(script)]), timeout=120))
+    results = parse_results(run(cluster, comparison_script(mapped + unmapped), *job.split(), timeout=120))
     # newer releases start each step on a different node, 24.11 applies -c of the job to steps, and 26.05 counts -r in
     # zone order if it fills the nodes one after another
     is_newer = slurm_release(cluster) > (22, 5)
@@ -105,13 +109,11 @@ def test_layout_equals_plain_srun(cluster, job, steps):
     assert unmapped_count <= int(is_newer)
 
 
-def test_layout_with_gpus_equals_plain_srun(new_cluster):
-    cluster = new_cluster(nodes=4, gres="gpu:2")
+def test_layout_with_gpus_equals_plain_srun(cluster_with):
+    cluster = cluster_with(nodes=4, gres="gpu:2")
     options = ["--gpus-per-task=1 -n 8", "--gpus-per-task=1", "--gres=gpu:1 -n 4", "-G 8 -n 8", "-G 4 -n 4",
                "-G 8 --cpus-per-gpu=1 -n 8", "--gpus-per-node=2 --mem-per-gpu=100 -n 8"]
-    script = cluster.script(comparison_script(options))
-    job = cluster.submit(["sbatch", "-N", "4", "--gres=gpu:2", "--ntasks-per-node=2", str(script)])
-    results = parse_results(cluster.output(job))
+    results = parse_results(run(cluster, comparison_script(options), "-N4", "--gres=gpu:2", "--ntasks-per-node=2"))
     for number, option in enumerate(options):
         plain, mapped_tasks = results[number, "srun"][0], results[number, "slurmdl srun"][0]
         assert mapped_tasks and Counter(row[1] for row in mapped_tasks) == Counter(row[1] for row in plain), option
@@ -128,15 +130,12 @@ def test_srun_in_salloc_is_mapped(cluster):
 
 def test_concurrent_steps_run_at_the_same_time(cluster):
     """Two steps run at the same time on different halves of the nodes (-r), then two steps on all nodes."""
-    script = cluster.script(f"""
+    text = run(cluster, f"""
 slurmdl srun -r 0 -N 4 -n 4 sh -c 'sleep 2; {TASK}' > a & slurmdl srun -r 4 -N 4 -n 4 sh -c 'sleep 2; {TASK}' > b &
 wait; cat a; echo; cat b; echo
 slurmdl srun -n 8 -c 1 sh -c 'sleep 2; {TASK}' > c & slurmdl srun -n 8 -c 1 sh -c 'sleep 2; {TASK}' > d &
 wait; cat c; echo; cat d
-""")
-    directory = cluster.directory()
-    job = cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)], directory=directory)
-    text = cluster.output(job)
+""", "-N8", "--exclusive")
     # the second of two steps may report that it is not mapped
     for line in slurmdl_messages(text):
         text = text.replace(f"{line}\n", "")
@@ -146,12 +145,10 @@ wait; cat c; echo; cat d
 
 
 def test_task_variables(cluster):
-    script = cluster.script("""
+    task_rows = rows(run(cluster, """
 slurmdl srun --dl-ps=2 -n 10 sh -c 'echo $SLURM_PROCID $(hostname) $SLURM_LOCALID $SLURMDL_ROLE $SLURMDL_ROLE_RANK \\
     $SLURMDL_ZONE $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $SLURM_JOB_NAME'
-""")
-    text = cluster.output(cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)]))
-    task_rows = rows(text)
+""", "-N8", "--exclusive"))
     assert [int(row[0]) for row in task_rows] == list(range(10))
     counts = Counter(row[1] for row in task_rows)
     counted: Counter[str] = Counter()
@@ -183,9 +180,7 @@ echo @
 RANK=mine MASTER_PORT=1234 slurmdl srun -N 2 -n 2 sh -c 'echo $RANK $MASTER_PORT ${{SLURMDL_ROLE-unset}}' 2> err
 slurmdl srun -N 1 -n 1 sh -c 'srun -n 1 --overlap sh -c "echo \\${{RANK-none}} \\${{SLURMDL_EXPORTED-none}}"' 2>> err
 """)
-    directory = cluster.directory()
-    text = cluster.output(cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)], directory=directory))
-    *steps, last = text.split("@\n")[1:]
+    *steps, last = run(cluster, script, "-N8", "--exclusive").split("@\n")[1:]
     for option, step in zip(options, steps, strict=True):
         tasks = sorted((line.split() for line in step.splitlines()), key=lambda row: int(row[0]))
         counts = Counter(row[6] for row in tasks)
@@ -194,22 +189,21 @@ slurmdl srun -N 1 -n 1 sh -c 'srun -n 1 --overlap sh -c "echo \\${{RANK-none}} \
             assert row[2] == str(len(tasks)) and row[3] == row[4], (option, step)
             assert (int(row[5]), row[7], row[8]) == (counts[row[6]], tasks[0][6], "job.sh"), (option, step)
     assert last.splitlines() == ["mine 1234 unset"] * 2 + ["none none"]
-    assert (directory / "err").read_text().count("the step runs in srun's own order") == 2
+    assert (script.parent / "err").read_text().count("the step runs in srun's own order") == 2
 
 
 def test_variables_of_the_user_are_kept(cluster):
-    script = cluster.script("""#!/bin/bash
+    lines = run(cluster, """#!/bin/bash
 export RANK=mine MASTER_PORT=1234
 f() { echo "function of the shell"; }
 export -f f
 slurmdl srun -n 8 bash -c 'echo $RANK $MASTER_PORT $WORLD_SIZE; f; env | grep -c -e HOSTFILE -e DISTRIBUTION || true'
-""")
-    lines = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)])).splitlines()
+""", "-N8").splitlines()
     assert Counter(lines) == {"mine 1234 8": 8, "function of the shell": 8, "0": 8}
 
 
 def test_arguments_status_and_output_equal_srun(cluster):
-    script = cluster.script("""
+    text = run(cluster, """
 slurmdl srun -n 8 -o output-%x-%t python3 -c 'import sys; print(sys.argv[1:])' 'a  b' "it's" '$(ls) *' '' "two
 lines"
 cat output-job.sh-3
@@ -219,9 +213,7 @@ for kind in srun 'slurmdl srun'; do
     $kind -n 8 no-such-program 2> /dev/null; echo $?
     $kind -n 8 /etc/passwd 2> /dev/null; echo $?
 done
-""")
-    directory = cluster.directory()
-    text = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)], directory=directory))
+""", "-N8")
     output, *statuses = text.splitlines()
     assert output == repr(["a  b", "it's", "$(ls) *", "", "two\nlines"])
     assert statuses[:4] == statuses[4:] == ["12", "137", "2", "13"]
@@ -229,21 +221,20 @@ done
 
 def test_program_is_broadcast_where_that_of_an_earlier_step_still_is(cluster):
     """srun writes over it, under every name that its own steps choose."""
-    script = cluster.script("""
+    text = run(cluster, """
 cp "$(command -v hostname)" program
 for options in --bcast --bcast=/tmp/ --bcast=/tmp/program; do
     for i in 1 2; do slurmdl srun $options ./program; done
 done
 SLURM_BCAST=/tmp/program slurmdl srun ./program
-""")
-    text = cluster.output(cluster.submit(["sbatch", "-N", "3", str(script)], directory=cluster.directory()))
+""", "-N3")
     messages = slurmdl_messages(text)
     assert len(messages) == 7 and all("BCAST" in message.upper() for message in messages), text
     assert len(text.splitlines()) == 7 * 4 and len(set(text.splitlines()) - set(messages)) == 3, text
 
 
 def test_multi_prog_is_mapped(cluster):
-    script = cluster.script(f"""
+    text = run(cluster, f"""
 cat > programs <<'END'
 # one rank apart from the others
 0,5 sh -c '{TASK}' %t %o
@@ -252,8 +243,7 @@ cat > programs <<'END'
 * sh -c '{TASK}; test -n "$SLURMDL_ROLE"'
 END
 slurmdl srun -n 8 --multi-prog programs
-""")
-    text = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)], directory=cluster.directory()))
+""", "-N8")
     task_rows = rows(text)
     assert [int(row[0]) for row in task_rows] == list(range(8)), text
     assert has_consecutive_zones(cluster, [row[1] for row in task_rows])
@@ -261,9 +251,8 @@ slurmdl srun -n 8 --multi-prog programs
 
 def test_mpirun_is_mapped(cluster):
     program = "echo $OMPI_COMM_WORLD_RANK $(hostname) $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $SLURMDL_ROLE"
-    script = cluster.script(f"slurmdl srun --step-starter=mpirun --dl-ps=1 -n 10 sh -c '{program}'")
-    text = cluster.output(cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)]))
-    task_rows = rows(text)
+    task_rows = rows(run(cluster, f"slurmdl srun --step-starter=mpirun --dl-ps=1 -n 10 sh -c '{program}'", "-N8",
+                         "--exclusive"))
     assert [(row[0], row[2], row[3]) for row in task_rows] == [(str(i), str(i), "10") for i in range(10)]
     assert Counter(Counter(row[1] for row in task_rows).values()) == {1: 6, 2: 2}
     assert [row[6] for row in task_rows] == ["ps"] + ["worker"] * 9
@@ -298,16 +287,14 @@ print(rank, socket.gethostname())
 @pytest.mark.parametrize("options", ["", "--dl-strategy=adaptive-gossip", "--dl-ps=2", "-r 1 -N 4 -n 4"])
 def test_ranks_connect_to_the_first_node_of_the_job(cluster, options):
     """The first node, n2, is in the second zone."""
-    script = cluster.script(f"""
+    text = run(cluster, f"""
 cat > meet.py <<'END'
 {RENDEZVOUS}
 END
 first={2 if '-r' in options else 1}
 export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | sed -n ${{first}}p) MASTER_PORT=29500
 slurmdl srun {options} python3 meet.py
-""")
-    job = cluster.submit(["sbatch", "-w", "n[2-7]", "-N", "6", str(script)], directory=cluster.directory())
-    text = cluster.output(job)
+""", "-w", "n[2-7]", "-N6")
     nodes = mapped_nodes(text)
     assert nodes[0] == ("n3" if "-r" in options else "n2") and len(nodes) == (4 if "-r" in options else 6)
     assert slurmdl_messages(text) == []
@@ -315,7 +302,7 @@ slurmdl srun {options} python3 meet.py
 
 def test_conflicting_master_addr_is_a_warning(cluster):
     """The warning is printed if it is another node of the job; printed maps begin on the first node."""
-    script = cluster.script("""
+    text = run(cluster, """
 for MASTER_ADDR in n4 n4.cluster n2 n1 10.0.0.4; do
     export MASTER_ADDR; slurmdl srun --dl-dry-run true 2>&1 >/dev/null
 done
@@ -323,8 +310,7 @@ unset MASTER_ADDR
 echo @
 for form in slurm-hostfile intel-machinefile torchrun; do slurmdl srun --print-rank-map=$form | head -n 1; done
 slurmdl srun --print-rank-map=slurm-hostfile --dl-rank0=any | head -n 1
-""")
-    text = cluster.output(cluster.submit(["sbatch", "-w", "n[2-7]", "-N", "6", str(script)]))
+""", "-w", "n[2-7]", "-N6")
     lines, _, printed = text.partition("@\n")
     warnings = slurmdl_messages(lines)
     assert [warning.split()[1] for warning in warnings] == ["MASTER_ADDR=n4:", "MASTER_ADDR=n4.cluster:"]
@@ -340,8 +326,7 @@ def test_srun_outside_a_job_is_plain_srun(cluster):
     assert (done.returncode, len(set(done.stdout.split()))) == (0, 2), done.stderr
     message, = slurmdl_messages(done.stderr)
     assert "not inside a job" in message and "the step runs in srun's own order" in message
-    job = cluster.submit(["sbatch", "-w", "n5", "--wrap", "sleep 60"])
-    cluster.wait_for(job, {"RUNNING"})
+    job = cluster.start(["sbatch", "-w", "n5", "--wrap", "sleep 60"])
     done = cluster.run(["slurmdl", "srun", f"--jobid={job}", "--overlap", "hostname"])
     assert (done.returncode, done.stdout) == (0, "n5\n"), done.stderr
     done = cluster.run(["slurmdl", "srun", "--dl-strict", "hostname"])
@@ -349,46 +334,36 @@ def test_srun_outside_a_job_is_plain_srun(cluster):
 
 
 def test_strict_fails_for_an_unmapped_step(cluster):
-    script = cluster.script("slurmdl srun --dl-strict -N 3 hostname 2>&1; echo $?")
-    lines = cluster.output(cluster.submit(["sbatch", "-N", "8", str(script)])).splitlines()
+    lines = run(cluster, "slurmdl srun --dl-strict -N 3 hostname 2>&1; echo $?", "-N8").splitlines()
     assert len(lines) == 2 and "Slurm chooses" in lines[0] and lines[1] == "75"
 
 
 def test_options_of_the_submission_reach_the_step(cluster):
-    script = cluster.script("""
+    *roles, complaint = cluster.job_output("""
 #DL --dl-strategy=ps --dl-ps=1
 slurmdl srun sh -c 'echo $SLURMDL_ROLE'
 slurmdl srun --dl-strategy=gossip sh -c 'echo $SLURMDL_ROLE'
 SLURMDL_SUBMISSION='{' slurmdl srun sh -c 'echo ${SLURMDL_ROLE:-none}' 2> complaint
 grep ^slurmdl: complaint
-""")
-    directory = cluster.directory()
-    job = cluster.submit(["slurmdl", "sbatch", "--dl-ps=3", "-N", "8", str(script)], directory=directory)
-    *roles, complaint = cluster.output(job).splitlines()
+""", "--dl-ps=3", "-N8").splitlines()
     assert Counter(roles[:8]) == {"ps": 3, "worker": 5}
     assert roles[8:] == ["worker"] * 8 + ["none"] * 8
     assert complaint.startswith("slurmdl: SLURMDL_SUBMISSION is malformed")
 
 
 def test_hanging_controller_delays_the_step_by_seconds(cluster):
-    directory = cluster.directory()
     script = cluster.script("""
 touch ready; while [ ! -e go ]; do sleep 0.1; done
 date +%s; slurmdl srun --dl-dry-run -n 8 hostname; date +%s
 slurmdl srun --dl-dry-run --dl-strict -n 8 hostname; echo $?; touch done
 while [ -e go ]; do sleep 0.1; done
 """)
-    job = cluster.submit(["sbatch", "-N", "8", str(script)], directory=directory)
-    cluster.wait_for(job, {"RUNNING"})
-
-    def wait_for(name: str) -> None:
-        cluster.run(["sh", "-c", f"until [ -e {name} ]; do sleep 0.1; done"], directory=directory).check_returncode()
-
-    wait_for("ready")
+    job, directory = cluster.sbatch(script, "-N8", program="sbatch"), script.parent
+    wait_until((directory / "ready").exists, "the job does not start")
     cluster.freeze_daemon("login", True)
     try:
         cluster.run(["touch", "go"], directory=directory)
-        wait_for("done")
+        wait_until((directory / "done").exists, "slurmdl srun does not end")
     finally:
         cluster.freeze_daemon("login", False)
         cluster.run(["rm", "-f", "go"], directory=directory)
@@ -400,16 +375,14 @@ while [ -e go ]; do sleep 0.1; done
     assert 4 <= end - start <= 8
 
 
-def test_cluster_without_zones_sets_roles_and_variables(new_cluster):
+def test_cluster_without_zones_sets_roles_and_variables(cluster_with):
     """Roles and variables are set; ranks are in the order of the node names."""
-    cluster = new_cluster(nodes=2, slurm_conf_lines=("TopologyPlugin=topology/none",))
-    script = cluster.script("""
+    output = run(cluster_with(nodes=2, slurm_conf_lines=("TopologyPlugin=topology/none",)), """
 slurmdl srun --dl-ps=1 sh -c 'echo $SLURM_PROCID $(hostname) $SLURMDL_ROLE' 2> complaint | sort
 cat complaint
 slurmdl srun -Q --dl-ps=1 true 2>&1; slurmdl srun --dl-strict hostname 2>&1; echo $?
-""")
-    job = cluster.submit(["sbatch", "-N", "2", str(script)], directory=cluster.directory())
-    assert cluster.output(job).splitlines() == [
+""", "-N2")
+    assert output.splitlines() == [
         "0 n1 ps", "1 n2 worker",
         "slurmdl: the cluster's topology has no zones; ranks in the order of the node names",
         "slurmdl: the cluster's topology has no zones", "69"]
@@ -439,9 +412,7 @@ slurmdl srun -n 16 --print-rank-map=torchrun > torchrun
 slurmdl srun -n 16 sh -c 'echo $RANK $(hostname) $MASTER_ADDR' > even
 slurmdl srun -n 10 --print-rank-map=torchrun; echo $?
 """)
-    directory = cluster.directory()
-    job = cluster.submit(["sbatch", "-N", "8", "--exclusive", str(script)], directory=directory)
-    messages = cluster.output(job).splitlines()
+    messages, directory = run(cluster, script, "-N8", "--exclusive").splitlines(), script.parent
     expected = mapped_nodes((directory / "mapped").read_text())
     assert (directory / "hostfile").read_text().split() == expected
     for number in range(3):

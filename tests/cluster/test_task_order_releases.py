@@ -37,7 +37,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_only_block_distribution_of_26_05_follows_the_leaf_zones(cluster: RootCluster) -> None:
     script = cluster.script("\n".join(f"srun -l {options} printenv SLURMD_NODENAME > {number}"
                                       for number, options in enumerate(STEPS)))
-    cluster.output(cluster.submit(["sbatch", "-N4", "--exclusive", str(script)], directory=script.parent))
+    cluster.job_output(script, "-N4", "--exclusive", program="sbatch")
     is_by_leaf = slurm_release(cluster) >= (26, 5)
     for number, (options, by_leaf) in enumerate(STEPS.items()):
         lines = re.findall(r"^ *(\d+): (\w+)$", (script.parent / str(number)).read_text(), re.M)

@@ -23,39 +23,36 @@ SEVERAL = """
 
 
 @pytest.fixture
-def new_cluster_since(new_cluster):
-    """`new_cluster` for features since a release of Slurm; skips the test on older releases."""
-    def make(minimum: tuple[int, int], **options: object):
-        current = slurm_release(new_cluster())
+def cluster_since(cluster, cluster_with):
+    """`cluster_with` for features since a release of Slurm; skips the test on older releases."""
+    def find(minimum: tuple[int, int], **options: object):
+        current = slurm_release(cluster)
         if current < minimum:
             pytest.skip("Slurm {}.{:02d} is older than {}.{:02d}".format(*current, *minimum))
-        return new_cluster(**options)
+        return cluster_with(**options)
 
-    return make
+    return find
 
 
-def test_blocks(new_cluster_since):
-    cluster = new_cluster_since((23, 11), slurm_conf_lines=("TopologyPlugin=topology/block",),
+def test_blocks(cluster_since):
+    cluster = cluster_since((23, 11), slurm_conf_lines=("TopologyPlugin=topology/block",),
                                 config_files={"topology.conf": BLOCKS})
     shown = cluster.run(["slurmdl", "topology", "show"])
     assert shown.returncode == 0 and shown.stdout.startswith("block, "), shown.stderr
     assert cluster.run(["slurmdl", "topology", "diff"]).stdout.startswith("0 differences")
     script = cluster.script(MAPPED)
-    job = cluster.submit(["slurmdl", "sbatch", "-N4", str(script)], directory=script.parent)
-    assert len({zone(node) for node in rank_nodes(cluster.output(job))}) == 1
-    job = cluster.submit(["slurmdl", "sbatch", "-N8", str(script)], directory=script.parent)
-    assert zone_changes(rank_nodes(cluster.output(job))) == 1
+    assert len({zone(node) for node in rank_nodes(cluster.job_output(script, "-N4"))}) == 1
+    assert zone_changes(rank_nodes(cluster.job_output(script, "-N8"))) == 1
 
 
-def test_segments(new_cluster_since):
+def test_segments(cluster_since):
     """Of a mesh, the groups with most traffic are segments; a zone binding gives Slurm their size."""
     pairs = "".join(f"BlockName=p{i} Nodes=n[{2 * i - 1}-{2 * i}]\n" for i in range(1, 5)) + "BlockSizes=2\n"
-    cluster = new_cluster_since((24, 5), slurm_conf_lines=("TopologyPlugin=topology/block",),
+    cluster = cluster_since((24, 5), slurm_conf_lines=("TopologyPlugin=topology/block",),
                                 config_files={"topology.conf": pairs})
 
     def blocks(*options: str) -> list[int]:
-        job = cluster.submit(["slurmdl", "sbatch", "-N4", *options, str(script)], directory=script.parent)
-        return [(int(node[1:]) + 1) // 2 for node in rank_nodes(cluster.output(job))]
+        return [(int(node[1:]) + 1) // 2 for node in rank_nodes(cluster.job_output(script, "-N4", *options))]
 
     script = cluster.script(MAPPED)
     mesh = ["--dl-mesh=tp=2,dp=2", "--dl-bytes=tp=1G,dp=1M"]
@@ -68,26 +65,24 @@ def test_segments(new_cluster_since):
     assert "--segment=3 does not divide 4 nodes; expected 1, 2, 4" in refused.stdout, refused.stdout
 
 
-def test_several_topologies(new_cluster_since):
+def test_several_topologies(cluster_since):
     """Ranks follow the topology of the partition, zones or pairs, with any TopologyPlugin."""
-    cluster = new_cluster_since((25, 5), config_files={"topology.yaml": SEVERAL},
+    cluster = cluster_since((25, 5), config_files={"topology.yaml": SEVERAL},
                                 slurm_conf_lines=(
                                     "TopologyPlugin=topology/flat",
                                     "PartitionName=pairs Nodes=ALL MaxTime=INFINITE State=UP Topology=pairs"))
     script = cluster.script(MAPPED)
-    job = cluster.submit(["slurmdl", "sbatch", "-N8", str(script)], directory=script.parent)
-    assert zone_changes(rank_nodes(cluster.output(job))) == 1
-    job = cluster.submit(["slurmdl", "sbatch", "-p", "pairs", "-N8", str(script)], directory=script.parent)
-    pairs = [(int(node[1:]) + 1) // 2 for node in rank_nodes(cluster.output(job))]
+    assert zone_changes(rank_nodes(cluster.job_output(script, "-N8"))) == 1
+    pairs = [(int(node[1:]) + 1) // 2 for node in rank_nodes(cluster.job_output(script, "-p", "pairs", "-N8"))]
     assert all(pairs[rank] == pairs[rank + 1] for rank in range(0, 8, 2)), pairs
 
 
-def test_plain_srun_orders_ranks_by_zone_with_block_distribution(new_cluster_since):
+def test_plain_srun_orders_ranks_by_zone_with_block_distribution(cluster_since):
     """Since 26.05 plain srun orders ranks by zone if it fills the nodes one after another.
 
     It does so with -m block, or if there are more tasks than nodes; otherwise ranks are in the order of node names.
     """
-    cluster = new_cluster_since((26, 5))
-    script = cluster.script("srun -m block sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME'")
-    job = cluster.submit(["sbatch", "-N8", str(script)], directory=script.parent)
-    assert zone_changes(rank_nodes(cluster.output(job))) == 1
+    cluster = cluster_since((26, 5))
+    output = cluster.job_output("srun -m block sh -c 'echo rank $SLURM_PROCID $SLURMD_NODENAME'", "-N8",
+                                program="sbatch")
+    assert zone_changes(rank_nodes(output)) == 1

@@ -24,8 +24,7 @@ def run_script(cluster, program: str, strategy: str = "allreduce", option: str =
     for example in EXAMPLES.glob("*.py"):
         shutil.copy(example, script.parent)
     (script.parent / "plain_mpi.py").write_text(MPI_PROGRAM)
-    job = cluster.submit(["slurmdl", "sbatch", str(script)], directory=script.parent)
-    return cluster.output(job, timeout=180)
+    return cluster.job_output(script, timeout=180)
 
 
 def parse_accuracy(text: str) -> float:
