@@ -7,25 +7,32 @@ import json
 import os
 import pwd
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import slurmdl
 from slurmdl.errors import SandboxError, UsageError
 from slurmdl.links.link_scores import inter_leaf_name
-from slurmdl.sandbox import namespaces, slurm_daemons, veth_links
-from slurmdl.sandbox.spec import LOGIN, SandboxSpec, check_name
+from slurmdl.sandbox import namespaces, veth_links
+from slurmdl.sandbox.spec import LOGIN, JobUser, SandboxSpec, check_name, config_mount_script, write_config_files
+from slurmdl.slurm import hostlist
 from slurmdl.text import sample_names
 
 _STATE_ROOT = Path("/var/lib/slurmdl-sandbox")
+#: program -> Debian package
+REQUIRED_PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "scontrol": "slurm-client", "munged": "munge",
+                     "ip": "iproute2", "tc": "iproute2", "nft": "nftables", "nsenter": "util-linux",
+                     "unshare": "util-linux", "setpriv": "util-linux"}
 
 
 class Sandbox:
     """A running sandbox, from `sandbox_up` or `find_sandbox`."""
 
-    def __init__(self, spec: SandboxSpec, pids: dict[str, int], user: slurm_daemons.JobUser) -> None:
+    def __init__(self, spec: SandboxSpec, pids: dict[str, int], user: JobUser) -> None:
         self.spec, self.pids, self.user = spec, pids, user
         self.root = _STATE_ROOT / spec.name
 
@@ -44,7 +51,7 @@ class Sandbox:
         if host not in self.pids:
             raise UsageError(f"sandbox {self.spec.name} has no host {host!r}; expected one of "
                              f"{', '.join(self.pids)}")
-        user = slurm_daemons.JobUser("root", 0, 0, "/root") if as_root else self.user
+        user = JobUser("root", 0, 0, "/root") if as_root else self.user
         unset = [f"--unset={name}" for name in os.environ
                    if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUDO_"))]
         environ = [f"HOME={user.home}", f"USER={user.name}", f"LOGNAME={user.name}", "SHELL=/bin/bash",
@@ -58,7 +65,7 @@ class Sandbox:
 
     def node_states(self) -> dict[str, str]:
         """Return the state of every node as in sinfo; empty if the controller does not answer."""
-        return slurm_daemons.node_states(self.pids)
+        return _node_states(self.pids)
 
     def zone_byte_counters(self) -> dict[str, dict[str, int]]:
         """Return the inter-zone bytes that the routers counted: zone -> {"out": bytes, "in": bytes}."""
@@ -127,15 +134,15 @@ def sandbox_up(spec: SandboxSpec) -> Sandbox:
         if user.home.startswith(str(root)):
             os.mkdir(user.home, 0o755)
             os.chown(user.home, user.uid, user.gid)
-        slurm_daemons.write_config_files(spec, root, user)
+        write_config_files(spec, root, user)
         host_mounts = namespaces.host_mount_script(bind_mounts, str(root), lambda path: user.has_access(path, 1))
-        script = f"{host_mounts}\n{slurm_daemons.config_mount_script(root)}"
+        script = f"{host_mounts}\n{config_mount_script(root)}"
         mounts = dict.fromkeys([LOGIN, *spec.node_hosts], script)
         mounts |= {} if spec.cloud_nodes else dict.fromkeys(spec.topology.zones, "")
         pids = namespaces.start_hosts(spec.name, mounts)
         veth_links.create_links(spec, pids)
-        slurm_daemons.start_daemons(spec, root, pids)
-        slurm_daemons.wait_for_nodes_idle(pids)
+        _start_daemons(spec, root, pids)
+        _wait_for_nodes_idle(pids)
         (root / "state.json").write_text(json.dumps({"spec": spec.to_json(), "user": vars(user)}))
         (root / "ready").touch()
     except BaseException:
@@ -154,7 +161,7 @@ def find_sandbox(name: str) -> Sandbox:
         raise SandboxError(f"no sandbox {name} is running" + (f" (running: {', '.join(others)})" if others else "")
                            + f"; start it: slurmdl sandbox up --name {name}")
     state = json.loads((root / "state.json").read_text())
-    return Sandbox(SandboxSpec.from_json(state["spec"]), pids, slurm_daemons.JobUser(**state["user"]))
+    return Sandbox(SandboxSpec.from_json(state["spec"]), pids, JobUser(**state["user"]))
 
 
 def list_sandboxes() -> Iterator[tuple[str, Sandbox | None]]:
@@ -200,21 +207,21 @@ def _check_requirements() -> None:
         raise SandboxError("the sandbox needs Linux: its hosts are Linux namespaces")
     _check_root()
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    missing = [program for program in slurm_daemons.REQUIRED_PROGRAMS if not shutil.which(program, path=path)]
+    missing = [program for program in REQUIRED_PROGRAMS if not shutil.which(program, path=path)]
     if missing:
-        packages = sorted({slurm_daemons.REQUIRED_PROGRAMS[program] for program in missing})
+        packages = sorted({REQUIRED_PROGRAMS[program] for program in missing})
         raise SandboxError(f"missing programs: {', '.join(missing)}; on Debian: apt-get install {' '.join(packages)}")
 
 
-def _job_user(root: Path) -> slurm_daemons.JobUser:
+def _job_user(root: Path) -> JobUser:
     """Return the user of sudo, else an account that exists on the sandbox's hosts only."""
     if uid := int(os.environ.get("SUDO_UID") or 0):
         entry = pwd.getpwuid(uid)
-        return slurm_daemons.JobUser(entry.pw_name, uid, entry.pw_gid, entry.pw_dir)
-    return slurm_daemons.JobUser("researcher", 20001, 20001, f"{root}/shared/home/researcher")
+        return JobUser(entry.pw_name, uid, entry.pw_gid, entry.pw_dir)
+    return JobUser("researcher", 20001, 20001, f"{root}/shared/home/researcher")
 
 
-def _bind_mounts(spec: SandboxSpec, user: slurm_daemons.JobUser) -> list[str]:
+def _bind_mounts(spec: SandboxSpec, user: JobUser) -> list[str]:
     """Return the directories to keep visible: the requested ones, this package, and its Python."""
     package = str(Path(slurmdl.__file__).resolve().parent.parent)
     paths = [*spec.bind_mounts, package, os.path.abspath(sys.prefix), os.path.abspath(sys.base_prefix)]
@@ -229,3 +236,56 @@ def _bind_mounts(spec: SandboxSpec, user: slurm_daemons.JobUser) -> list[str]:
         if not user.has_access(Path(path), 5):
             raise SandboxError(f"{path}: not readable for {user.name}; run `chmod o+rx {path}`")
     return mounts
+
+
+def _start_daemons(spec: SandboxSpec, root: Path, pids: Mapping[str, int]) -> None:
+    """Start munged on every host, slurmctld on the login host and slurmd on every node."""
+    scripts = {
+        "munged": "mkdir -p -m 755 /run/munge && exec munged --force --key-file={root}/munge.key"
+                  " --log-file=/run/munge/munged.log --seed-file=/run/munge/munged.seed --num-threads=2",
+        "slurmctld": "exec slurmctld",
+        "slurmd": "exec slurmd -N {host}",
+    }
+
+    def start(names: Sequence[str], daemon: str) -> None:
+        processes = [(name, subprocess.Popen(
+            namespaces.nsenter_command(pids[name], ["sh", "-c", scripts[daemon].format(root=root, host=name)]),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})) for name in names]
+        for name, process in processes:
+            try:
+                _, text = process.communicate(timeout=20)
+            except subprocess.TimeoutExpired as error:
+                process.kill()
+                raise SandboxError(f"{daemon} on {name}: not started within 20 s") from error
+            if process.returncode:
+                raise SandboxError(f"{daemon} on {name}: {' '.join(text.split())[-300:] or 'failed'}")
+
+    start([LOGIN, *spec.node_hosts], "munged")
+    start([LOGIN], "slurmctld")
+    start(spec.node_hosts, "slurmd")
+
+
+def _node_states(pids: Mapping[str, int]) -> dict[str, str]:
+    """Return node -> state as in sinfo ("idle", "down*", ...); empty if the controller does not answer."""
+    try:
+        # grouped by state: one line per node (-N) takes sinfo a second for 10,000 nodes
+        text = namespaces.run_on_host(pids[LOGIN], ["sinfo", "-h", "-o", "%T %N"], timeout=5)
+    except SandboxError:
+        return {}
+    rows = (line.split() for line in text.splitlines())
+    return {node: row[0] for row in rows if len(row) > 1 for node in hostlist.expand_hostlist(row[1])}
+
+
+def _wait_for_nodes_idle(pids: Mapping[str, int], timeout: float = 30.0) -> None:
+    """Return when every node is idle; SandboxError names nodes that are not."""
+    deadline = time.monotonic() + timeout
+    while True:
+        states = _node_states(pids)
+        not_idle = [node for node, state in states.items() if state.rstrip("~") != "idle"]
+        if states and not not_idle:
+            return
+        if time.monotonic() > deadline:
+            reason = f"not idle: {sample_names(not_idle)}" if not_idle else "the controller does not answer"
+            raise SandboxError(f"Slurm is not ready after {timeout:g} s ({reason})")
+        time.sleep(0.05)

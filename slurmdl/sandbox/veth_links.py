@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from slurmdl.errors import SandboxError, UsageError
 from slurmdl.sandbox import delay_relay, namespaces
-from slurmdl.sandbox.spec import LOGIN, SandboxSpec
+from slurmdl.sandbox.spec import LOGIN, SandboxSpec, host_addresses, leaf_subnet
 from slurmdl.text import sample_names
 
 
@@ -62,23 +62,6 @@ table ip slurmdl {
   }
 }
 """
-
-
-def leaf_subnet(spec: SandboxSpec, leaf: int) -> int:
-    """Return the second byte of the addresses in a leaf zone."""
-    return spec.leaf_indices().index(leaf) + 1
-
-
-def host_addresses(spec: SandboxSpec) -> dict[str, str]:
-    """Return the addresses of all nodes and of the login host."""
-    addresses = {LOGIN: "10.0.0.1"}
-    if spec.cloud_nodes:
-        return addresses
-    count: Counter[int] = Counter()
-    for name, leaf in zip(spec.topology.nodes, spec.topology.leaf.tolist(), strict=True):
-        count[leaf] += 1
-        addresses[name] = f"10.{leaf_subnet(spec, leaf)}.0.{count[leaf]}"
-    return addresses
 
 
 def all_links(spec: SandboxSpec) -> list[VethLink]:

@@ -23,12 +23,12 @@ import pytest
 from conftest import Cluster
 
 from slurmdl.commit import find_commit
-from slurmdl.sandbox import slurm_daemons
+from slurmdl.sandbox import spec as sandbox_spec
 from slurmdl.sandbox.spec import LOGIN, SandboxSpec, round_robin_topology
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "slurmdl-test"
-USER = slurm_daemons.JobUser("researcher", 20001, 20001, "/home/researcher")
+USER = sandbox_spec.JobUser("researcher", 20001, 20001, "/home/researcher")
 #: networks of each zone; networks 1 to 4 contain n1 and n5, n2 and n6, n3 and n7, n4 and n8
 ZONES = "zoneA=1,3 zoneB=2,4"
 
@@ -128,7 +128,7 @@ class ComposeCluster(Cluster):
         """Write /etc/slurm: the files of a sandbox, with the settings of compose/slurm/slurm.conf."""
         self.topology = spec.topology
         with tempfile.TemporaryDirectory() as scratch:
-            slurm_daemons.write_config_files(spec, Path(scratch), USER)
+            sandbox_spec.write_config_files(spec, Path(scratch), USER)
             for file in self.etc.iterdir():
                 file.unlink()
             for file in (Path(scratch) / "slurm").iterdir():
