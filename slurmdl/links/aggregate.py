@@ -131,7 +131,7 @@ def _aggregate_link(samples: Sequence[LinkSample], now: float,
                       if (counters or sample.source != "counters") and (value := metric(sample)) is not None)
 
     throughputs = weighted_values(lambda sample: sample.throughput, counters=False)
-    # the nominal speed of an interface is no measurement, only an upper bound
+    # the nominal speed of an interface is an upper bound, not a measurement
     nominal = max((sample.throughput for sample in samples if sample.source == "counters" and sample.throughput),
                   default=None)
     if not throughputs and nominal:

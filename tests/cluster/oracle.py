@@ -62,7 +62,7 @@ timeout 10 scontrol -o show topology 2>/mnt/error
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """Result for a file: whether slurmctld started, the output of `scontrol -o show topology`, and the log."""
 
     accepted: bool
@@ -70,8 +70,8 @@ class Verdict:
     log: str
 
 
-def verdict(directory: Path, files: Mapping[str, bytes], plugin: str = "tree") -> Verdict:
-    """Return the verdict on the topology.conf among `files`, which are written to the new directory `directory`."""
+def outcome_of(directory: Path, files: Mapping[str, bytes], plugin: str = "tree") -> Outcome:
+    """Return the outcome for the topology.conf among `files`, which are written to the new directory `directory`."""
     directory.mkdir()
     (directory / "state").mkdir()
     (directory / "slurm.conf").write_text(_SLURM_CONF.format(plugin=plugin))
@@ -89,13 +89,13 @@ def verdict(directory: Path, files: Mapping[str, bytes], plugin: str = "tree") -
     # a fatal error, a signal (22.05 with `Switches=,`), or a hang (26.05 with it)
     rejected = "fatal: " in log or "retrying in" in log or done.returncode in (124, 134, 139)
     assert accepted != rejected, f"exit status {done.returncode}: {log[-2000:]}{done.stderr}"
-    return Verdict(accepted, done.stdout, log)
+    return Outcome(accepted, done.stdout, log)
 
 
-def verdicts(directory: Path, cases: Sequence[Mapping[str, bytes]], max_workers: int = 4) -> list[Verdict]:
-    """Return the verdicts on many cases, in order; case i is in `directory`/i."""
+def ask_slurmctld(directory: Path, cases: Sequence[Mapping[str, bytes]], max_workers: int = 4) -> list[Outcome]:
+    """Return the outcomes of many cases, in order; case i is in `directory`/i."""
     with ThreadPoolExecutor(max_workers) as pool:
-        return list(pool.map(verdict, (directory / str(i) for i in range(len(cases))), cases))
+        return list(pool.map(outcome_of, (directory / str(i) for i in range(len(cases))), cases))
 
 
 def hostnames(directory: Path, expressions: Sequence[str], max_workers: int = 2) -> list[list[str] | None]:

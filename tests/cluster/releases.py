@@ -13,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+import pytest
 from conftest import Cluster
 
 from benchmarks.chroot_host import enter_chroot, first_process, is_set_up, root_of, start_host, write_munge_key
 from slurmdl.sandbox.spec import LOGIN, round_robin_topology
 from slurmdl.topology import write
 
+#: Debian releases with Slurm 24.11 and 26.05
+RELEASES = [pytest.param("trixie", marks=pytest.mark.nightly), "forky"]
 USER, USER_ID = "dluser", 31415
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 #: Slurm resolves names only if there is an address other than 127.0.0.1

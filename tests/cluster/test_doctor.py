@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import wait_until
 
 from slurmdl.doctor.checks import CHECKS
 from slurmdl.errors import SandboxError
@@ -42,18 +43,9 @@ class Site:
     cluster: Any  # conftest's SandboxCluster
     directory: Path
 
-    @property
-    def slurm(self) -> Path:
-        """Directory that is /etc/slurm on all hosts."""
-        return self.cluster.sandbox.root / "slurm"
-
-    @property
-    def plans(self) -> Path:
-        return self.cluster.shared / "plans"
-
-    @property
-    def scores(self) -> Path:
-        return self.directory / "scores.json"
+    def __post_init__(self) -> None:
+        self.slurm = self.cluster.sandbox.root / "slurm"  # is /etc/slurm on all hosts
+        self.plans, self.scores = self.cluster.shared / "plans", self.directory / "scores.json"
 
     def configure(self, **changed: object) -> None:
         """Write /etc/slurmdl/slurmdl.yaml for all hosts."""
@@ -67,10 +59,8 @@ class Site:
 
     def wait_until_idle(self) -> None:
         """Wait until every node is idle again after the previous case."""
-        deadline = time.monotonic() + 60
-        while set(self.cluster.sandbox.node_states().values()) != {"idle"}:
-            assert time.monotonic() < deadline, self.cluster.sandbox.node_states()
-            time.sleep(0.1)
+        states = self.cluster.sandbox.node_states
+        wait_until(lambda: set(states().values()) == {"idle"}, states, 60)
 
     def doctor(self, nodes: str = NODES, *words: str, env: dict[str, str] | None = None,
                ) -> subprocess.CompletedProcess[str]:
@@ -78,16 +68,20 @@ class Site:
         return self.cluster.run(["env", *(f"{k}={v}" for k, v in (env or {}).items()),
                                  "slurmdl", "doctor", "--json", *nodes_option, *words])
 
+    def write_file(self, name: str, text: str) -> Path:
+        file = self.directory / name
+        file.write_text(text)
+        return file
+
     @contextmanager
-    def mounted(self, path: str, source: Path, *names: str) -> Iterator[None]:
-        """Mount another file or directory over `path` on the named hosts (default: the login host)."""
-        for host in names or (LOGIN,):
-            namespaces.run_on_host(self.cluster.sandbox.pids[host], ["mount", "--bind", str(source), path])
+    def mounted(self, path: str, source: Path, host: str = LOGIN) -> Iterator[None]:
+        """Mount another file or directory over `path` on a host."""
+        pid = self.cluster.sandbox.pids[host]
+        namespaces.run_on_host(pid, ["mount", "--bind", str(source), path])
         try:
             yield
         finally:
-            for host in names or (LOGIN,):
-                namespaces.run_on_host(self.cluster.sandbox.pids[host], ["umount", "-l", path])
+            namespaces.run_on_host(pid, ["umount", "-l", path])
 
     @contextmanager
     def with_text(self, file: Path, text: str) -> Iterator[None]:
@@ -97,6 +91,14 @@ class Site:
             yield
         finally:
             file.write_text(original)
+
+    @contextmanager
+    def renamed(self, name: str) -> Iterator[None]:
+        (self.slurm / name).rename(self.directory / name)
+        try:
+            yield
+        finally:
+            (self.directory / name).rename(self.slurm / name)
 
     @contextmanager
     def with_mode(self, file: Path, mode: int, owner: int = 0) -> Iterator[None]:
@@ -116,6 +118,18 @@ class Site:
             yield
         finally:
             self.configure()
+
+    @contextmanager
+    def reconfigured(self, name: str, pattern: str, replacement: str) -> Iterator[None]:
+        """Replace a pattern in a file of Slurm, and let the controller read it."""
+        with self.edited(name, pattern, replacement):
+            self.cluster.root("scontrol", "reconfigure")
+            yield
+        self.cluster.root("scontrol", "reconfigure")
+
+    def edited(self, name: str, pattern: str, replacement: str) -> AbstractContextManager[None]:
+        file = self.slurm / name
+        return self.with_text(file, re.sub(pattern, replacement, file.read_text()))
 
 
 @pytest.fixture(scope="module")
@@ -153,14 +167,6 @@ Fault = Callable[[Site], AbstractContextManager[object]]
 
 
 @contextmanager
-def _hidden_command(site: Site) -> Iterator[None]:
-    empty = site.directory / "empty"
-    empty.touch()
-    with site.mounted("/usr/bin/squeue", empty):
-        yield
-
-
-@contextmanager
 def _frozen(site: Site) -> Iterator[None]:
     site.cluster.freeze_daemon(LOGIN, True)
     try:
@@ -195,31 +201,12 @@ def _other_options(site: Site) -> Iterator[None]:
 
 
 @contextmanager
-def _no_filter(site: Site) -> Iterator[None]:
-    file = site.slurm / "cli_filter.lua"
-    file.rename(site.directory / file.name)
-    try:
-        yield
-    finally:
-        (site.directory / file.name).rename(file)
-
-
-@contextmanager
 def _without_pmix(site: Site) -> Iterator[None]:
     plugins = Path(next(iter(Path("/usr/lib").glob("*/slurm-wlm"))))
     other = site.directory / "plugins"
     shutil.copytree(plugins, other, ignore=shutil.ignore_patterns("mpi_pmix*"), symlinks=True, dirs_exist_ok=True)
     with site.mounted(str(plugins), other):
         yield
-
-
-@contextmanager
-def _drained(site: Site) -> Iterator[None]:
-    site.cluster.run(["scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=test"], as_root=True)
-    try:
-        yield
-    finally:
-        site.cluster.run(["scontrol", "update", "NodeName=n3", "State=RESUME"], as_root=True)
 
 
 def _clock_environment(offset: str) -> dict[str, str]:
@@ -235,28 +222,10 @@ def _clock_environment(offset: str) -> dict[str, str]:
 def _node_clock(site: Site) -> Iterator[None]:
     date = shutil.copy("/usr/bin/date", site.directory / "date")
     settings = " ".join(f"{name}={value}" for name, value in _clock_environment("-30s").items())
-    shifted = _write_file(site, "shifted", f'#!/bin/sh\n{settings} exec {date} "$@"\n')
+    shifted = site.write_file("shifted", f'#!/bin/sh\n{settings} exec {date} "$@"\n')
     shifted.chmod(0o755)
     with site.mounted("/usr/bin/date", shifted, "n2"):
         yield
-
-
-@contextmanager
-def _no_zone(site: Site) -> Iterator[None]:
-    reconfigure = ["scontrol", "reconfigure"]
-    with _edited_topology(site, "n[1,3]", "n1"):
-        site.cluster.run(reconfigure, as_root=True).check_returncode()
-        yield
-    site.cluster.run(reconfigure, as_root=True).check_returncode()
-
-
-@contextmanager
-def _no_zone_features(site: Site) -> Iterator[None]:
-    file, reconfigure = site.slurm / "slurm.conf", ["scontrol", "reconfigure"]
-    with site.with_text(file, re.sub(r" Features=\S*", "", file.read_text())):
-        site.cluster.run(reconfigure, as_root=True).check_returncode()
-        yield
-    site.cluster.run(reconfigure, as_root=True).check_returncode()
 
 
 @contextmanager
@@ -275,17 +244,6 @@ def _other_tree(site: Site) -> Iterator[None]:
     site.cluster.start_daemon("n2")
 
 
-def _write_file(site: Site, name: str, text: str) -> Path:
-    file = site.directory / name
-    file.write_text(text)
-    return file
-
-
-def _edited_topology(site: Site, old: str, new: str) -> AbstractContextManager[None]:
-    file = site.slurm / "topology.conf"
-    return site.with_text(file, file.read_text().replace(old, new))
-
-
 @contextmanager
 def _node_site(site: Site) -> Iterator[None]:
     other = site.directory / "other-site"
@@ -293,12 +251,6 @@ def _node_site(site: Site) -> Iterator[None]:
                     dirs_exist_ok=True)
     (other / "slurmdl.yaml").write_text("{}\n")
     with site.mounted("/etc/slurmdl", other, "n2"):
-        yield
-
-
-@contextmanager
-def _other_slurmdl(site: Site) -> Iterator[None]:
-    with site.mounted(str(Path(sys.prefix) / "bin/slurmdl"), Path("/bin/true"), "n4"):
         yield
 
 
@@ -315,7 +267,9 @@ class Case:
 
 
 CASES = {
-    "command missing": Case(_hidden_command, "commands", "fail", "squeue", "slurm-client"),
+    "command missing": Case(
+        lambda site: site.mounted("/usr/bin/squeue", site.write_file("empty", "")), "commands", "fail", "squeue",
+        "slurm-client"),
     "controller hangs": Case(_frozen, "controller", "fail", "within 5 s", "slurmctld"),
     "plugstack.conf unreadable": Case(
         lambda site: site.with_mode(site.slurm / "plugstack.conf", 0o600), "plugin", "fail",
@@ -330,7 +284,8 @@ CASES = {
         "fail", "drained", "optional"),
     "plugin open to others": Case(lambda site: site.with_mode(site.slurm / "slurmdl.so", 0o777), "plugin", "fail",
                                   "others may write it", "chmod 755"),
-    "cli_filter.lua missing": Case(_no_filter, "cli_filter", "fail", "Unable to stat", "CliFilterPlugins", ""),
+    "cli_filter.lua missing": Case(
+        lambda site: site.renamed("cli_filter.lua"), "cli_filter", "fail", "Unable to stat", "CliFilterPlugins", ""),
     "cli_filter.lua malformed": Case(
         lambda site: site.with_text(site.slurm / "cli_filter.lua", "no lua"), "cli_filter", "fail",
         "cli_filter/lua", "readable for all"),
@@ -338,14 +293,17 @@ CASES = {
         lambda site: site.with_text(site.slurm / "plugstack.conf", ""), "plugin", "warn",
         "cli_filter.lua calls slurmdl", "slurmdl-spank", ""),
     "topology malformed": Case(
-        lambda site: _edited_topology(site, "SwitchName=core", "SwichName=core"), "topology", "fail", "SwichName",
-        "topology check"),
+        lambda site: site.edited("topology.conf", "SwitchName=core", "SwichName=core"), "topology", "fail",
+        "SwichName", "topology check"),
     "topology not the controller's": Case(
-        lambda site: _edited_topology(site, "zoneA", "zoneX"), "controller topology", "fail", "zoneX",
+        lambda site: site.edited("topology.conf", "zoneA", "zoneX"), "controller topology", "fail", "zoneX",
         "scontrol reconfigure"),
-    "no zone features": Case(_no_zone_features, "zone features", "warn", "zoneA,zoneB: no feature",
-                             "topology features", ""),
-    "node in no zone": Case(_no_zone, "topology", "warn", "n3", "topology check", "n[1-2,4]"),
+    "no zone features": Case(
+        lambda site: site.reconfigured("slurm.conf", r" Features=\S*", ""), "zone features", "warn",
+        "zoneA,zoneB: no feature", "topology features", ""),
+    "node in no zone": Case(
+        lambda site: site.reconfigured("topology.conf", r"n\[1,3\]", "n1"), "topology", "warn", "n3",
+        "topology check", "n[1-2,4]"),
     "MPI without its PMI": Case(_without_pmix, "MPI", "fail", "mpi_pmix.so", "srun --mpi=list"),
     "scores of another user": Case(lambda site: site.with_mode(site.scores, 0o644, OTHER_UID), "link_scores", "fail",
                                    f"user {OTHER_UID} owns it", "chown"),
@@ -381,17 +339,20 @@ CASES = {
         "others may write it", "chmod 644"),
     "clock apart": Case(lambda site: contextlib.nullcontext(), "clock", "fail", "the controller: ", "chrony"),
     "clock of a node apart": Case(_node_clock, "node clocks", "warn", "n2: ", "chrony"),
-    "node drained": Case(_drained, "nodes", "warn", "n3: not in service (IDLE+DRAIN)", "scontrol show node n3"),
+    "node drained": Case(lambda site: site.cluster.drained("n3"), "nodes", "warn",
+                         "n3: not in service (IDLE+DRAIN)", "scontrol show node n3"),
     "no such node": Case(lambda site: contextlib.nullcontext(), "nodes", "fail", "n9: the cluster has no such node",
                          "srun", "n[1-4,9]"),
     "node without the plugin": Case(lambda site: site.mounted("/etc/slurm/plugstack.conf", Path("/dev/null"), "n2"),
                                     "node plugin", "fail", "n2", "install"),
     "node with another plugin": Case(
-        lambda site: site.mounted("/etc/slurm/slurmdl.so", _write_file(site, "other.so", "other"), "n3"),
+        lambda site: site.mounted("/etc/slurm/slurmdl.so", site.write_file("other.so", "other"), "n3"),
         "node plugin", "fail", "n3: /etc/slurm/slurmdl.so differs", "slurmdl-spank"),
     "node with another slurmdl.yaml": Case(_node_site, "node configuration", "fail", "n2", "copy"),
     "node with another topology": Case(_other_tree, "node topology", "fail", "zoneX", "same topology.conf"),
-    "node without slurmdl": Case(_other_slurmdl, "node slurmdl", "fail", "n4", "install slurmdl"),
+    "node without slurmdl": Case(
+        lambda site: site.mounted(f"{sys.prefix}/bin/slurmdl", Path("/bin/true"), "n4"), "node slurmdl", "fail", "n4",
+        "install slurmdl"),
 }
 
 
@@ -425,8 +386,7 @@ def test_plugstack_line_number_equals_slurm(site, before):
 
 
 def test_busy_nodes_are_skipped(site):
-    job = site.cluster.submit(["sbatch", "-w", "n1", "-n", "2", "--wrap=sleep 60"])
-    site.cluster.wait_for(job, {"RUNNING"})
+    site.cluster.start(["sbatch", "-w", "n1", "-n", "2", "--wrap=sleep 60"])
     try:
         partly_busy, busy = site.doctor("n[1-2]"), site.doctor("n1")
     finally:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import skipped_without_cluster
+from jobs import NIGHTLY
 
 from benchmarks import gpu_requests
 from benchmarks.gpu_requests import Model
@@ -57,7 +58,7 @@ _REQUEST_LINES = """\
 -N2 --ntasks-per-node=3 --gpus-per-task=1 --mem-per-gpu=4000
 -N2 -n6 --gpus-per-node=2 --exclusive
 """
-REQUESTS = [tuple(line.split()) for line in _REQUEST_LINES.splitlines()]
+REQUESTS = [tuple(line.split()) for line in _REQUEST_LINES.splitlines()][::1 if NIGHTLY else 2]
 #: requests that the model leaves to Slurm
 UNCERTAIN = [("--gpus=16",), ("-n8", "--gpus-per-task=1"), ("-N2", "-n6", "--gpus-per-task=1", "--mem-per-gpu=2000")]
 
@@ -73,7 +74,7 @@ def test_requests_get_the_predicted_nodes_and_tasks(sandbox: Sandbox) -> None:
     predicted = {" ".join(request): model.answer(request, cluster) for request in REQUESTS}
     answers = dict(zip(predicted, gpu_requests.ask_slurm(sandbox, REQUESTS), strict=True))
     assert predicted == answers
-    assert 10 <= sum(answer is None for answer in answers.values()) <= 15
+    assert 0.2 < sum(answer is None for answer in answers.values()) / len(answers) < 0.4
 
 
 @pytest.mark.parametrize("request_", UNCERTAIN, ids=" ".join)
@@ -83,6 +84,6 @@ def test_uncertain_requests_are_left_to_slurm(sandbox: Sandbox, request_: tuple[
 
 
 def test_jobs_start_on_nodes_that_fit_among_nodes_in_use(sandbox: Sandbox) -> None:
-    rows = list(gpu_requests.busy_rows(sandbox, seed=2, count=10))
+    rows = list(gpu_requests.busy_rows(sandbox, seed=2, count=6))
     assert [row.met for row in rows] == [True, True]
-    assert [row.baseline for row in rows] == [10, 10]
+    assert [row.baseline for row in rows] == [6, 6]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from jobs import NIGHTLY
-from releases import RootCluster, skip_reason
+from releases import RELEASES, RootCluster, skip_reason
 
 from benchmarks.chroot_host import root_of
 from slurmdl.cluster.reader import parse_snapshot
@@ -36,7 +36,7 @@ CHOICES = 8 if NIGHTLY else 5
 SEED = 41
 
 
-@pytest.fixture(scope="module", params=["trixie", "forky"])
+@pytest.fixture(scope="module", params=RELEASES)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RootCluster]:
     if reason := skip_reason(request.param):
         pytest.skip(reason)

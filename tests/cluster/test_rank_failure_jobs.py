@@ -87,8 +87,8 @@ class Training:
 
 
 @needs_ulfm
-def test_gossip_continues_without_killed_rank(new_sandbox):
-    training = Training.start(new_sandbox(nodes=3), "mpirun 5", "gossip", nodes=3)
+def test_gossip_continues_without_killed_rank(cluster_with):
+    training = Training.start(cluster_with(nodes=3), "mpirun 5", "gossip", nodes=3)
     assert "if a rank fails: the others continue (ULFM)" in training.text()
     os.kill(training.process(training.nodes[2]), signal.SIGKILL)
     training.wait_for(f"slurmdl: train: ULFM: continues without rank 2 on {training.nodes[2]}, from step ", 20)
@@ -114,8 +114,8 @@ def test_rank_stopped_for_20_s_is_not_failed(new_sandbox):
 
 
 @needs_ulfm
-def test_allreduce_ends_all_ranks_at_once(new_sandbox):
-    training = Training.start(new_sandbox(nodes=3), "mpirun 5", "allreduce", nodes=3)
+def test_allreduce_ends_all_ranks_at_once(cluster_with):
+    training = Training.start(cluster_with(nodes=3), "mpirun 5", "allreduce", nodes=3)
     assert "if a rank fails: all ranks end (allreduce needs all ranks)" in training.text()
     os.kill(training.process(training.nodes[1]), signal.SIGKILL)
     training.wait_for("status 76", 20)
@@ -125,8 +125,8 @@ def test_allreduce_ends_all_ranks_at_once(new_sandbox):
 
 
 @pytest.mark.parametrize("launcher_name", ["srun", pytest.param("mpirun 4", marks=pytest.mark.nightly)])
-def test_killed_rank_without_ulfm_ends_all(new_sandbox, launcher_name):
-    training = Training.start(new_sandbox(nodes=2), launcher_name, "gossip", nodes=2)
+def test_killed_rank_without_ulfm_ends_all(cluster_with, launcher_name):
+    training = Training.start(cluster_with(nodes=3), launcher_name, "gossip", nodes=2)
     assert "if a rank fails: all ranks end (no ULFM in Open MPI" in training.text()
     os.kill(training.process(training.nodes[1]), signal.SIGKILL)
     training.wait_for("status ", 30)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from jobs import NIGHTLY
-from releases import RootCluster, skip_reason
+from releases import RELEASES, RootCluster, skip_reason
 
 from benchmarks.chroot_host import root_of
 from slurmdl.cluster.reader import parse_snapshot
@@ -31,7 +31,7 @@ REQUESTS = 120 if NIGHTLY else 48
 SEED = 29
 
 
-@pytest.fixture(scope="module", params=["trixie", "forky"])
+@pytest.fixture(scope="module", params=RELEASES)
 def release(request: pytest.FixtureRequest) -> str:
     if reason := skip_reason(request.param):
         pytest.skip(reason)

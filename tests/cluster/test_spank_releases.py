@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import test_spank
 from jobs import slurm_release
-from releases import RootCluster, skip_reason
+from releases import RELEASES, RootCluster, skip_reason
 from test_spank import (  # noqa: F401
     test_help,
     test_heterogeneous_step_has_global_ranks,
@@ -30,7 +30,7 @@ BUILD_TOOL = Path(__file__).parents[2] / "tools/test-plugin-releases"
 ORDER = {(24, 11): ["n1", "n2", "n3", "n4"], (26, 5): ["n1", "n3", "n2", "n4"]}
 
 
-@pytest.fixture(scope="module", params=["trixie", "forky"])
+@pytest.fixture(scope="module", params=RELEASES)
 def other_release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RootCluster]:
     suite = request.param
     if reason := skip_reason(suite):

@@ -34,14 +34,14 @@ def fill_disk(cluster: Cluster, node: str) -> None:
 
 @pytest.fixture(scope="module")
 def _cluster_with_bad_node(new_sandbox) -> Cluster:
-    cluster = new_sandbox(nodes=5, slurm_conf_lines=SOON)
+    cluster = new_sandbox(nodes=4, slurm_conf_lines=SOON)
     fill_disk(cluster, BAD)
     return cluster
 
 
 @pytest.fixture
 def with_bad_node(_cluster_with_bad_node) -> Health:
-    """A cluster of five nodes, one of which has a full disk."""
+    """A cluster of four nodes, one of which has a full disk."""
     return Health(_cluster_with_bad_node)
 
 
@@ -52,24 +52,24 @@ def nodes_of_steps(text: str) -> dict[str, set[str]]:
 
 def test_srun_requeues_the_job_without_the_bad_node(with_bad_node):
     cluster = with_bad_node.cluster
-    record = cluster.wait(with_bad_node.submit(STEPS, "-N4", program="slurmdl sbatch"), 120)
+    record = cluster.wait(with_bad_node.submit(STEPS, "-N3", program="slurmdl sbatch"), 120)
     text = cluster.text_of(record)
     assert BAD in started_on(text, 0) and BAD not in started_on(text, 1), text
     assert (record["JobState"], record["Restarts"], record["ExcNodeList"]) == ("COMPLETED", "1", BAD), text
-    assert list(nodes_of_steps(text).values()) == 2 * [{"n1", "n2", "n4", "n5"}], text
-    assert text.count("1 of 4 nodes bad") == 1 and text.count("0 of 4 nodes bad") == 1, text
+    assert list(nodes_of_steps(text).values()) == 2 * [{"n1", "n2", "n4"}], text
+    assert text.count("1 of 3 nodes bad") == 1 and text.count("0 of 3 nodes bad") == 1, text
     assert f"{BAD} of " in with_bad_node.history()
 
 
 def test_spare_node_replaces_the_bad_node(with_bad_node):
     cluster = with_bad_node.cluster
-    record = cluster.wait(with_bad_node.submit(STEPS, "-N4", "--dl-node-binding=late", program="slurmdl sbatch"), 120)
+    record = cluster.wait(with_bad_node.submit(STEPS, "-N3", "--dl-node-binding=late", program="slurmdl sbatch"), 120)
     text = cluster.text_of(record)
     assert BAD in started_on(text, 0), text
     assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "0"), text
-    assert list(nodes_of_steps(text).values()) == 2 * [{"n1", "n2", "n4", "n5"}], text
+    assert list(nodes_of_steps(text).values()) == 2 * [{"n1", "n2", "n4"}], text
     assert f"slurmdl: preflight: the job continues without {BAD}" in text
-    assert text.count(" of 5 nodes bad") == 1, text
+    assert text.count(" of 4 nodes bad") == 1, text
 
 
 TRAINS = """\
@@ -108,18 +108,18 @@ def test_bad_node_that_recovers_before_the_next_start_is_left_out(new_sandbox):
 
 @pytest.mark.nightly
 def test_job_that_needs_the_bad_node_stops_runs_or_waits(with_bad_node):
-    """All five nodes are needed: the user chooses."""
+    """All four nodes are needed: the user chooses."""
     cluster = with_bad_node.cluster
 
     def output(*options: str) -> str:
-        return cluster.output(with_bad_node.submit(STEPS, "-N5", *options, program="slurmdl sbatch"), 120)
+        return cluster.output(with_bad_node.submit(STEPS, "-N4", *options, program="slurmdl sbatch"), 120)
 
     text = output()
     assert text.count("status 78") == 2 and "step" not in re.sub("the step", "", text), text
-    assert re.search(rf"slurmdl: preflight: {BAD} bad, and job \d+ needs 5 nodes; without {BAD} partition main has 4 "
+    assert re.search(rf"slurmdl: preflight: {BAD} bad, and job \d+ needs 4 nodes; without {BAD} partition main has 3 "
                      r"in service; the step is not started \(--dl-on-bad-nodes=run starts it\)", text)
     text = output("--dl-on-bad-nodes=run")
-    assert nodes_of_steps(text)["two"] == {"n1", "n2", "n3", "n4", "n5"}
+    assert nodes_of_steps(text)["two"] == {"n1", "n2", "n3", "n4"}
     assert f"the step runs with {BAD}" in text and text.count("status 0") == 2
 
 

@@ -16,9 +16,8 @@ TASK = 'echo "$SLURM_PROCID $(hostname) $(nproc) ${SLURM_CPUS_PER_TASK:-none}"'
 #: options of the job -> options of mapped steps, options of unmapped steps
 STEPS: dict[str, tuple[list[str], list[str]]] = {
     "-N 8 --exclusive": (
-        ["", "-n 9", "-N 8 -n 13", "--ntasks-per-node=2", "-c 2", "-n 11 -c 1", "-n 12 --exact", "-r 2 -N 4 -n 6",
-         "-w n[2-6] -N 5 -n 9", "-x n2,n5 -N 6 -n 12", "-n16 -lu", "-n 9 -m block -p main --reservation=no",
-         "-n 8 --mem-per-cpu=10", "-n 8 --ntasks-per-core=1", "-n 8 --ntasks-per-socket=2"],
+        ["", "-n 9", "--ntasks-per-node=2", "-c 2", "-n 12 --exact", "-r 2 -N 4 -n 6", "-w n[2-6] -N 5 -n 9",
+         "-x n2,n5 -N 6 -n 12", "-n16 -lu", "-n 9 -m block -p main --reservation=no"],
         ["-N 3", "-m cyclic", "-w n1 -N 2", "-n 8 : -n 8"]),
     "-N 4 -n 6": (["", "-n 5", "-n 4", "-c 1", "--ntasks-per-node=1 -n 4"], ["-n 2", "-r 1 -N 2 -n 2"]),
     "-n 4 -c 2": (["", "-n 8", "-c 2", "-c 1"], ["-n 3"]),
@@ -30,8 +29,9 @@ STEPS: dict[str, tuple[list[str], list[str]]] = {
 #: nightly: more options of the same kinds
 MORE_STEPS: dict[str, tuple[list[str], list[str]]] = {
     "-N 8 --exclusive": (
-        ["-n 8", "-n 16", "--ntasks-per-node=1", "-N 8 -c 1", "-n 8 -c 2", "-n 10 --overlap", "-r 5 -N 3",
-         "-w n1,n4 -N 2 -n 2", "-x n1 -N 7"],
+        ["-N 8 -n 13", "-n 11 -c 1", "-n 8 --mem-per-cpu=10", "-n 8 --ntasks-per-core=1",
+         "-n 8 --ntasks-per-socket=2", "-n 8", "-n 16", "--ntasks-per-node=1", "-N 8 -c 1", "-n 8 -c 2",
+         "-n 10 --overlap", "-r 5 -N 3", "-w n1,n4 -N 2 -n 2", "-x n1 -N 7"],
         ["-n 3", "-N 2-5", "-O -n 20"]),
 }
 

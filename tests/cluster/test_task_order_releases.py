@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from jobs import slurm_release
-from releases import RootCluster, skip_reason
+from releases import RELEASES, RootCluster, skip_reason
 
 from benchmarks.chroot_host import root_of
 
@@ -23,7 +23,7 @@ STEPS = {
 }
 
 
-@pytest.fixture(scope="module", params=["trixie", "forky"])
+@pytest.fixture(scope="module", params=RELEASES)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RootCluster]:
     if reason := skip_reason(request.param):
         pytest.skip(reason)

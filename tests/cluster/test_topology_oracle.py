@@ -62,7 +62,7 @@ def read_topology(path: Path) -> Topology | InputError:
         return error
 
 
-def difference(slurm: oracle.Verdict, result: Topology | InputError) -> str:
+def difference(slurm: oracle.Outcome, result: Topology | InputError) -> str:
     """Return the difference between Slurm and slurmdl for a file, or ""."""
     listed = [match for line in slurm.text.splitlines() if (match := _LISTED.fullmatch(line))]
     if isinstance(result, InputError):
@@ -125,14 +125,14 @@ def _difference_above(listed: list[re.Match[str]], topology: Topology) -> str:
 def test_files(tmp_path: Path) -> None:
     source = random.Random(SEED)
     cases = [*oracle_files.HAND_WRITTEN, *(oracle_files.random_files(source) for _ in range(FILES))]
-    verdicts = oracle.verdicts(tmp_path, cases)
+    outcomes = oracle.ask_slurmctld(tmp_path, cases)
     differences = []
-    for i, (case, verdict) in enumerate(zip(cases, verdicts, strict=True)):
+    for i, (case, outcome) in enumerate(zip(cases, outcomes, strict=True)):
         result = read_topology(tmp_path / str(i) / "topology.conf")
-        if text := difference(verdict, result):
-            reason = "".join(line for line in verdict.log.splitlines() if "fatal" in line or "rror: " in line)[-300:]
-            differences.append(f"{text}\n  {str(case)[:600]}\n  Slurm: {reason}\n{verdict.text[:600]}")
-    accepted = sum(verdict.accepted for verdict in verdicts)
+        if text := difference(outcome, result):
+            reason = "".join(line for line in outcome.log.splitlines() if "fatal" in line or "rror: " in line)[-300:]
+            differences.append(f"{text}\n  {str(case)[:600]}\n  Slurm: {reason}\n{outcome.text[:600]}")
+    accepted = sum(outcome.accepted for outcome in outcomes)
     print(f"{len(cases)} files, {accepted} accepted by Slurm, {len(differences)} differences")
     assert min(accepted, len(cases) - accepted) > len(cases) / 10, "nearly all files are valid, or nearly all invalid"
     assert not differences, f"{len(differences)} of {len(cases)} files:\n" + "\n".join(differences[:10])

@@ -283,7 +283,7 @@ def test_samples_of_other_users_are_rejected_unless_trusted(site: Path,
     (site / "slurm.conf").write_text("ClusterName=c\nslurmuser = 64001(slurm) # user of slurmctld\n")
     assert ingest(site, str(site / "a.jsonl")) == 0
     assert ingest(site, "--users", "no-such-user") == 64
-    assert "'no-such-user' is no user of this host; expected comma-separated names" in capsys.readouterr().err
+    assert "'no-such-user' is not a user of this host; expected comma-separated names" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("args", "message"), [
