@@ -282,8 +282,8 @@ def _trusted_users(users: str | None, owner: str) -> str:
 
     for name in users.split(",") if users is not None else ():
         if not files.resolve_uids(name):
-            raise UsageError(f"--users {users}: {name!r} is not a user of this host; expected comma-separated names or "
-                             "numbers")
+            raise UsageError(f"--users {users}: {name!r} is not a user of this host; expected comma-separated names "
+                             "or numbers")
     return ",".join(filter(None, (users, owner, _slurm_user())))
 
 
