@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from slurmdl.train.trainer import labeled_dataset
+from slurmdl.train.trainer import data_readers
 
 RANKS = 8
 #: options of `slurmdl train`: the model, its data and optimizer
@@ -96,14 +96,14 @@ def _train(work: tuple[Case, int]) -> Course:
 @contextmanager
 def skewed_zones(alpha: float | None) -> Iterator[None]:
     """Partition the sections of the text over the two zones, and the samples of a zone evenly over its ranks."""
-    original = labeled_dataset.partition_indices
+    original = data_readers.partition_indices
 
-    def partition(labels: labeled_dataset.IntArray, worker_count: int, _: float | None,
-                  seed: int) -> list[labeled_dataset.IntArray]:
+    def partition(labels: data_readers.IntArray, worker_count: int, _: float | None,
+                  seed: int) -> list[data_readers.IntArray]:
         zones = original(labels, 2, alpha, seed)
         per_zone = worker_count // 2
         return [np.random.default_rng((seed, zone)).permutation(samples)[rank::per_zone][:len(labels) // worker_count]
                 for zone, samples in enumerate(zones) for rank in range(per_zone)]
 
-    with mock.patch.object(labeled_dataset, "partition_indices", partition if alpha else original):
+    with mock.patch.object(data_readers, "partition_indices", partition if alpha else original):
         yield

@@ -55,7 +55,7 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     """Train and return the measurements of this rank; None if it only serves."""
     import torch
 
-    from slurmdl.train.trainer import optimizers
+    from slurmdl.train.trainer import models
     from slurmdl.train.trainer.data_readers import load_dataset
     from slurmdl.train.trainer.options import Options
     from slurmdl.train.trainer.workloads import Classification
@@ -65,7 +65,7 @@ def measure(framework: Framework, work: Mapping[str, Any]) -> dict[str, Any] | N
     transport = world.init_mpi()
     rank, size = transport.rank, transport.size
     task = Classification(options, load_dataset(options.data, options.seed))
-    optimizer = optimizers.build_optimizer(options.optimizer, task.module.parameters(), options.lr, options.momentum,
+    optimizer = models.build_optimizer(options.optimizer, task.module.parameters(), options.lr, options.momentum,
                                            options.weight_decay)
     parameters = sum(tensor.numel() for tensor in task.module.parameters())
     session = framework.setup(transport, work["strategy"], task.module, optimizer)

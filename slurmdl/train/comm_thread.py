@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from slurmdl.train.trace import COMM_ROW, Trace
+from slurmdl.train.meters import COMM_ROW, Trace
 
 #: polling interval in seconds; doubles while idle
 MIN_POLL_SECONDS, MAX_POLL_SECONDS = 2e-4, 2e-3

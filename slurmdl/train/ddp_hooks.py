@@ -19,7 +19,7 @@ from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.island_group import IslandGroup
 from slurmdl.train.strategies.local_sgd import make_reducer
 from slurmdl.train.strategy_config import StrategyConfig
-from slurmdl.train.tags import Tag
+from slurmdl.train.transports.transport import Tag
 
 Vector = npt.NDArray[np.float32]
 

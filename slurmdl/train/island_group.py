@@ -13,10 +13,9 @@ from slurmdl.errors import InvalidRunError, TrainError, UnavailableError
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library import startup
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.process_group import collective_timeout
 from slurmdl.train.strategies.strategy import DeviceCopies, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig, run_options
-from slurmdl.train.transports.torch_distributed import TorchTransport
+from slurmdl.train.transports.torch_distributed import TorchTransport, collective_timeout
 from slurmdl.train.world import message_levels, node_name, zone_path
 
 

@@ -14,7 +14,6 @@ from itertools import groupby
 from slurmdl import plan as plans
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, UnavailableError, warn
 from slurmdl.text import pluralize
-from slurmdl.train.process_group import init_torch, is_torchrun, rank_and_size
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import BACKENDS, StrategyConfig, check_compatibility, option_name
 from slurmdl.train.transports.mpi import (
@@ -27,7 +26,7 @@ from slurmdl.train.transports.mpi import (
     ulfm_enabled,
     wait_until_ready,
 )
-from slurmdl.train.transports.torch_distributed import TorchTransport
+from slurmdl.train.transports.torch_distributed import TorchTransport, init_torch, is_torchrun, rank_and_size
 from slurmdl.train.transports.transport import CHUNK_BYTES, Transport
 
 #: ranks that are listed one by one

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.islands import disturbances, prediction, trigger
 from benchmarks.islands import time_to_loss as bench
 from benchmarks.islands.virtual_training import Course, skewed_zones
-from slurmdl.train.trainer import labeled_dataset
+from slurmdl.train.trainer import data_readers
 
 
 def measured(ring: float, islands: float, control: float, other: float) -> dict[str, dict[str, Any]]:
@@ -59,7 +59,7 @@ def test_steps_and_seconds_to_a_loss() -> None:
 def test_skewed_zones_share_no_sample_and_differ_in_sections() -> None:
     labels = np.repeat(np.arange(10), 80)
     with skewed_zones(0.1):
-        parts = labeled_dataset.partition_indices(labels, 8, 1.0, 3)
+        parts = data_readers.partition_indices(labels, 8, 1.0, 3)
     samples = np.concatenate(parts)
     assert len(set(samples)) == len(samples) and {len(part) for part in parts} == {100}
     sections = [np.bincount(labels[np.concatenate(zone)], minlength=10) for zone in (parts[:4], parts[4:])]

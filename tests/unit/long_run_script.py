@@ -11,8 +11,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from slurmdl.train import init, outer, process_group
+from slurmdl.train import init, outer
 from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.transports import torch_distributed
 
 #: of the groups; longer than the ranks, which start together, differ on a busy machine
 LIMIT_S = 5
@@ -21,7 +22,7 @@ model = torch.nn.Linear(4, 2)
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
 opt.step()  # PyTorch is loaded
 dist.barrier()
-process_group._EXTRA_TIMEOUT_S = LIMIT_S - float(os.environ["SLURMDL_TRAIN_TIMEOUT"])
+torch_distributed._EXTRA_TIMEOUT_S = LIMIT_S - float(os.environ["SLURMDL_TRAIN_TIMEOUT"])
 dist.distributed_c10d.default_pg_timeout = timedelta(seconds=LIMIT_S)
 if sys.argv[1] == "library":
     run = init(StrategyConfig("gossip"))

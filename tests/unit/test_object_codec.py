@@ -18,7 +18,7 @@ from slurmdl.errors import TrainError
 from slurmdl.plan import Plan
 from slurmdl.train.library.checkpoint import Manifest
 from slurmdl.train.meters import RankReport, StepTotals
-from slurmdl.train.transports.object_codec import decode_object, encode_object
+from slurmdl.train.transports.transport import decode_object, encode_object
 
 #: rank 0 of two, by another user: it takes the port first, and answers the first collective call with a pickle
 ATTACKER = r"""

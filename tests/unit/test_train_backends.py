@@ -16,7 +16,8 @@ import pytest
 from mpi import free_port, mpirun, needs_mpi, preloaded, python, torchrun
 
 from slurmdl.errors import InvalidOptionsError
-from slurmdl.train import process_group, world
+from slurmdl.train import world
+from slurmdl.train.transports import torch_distributed
 
 SCRIPT = str(Path(__file__).parent / "library_script.py")
 TRAIN = ("-m", "slurmdl.train", "--steps", "30", "--model", "mlp:16", "--batch-size", "8")
@@ -183,11 +184,11 @@ def test_ranks_end_with_torchrun(has_checkpoints: bool, tmp_path: Path) -> None:
     ({"SLURM_PROCID": "0", "SLURM_NTASKS": "3"}, (0, 1)),  # a batch script
     ({"RANK": "1", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, (1, 4)), ({}, (0, 1))])
 def test_rank_and_size(environ: dict[str, str], expected: tuple[int, int]) -> None:
-    assert process_group.rank_and_size(environ) == expected
+    assert torch_distributed.rank_and_size(environ) == expected
 
 
 def test_port_differs_between_steps() -> None:
-    ports = {process_group.rank_zero_address({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": str(step)})[1]
+    ports = {torch_distributed.rank_zero_address({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": str(step)})[1]
              for step in range(20)}
     assert len(ports) > 15 and all(1024 < port < 32768 for port in ports)
 

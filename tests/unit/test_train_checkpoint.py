@@ -20,7 +20,7 @@ from slurmdl.train.library import checkpoint, checkpoint_coordinator
 from slurmdl.train.library.checkpoint import CheckpointDir, CorruptCheckpointError, Manifest
 from slurmdl.train.library.run import Run
 from slurmdl.train.library.sampling import GlobalBatches
-from slurmdl.train.strategies.shard_backup import assemble_shard
+from slurmdl.train.strategies.parameter_server import assemble_shard
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train

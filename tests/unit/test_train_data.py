@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from slurmdl.errors import InputError, UsageError
-from slurmdl.train.trainer.data_readers import load_dataset
-from slurmdl.train.trainer.labeled_dataset import LabeledSamples, partition_indices, split_and_normalize
+from slurmdl.train.trainer.data_readers import LabeledSamples, load_dataset, partition_indices, split_and_normalize
 
 
 def test_digits_shape() -> None:

@@ -11,9 +11,9 @@ import torch
 
 from slurmdl.errors import InputError, TrainError, UsageError
 from slurmdl.train.__main__ import main
-from slurmdl.train.trainer import optimizers
+from slurmdl.train.trainer import models
 from slurmdl.train.trainer.options import EmulatedCompute, Options, parse_train_options
-from slurmdl.train.trainer.progress import Progress
+from slurmdl.train.trainer.trainer import Progress
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_options_unreadable_file_raises(file: Path) -> None:
 @pytest.mark.parametrize(("name", "rates"), [
     ("constant", [1.0, 1.0, 1.0, 1.0]), ("cosine", [1.0, 0.75, 0.25, 0.0]), ("step", [1.0, 0.1, 0.01, 0.001])])
 def test_lr_scheduler_rates(name: str, rates: list[float]) -> None:
-    optimizer = optimizers.build_optimizer("sgd", [torch.nn.Parameter(torch.zeros(1))], 1.0, 0.9, 0.0)
-    schedule = optimizers.build_lr_scheduler(optimizer, name, 3)
+    optimizer = models.build_optimizer("sgd", [torch.nn.Parameter(torch.zeros(1))], 1.0, 0.9, 0.0)
+    schedule = models.build_lr_scheduler(optimizer, name, 3)
     observed = []
     for _ in range(4):
         observed.append(optimizer.param_groups[0]["lr"])
@@ -99,7 +99,7 @@ def test_lr_scheduler_rates(name: str, rates: list[float]) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam),
                                             ("adamw", torch.optim.AdamW)])
 def test_optimizer_type_and_hyperparameters(name: str, kind: type) -> None:
-    optimizer = optimizers.build_optimizer(name, [torch.nn.Parameter(torch.zeros(1))], 0.1, 0.5, 0.01)
+    optimizer = models.build_optimizer(name, [torch.nn.Parameter(torch.zeros(1))], 0.1, 0.5, 0.01)
     assert type(optimizer) is kind
     group = optimizer.param_groups[0]
     assert (group["lr"], group["weight_decay"]) == (0.1, 0.01)

@@ -19,16 +19,17 @@ from slurmdl.comm_layout import SHARD_BLOCK, split_by_speed
 from slurmdl.train import init
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.strategies import STRATEGIES, StrategyContext, shard_backup
+from slurmdl.train.strategies import STRATEGIES, StrategyContext, parameter_server
 from slurmdl.train.strategies.parameter_server import (
     AsyncPSServer,
+    ShardAssignment,
     SyncPSServer,
     assign_shards,
     mean_into,
+    promote_backup,
     reassign,
     traffic_locality,
 )
-from slurmdl.train.strategies.shard_backup import ShardAssignment, promote_backup
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import virtual
 from slurmdl.train.transports.virtual import VirtualTransport
@@ -157,7 +158,7 @@ def test_shard_backups_continue_as_the_originals(config: StrategyConfig, monkeyp
     every, steps, servers, workers = 5, 13, 3, 2
     monkeypatch.setattr("slurmdl.train.strategies.parameter_server.BACKUP_EVERY", every)
     originals: dict[int, dict[int, Any]] = {rank: {} for rank in range(servers)}
-    exchange_if_due = shard_backup.ShardBackups.exchange_if_due
+    exchange_if_due = parameter_server.ShardBackups.exchange_if_due
 
     def record_and_exchange(backups: Any, update_count: int) -> None:
         shard, = backups._owned
@@ -165,7 +166,7 @@ def test_shard_backups_continue_as_the_originals(config: StrategyConfig, monkeyp
             backups._ctx.parameters[shard.part].copy(), shard.optimizer.state_bytes().copy())
         exchange_if_due(backups, update_count)
 
-    monkeypatch.setattr(shard_backup.ShardBackups, "exchange_if_due", record_and_exchange)
+    monkeypatch.setattr(parameter_server.ShardBackups, "exchange_if_due", record_and_exchange)
     results = run_ps(config, servers, [[1.0] * steps, [1.7] * steps], lambda worker, model: 0.1 * model + worker)
     due = 10 if isinstance(results[0][1], SyncPSServer) else 20
     parts = split_by_speed(SIZE, [1.0] * servers)
@@ -225,7 +226,7 @@ def test_server_with_two_shards_equals_two_servers(config: StrategyConfig) -> No
 def test_shard_backups_count_as_bytes_sent() -> None:
     """Two servers, each with half of the model and of the optimizer state; one backup per 100 steps."""
     results = run_ps(StrategyConfig("ps", "shards"), 2, [[1.0] * 100], lambda worker, model: model)
-    pulled, header = 100 * SIZE // 2 * 4, 8 * shard_backup._NUM_HEADER_FIELDS
+    pulled, header = 100 * SIZE // 2 * 4, 8 * parameter_server._NUM_HEADER_FIELDS
     for _, strategy, _ in results[:2]:
         assert sum(strategy._ctx.p2p.bytes_sent.values()) == pulled + header + 2 * (SIZE // 2) * 4
 

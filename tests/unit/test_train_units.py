@@ -20,8 +20,7 @@ from slurmdl.train.meters import PHASES, RankReport, StepMeter, summarize
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer import models
-from slurmdl.train.trainer.data_readers import load_dataset
-from slurmdl.train.trainer.labeled_dataset import LabeledDataset
+from slurmdl.train.trainer.data_readers import LabeledDataset, load_dataset
 from slurmdl.train.trainer.options import Options, parse_train_options
 
 

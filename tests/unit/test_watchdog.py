@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from mpi import mpirun, needs_mpi, torchrun
 
-from slurmdl.train.tags import Tag
-from slurmdl.train.transports.watchdog import StalledError, Watchdog
+from slurmdl.train.transports.transport import StalledError, Tag, Watchdog
 
 SCRIPT = str(Path(__file__).parent / "stall_script.py")
 #: longer than the ranks start apart on a busy machine
@@ -86,8 +85,8 @@ class Mailbox:
 
 @pytest.fixture(autouse=True)
 def short_answer_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurmdl.train.transports.watchdog._ANSWER_S", 0.05)
-    monkeypatch.setattr("slurmdl.train.transports.watchdog.CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("slurmdl.train.transports.transport._ANSWER_S", 0.05)
+    monkeypatch.setattr("slurmdl.train.transports.transport.CHECK_INTERVAL_S", 0.0)
 
 
 def test_only_ranks_without_an_answer_are_named() -> None:
@@ -108,7 +107,7 @@ def test_lowest_rank_that_has_waited_too_long_reports(monkeypatch: pytest.Monkey
     assert mailbox.sent == [(0, Tag.ROLL_ANSWER)]
     now = time.monotonic()
     monkeypatch.setattr("time.monotonic", lambda: now + 60)
-    monkeypatch.setattr("slurmdl.train.transports.watchdog._ANSWER_S", -1.0)
+    monkeypatch.setattr("slurmdl.train.transports.transport._ANSWER_S", -1.0)
     with pytest.raises(StalledError):  # rank 0 has not reported
         watchdog.check(66.0)
 

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from slurmdl.train.comm_thread import CommThread
-from slurmdl.train.tags import Tag
-from slurmdl.train.transports.transport import Transport
+from slurmdl.train.transports.transport import Tag, Transport
 
 #: sent by Slurm before a time limit (sbatch --signal), at it, and at preemption
 PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

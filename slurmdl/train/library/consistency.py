@@ -19,8 +19,7 @@ from slurmdl.train.library import shard_optimizer
 from slurmdl.train.library.checkpoint import save_state
 from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.tags import Tag
-from slurmdl.train.transports.object_codec import decode_object, encode_object
+from slurmdl.train.transports.transport import Tag, decode_object, encode_object
 from slurmdl.train.world import World
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, SliceSampler
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.tags import Tag
+from slurmdl.train.transports.transport import Tag
 
 Numbers = npt.NDArray[np.float64]
 

@@ -27,12 +27,11 @@ from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.sampling import GlobalBatches
 from slurmdl.train.library.slow_rank_monitor import SlowRankMonitor
 from slurmdl.train.library.step_hooks import StepHooks
-from slurmdl.train.meters import RankReport, StepMeter, format_summary, summarize
+from slurmdl.train.meters import RankReport, StepMeter, Trace, format_summary, summarize
 from slurmdl.train.mixing.mixers import spectral_gap
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies import Strategy, StrategyContext, make_strategy, sends_gradients
 from slurmdl.train.strategies.shared_memory_gossip import node_leaders
-from slurmdl.train.trace import Trace
 from slurmdl.train.world import World
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from slurmdl.errors import TrainError
-from slurmdl.train.transports.watchdog import CHECK_INTERVAL_S
+from slurmdl.train.transports.transport import CHECK_INTERVAL_S
 from slurmdl.train.world import World
 
 _MODULE = "torch.distributed.distributed_c10d"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from slurmdl.errors import TrainError
 from slurmdl.train.library.checkpoint import save_state
 from slurmdl.train.library.replica import Replica
-from slurmdl.train.strategies.shard_backup import assemble_shard
+from slurmdl.train.strategies.parameter_server import assemble_shard
 from slurmdl.train.strategies.strategy import ShardState
 
 Numbers = npt.NDArray[np.float64]

@@ -23,9 +23,8 @@ from slurmdl.errors import (
     warn,
 )
 from slurmdl.train.library import checkpoint_coordinator
-from slurmdl.train.process_group import finalize_process_group
 from slurmdl.train.slow_ranks import requeue_without_nodes
-from slurmdl.train.transports.torch_distributed import LostRankError
+from slurmdl.train.transports.torch_distributed import LostRankError, finalize_process_group
 from slurmdl.train.transports.transport import RankFailedError
 from slurmdl.train.world import finalize_mpi, is_rank_zero, node_name
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from slurmdl.train.library.context import RunContext
 from slurmdl.train.slow_ranks import WINDOW_STEPS, SlowRankReporter, start_requeue, warn_of_refusal
-from slurmdl.train.tags import Tag
+from slurmdl.train.transports.transport import Tag
 from slurmdl.train.transports.virtual import VirtualTransport
 
 

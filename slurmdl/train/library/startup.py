@@ -16,8 +16,7 @@ from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import RunOptions, StrategyConfig, resolve, run_options
 from slurmdl.train.transports.mpi import MpiTransport
 from slurmdl.train.transports.torch_distributed import TorchTransport
-from slurmdl.train.transports.transport import Transport
-from slurmdl.train.transports.watchdog import Watchdog
+from slurmdl.train.transports.transport import Transport, Watchdog
 from slurmdl.train.world import World, create_world, init_transport
 
 #: runs to close at the end of the program, in the order of their start

@@ -17,10 +17,9 @@ from slurmdl.train.library.gradient_tracker import GradientTracker
 from slurmdl.train.library.load_balance import WorkAssignment
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.slow_rank_monitor import SlowRankMonitor
-from slurmdl.train.meters import PhaseTimer
+from slurmdl.train.meters import PhaseTimer, Trace
 from slurmdl.train.mixing.collectives import bruck_allgather
 from slurmdl.train.optimizer_hooks import StepArguments
-from slurmdl.train.trace import Trace
 
 
 class StepHooks:

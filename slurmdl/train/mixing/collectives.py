@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from slurmdl.comm_layout import shard_pieces, split_offsets
 from slurmdl.train.p2p import Arrays, MeteredP2P
-from slurmdl.train.tags import Tag
-from slurmdl.train.transports.transport import CommCoroutine
+from slurmdl.train.transports.transport import CommCoroutine, Tag
 
 FloatArray = npt.NDArray[np.float32]
 

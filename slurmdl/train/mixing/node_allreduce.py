@@ -11,8 +11,7 @@ import numpy.typing as npt
 from slurmdl.comm_layout import shard_pieces, split_offsets
 from slurmdl.train.mixing.collectives import AllreduceOp, FloatArray
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.tags import Tag
-from slurmdl.train.transports.transport import CommCoroutine
+from slurmdl.train.transports.transport import CommCoroutine, Tag
 from slurmdl.train.transports.window import PAGE_BYTES, SharedMemory
 
 #: elements that are summed at a time, so that partial sums stay in the cache (256 KiB)

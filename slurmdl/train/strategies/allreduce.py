@@ -16,11 +16,10 @@ from slurmdl.plan import group_ranks
 from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, FloatArray, bruck_allgather
 from slurmdl.train.mixing.node_allreduce import NodeAllreduceOp, NodeVectors
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.process_group import collective_timeout
 from slurmdl.train.side_stream import SideStream
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
-from slurmdl.train.tags import Tag
-from slurmdl.train.transports.torch_distributed import naming_lost_rank
+from slurmdl.train.transports.torch_distributed import collective_timeout, naming_lost_rank
+from slurmdl.train.transports.transport import Tag
 
 #: buckets in flight: one inside the zones before the exchange between them, one between them, one after it
 MAX_BUCKETS_IN_FLIGHT = 3

@@ -17,7 +17,7 @@ from slurmdl.train.strategies.allreduce import make_allreduce
 from slurmdl.train.strategies.gossip import Gossip
 from slurmdl.train.strategies.local_sgd import LocalSGD
 from slurmdl.train.strategies.strategy import StrategyContext, TriggeredStrategy
-from slurmdl.train.tags import Tag
+from slurmdl.train.transports.transport import Tag
 from slurmdl.train.triggers import CommCost
 
 #: strategy -> factory of the exchanges between islands

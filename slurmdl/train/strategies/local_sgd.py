@@ -14,8 +14,7 @@ from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, exchange_arrays
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategies.strategy import FloatArray, StrategyContext, TriggeredStrategy
-from slurmdl.train.tags import Tag
-from slurmdl.train.transports.transport import CommCoroutine
+from slurmdl.train.transports.transport import CommCoroutine, Tag
 from slurmdl.train.triggers import CommCost
 
 

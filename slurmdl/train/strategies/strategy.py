@@ -16,7 +16,7 @@ from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.p2p import LOCALITY_LEVELS, MeteredP2P
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategy_config import StrategyConfig
-from slurmdl.train.tags import Tag
+from slurmdl.train.transports.transport import Tag
 from slurmdl.train.triggers import CommCost, DriftTrigger, Trigger
 
 FloatArray = npt.NDArray[np.float32]

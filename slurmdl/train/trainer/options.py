@@ -17,8 +17,7 @@ from slurmdl.text import pluralize
 from slurmdl.train.p2p import LOCALITY_LEVELS
 from slurmdl.train.strategy_config import RunOptions, StrategyConfig, resolve, values_from_environ
 from slurmdl.train.trainer.data_readers import DATASETS
-from slurmdl.train.trainer.models import MODELS
-from slurmdl.train.trainer.optimizers import LR_SCHEDULES, OPTIMIZERS
+from slurmdl.train.trainer.models import LR_SCHEDULES, MODELS, OPTIMIZERS
 from slurmdl.train.transports.virtual import Link
 
 

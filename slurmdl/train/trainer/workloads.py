@@ -11,7 +11,7 @@ from slurmdl.train.library.loader import DataSource, IntArray
 from slurmdl.train.library.sampling import GlobalBatches
 from slurmdl.train.stateful import Stateful
 from slurmdl.train.trainer import models
-from slurmdl.train.trainer.labeled_dataset import LabeledDataset
+from slurmdl.train.trainer.data_readers import LabeledDataset
 from slurmdl.train.trainer.options import Options
 
 

@@ -12,9 +12,14 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from slurmdl.errors import TrainError
-from slurmdl.train.tags import Tag
-from slurmdl.train.transports.object_codec import decode_object, encode_object
-from slurmdl.train.transports.transport import MPI_INTER_ZONE_CHUNK_BYTES, RankFailedError, RealTimeRank
+from slurmdl.train.transports.transport import (
+    MPI_INTER_ZONE_CHUNK_BYTES,
+    RankFailedError,
+    RealTimeRank,
+    Tag,
+    decode_object,
+    encode_object,
+)
 from slurmdl.train.transports.window import ConditionRequest, MpiSharedMemory, SharedMemory
 
 #: seconds of polling before a wait starts to sleep, about the cost of the shortest sleep, and the longest sleep.

@@ -19,9 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
-from slurmdl.train.transports.object_codec import decode_object, encode_object
-from slurmdl.train.transports.transport import MPI_INTER_ZONE_CHUNK_BYTES
-from slurmdl.train.transports.watchdog import Watchdog
+from slurmdl.train.transports.transport import MPI_INTER_ZONE_CHUNK_BYTES, Watchdog, decode_object, encode_object
 
 Result = TypeVar("Result")
 

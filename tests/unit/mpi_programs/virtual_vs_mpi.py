@@ -10,7 +10,7 @@ import numpy as np
 
 from slurmdl.train.library.startup import init
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.trainer import optimizers, trainer
+from slurmdl.train.trainer import models, trainer
 from slurmdl.train.trainer.data_readers import load_dataset
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.workloads import Classification
@@ -51,9 +51,9 @@ def run_case(case: str, transport: Transport, environ: dict[str, str]) -> dict[s
     run.p2p.log = log
     data = load_dataset(options.data, options.seed, dirichlet_alpha=options.dirichlet_alpha)
     workload = Classification(options, data)
-    optimizer = optimizers.build_optimizer(options.optimizer, workload.module.parameters(), options.lr,
+    optimizer = models.build_optimizer(options.optimizer, workload.module.parameters(), options.lr,
                                            options.momentum, 0.0)
-    scheduler = optimizers.build_lr_scheduler(optimizer, options.lr_schedule, options.steps)
+    scheduler = models.build_lr_scheduler(optimizer, options.lr_schedule, options.steps)
     run.attach(workload.module, optimizer)
     if run.worker_rank is None:
         run.serve()
