@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from slurmdl.errors import InputError, PlacementError
 from slurmdl.text import pluralize
 
-#: options that count GPUs, tasks per GPU, or resources per GPU; those per node are generic resources of a node
-GPU_OPTIONS = ("gpus", "gpus-per-task", "ntasks-per-gpu", "cpus-per-gpu", "mem-per-gpu")
 _TASK_TRES = re.compile(r"(?:(cpu)|gres[/:](gpu(?::[A-Za-z_][\w.+-]*)?))[=:]([0-9]{1,9})", re.IGNORECASE)
 _GPU_COUNT = re.compile(r"(?:([A-Za-z_][\w.+-]*)(?:[:=]|$))?([0-9]{1,9})?")
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError
-from slurmdl.gpu_request import GPU_OPTIONS, GpuRequest, TaskCounts, count_gpus, expand_tres_per_task, parse_gpu_count
 from slurmdl.text import pluralize
+
+if TYPE_CHECKING:
+    from slurmdl.gpu_request import GpuRequest
 
 #: options by which users choose nodes, or that send the job elsewhere -> spelling in messages
 _USER_NODE_OPTIONS = {"nodelist": "-w", "nodefile": "-F", "prefer": "--prefer",
@@ -28,6 +31,8 @@ _UNMODELLED_OPTIONS = ("sockets-per-node", "cores-per-socket", "threads-per-core
 #: options among them -> what is missing to model them
 _MISSING_FACTS = {"gpus-per-socket": "the sockets of the nodes are unknown",
                   "tres-per-task": "only CPUs and one type of GPU are"}
+#: options that count GPUs, tasks per GPU, or resources per GPU; those per node are generic resources of a node
+_GPU_OPTIONS = ("gpus", "gpus-per-task", "ntasks-per-gpu", "ntasks-per-tres", "cpus-per-gpu", "mem-per-gpu")
 
 
 @dataclass(frozen=True)
@@ -145,40 +150,36 @@ def build_request(settings: Mapping[str, str], dl: DlOptions, unplaceable_reason
         settings: long name of an sbatch option -> value, "" for a flag, after precedence.
         unplaceable_reason: a reason that is already known, or "".
     """
-    settings, counts_reason, gpus = expand_tres_per_task(settings), "", None
+    if "tres-per-task" in settings:
+        from slurmdl.gpu_request import expand_tres_per_task
+
+        settings = expand_tres_per_task(settings)
     try:
-        counts = TaskCounts(_parse_node_range(settings), *(
-            _parse_count(settings, name) for name in ("ntasks", "ntasks-per-node", "cpus-per-task")))
-        gres_per_node = _collect_gres(settings)
-        try:
-            counts, gpus = _count_gpus(settings, counts, gres_per_node)
-        except PlacementError as error:
-            counts_reason = str(error)
-        return JobRequest(
+        request = JobRequest(
             dl=dl,
-            nodes=counts.nodes,
-            ntasks=counts.ntasks,
-            ntasks_per_node=counts.ntasks_per_node,
-            cpus_per_task=counts.cpus_per_task,
+            nodes=_parse_node_range(settings),
+            ntasks=_parse_count(settings, "ntasks"),
+            ntasks_per_node=_parse_count(settings, "ntasks-per-node"),
+            cpus_per_task=_parse_count(settings, "cpus-per-task"),
             memory_per_node_mb=_parse_megabytes(settings, "mem"),
             memory_per_cpu_mb=_parse_megabytes(settings, "mem-per-cpu"),
             partitions=tuple(filter(None, settings.get("partition", "").split(","))),
             constraint=settings.get("constraint") or None,
             exclude=_expand_hosts(settings.get("exclude", "")),
             nodelist=_expand_hosts(settings.get("nodelist", "")),
-            gres_per_node=gres_per_node,
-            gpus=gpus,
+            gres_per_node=_collect_gres(settings),
             reservation=settings.get("reservation", ""),
             exclusive=settings.get("exclusive", "oversubscribe") != "oversubscribe",
             exclusive_blocks=settings.get("exclusive") == "topo",
             segment=_parse_count(settings, "segment") or 0,
             switches=_parse_switches(settings),
-            unplaceable_reason=unplaceable_reason or _unplaceable_reason(settings) or counts_reason,
+            unplaceable_reason=unplaceable_reason or _unplaceable_reason(settings),
             unrestrictable_reason=unplaceable_reason or _user_choice_reason(settings, _NODE_NAMING_OPTIONS),
             start_unknown_reason=next((f"--{name} decides when the job starts" for name in _DELAYED_START_OPTIONS
                                        if name in settings), ""),
-            unmodelled_reason=_unmodelled_reason(settings) or (gpus.unmodelled_reason if gpus else ""),
+            unmodelled_reason=_unmodelled_reason(settings),
             requeue="no-requeue" not in settings)
+        return request if settings.keys().isdisjoint(_GPU_OPTIONS) else _count_gpus(settings, request)
     except InputError as error:
         reason = unplaceable_reason or str(error)
         return JobRequest(dl=dl, unplaceable_reason=reason, unrestrictable_reason=reason)
@@ -206,31 +207,38 @@ def _unmodelled_reason(settings: Mapping[str, str]) -> str:
     return ""
 
 
-def _count_gpus(settings: Mapping[str, str], counts: TaskCounts,
-                gres_per_node: Mapping[str, int]) -> tuple[TaskCounts, GpuRequest | None]:
-    """The counts that follow from the GPU options; see count_gpus for the exceptions."""
+def _count_gpus(settings: Mapping[str, str], request: JobRequest) -> JobRequest:
+    """Add the counts that follow from the GPU options. InputError if Slurm would reject them."""
+    from slurmdl.gpu_request import TaskCounts, count_gpus, parse_gpu_count
+
     if "ntasks-per-tres" in settings:  # the same option, but for its name
         settings = {"ntasks-per-gpu": settings["ntasks-per-tres"], **settings}
-    if settings.keys().isdisjoint(GPU_OPTIONS):
-        return counts, None
-    if "mem-per-gpu" in settings and not settings.keys().isdisjoint(("mem", "mem-per-cpu")):
-        raise PlacementError("--mem-per-gpu next to another limit of memory is not modelled")
-    per_node = {name: count for name, count in gres_per_node.items() if name.partition(":")[0] == "gpu"}
-    typed = {option: parse_gpu_count(option, settings[option]) for option in ("gpus", "gpus-per-task")
-             if option in settings}
-    names = {*per_node, *(name for name, _ in typed.values())}
-    if len(names) > 1:
-        raise PlacementError(f"several GPU types are not modelled ({', '.join(sorted(names))})")
-    if not names and "ntasks-per-gpu" not in settings:
-        raise PlacementError("resources per GPU without a number of GPUs are not modelled")
-    for others in (("cpus-per-gpu",), ("gpus-per-node", "gres")):
-        if settings.keys() >= {"ntasks-per-gpu", *others}:
-            raise PlacementError(f"--ntasks-per-gpu with --{' and --'.join(others)} is not modelled")
-    return count_gpus(counts, next(iter(names), "gpu"), per_node=sum(per_node.values()),
-                      per_job=typed.get("gpus", ("", 0))[1], per_task=typed.get("gpus-per-task", ("", 0))[1],
-                      tasks_per_gpu=_parse_count(settings, "ntasks-per-gpu") or 0,
-                      cpus_per_gpu=_parse_count(settings, "cpus-per-gpu") or 0,
-                      memory_per_gpu_mb=_parse_megabytes(settings, "mem-per-gpu") or 0)
+    per_node = {name: count for name, count in request.gres_per_node.items() if name.partition(":")[0] == "gpu"}
+    try:
+        if "mem-per-gpu" in settings and not settings.keys().isdisjoint(("mem", "mem-per-cpu")):
+            raise PlacementError("--mem-per-gpu next to another limit of memory is not modelled")
+        typed = {option: parse_gpu_count(option, settings[option]) for option in ("gpus", "gpus-per-task")
+                 if option in settings}
+        names = {*per_node, *(name for name, _ in typed.values())}
+        if len(names) > 1:
+            raise PlacementError(f"several GPU types are not modelled ({', '.join(sorted(names))})")
+        if not names and "ntasks-per-gpu" not in settings:
+            raise PlacementError("resources per GPU without a number of GPUs are not modelled")
+        for others in (("cpus-per-gpu",), ("gpus-per-node", "gres")):
+            if settings.keys() >= {"ntasks-per-gpu", *others}:
+                raise PlacementError(f"--ntasks-per-gpu with --{' and --'.join(others)} is not modelled")
+        counts, gpus = count_gpus(
+            TaskCounts(request.nodes, request.ntasks, request.ntasks_per_node, request.cpus_per_task),
+            next(iter(names), "gpu"), per_node=sum(per_node.values()), per_job=typed.get("gpus", ("", 0))[1],
+            per_task=typed.get("gpus-per-task", ("", 0))[1],
+            tasks_per_gpu=_parse_count(settings, "ntasks-per-gpu") or 0,
+            cpus_per_gpu=_parse_count(settings, "cpus-per-gpu") or 0,
+            memory_per_gpu_mb=_parse_megabytes(settings, "mem-per-gpu") or 0)
+    except PlacementError as error:
+        return replace(request, unplaceable_reason=request.unplaceable_reason or str(error))
+    return replace(request, nodes=counts.nodes, ntasks=counts.ntasks, ntasks_per_node=counts.ntasks_per_node,
+                   cpus_per_task=counts.cpus_per_task, gpus=gpus,
+                   unmodelled_reason=request.unmodelled_reason or gpus.unmodelled_reason)
 
 
 def _parse_node_range(settings: Mapping[str, str]) -> tuple[int, int | None] | None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -147,11 +146,15 @@ class SubmissionAttempt:
         Raises PlacementError if no nodes can be chosen for any state of the cluster.
         """
         assert self.submission
-        if self.config.bad_nodes != config.BadNodesConfig() or os.path.exists(config.exclusions_file(os.environ)):
+        if self._may_know_bad_nodes:
             return False
         decided = bindings.decide_without_cluster(self.submission.request)
         self.binding = decided or self.binding
         return decided is not None
+
+    @property
+    def _may_know_bad_nodes(self) -> bool:
+        return self.config.bad_nodes != config.BadNodesConfig() or os.path.exists(config.exclusions_file(os.environ))
 
     def choose_nodes(self, send: Callable[[dict[str, Any]], None]) -> None:
         """Choose nodes and print the messages, in another process; send each progress for `receive`."""
@@ -160,8 +163,9 @@ class SubmissionAttempt:
                   "recorded": _to_json(self.recorded_command), "bound": _to_json(self.bound_command)})
 
         try:
-            self._exclude_bad_nodes()
-            send_progress()
+            if self._may_know_bad_nodes:
+                self._exclude_bad_nodes()
+                send_progress()
             self._choose_binding()
             self.print_messages()
         except Exception as error:
@@ -493,6 +497,8 @@ def _read_stdin() -> bytes | None:
 
 def format_dry_run(submission: Submission | None, binding: Binding, command: SubmitCommand) -> str:
     """The output of a dry run: the command line, the changes of the environment, and the decision."""
+    import shlex
+
     lines = [f"command: {shlex.join(command.argv)}"]
     if submission:
         record = command.env[submission_record.ENV_VARIABLE]
