@@ -108,15 +108,14 @@ def _decide(args: SrunArgs, outcome: Outcome, on_warning: Callable[[str], None],
         call = StepCall(args, options, environ, record, site_config, get_slurm_config, on_warning)
         size, excluded = record.requested_size if record else None, frozenset[str]()
         if options.preflight and not (options.dry_run or args.map_format):
-            from slurmdl.launch import start_preflight
+            from slurmdl.launch import job_start
 
-            excluded = start_preflight.check_nodes_once(options, size, site_config, get_slurm_config, environ,
-                                                        on_warning)
+            excluded = job_start.check_nodes_once(call)
         if size:
-            from slurmdl.launch import late_binding
+            from slurmdl.launch import job_start
 
-            outcome = replace(outcome, environ=late_binding.environ_with_requested_size(environ, size))
-            call = step_inputs.reduce_job(replace(call, environ=outcome.environ), size, excluded)
+            outcome = replace(outcome, environ=job_start.environ_with_requested_size(environ, size))
+            call = job_start.reduce_job(replace(call, environ=outcome.environ), size, excluded)
             outcome = replace(outcome, environ=call.environ)
         outcome = _map_step(call, outcome)
     except Exception as error:

@@ -11,7 +11,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,7 +24,7 @@ from slurmdl.errors import InputError, PlacementError, UnavailableError
 from slurmdl.launch import cluster_state, launchers, traffic_file
 from slurmdl.launch.launchers import LauncherCommand
 from slurmdl.launch.step_command import TASK_SHELL, UNMAPPED_TASK_SHELL, SrunArgs, TaskCommand, wrap_multi_prog
-from slurmdl.launch.submission_record import RequestedSize, SubmissionRecord
+from slurmdl.launch.submission_record import SubmissionRecord
 from slurmdl.slurm import jobs, process, slurm_conf, step_layout
 from slurmdl.slurm.getopt import CommandLine
 from slurmdl.slurm.jobs import Allocation
@@ -51,7 +51,7 @@ class StepCall:
 
     Attributes:
         options: the --dl-* options of all layers.
-        environ: the environment; after `reduce_job`, of the smaller job.
+        environ: the environment; after `job_start.reduce_job`, of the smaller job.
         record: of the job's submission, or None.
         get_slurm_config: waits for the answer of the controller.
         on_warning: receives warnings.
@@ -146,31 +146,6 @@ def read_inputs(call: StepCall) -> StepInputs:
     if shutil.which("mpirun", path=environ.get("PATH")) is None:
         raise UnavailableError("--step-starter=mpirun: mpirun is not in PATH")
     return replace(inputs, has_ulfm=slurm_conf.mpirun_has_ulfm(environ))
-
-
-def reduce_job(call: StepCall, size: RequestedSize, excluded: Collection[str]) -> StepCall:
-    """Reduce a job submitted with --dl-node-binding=late to the best of its nodes, without those in `excluded`.
-
-    Raises SlurmdlError if the nodes of the job are not known.
-    """
-    from slurmdl.launch import late_binding
-
-    options, scores = call.options, None
-
-    def choose_nodes(job: jobs.JobRecord) -> Sequence[str]:
-        nonlocal scores
-        from slurmdl.job_request import JobRequest
-        from slurmdl.placement.place import select_subset
-
-        topology, _ = call.load_topology(job.nodes)
-        request = JobRequest(options, (size.nodes, size.nodes), size.tasks, size.tasks_per_node)
-        scores = call.load_link_scores()
-        return select_subset(job.nodes, request, job.batch_host, topology, scores,
-                             traffic_file.load_traffic(options))
-
-    environ = late_binding.shrink_job(call.environ, size, choose_nodes, call.on_warning, dry_run=options.dry_run,
-                                      left_out=excluded)
-    return replace(call, environ=environ, link_scores=scores)
 
 
 def load_job_topology(slurm_config: SlurmConfig, nodes: Sequence[str], partition: str,

@@ -1,5 +1,4 @@
-"""Binding of a job to nodes, the command that submits it, and its submission record."""
-
+"""The command that submits a job, its submission record, the prediction of its start, and sbatch as a child."""
 
 import os
 import re
@@ -7,315 +6,19 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fake_slurm import FakeSlurm
 
-from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, UnavailableError
-from slurmdl.launch import binding, sbatch, submission, submission_record, zone_options
-from slurmdl.launch.binding import PredictedStart
-from slurmdl.launch.cluster_state import ClusterState
-from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.slurm.output import split_output
-from slurmdl.topology import scontrol_topology
-from slurmdl.topology.source import ZoneDecl, build_topology
-
-PLAIN = b"#!/bin/sh\n"
-SCRIPT = b"#!/bin/sh\n#SBATCH -N 2 --ntasks-per-node=2\nslurmdl srun true\n"
+from slurmdl.launch import sbatch, submission, submission_record
 
 
-def cluster(zones: int = 3, busy: str = "", features: bool = True) -> ClusterState:
-    """Three nodes per zone, round robin: n1 in z1, n2 in z2, ..."""
-    names = [f"n{i}" for i in range(1, 3 * zones + 1)]
-    zone = {name: f"z{i % zones + 1}" for i, name in enumerate(names)}
-    lines = [f"SwitchName={z} Nodes={','.join(n for n in names if zone[n] == z)}" for z in sorted(set(zone.values()))]
-    nodes = tuple(Node(name, ("ALLOCATED",) if name in busy.split(",") else ("IDLE",), cpus=4,
-                       cpus_unallocated=0 if name in busy.split(",") else 4, memory=1000, memory_unallocated=1000,
-                       features=(zone[name], "big") if features else ("big",), partitions=("main",))
-                  for name in names)
-    text = "\n".join([*lines, f"SwitchName=top Switches=z[1-{zones}]"])
-    return ClusterState(ClusterSnapshot.from_nodes(nodes, (Partition("main", True),)),
-                        scontrol_topology.read_topologies(split_output(text)).get(), LinkScores())
-
-
-def parse(*argv: str, script: bytes = SCRIPT, program: str = "") -> submission.Submission:
-    call = submission.SbatchCall.from_argv(argv, program, lambda: script)
+def parse(*argv: str, script: bytes = b"") -> submission.Submission:
+    call = submission.SbatchCall.from_argv(argv, read_stdin=lambda: script)
     return submission.parse_submission(call, {})
-
-
-@pytest.mark.parametrize("case", [
-    ([], cluster(), ["--prefer=z1"], ""),
-    ([], cluster(busy="n1,n4"), ["--prefer=z2"], ""),
-    (["-C", "big"], cluster(), ["--prefer=big&z1"], ""),
-    (["-C", "[small|big]", "--no-requeue"], cluster(), ["--nodelist=n[1,4]"], ""),
-    (["--hint=nomultithread", "--no-requeue"], cluster(), [], "--hint is not modelled, and Slurm is not queried"),
-    (["-C", "(big)&z2"], cluster(), [], "a preference cannot include --constraint=(big)&z2"),
-    (["-N", "5"], cluster(), ["--prefer=[z1*3&z2*2]"], "", PLAIN),
-    (["-N", "5", "-C", "big"], cluster(), ["--prefer=[(big&z1)*3&(big&z2)*2]"], "", PLAIN),
-    (["-N", "7"], cluster(), ["--prefer=[z1*3&z2*3&z3*1]"], "", PLAIN),
-    (["-N", "4", "-c3"], cluster(), ["--prefer=[z1*3&z2*1]"], "", PLAIN),
-    # Slurm may ignore numbers of nodes per zone: any division is as good, or there is only one
-    (["-N", "5"], cluster(), ["--prefer=z1|z2"], ""),
-    (["-N", "5", "-n", "5"], cluster(), ["--prefer=z1|z2"], "", PLAIN),
-    (["-N", "4", "-n", "4", "--dl-mesh=dp=2,tp=2"], cluster(busy="n1,n2,n3,n6,n9"), ["--prefer=z1|z2"], "", PLAIN),
-    (["-N", "4", "-n", "4", "--dl-mesh=dp=2,tp=2"], cluster(), [], "with -n and no --ntasks-per-node", PLAIN),
-    (["-N", "4", "-c4", "--dl-mesh=dp=2,tp=2"], cluster(), [], "because z1 alone could not hold the job", PLAIN),
-    (["-N", "4", "--dl-mesh=dp=4,tp=2"], cluster(), [], "because z1 alone could not hold the job"),
-    (["-N", "7"], cluster(), [], "because z1 alone could not hold the job"),
-    ([], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), [], "would fit, but not now"),
-    (["--hold"], cluster(), [], "--hold decides when the job starts"),
-    (["--tmp=1G"], cluster(), [], "--tmp is not modelled"),
-    ([], cluster(features=False), [], "no node list is bound because the job may be requeued; "
-     "add --no-requeue to allow a node list"),
-    (["--no-requeue"], cluster(features=False), ["--nodelist=n[1,4]"], ""),
-    (["--no-requeue", "-Q"], cluster(features=False), [], "-Q hides the job ID"),
-    (["--dl-node-binding=nodelist"], cluster(), ["--nodelist=n[1,4]"], ""),
-    (["--dl-node-binding=nodelist"], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), ["--nodelist=n[1,4]"], ""),
-    (["--dl-node-binding=zone"], cluster(), ["--constraint=z1"], ""),
-    (["--dl-node-binding=zone", "-C", "big"], cluster(), ["--constraint=big&z1"], ""),
-    (["--dl-node-binding=zone", "--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--constraint=z2|z3"], ""),
-    (["--dl-node-binding=zone"], cluster(features=False), ["--switches=1"], ""),
-])
-def test_binding_options_of_each_mode(case):
-    argv, state, options, reason, *script = case
-    bound = sbatch.decide_with_slurm(parse(*argv, script=script[0] if script else SCRIPT), state)
-    assert list(bound.options) == options
-    assert reason in bound.reason
-    assert bool(bound.reason) != bool(options)
-
-
-Z3 = "--exclude=n[1-2,4-5,7-8]"
-
-
-@pytest.mark.parametrize(("argv", "state", "options", "reason"), [
-    (["--dl-zone=z3"], cluster(), [Z3], ""),
-    (["--dl-zone=z3", "--no-requeue"], cluster(features=False), [Z3], ""),
-    (["--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--prefer=z2"], ""),
-    (["--dl-zone=z2,z3", "-C", "[big|small]"], cluster(), ["--exclude=n[1,4,7]"], "a preference cannot include"),
-    (["--dl-zone=z3", "-x", "n3,n1"], cluster(), ["--exclude=n[1-5,7-8]"], ""),
-    (["--dl-zone=top"], cluster(), ["--prefer=z1"], ""),
-    (["--dl-zone=z3", "-N", "4"], cluster(), [Z3], "no zone has 4 fitting nodes"),
-    (["--dl-zone=z3"], cluster(busy="n3,n6"), [Z3], "would fit, but not now"),
-    (["--dl-zone=z3", "--array=1-2"], cluster(), [Z3], "job array"),
-    (["--dl-zone=z3", "--contiguous"], cluster(), [Z3], "--contiguous"),
-    (["--dl-zone=z3", "--hold"], cluster(), [Z3], "--hold"),
-    (["--dl-zone=z3", "--dl-node-binding=nodelist"], cluster(), [Z3, "--nodelist=n[3,6]"], ""),
-    (["--dl-zone=z3", "--dl-node-binding=zone"], cluster(features=False), [Z3, "--switches=1"], ""),
-    (["--dl-zone=z3", "--dl-node-binding=late"], cluster(), [Z3, "--nodes=2-3"], ""),
-    (["--dl-zone=z3", "-w", "n1"], cluster(), [], "--dl-zone=z3 is not applied: -w is given"),
-    (["--dl-zone=z3", "-M", "other"], cluster(), [], "--dl-zone=z3 is not applied: -M is given"),
-    (["--dl-zone=z3", "-m", "arbitrary"], cluster(), [], "is not applied: --distribution=arbitrary"),
-    (["--dl-zone=z3", "-x", "./nodes"], cluster(), [], "is not applied: the node list file ./nodes is not supported"),
-    (["--dl-zone=z3", "-N1", ":", "-N1"], cluster(), [], "is not applied: a heterogeneous job"),
-])
-def test_named_zone_excludes_all_other_nodes(argv, state, options, reason):
-    bound = sbatch.decide_with_slurm(parse(*argv), state)
-    assert list(bound.options) == options
-    assert reason in bound.reason and bool(reason) == bool(bound.reason)
-
-
-def blocks_state(*sizes: int, base: int = 4) -> ClusterState:
-    """Blocks of idle nodes without features."""
-    zones = [ZoneDecl(f"b{i}", nodes=tuple(f"b{i}n{j}" for j in range(size))) for i, size in enumerate(sizes)]
-    topology = replace(build_topology(zones, kind="block", source="test"), block_sizes=(base,))
-    nodes = [Node(name, ("IDLE",), cpus=4, cpus_unallocated=4, memory=1000, memory_unallocated=1000)
-             for name in topology.nodes]
-    return ClusterState(ClusterSnapshot.from_nodes(nodes), topology, LinkScores())
-
-
-@pytest.mark.parametrize(("argv", "sizes", "answer", "options"), [
-    (["-N8", "--dl-mesh=dp=2,tp=4"], (4, 4), "", ["--segment=4"]),
-    (["-N12", "--dl-mesh=dp=3,tp=4", "--dl-bytes=tp=1G,dp=1M"], (6, 5, 4), "", ["--segment=4"]),
-    (["-N6"], (6, 5), "", ["--segment=3"]),  # one block, whose base size is 4
-    (["-N8", "--segment=2"], (4, 4), "", None),  # the user's own
-    (["-N8"], (4, 4), "Slurm rejects it: unrecognized option '--segment'", None),
-    (["-N8"], (4, 4), "sbatch: error", ["--segment=4"])])
-def test_zone_binding_adds_segments(argv, sizes, answer, options):
-    job = parse("--dl-node-binding=zone", *argv, script=b"#!/bin/sh\n")
-
-    def decide():
-        return binding.decide_binding(job, blocks_state(*sizes), (), inside_job=False,
-                                      predict_start=lambda _: PredictedStart(failure=answer))
-
-    if options is None:
-        assert decide().reason.startswith("--dl-node-binding=zone: no node features identify the zones")
-    else:
-        assert list(decide().options) == options
-
-
-@pytest.mark.parametrize(("failure", "options"), [
-    ("", ["--nodelist=b0n[0-3],b1n[0-3]"]), ("Slurm rejects it: x", [])])
-def test_node_list_with_several_segments_needs_the_answer_of_slurm(failure, options):
-    job = parse("-N8", "--segment=4", "--no-requeue", script=b"#!/bin/sh\n")
-
-    def predict_start(options):
-        if not options:
-            return PredictedStart(("b2n0",))
-        return PredictedStart(tuple(f"b{block}n{node}" for block in (0, 1) for node in range(4)), 0.0, failure)
-
-    bound = binding.decide_binding(job, blocks_state(4, 4, 4), (), inside_job=False, predict_start=predict_start)
-    assert list(bound.options) == options
-    assert ("several segments and a node list exclude each other" in bound.reason) == bool(failure)
-
-
-@pytest.mark.parametrize(("start", "options"), [
-    (PredictedStart(("n1", "n4")), []),  # the chosen nodes
-    (PredictedStart(("n2", "n8")), []),  # as good
-    (PredictedStart(("n1", "n2")), ["--prefer=z1"]),
-    (PredictedStart(("n2", "n8"), 3600.0), ["--prefer=z1"]),  # later
-    (PredictedStart(("n2", "n5", "n8")), ["--prefer=z1"]),  # more nodes
-    (PredictedStart(("n2", "n99")), ["--prefer=z1"]),  # unknown to placement
-    (PredictedStart(failure="sbatch does not answer"), ["--prefer=z1"])])
-def test_automatic_binding_needs_nodes_better_than_those_of_slurm(start, options):
-    bound = binding.decide_binding(parse(), cluster(), (), inside_job=False, predict_start=lambda _: start)
-    assert list(bound.options) == options
-    assert not bound.reason  # --dl-strict accepts both
-    assert bound.placement.nodes == (("n1", "n4") if options else start.nodes)
-    summary = bound.summary(DlOptions())
-    assert ("no binding is needed" in summary) == (not options)
-    assert ("Slurm itself would choose n[1-2], which " in summary) == (start.nodes == ("n1", "n2"))
-
-
-@pytest.mark.parametrize(("argv", "start", "options", "text"), [
-    ([], ("n1", "n4"), [], "Slurm may choose slower nodes of z1; no node list is bound because the job may be"),
-    (["--no-requeue"], ("n1", "n4"), ["--nodelist=n[4,7]"], "which takes 6.24 times"),
-    ([], ("n2", "n3"), ["--prefer=z1"], "(Slurm may choose nodes of these zones on which the job takes")])
-def test_a_preference_promises_no_more_than_its_worst_nodes(argv, start, options, text):
-    """One node of each zone has a slow link, those of z2 and z3 a slower one."""
-    slow = {name: LinkScore(throughput=throughput) for name, throughput in (("n1", 2e8), ("n2", 1e8), ("n3", 1e8))}
-    state = replace(cluster(), scores=LinkScores(nodes=slow))
-    bound = binding.decide_binding(parse(*argv), state, (), inside_job=False,
-                                      predict_start=lambda _: PredictedStart(start))
-    assert list(bound.options) == options
-    assert text in bound.summary(DlOptions())
-    if options[:1] == ["--prefer=z1"]:
-        chosen = bound.placement.rank_map.cost.seconds
-        assert bound.promise.seconds > 2 * chosen
-        assert (bound.promise.ranks, bound.promise.zones) == (4, "z1 x2")
-
-
-@pytest.mark.parametrize("argv", [
-    ["--dl-zone=z2,z3"],  # the choice of Slurm
-    ["--dl-zone=z2,z3", "--no-requeue", "--tmp=1G"],  # and whether the job starts on the chosen nodes
-    ["--dl-zone=z2,z3", "--dl-node-binding=nodelist"]])  # no question
-def test_every_question_to_slurm_excludes_the_nodes_outside_the_zones(argv):
-    questions = []
-
-    def predict_start(options):
-        questions.append(options)
-        return PredictedStart(("n2", "n3"))
-
-    binding.decide_binding(parse(*argv), cluster(), (), inside_job=False, predict_start=predict_start)
-    assert len(questions) == (0 if "nodelist" in argv[-1] else 2 if len(argv) == 3 else 1)
-    assert all(options[0] == "--exclude=n[1,4,7]" for options in questions)
-
-
-def test_zone_features_looks_up_each_node_once(monkeypatch):
-    """With zones of one node each, the work is linear in the number of nodes."""
-    names = [f"n{i}" for i in range(60)]
-    text = "\n".join([f"SwitchName=z{i} Nodes=n{i}" for i in range(60)] + ["SwitchName=top Switches=z[0-59]"])
-    nodes = [Node(name, ("IDLE",), features=(f"z{i}", "big")) for i, name in enumerate(names)]
-    queried = []
-    topology = scontrol_topology.read_topologies(split_output(text)).get()
-    state = ClusterState(ClusterSnapshot.from_nodes(nodes), topology, LinkScores())
-    path = type(state.topology).path_of
-    monkeypatch.setattr(type(state.topology), "path_of", lambda self, node: queried.append(node) or path(self, node))
-    zones = tuple(f"z{i}" for i in range(60))
-    assert zone_options.exact_zone_features(state, zones) == zones
-    assert len(queried) <= len(names)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_zone_features_are_features_of_exactly_the_nodes(seed):
-    random = np.random.default_rng(seed)
-    names = [f"n{i}" for i in range(8)]
-    # the snapshot lacks a node of the topology, has an additional node, and a different order
-    snapshot_nodes = [*names[:7], "alien"]
-    nodes = [Node(str(name), ("IDLE",), features=tuple(f for f in "abcd" if random.random() < 0.5) + ("z0",) * (
-        str(name) in names[:4])) for name in random.permutation(snapshot_nodes)]
-    lines = ("SwitchName=z0 Nodes=n[0-3]", "SwitchName=z1 Nodes=n[4-7]", "SwitchName=top Switches=z[0-1]")
-    topology = scontrol_topology.read_topologies(split_output("\n".join(lines))).get()
-    state = ClusterState(ClusterSnapshot.from_nodes(nodes), topology, LinkScores())
-    for zone, members in (("z0", names[:4]), ("z1", names[4:7]), ("top", names[:7])):
-        exact = [f for f in ("a", "b", "c", "d", "z0") if {n.name for n in nodes if f in n.features} == set(members)]
-        expected = ("z0",) if zone == "z0" else tuple(exact[:1])
-        assert zone_options.exact_zone_features(state, [zone]) == expected
-
-
-def test_only_automatic_binding_is_reverted():
-    plain = cluster(features=False)
-    assert sbatch.decide_with_slurm(parse("--no-requeue"), plain).revert_field == "ReqNodeList"
-    assert sbatch.decide_with_slurm(parse(), cluster()).revert_field == "Prefer"
-    assert not sbatch.decide_with_slurm(parse("--no-requeue", "--test-only"), plain).revert_field
-    assert not sbatch.decide_with_slurm(parse("-Q"), cluster()).revert_field
-    assert not sbatch.decide_with_slurm(parse("--dl-node-binding=nodelist"), plain).revert_field
-
-
-def test_no_nodelist_is_bound_inside_a_job(monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    bound = sbatch.decide_with_slurm(parse("--no-requeue"), cluster(features=False))
-    assert not bound.options
-    assert "runs in a job" in bound.reason
-
-
-@pytest.mark.parametrize(("argv", "options"), [
-    ([], ["--nodes=2-3"]),  # the script has --ntasks-per-node=2
-    (["-n", "4"], ["--nodes=2-3", "--ntasks=4", "--ntasks-per-node=2"]),
-    (["-n", "2"], ["--nodes=2-3", "--ntasks=3", "--ntasks-per-node=2"]),
-    (["-N", "9"], ["--nodes=9-11"]),
-    (["--hold"], ["--nodes=2-3"]),
-])
-def test_late_binding_requests_a_node_range(argv, options):
-    job = parse("--dl-node-binding=late", *argv)
-    bound = sbatch.decide_with_slurm(job, cluster())
-    assert list(bound.options) == options
-    command = bound.submit_command(job, {})
-    min_nodes = int(options[0].partition("=")[2].partition("-")[0])
-    tasks = int(argv[1]) if argv[:1] == ["-n"] else None
-    record = submission_record.parse_record(command.env[submission_record.ENV_VARIABLE])
-    assert record.requested_size == submission_record.RequestedSize(min_nodes, tasks, 2)
-
-
-@pytest.mark.parametrize(("argv", "reason"), [
-    (["-N", "2-3"], "not certain"), (["--wrap=srun true"], "no `slurmdl srun`"), (["--tmp=1G"], "--tmp"),
-    (["--array=1-2"], "array"),
-])
-def test_late_binding_is_rejected_with_a_reason(argv, reason):
-    bound = sbatch.decide_with_slurm(parse("--dl-node-binding=late", *argv), cluster())
-    assert bound.options == () and re.search(reason, bound.reason)
-
-
-def test_zone_without_an_exact_feature_is_not_preferred():
-    """If the feature had one node more or fewer, Slurm could choose other nodes."""
-    state = cluster()
-    nodes = list(state.cluster.nodes)
-    nodes[1] = replace(nodes[1], features=("z1", "z2"))
-    shared = replace(state, cluster=ClusterSnapshot.from_nodes(tuple(nodes), state.cluster.partitions))
-    assert sbatch.decide_with_slurm(parse(), shared).options == ()
-
-
-@pytest.mark.parametrize("name", ["script", "wrap", "stdin", "export", "ps"])
-def test_dry_run_output(name, golden, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.sh").write_bytes(SCRIPT)
-    argv = {"script": ["-vJ", "a b", "--dl-explain", "job.sh", "x  y", "--dl-ps=1"],
-            "wrap": ["-N2", "--wrap=slurmdl srun true"],
-            "stdin": ["--parsable"],
-            "export": ["--export=A,B=c d", "--", "job.sh"],
-            "ps": ["--dl-strategy=ps", "--dl-ps=2", "--dl-bytes=400M", "-N3", "job.sh"]}[name]
-    job = parse(*argv, program="/usr/bin/sbatch")
-    environ = {"HOME": "/home/me", "SLURM_JOB_ID": "7", "SLURMDL_SUBMISSION": "{}", "SLURMDL_PLAN": "x",
-               "RANK": "3", "SLURMDL_EXPORTED": " RANK", "SLURMDL_OPT_RANK0": "first", "MASTER_ADDR": "n9"}
-    bound = sbatch.decide_with_slurm(job, cluster())
-    command = bound.submit_command(job, environ)
-    text = sbatch.format_dry_run(job, bound, command)
-    text = re.sub(r'"pid":\d+,"host":"[^"]*"', '"pid":PID,"host":"HOST"', text)
-    golden(f"sbatch/{name}.txt", text + "\n")
 
 
 class TestSubmissionRecord:
@@ -350,6 +53,41 @@ class TestSubmissionRecord:
         assert submission_record.environ_without_inherited(task | own) == own
         users = {"RANK": "1", "MASTER_ADDR": "mine"}
         assert submission_record.environ_without_inherited(users) == users
+
+
+OUTPUT = "sbatch: Job 250 to start at {} using 2 processors on nodes n[1-2] in partition main\n"
+AT = "2026-11-21T15:57:42"
+
+
+@pytest.mark.parametrize(("text", "nodes"), [
+    ("sbatch: Warning: first\n" + OUTPUT.format(AT), ["n1", "n2"]),
+    (OUTPUT.format(AT).replace("using", "a using"), ["n1", "n2"]),  # Slurm 26.05
+    ("", None), ("allocation failure: Requested node configuration is not available", None),
+    (OUTPUT.format("tomorrow"), None), (OUTPUT.format("9999999-01-01T00:00:00"), None),
+    (f"Job 1 to start at {AT} using 2 processors on nodes n[1-", None)])
+def test_parse_test_only(text, nodes):
+    start = sbatch.parse_test_only(text)
+    assert (start and start[1]) == nodes
+    assert nodes is None or time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start[0])) == AT
+
+
+@pytest.mark.parametrize(("shell", "reason"), [
+    ("echo '{now}' >&2", ""), ("echo '{other}' >&2", "Slurm would choose n[1,3]"),
+    ("echo '{later}' >&2", r"Slurm would start it there in (89|90) s"),
+    ("echo 'allocation failure: Invalid feature specification' >&2; exit 1",
+     "Slurm rejects it: allocation failure: Invalid feature specification"),
+    ("exit 1", "Slurm rejects it: no message")])
+def test_predicted_start(fake_slurm, shell, reason):
+    now, later = (OUTPUT.format(time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds)))
+                  for seconds in (0, 90))
+    answers = {"now": now, "other": now.replace("n[1-2]", "n[1,3]"), "later": later}
+    program = fake_slurm.command("sbatch", f"cat > stdin\n{shell.format(**answers)}")
+    command = submission.SubmitCommand((str(program), "-N2", "--nodelist=n[1-2]"), fake_slurm.environ,
+                                       stdin=b"#!/bin/sh\n\xff")
+    result = sbatch.predict_start(command).not_starting_reason(("n1", "n2"))
+    assert result == reason or re.fullmatch(reason, result)
+    assert fake_slurm.calls() == ["sbatch --test-only -N2 --nodelist=n[1-2]"]
+    assert Path("stdin").read_bytes().startswith(b"#!/bin/sh\n")
 
 
 @pytest.mark.parametrize(("export", "added"), [
