@@ -115,7 +115,7 @@ def load_topology_or_flat(path: str | None, nodes: Sequence[str], consequence: s
 
 
 def _probe(options: argparse.Namespace, srun_args: Sequence[str]) -> int:
-    from slurmdl.links import aggregate, link_table
+    from slurmdl.links import aggregate, capacity
     from slurmdl.links.probe.pair_probe import ProbeConfig
     from slurmdl.links.probe.probe_step import ProbeStep, run_probe_step
     from slurmdl.links.samples import format_sample_lines, merge_into_sample_file
@@ -133,8 +133,8 @@ def _probe(options: argparse.Namespace, srun_args: Sequence[str]) -> int:
     if options.output == "-":
         print(format_sample_lines(samples), end="")
         return 0
-    rows = link_table.link_rows(aggregate.aggregate_scores(samples, time()), topology)
-    print_escaped(link_table.format_link_table(rows, len(rows)))
+    rows = capacity.link_rows(aggregate.aggregate_scores(samples, time()), topology)
+    print_escaped(capacity.format_link_table(rows, len(rows)))
     path = options.output or user_probe_file(os.environ, cluster_name(os.environ))
     try:
         merge_into_sample_file(path, samples)
@@ -320,7 +320,7 @@ def _show(options: argparse.Namespace) -> int:
     import shutil
 
     from slurmdl import config, records
-    from slurmdl.links import link_table
+    from slurmdl.links import capacity
     from slurmdl.links.score_sources import load_from_sources
     from slurmdl.placement.explain import unmeasured_link_assumption
     from slurmdl.slurm.slurm_conf import cluster_name
@@ -339,7 +339,7 @@ def _show(options: argparse.Namespace) -> int:
     if not loaded.scores.link_count and options.link_scores != "auto":
         return InputError.exit_status
     topology = load_topology_or_flat(options.topology, (), "no zones are shown")
-    rows = link_table.link_rows(loaded.scores, topology)
+    rows = capacity.link_rows(loaded.scores, topology)
     node_count, scored = len(topology.nodes), sum(name in loaded.scores.nodes for name in topology.nodes)
     if options.json:
         links = [{**records.to_json(row.score), "kind": row.kind, "name": row.name, "zone": row.zone,
@@ -347,11 +347,11 @@ def _show(options: argparse.Namespace) -> int:
         print(json.dumps({"links": links, "time": time(), "nodes": node_count, "nodes_with_score": scored}, indent=1))
         return 0
     if node_count:
-        max_age = link_table.format_age(settings.link_scores.max_age)
+        max_age = capacity.format_age(settings.link_scores.max_age)
         print_escaped(f"{scored} of {pluralize(node_count, 'node')} ({scored / node_count:.1%}) with a link "
                       f"score younger than {max_age}\n")
     max_rows = len(rows) if options.all else max(8, shutil.get_terminal_size().lines - 4)
-    print_escaped(link_table.format_link_table(rows, max_rows))
+    print_escaped(capacity.format_link_table(rows, max_rows))
     if rows:
         print_escaped(f"x1: same as a link without a score ({unmeasured_link_assumption(topology, loaded.scores)})")
     return 0

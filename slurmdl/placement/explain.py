@@ -12,9 +12,8 @@ import numpy as np
 from slurmdl import units
 from slurmdl.cluster.snapshot import ClusterSnapshot
 from slurmdl.dl_options import DlOptions, is_comm_pattern
-from slurmdl.links.capacity import OVERSUBSCRIPTION
+from slurmdl.links.capacity import OVERSUBSCRIPTION, format_age, link_rows
 from slurmdl.links.link_scores import LinkScores
-from slurmdl.links.link_table import format_age, link_rows
 from slurmdl.mesh import DEFAULT_MODEL, MeshTraffic
 from slurmdl.placement.arrays import IntArray
 from slurmdl.placement.eligibility import is_idle
@@ -32,7 +31,7 @@ _ORDER_LABELS = {"roles": "by role", "depth-first": "depth-first", "leaf": "leaf
                  "alphabetical": "alphabetical", "mesh": "by mesh", "largest-first": "largest first",
                  "bisection": "by bisection", "swaps": "after swaps", "detour": "detoured",
                  "zones-swapped": "zones swapped", "rotated": "rotated", "renumbered": "renumbered"}
-SLOWDOWN_THRESHOLD = 1.25  # slowdown from which a link counts as slow (see link_table.LinkRow)
+SLOWDOWN_THRESHOLD = 1.25  # slowdown from which a link counts as slow (see capacity.LinkRow)
 MAX_REPORTED_LINKS = 12
 
 

@@ -24,7 +24,7 @@ with atheris.instrument_imports(include=["slurmdl.topology", "slurmdl.links", "s
     from slurmdl.cluster.snapshot import ClusterSnapshot
     from slurmdl.errors import InputError, UsageError
     from slurmdl.history.accounting import read_accounting_stream
-    from slurmdl.links import aggregate, link_table, prometheus
+    from slurmdl.links import aggregate, capacity, prometheus
     from slurmdl.links.link_scores import LinkScores
     from slurmdl.links.samples import LinkSample, format_sample_lines, parse_sample_lines
     from slurmdl.links.score_sources import parse_scores
@@ -85,7 +85,7 @@ def _scores(data: bytes) -> None:
     parse_scores(link_scores.to_text(), max(NOW, link_scores.time))
     text = prometheus.exposition_text(link_scores)
     assert len(text.splitlines()) == text.count("\n")
-    for row in link_table.link_rows(link_scores, Topology.flat(())):
+    for row in capacity.link_rows(link_scores, Topology.flat(())):
         assert 0 < row.slowdown < float("inf"), row
 
 

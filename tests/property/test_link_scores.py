@@ -13,7 +13,7 @@ from placing import cluster, node, two_level
 from slurmdl import records
 from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
-from slurmdl.links import aggregate, capacity, link_table, prometheus
+from slurmdl.links import aggregate, capacity, prometheus
 from slurmdl.links.link_scores import LinkScore, LinkScores, MetricWeights, inter_leaf_name
 from slurmdl.links.samples import SOURCES, LinkSample, format_sample_lines, parse_sample_lines
 from slurmdl.links.score_sources import parse_scores
@@ -76,7 +76,7 @@ def test_link_values_are_finite_and_no_score_prevents_placement(scores: LinkScor
     placed = place_job(JobRequest(nodes=(3, 3), dl=DlOptions(strategy="ps", ps=1)), cluster(*map(node, FOUR.nodes)),
                        FOUR, scores)
     assert len(placed.nodes) == 3
-    assert all(row.slowdown > 0 for row in link_table.link_rows(scores, FOUR))
+    assert all(row.slowdown > 0 for row in capacity.link_rows(scores, FOUR))
 
 
 @bounded

@@ -10,7 +10,7 @@ import pytest
 from placing import two_level
 
 from slurmdl.cli.main import main
-from slurmdl.links import link_table
+from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScore, LinkScores
 
 SIX = two_level(("n1", "n2"), ("n3", "n4"), ("n5", "n6"))
@@ -19,7 +19,7 @@ SCORES = LinkScores(nodes={"n1": LinkScore(1.25e9, 4e-5), "n2": LinkScore(1.25e8
 
 
 def test_rows_are_sorted_by_slowdown() -> None:
-    rows = link_table.link_rows(SCORES, SIX)
+    rows = capacity.link_rows(SCORES, SIX)
     assert [(row.kind, row.name) for row in rows] == [
         ("node", "n5"), ("zone", "z2"), ("node", "n2"), ("inter_leaf", "z0|z1"), ("node", "n1")]
     assert [row.zone for row in rows] == ["z2", "root", "z0", "", "z0"]
@@ -70,4 +70,4 @@ def test_show_of_missing_file_fails_with_one_line(site: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(("seconds", "expected"), [(0, "0 s"), (59.4, "59 s"), (200, "3 min"), (7200, "2 h"),
                                                (2e5, "2 d")])
 def test_format_age_uses_the_largest_unit(seconds: float, expected: str) -> None:
-    assert link_table.format_age(seconds) == expected
+    assert capacity.format_age(seconds) == expected
