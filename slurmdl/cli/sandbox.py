@@ -48,8 +48,8 @@ def build_parser() -> argparse.ArgumentParser:
                     help="directory that every host sees under its own path")
     command("status", "print hosts, zones, links and the bytes that crossed zones").add_argument(
         "--json", action="store_true", help="print JSON")
-    link = command("link", "reshape the link of a node, the uplink of a zone, or the path between two zones")
-    link.add_argument("target", metavar="NODE|ZONE|ZONE:ZONE")
+    link = command("link", "reshape the link of a node or the uplink of a zone")
+    link.add_argument("target", metavar="NODE|ZONE")
     link.add_argument("--rate", metavar="RATE", help="bandwidth limit, e.g. 10mbit; 0 removes it")
     link.add_argument("--delay", metavar="TIME", help="delay per packet in each direction, e.g. 10ms")
     link.add_argument("--loss", metavar="FRACTION", help="packet loss between nodes, each way, e.g. 0.02 or 2%%")
@@ -155,7 +155,7 @@ def _print_status(sandbox: Sandbox, as_json: bool) -> int:
         print_escaped(f"  {zone}: {line}  out {counters[zone]['out']:,} B  in {counters[zone]['in']:,} B")
     for name, shape in shapes.items():
         rate = units.format_bit_rate(shape.rate / 8) if shape.rate else "no rate limit"
-        print_escaped(f"  {'path' if '|' in name else 'link of'} {name}, each way: {rate}, "
+        print_escaped(f"  link of {name}, each way: {rate}, "
                       f"delay {units.format_duration(shape.delay)}, loss {shape.loss:g}")
     for node, fraction in namespaces.cpu_quotas(spec.name).items():
         print_escaped(f"  CPU of {node}: {fraction:.0%} of a core")

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import slurmdl
 from slurmdl.errors import SandboxError, UsageError
-from slurmdl.links.link_scores import inter_leaf_name
 from slurmdl.sandbox import namespaces, veth_links
 from slurmdl.sandbox.spec import LOGIN, JobUser, SandboxSpec, check_name, config_mount_script, write_config_files
 from slurmdl.slurm import hostlist
@@ -77,29 +76,21 @@ class Sandbox:
 
     def shape_link(self, name: str, *, rate: float | None = None, delay: float | None = None,
                    loss: float | None = None) -> str:
-        """Reshape a node's link, a zone's uplink, or only the path between two leaf zones (`zoneA|zoneB`).
+        """Reshape a node's link or a zone's uplink.
 
         Each direction gets the rate (bits/s, 0 for unshaped), the delay per packet (seconds) and the fraction of lost
         packets between nodes; None keeps a value. Return a description of the mechanisms.
         """
-        shapes, ends = self.link_shapes(), veth_links.find_inter_leaf(self.spec, name)
-        link = None if ends else veth_links.find_link(self.spec, name)
-        name = inter_leaf_name(*ends) if ends else name
-        old = shapes.pop(name, veth_links.LinkShape(link.rate) if link else veth_links.UNSHAPED)
-        new = replace(old, **{key: value for key, value in (("rate", rate), ("delay", delay), ("loss", loss))
-                              if value is not None})
-        if link:
-            restore = veth_links.restore_commands(self.spec, link)
-            mechanisms = veth_links.set_link_shape(self.pids, link, old, new, restore)
-        elif ends:
-            mechanisms = veth_links.set_inter_leaf_shape(self.spec, self.pids, ends, old, new)
-        if link or new != veth_links.UNSHAPED:
-            shapes[name] = new
+        shapes, link = self.link_shapes(), veth_links.find_link(self.spec, name)
+        old = shapes.get(name, veth_links.LinkShape(link.rate))
+        shapes[name] = replace(old, **{key: value for key, value in (("rate", rate), ("delay", delay), ("loss", loss))
+                                       if value is not None})
+        mechanisms = veth_links.set_link_shape(self.spec, self.pids, link, old, shapes[name])
         (self.root / "links.json").write_text(json.dumps({name: vars(shape) for name, shape in shapes.items()}))
         return mechanisms
 
     def link_shapes(self) -> dict[str, veth_links.LinkShape]:
-        """Return the reshaped links by node, zone, or pair of zones."""
+        """Return the reshaped links by node or zone."""
         path = self.root / "links.json"
         shapes = json.loads(path.read_text()) if path.exists() else {}
         return {name: veth_links.LinkShape(**shape) for name, shape in shapes.items()}

@@ -2,7 +2,7 @@
 
 A leaf zone is a bridge with its nodes; its uplink leads to the host of the parent zone, which routes, and so on up to
 the login host, which joins the root zones. Traffic between zones thus crosses their uplinks, and each end of a link
-has a token bucket (tc-tbf(8)) on outgoing packets. The path between two leaf zones can have a separate shape.
+has a token bucket (tc-tbf(8)) on outgoing packets.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class LinkShape:
     loss: float = 0.0
 
 
-UNSHAPED = LinkShape(0.0)
 MTU = 9000  # jumbo frames, as in HPC fabrics; headers are under 1 % of the traffic
 #: of each bridge: by default it is the lowest one of its ports, so it changes when a node dies, and the other nodes
 #: lose their gateway until their ARP entries expire
@@ -48,7 +47,6 @@ _BRIDGE_MAC = "02:00:00:00:00:01"
 _BURST_S, _QUEUE_S = 0.002, 0.2  # size of the bucket and of its queue at full rate
 _NETEM_LIMIT = 100_000  # packets; more than any bandwidth-delay product here
 RELAY_DESCRIPTION = "a relay in user space, as this kernel has no netem"
-_SEPARATORS = "|:"  # between two zone names
 #: counters and losses apply to packets between nodes only, not to those of the controller
 _NODE_ADDRESSES = "10.1.0.0-10.255.255.255"
 _COUNTER_RULES = """
@@ -165,22 +163,22 @@ def find_link(spec: SandboxSpec, name: str) -> VethLink:
     """Return the link of a node, or the uplink of a zone; UsageError for any other name."""
     link = next((link for link in all_links(spec) if link.lower_host == name), None)
     if link is None:
-        raise UsageError(f"no node, zone or pair of zones {name!r}; nodes: {sample_names(spec.topology.nodes)}; "
+        raise UsageError(f"no node or zone {name!r}; nodes: {sample_names(spec.topology.nodes)}; "
                          f"zones: {sample_names(spec.topology.zones)}")
     return link
 
 
-def set_link_shape(pids: Mapping[str, int], link: VethLink, old: LinkShape, new: LinkShape,
-                   restore: Sequence[str]) -> str:
+def set_link_shape(spec: SandboxSpec, pids: Mapping[str, int], link: VethLink, old: LinkShape, new: LinkShape) -> str:
     """Reshape a link and return a description of the mechanisms.
 
     Packets between nodes are dropped at the receiver, after 64 KB segments were split into frames, as on a real link;
-    packets of the controller are not dropped. `restore` is as from `restore_commands`.
+    packets of the controller are not dropped.
     """
     upper, netem = link.upper_interface, False
     if new.delay or old.delay:
         netem = has_netem(pids[link.upper_host])
         if not netem and old.delay != new.delay:
+            restore = _restore_commands(spec, link)
             if old.delay:
                 remove_relay(pids[link.upper_host], upper, restore)
             if new.delay:
@@ -204,7 +202,7 @@ def set_link_shape(pids: Mapping[str, int], link: VethLink, old: LinkShape, new:
     return ", ".join(parts)
 
 
-def restore_commands(spec: SandboxSpec, link: VethLink) -> list[str]:
+def _restore_commands(spec: SandboxSpec, link: VethLink) -> list[str]:
     """Return lines for `ip -batch` that restore the settings of a link's upper end."""
     links = all_links(spec)
     lower_address = _uplink_addresses(links.index(link))[0]
@@ -220,56 +218,6 @@ def _loss_rules(interface: str, loss: float) -> str:
     return (f"{clear}{table} {{\nchain lose {{ type filter hook ingress device \"{interface}\" priority 0;\n"
             f"ip saddr {_NODE_ADDRESSES} ip daddr {_NODE_ADDRESSES} "
             f"numgen random mod 1000000 < {round(loss * 1e6)} drop\n}}\n}}\n")
-
-
-def find_inter_leaf(spec: SandboxSpec, name: str) -> tuple[str, str] | None:
-    """Return the leaf zones of `zoneA|zoneB` or `zoneA:zoneB`, None without separator; UsageError if invalid."""
-    separator = next((char for char in _SEPARATORS if char in name), "")
-    if not separator:
-        return None
-    leaves = [spec.topology.zones[leaf] for leaf in spec.leaf_indices()]
-    left, _, right = name.partition(separator)
-    for zone in (left, right):
-        if zone not in leaves:
-            raise UsageError(f"{name}: no leaf zone {zone!r}; expected two of {sample_names(leaves)}")
-    if left == right:
-        raise UsageError(f"{name}: expected two different zones")
-    return left, right
-
-
-def set_inter_leaf_shape(spec: SandboxSpec, pids: Mapping[str, int], ends: tuple[str, str], old: LinkShape,
-                         new: LinkShape) -> str:
-    """Reshape the path between two leaf zones, and return a description of the mechanisms.
-
-    Other traffic on their uplinks is unaffected. `UNSHAPED` removes the separate shape.
-    """
-    mechanisms = ""
-    for zone, other_zone in (ends, ends[::-1]):
-        # for packets to the other zone; the number is that of its subnet
-        number = leaf_subnet(spec, spec.topology.zone_index[other_zone])
-        link = VethLink(zone, f"to{number}", zone, f"from{number}", 0.0)
-        address = f"02:00:00:00:00:{number:02x}"
-        if old == UNSHAPED:
-            _create_detour(pids[zone], link, number, address)
-        restore = [f"link set {link.upper_interface} address {address}"]
-        mechanisms = set_link_shape(pids, link, old, new, restore)
-        if new == UNSHAPED:
-            _remove_detour(pids[zone], link, number)
-    return mechanisms
-
-
-def _create_detour(pid: int, link: VethLink, number: int, address: str) -> None:
-    # both ends have the same address, so no ARP is needed
-    lower, upper = link.lower_interface, link.upper_interface
-    namespaces.run_batch(pid, "ip", [
-        f"link add name {lower} address {address} mtu {MTU} type veth peer name {upper} address {address} mtu {MTU}",
-        f"link set {lower} arp off up", f"link set {upper} up", f"route add default dev {lower} table {number}",
-        f"rule add iif br0 to 10.{number}.0.0/16 lookup {number}"])
-
-
-def _remove_detour(pid: int, link: VethLink, number: int) -> None:
-    namespaces.run_batch(pid, "ip", [f"rule del iif br0 to 10.{number}.0.0/16 lookup {number}",
-                                     f"link del {link.lower_interface}"])
 
 
 def tbf_args(rate: float, single_segments: bool = False) -> str:
