@@ -13,15 +13,19 @@ from slurmdl import files
 from slurmdl.config import Config
 from slurmdl.errors import InputError, SlurmdlError
 from slurmdl.slurm import hostlist, process
-from slurmdl.slurm.output import split_output
+from slurmdl.slurm.output import SlurmOutput, split_output
 
 _MAX_FILE_BYTES = 4 * 2**20
 #: time limit of the query to Prometheus in seconds
 _QUERY_TIMEOUT_S = 1.0
 
 
-def load_site_reasons(config: Config, on_warning: Callable[[str], None]) -> dict[str, str]:
-    """Node -> why it is bad, by the sources of `bad_nodes` in slurmdl.yaml; the first source that names it counts."""
+def load_site_reasons(config: Config, on_warning: Callable[[str], None],
+                      get_records: Callable[[], SlurmOutput] | None = None) -> dict[str, str]:
+    """Node -> why it is bad, by the sources of `bad_nodes` in slurmdl.yaml; the first source that names it counts.
+
+    `get_records` returns the nodes as scontrol shows them; None to query Slurm.
+    """
     settings = config.bad_nodes
     sources: list[Callable[[], Iterator[tuple[str, str]]]] = []
     if settings.file:
@@ -29,8 +33,8 @@ def load_site_reasons(config: Config, on_warning: Callable[[str], None]) -> dict
             files.read_regular_file(settings.file, _MAX_FILE_BYTES).decode(errors="replace"), settings.file,
             lambda error: on_warning(f"bad_nodes: {error}; the line is ignored")))
     if settings.features or settings.comment:
-        sources.append(lambda: parse_node_records(process.check_output(["scontrol", "show", "nodes"]),
-                                                  settings.features, settings.comment))
+        records = get_records or (lambda: split_output(process.check_output(["scontrol", "show", "nodes"])))
+        sources.append(lambda: find_bad_records(records(), settings.features, settings.comment))
     if settings.prometheus_query:
         sources.append(lambda: _query_prometheus(config))
     reasons: dict[str, str] = {}
@@ -68,14 +72,14 @@ def parse_bad_nodes(text: str, path: str, on_error: Callable[[InputError], None]
                 yield node.partition(".")[0], reason
 
 
-def parse_node_records(text: str, features: Sequence[str], comment: str) -> Iterator[tuple[str, str]]:
-    """The nodes in the output of `scontrol show nodes` with one of the features, or a matching Comment or Extra.
+def find_bad_records(output: SlurmOutput, features: Sequence[str], comment: str) -> Iterator[tuple[str, str]]:
+    """The nodes in the output of scontrol with one of the features, or a matching Comment or Extra.
 
     `comment` is a regular expression, "" for none.
     """
     from slurmdl.cluster.reader import read_cluster, read_comments
 
-    output, pattern = split_output(text), re.compile(comment or "(?!)")
+    pattern = re.compile(comment or "(?!)")
     for node in read_cluster(output).nodes:
         if found := set(node.features).intersection(features):
             yield node.name, f"has the node feature {min(found)}"

@@ -57,7 +57,7 @@ def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = 
     # while the query runs, import modules and read files
     import slurmdl.cluster.reader
     import slurmdl.placement.place  # noqa: F401
-    from slurmdl.topology import load, scontrol_topology
+    from slurmdl.topology import load
 
     topologies = load.load_slurm_topology_file()
     scores = load_link_scores(config, source, on_warning, strict, lambda: query.answer[0].name)
@@ -66,6 +66,8 @@ def load_cluster_state(config: Config, source: str, partitions: Sequence[str] = 
         if not output.has_zones:
             raise UnavailableError("no topology: neither a topology.yaml or topology.conf nor an answer of "
                                    "`scontrol show topology`")
+        from slurmdl.topology import scontrol_topology
+
         topologies = scontrol_topology.read_topologies(output)
     topology = topologies.get(cluster.topology_of(partitions))
     debug("cluster %s: %d nodes%s; %s: %d zones", cluster.name or "without a name", len(cluster.names),

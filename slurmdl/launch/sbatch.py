@@ -219,7 +219,9 @@ class SubmissionAttempt:
             remembered, warning = {}, f"{error}; no remembered node is excluded"
         if warning:
             self._warn(warning)
-        site_reasons = site_checks.load_site_reasons(self.config, self._warn)
+        has_records = self.config.cluster_backend != "pyslurm"
+        site_reasons = site_checks.load_site_reasons(
+            self.config, self._warn, (lambda: self._cluster_query().answer[1]) if has_records else None)
         if not (remembered or site_reasons) or self.call.is_heterogeneous:
             return
         other_cluster = submission.settings.get("clusters") or submission.settings.get("cluster-constraint")
@@ -404,8 +406,6 @@ def decide_with_slurm(submission: Submission, state: ClusterState) -> Binding:
 
     Slurm is queried with `sbatch --test-only` if the call has a program.
     """
-    from slurmdl.launch import traffic_file
-
     def predict_with(options: Sequence[str]) -> PredictedStart:
         if not submission.call.program:
             return PredictedStart(failure="Slurm is not queried")
@@ -413,8 +413,13 @@ def decide_with_slurm(submission: Submission, state: ClusterState) -> Binding:
         debug("prediction with %s: %s", " ".join(options) or "no binding", start)
         return start
 
-    return bindings.decide_binding(submission, state, traffic_file.load_traffic(submission.request.dl),
-                                   inside_job="SLURM_JOB_ID" in os.environ, predict_start=predict_with)
+    traffic = submission.request.dl.traffic
+    if submission.request.dl.comm_pattern:
+        from slurmdl.launch.traffic_file import load_traffic
+
+        traffic = load_traffic(submission.request.dl)
+    return bindings.decide_binding(submission, state, traffic, inside_job="SLURM_JOB_ID" in os.environ,
+                                   predict_start=predict_with)
 
 
 def predict_start(command: SubmitCommand) -> PredictedStart:

@@ -178,7 +178,8 @@ def query_states(job_id: str, timeout: float = process.QUERY_TIMEOUT_S) -> list[
 
 
 def _squeue(job_id: str, option: str) -> list[str]:
-    return ["squeue", "--noheader", "--all", "--noconvert", "--states=all", f"--jobs={job_id}", option]
+    # without --local squeue first asks the controller for the clusters of a federation
+    return ["squeue", "--local", "--noheader", "--all", "--noconvert", "--states=all", f"--jobs={job_id}", option]
 
 
 def _job_lines(result: process.CommandResult, job_id: str) -> str:

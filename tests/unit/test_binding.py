@@ -131,7 +131,7 @@ def test_zone_binding_adds_segments(argv, sizes, answer, options):
     job = parse("--dl-node-binding=zone", *argv, script=b"#!/bin/sh\n")
 
     def decide():
-        return binding.decide_binding(job, blocks_state(*sizes), (), inside_job=False,
+        return binding.decide_binding(job, blocks_state(*sizes), None, inside_job=False,
                                       predict_start=lambda _: PredictedStart(failure=answer))
 
     if options is None:
@@ -150,7 +150,7 @@ def test_node_list_with_several_segments_needs_the_answer_of_slurm(failure, opti
             return PredictedStart(("b2n0",))
         return PredictedStart(tuple(f"b{block}n{node}" for block in (0, 1) for node in range(4)), 0.0, failure)
 
-    bound = binding.decide_binding(job, blocks_state(4, 4, 4), (), inside_job=False, predict_start=predict_start)
+    bound = binding.decide_binding(job, blocks_state(4, 4, 4), None, inside_job=False, predict_start=predict_start)
     assert list(bound.options) == options
     assert ("several segments and a node list exclude each other" in bound.reason) == bool(failure)
 
@@ -164,7 +164,7 @@ def test_node_list_with_several_segments_needs_the_answer_of_slurm(failure, opti
     (PredictedStart(("n2", "n99")), ["--prefer=z1"]),  # unknown to placement
     (PredictedStart(failure="sbatch does not answer"), ["--prefer=z1"])])
 def test_automatic_binding_needs_nodes_better_than_those_of_slurm(start, options):
-    bound = binding.decide_binding(parse(), cluster(), (), inside_job=False, predict_start=lambda _: start)
+    bound = binding.decide_binding(parse(), cluster(), None, inside_job=False, predict_start=lambda _: start)
     assert list(bound.options) == options
     assert not bound.reason  # --dl-strict accepts both
     assert bound.placement.nodes == (("n1", "n4") if options else start.nodes)
@@ -181,7 +181,7 @@ def test_a_preference_promises_no_more_than_its_worst_nodes(argv, start, options
     """One node of each zone has a slow link, those of z2 and z3 a slower one."""
     slow = {name: LinkScore(throughput=throughput) for name, throughput in (("n1", 2e8), ("n2", 1e8), ("n3", 1e8))}
     state = replace(cluster(), scores=LinkScores(nodes=slow))
-    bound = binding.decide_binding(parse(*argv), state, (), inside_job=False,
+    bound = binding.decide_binding(parse(*argv), state, None, inside_job=False,
                                       predict_start=lambda _: PredictedStart(start))
     assert list(bound.options) == options
     assert text in bound.summary(DlOptions())
@@ -202,7 +202,7 @@ def test_every_question_to_slurm_excludes_the_nodes_outside_the_zones(argv):
         questions.append(options)
         return PredictedStart(("n2", "n3"))
 
-    binding.decide_binding(parse(*argv), cluster(), (), inside_job=False, predict_start=predict_start)
+    binding.decide_binding(parse(*argv), cluster(), None, inside_job=False, predict_start=predict_start)
     assert len(questions) == (0 if "nodelist" in argv[-1] else 2 if len(argv) == 3 else 1)
     assert all(options[0] == "--exclude=n[1,4,7]" for options in questions)
 

@@ -10,7 +10,8 @@ from test_score_sources import respond, running_server, send_header_slowly, send
 from slurmdl.config import BadNodesConfig, Config, LinkScoresConfig, PrometheusConfig
 from slurmdl.errors import InputError
 from slurmdl.health import site_checks
-from slurmdl.health.site_checks import load_site_reasons, parse_bad_nodes, parse_node_records
+from slurmdl.health.site_checks import find_bad_records, load_site_reasons, parse_bad_nodes
+from slurmdl.slurm.output import split_output
 
 #: two nodes as Slurm 22.05 prints them; values may have blanks, and a reason lines
 RECORDS = """\
@@ -55,13 +56,15 @@ def test_invalid_lines_are_reported_once_and_lose_no_other():
     assert str(error).startswith("/f:1: hostlist")
 
 
-def test_features_and_comments_of_nodes():
-    assert dict(parse_node_records(RECORDS, ("bad-ib",), "")) == {"n1": "has the node feature bad-ib"}
-    assert dict(parse_node_records(RECORDS, (), r"nhc: (FAIL|WARN)")) == {
-        "n2": "its comment in Slurm is 'nhc: FAIL gpu=3'"}
-    assert dict(parse_node_records(RECORDS, (), "^ok$")) == {"n1": "its comment in Slurm is 'ok'"}
-    assert dict(parse_node_records(RECORDS, (), "^gpu 7$|x86")) == {"n3": "its comment in Slurm is 'gpu 7'"}
-    assert not dict(parse_node_records(RECORDS, ("gpu",), ""))
+@pytest.mark.parametrize("text", [RECORDS, "\n".join(" ".join(record.split("\n   ")) for record in
+                                                      RECORDS.strip().split("\n\n"))], ids=["lines", "one line"])
+@pytest.mark.parametrize(("features", "comment", "reasons"), [
+    (("bad-ib",), "", {"n1": "has the node feature bad-ib"}),
+    ((), r"nhc: (FAIL|WARN)", {"n2": "its comment in Slurm is 'nhc: FAIL gpu=3'"}),
+    ((), "^ok$", {"n1": "its comment in Slurm is 'ok'"}),
+    ((), "^gpu 7$|x86", {"n3": "its comment in Slurm is 'gpu 7'"}), (("gpu",), "", {})])
+def test_features_and_comments_of_nodes(text, features, comment, reasons):
+    assert dict(find_bad_records(split_output(text), features, comment)) == reasons
 
 
 def test_nodes_in_the_answer_of_prometheus():

@@ -336,6 +336,19 @@ def test_bad_nodes_are_left_out_by_one_query_and_then_by_its_answer(site):
         assert len(site.calls("scontrol")) == count
 
 
+@pytest.mark.parametrize(("settings", "reason"), [
+    ("features: [z2]", "n4 (has the node feature z2)"),  # at most a tenth of the nodes, and one
+    ("comment: bad", "n5 (its comment in Slurm is 'a bad fan')")])
+def test_nodes_that_slurm_calls_bad_are_left_out_by_the_same_query(site, capsys, settings, reason):
+    CONFIG.write_text(f"bad_nodes: {{{settings}}}\n")
+    answer = Path("scontrol.answer")
+    answer.write_text(re.sub("(?m)^(NodeName=n5 .*)$", r"\1 Comment=a bad fan", answer.read_text()))
+    site.predict("n[1-2]", 0)
+    assert any(word.startswith("--exclude=n") for word in submit("-N2", "--wrap=true").argv)
+    assert f"slurmdl: left out: {reason}\n" in capsys.readouterr().err
+    assert site.calls("scontrol") == ["scontrol -o -d"]
+
+
 def test_debug_log_says_what_the_decision_is_based_on(site, capsys, monkeypatch):
     monkeypatch.setenv("SLURMDL_DEBUG", "1")
     site.predict("n[1-2]", 3600)
