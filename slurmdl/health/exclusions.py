@@ -10,16 +10,22 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from slurmdl import config, files, records
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.records import Valid
+from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.slurm.slurm_conf import cluster_name
 from slurmdl.text import pluralize
+from slurmdl.units import format_coarse_duration
+
+if TYPE_CHECKING:
+    from slurmdl.cluster.snapshot import ClusterSnapshot
+    from slurmdl.job_request import JobRequest
 
 DEFAULT_LIFETIME_S = 86_400.0
 #: share of a partition's nodes that exclusions may take at most; one node is always allowed
@@ -177,6 +183,46 @@ def limit_exclusions(nodes: Iterable[str], partition_nodes: Collection[str],
     inside = [node for node in nodes if node in partition_nodes]
     limit = max(1, int(share * len(partition_nodes)))
     return inside[:limit], inside[limit:]
+
+
+def choose_exclusions(request: JobRequest, remembered: Mapping[str, Exclusion], site_reasons: Mapping[str, str],
+                      cluster: ClusterSnapshot,
+                      rejection_reason: Callable[[Sequence[str]], str]) -> tuple[tuple[str, ...], list[str]]:
+    """All nodes that a submission excludes, () if no bad node is among them; and messages for the user.
+
+    Nodes that the user requires stay, as do those beyond the cap of `limit_exclusions`. If the job could not run
+    without the nodes, none is excluded.
+
+    Args:
+        remembered: exclusions of the user, the newest entry first.
+        site_reasons: node -> why it is bad by the site's checks.
+        rejection_reason: why Slurm would reject a submission that excludes these nodes, or "".
+    """
+    from slurmdl.placement.eligibility import candidate_partitions, is_in_service
+
+    partitions = set(candidate_partitions(request, cluster))
+    candidates = {node.name: node for node in cluster.nodes
+                  if partitions & set(node.partitions) and node.name not in {*request.nodelist, *request.exclude}}
+    nodes, beyond_cap = limit_exclusions({**site_reasons, **remembered}, candidates)
+    messages = []
+    if beyond_cap:
+        messages.append(f"{fold_hostlist(beyond_cap)} may be used, though bad: at most {MAX_PARTITION_SHARE:.0%} of "
+                        "the partition's nodes are left out")
+    if not nodes:
+        return (), messages
+    excluded = tuple(dict.fromkeys([*request.exclude, *nodes]))
+    min_nodes = (request.nodes or (1, None))[0]
+    remaining = sum(is_in_service(node) for name, node in candidates.items() if name not in nodes)
+    reason = f"it needs {pluralize(min_nodes, 'node')}, and {remaining} others are in service" \
+        if remaining < min_nodes else rejection_reason(excluded)
+    if reason:
+        return (), [*messages, f"{fold_hostlist(nodes)} may be used, though bad: {reason}"]
+    shown = "; ".join(
+        f"{node} ({site_reasons[node]})" if node in site_reasons else
+        f"{node} ({remembered[node].reason}, {format_coarse_duration(time.time() - remembered[node].time)} ago)"
+        for node in nodes)
+    hint = "" if set(nodes) <= set(site_reasons) else "; `slurmdl preflight --forget NODES` ends that"
+    return excluded, [*messages, f"left out: {shown}{hint}"]
 
 
 def mark_path(kind: str, environ: Mapping[str, str]) -> str:

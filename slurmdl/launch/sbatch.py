@@ -48,12 +48,10 @@ from slurmdl.launch.binding import Binding, PredictedStart
 from slurmdl.launch.submission import SbatchCall, Submission, SubmitCommand, parse_submission
 from slurmdl.slurm import process
 from slurmdl.slurm.hostlist import expand_hostlist, fold_hostlist
-from slurmdl.text import pluralize, print_escaped
+from slurmdl.text import print_escaped
 
 if TYPE_CHECKING:
     from slurmdl.cluster.load import ClusterQuery
-    from slurmdl.cluster.snapshot import ClusterSnapshot
-    from slurmdl.health.exclusions import Exclusion
     from slurmdl.launch.cluster_state import ClusterState
 
 _START_PATTERN = re.compile(r"\bto start at (\S+) (?:a )?using \d+ processors on nodes (\S+)")
@@ -226,8 +224,12 @@ class SubmissionAttempt:
             return
         other_cluster = submission.settings.get("clusters") or submission.settings.get("cluster-constraint")
 
-        def rejection_reason(restricted: Submission) -> str:
-            start = predict_start(Binding().submit_command(restricted, os.environ))
+        def without(nodes: Sequence[str]) -> Submission:
+            return replace(submission, request=replace(submission.request, exclude=tuple(nodes)),
+                           extra_options=(f"--exclude={fold_hostlist(nodes)}",))
+
+        def rejection_reason(nodes: Sequence[str]) -> str:
+            start = predict_start(Binding().submit_command(without(nodes), os.environ))
             return start.failure if start.is_rejected else ""
 
         try:
@@ -236,13 +238,15 @@ class SubmissionAttempt:
             query.keep()
             if other_cluster and other_cluster != cluster.name:
                 return  # its nodes may have the same names
-            submission, messages = exclude_bad_nodes(submission, remembered, site_reasons, cluster, rejection_reason)
+            excluded, messages = exclusions.choose_exclusions(submission.request, remembered, site_reasons, cluster,
+                                                              rejection_reason)
         except SlurmdlError as error:
             self._warn(f"{error}; no bad node is excluded")
             return
         for message in messages:
             self._warn(message)
-        self._set_submission(submission)
+        if excluded:
+            self._set_submission(without(excluded))
 
     def _choose_binding(self) -> None:
         """Choose nodes, and how strictly they bind. SlurmdlError if no nodes can be chosen."""
@@ -354,51 +358,6 @@ class SubmissionAttempt:
             except Exception as error:  # the job is submitted: the exit status must be sbatch's
                 warn(f"job {job_id} keeps its choice of nodes: {type(error).__name__}: {error}")
         return bool(job_id)
-
-
-def exclude_bad_nodes(submission: Submission, remembered: Mapping[str, Exclusion], site_reasons: Mapping[str, str],
-                      cluster: ClusterSnapshot,
-                      rejection_reason: Callable[[Submission], str]) -> tuple[Submission, Sequence[str]]:
-    """Exclude nodes from a submission; return it, and messages for the user.
-
-    Nodes that the user requires stay, as do those beyond the cap of `limit_exclusions`. If the job could not run
-    without the nodes, none is excluded.
-
-    Args:
-        remembered: exclusions of the user, the newest entry first.
-        site_reasons: node -> why it is bad by the site's checks.
-        rejection_reason: why Slurm would reject a submission, or "".
-    """
-    from slurmdl.health import exclusions
-    from slurmdl.placement.eligibility import candidate_partitions, is_in_service
-    from slurmdl.units import format_coarse_duration
-
-    request = submission.request
-    partitions = set(candidate_partitions(request, cluster))
-    candidates = {node.name: node for node in cluster.nodes
-                  if partitions & set(node.partitions) and node.name not in {*request.nodelist, *request.exclude}}
-    nodes, beyond_cap = exclusions.limit_exclusions({**site_reasons, **remembered}, candidates)
-    messages = []
-    if beyond_cap:
-        messages.append(f"{fold_hostlist(beyond_cap)} may be used, though bad: at most "
-                        f"{exclusions.MAX_PARTITION_SHARE:.0%} of the partition's nodes are left out")
-    if not nodes:
-        return submission, messages
-    excluded = tuple(dict.fromkeys([*request.exclude, *nodes]))
-    restricted = replace(submission, request=replace(request, exclude=excluded),
-                         extra_options=(f"--exclude={fold_hostlist(excluded)}",))
-    min_nodes = (request.nodes or (1, None))[0]
-    remaining = sum(is_in_service(node) for name, node in candidates.items() if name not in nodes)
-    reason = f"it needs {pluralize(min_nodes, 'node')}, and {remaining} others are in service" \
-        if remaining < min_nodes else rejection_reason(restricted)
-    if reason:
-        return submission, [*messages, f"{fold_hostlist(nodes)} may be used, though bad: {reason}"]
-    shown = "; ".join(
-        f"{node} ({site_reasons[node]})" if node in site_reasons else
-        f"{node} ({remembered[node].reason}, {format_coarse_duration(time.time() - remembered[node].time)} ago)"
-        for node in nodes)
-    hint = "" if set(nodes) <= set(site_reasons) else "; `slurmdl preflight --forget NODES` ends that"
-    return restricted, [*messages, f"left out: {shown}{hint}"]
 
 
 def decide_with_slurm(submission: Submission, state: ClusterState) -> Binding:

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from placing import cluster, node
 
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.health.exclusions import (
@@ -14,6 +15,7 @@ from slurmdl.health.exclusions import (
     Exclusion,
     active_exclusions,
     add_exclusions,
+    choose_exclusions,
     count_marks,
     limit_exclusions,
     load_exclusions,
@@ -21,6 +23,7 @@ from slurmdl.health.exclusions import (
     record_exclusions,
     write_mark,
 )
+from slurmdl.job_request import JobRequest
 
 NOW = 1_800_000_000.0
 
@@ -157,3 +160,31 @@ def test_marks_of_old_jobs_are_removed(tmp_path):
         os.utime(path, (time.time() - age_s,) * 2)
     write_mark(str(tmp_path / "c-3-0"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c-2-0", "c-3-0"]
+
+
+@pytest.mark.parametrize(("request_", "remembered", "site", "rejection", "excluded", "messages"), [
+    ({}, {}, {}, "", (), []),
+    ({}, {"n3": "slow"}, {}, "", ("n3",),
+     ["left out: n3 (slow, 2 h ago); `slurmdl preflight --forget NODES` ends that"]),
+    ({"exclude": ("n9", "n1")}, {}, {"n3": "listed"}, "", ("n9", "n1", "n3"), ["left out: n3 (listed)"]),
+    # both know it: the reason of the site; named by the user: it stays; of another partition
+    ({}, {"n3": "slow"}, {"n3": "listed"}, "", ("n3",), ["left out: n3 (listed)"]),
+    ({"nodelist": ("n3",)}, {"n3": "slow"}, {}, "", (), []),
+    ({"partitions": ("main",)}, {"other": "slow"}, {}, "", (), []),
+    # one node of ten, those of the site first
+    ({}, {"n3": "slow"}, {"n4": "listed"}, "", ("n4",),
+     ["n3 may be used, though bad: at most 10% of the partition's nodes are left out", "left out: n4 (listed)"]),
+    # the job could not run without it: one of the others is down
+    ({"nodes": (9, 9)}, {"n3": "slow"}, {}, "",
+     (), ["n3 may be used, though bad: it needs 9 nodes, and 8 others are in service"]),
+    ({"nodes": (8, 8)}, {}, {"n3": "listed"}, "", ("n3",), ["left out: n3 (listed)"]),
+    ({}, {"n3": "slow"}, {}, "Slurm rejects it", (), ["n3 may be used, though bad: Slurm rejects it"])])
+def test_choose_exclusions(request_, remembered, site, rejection, excluded, messages):
+    nodes = [node(f"n{i}", "DOWN" if i == 10 else "IDLE") for i in range(1, 11)]
+    now, questions = time.time(), []
+    entries = {name: Exclusion(name, reason, now - 7200, now + 60, "c") for name, reason in remembered.items()}
+    result = choose_exclusions(JobRequest(**request_), entries, site,
+                               cluster(*nodes, node("other", partitions=("debug",))),
+                               lambda names: questions.append(names) or rejection)
+    assert result == (excluded, messages)
+    assert questions in ([], [excluded or ("n3",)])
