@@ -21,6 +21,7 @@ from slurmdl.sandbox import lifecycle
 from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.simulate.predict import predict_step
 from slurmdl.simulate.workload import TrainingWorkload
+from slurmdl.traffic import Traffic
 
 NODES, NAME = 8, f"islands-{os.getpid()}"
 #: links between the zones in bit/s; those of the nodes are not shaped
@@ -133,9 +134,8 @@ def predict_seconds(options: tuple[str, ...], rate: float, inside: str = "zone",
     from slurmdl.train.trainer.options import parse_train_options
 
     config = parse_train_options(options, {}).strategy_config
-    workload = TrainingWorkload(config.strategy or "", PARAMETERS, comm_pattern=config.comm_pattern or "",
-                                compute_seconds=compute_s, period=config.exchange_period,
-                                compression=config.compression, islands=inside)
+    traffic = Traffic(config.strategy or "", 4 * PARAMETERS, pattern=config.comm_pattern or "", islands=inside)
+    workload = TrainingWorkload(traffic, compute_s, period=config.exchange_period, compression=config.compression)
     topology = round_robin_topology(node_count, 2)
     nodes = sorted(topology.nodes, key=lambda node: topology.leaf[topology.node_index[node]])
     links = network_links(nodes, topology, LinkScores(default_node_bandwidth=node_rate / 8,

@@ -20,6 +20,7 @@ from slurmdl.simulate.compare import PLACEMENT_POLICIES, SimulatedJob
 from slurmdl.simulate.predict import Prediction
 from slurmdl.simulate.workload import TrainingWorkload
 from slurmdl.topology.source import tree_topology
+from slurmdl.traffic import Traffic
 
 SIZES = (8, 32, 128, 512, 2_048, 10_000)
 #: number of zones of each level, then of nodes; share of busy nodes
@@ -52,10 +53,11 @@ class Point:
 def trainings(nodes: int, seed: int) -> tuple[TrainingWorkload, ...]:
     """Return the workloads of a job with `nodes` nodes, one for each strategy."""
     servers = min(MAX_SERVERS, max(1, nodes // NODES_PER_SERVER))
-    return (TrainingWorkload("allreduce", PARAMETERS, comm_pattern="hierarchical", compute_seconds=COMPUTE),
-            TrainingWorkload("gossip", PARAMETERS, compute_seconds=COMPUTE, seed=seed),
-            TrainingWorkload("adaptive-gossip", PARAMETERS, compute_seconds=COMPUTE, period=8, compression="int4"),
-            TrainingWorkload("ps", PARAMETERS, servers, compute_seconds=COMPUTE))
+    size = 4 * PARAMETERS
+    return (TrainingWorkload(Traffic("allreduce", size, pattern="hierarchical"), COMPUTE),
+            TrainingWorkload(Traffic("gossip", size), COMPUTE, seed=seed),
+            TrainingWorkload(Traffic("adaptive-gossip", size), COMPUTE, period=8, compression="int4"),
+            TrainingWorkload(Traffic("ps", size, servers), COMPUTE))
 
 
 def rows(seed: int, quick: bool, points: list[Point]) -> Iterator[Row]:
@@ -65,13 +67,14 @@ def rows(seed: int, quick: bool, points: list[Point]) -> Iterator[Row]:
         for training in trainings(nodes, seed):
             case = SimulatedJob(training, topology, LinkScores(), nodes, nodes, busy_share=BUSY, seed=seed)
             start = time.monotonic()
-            point = Point(training.strategy, nodes, case.predict_policies())
+            strategy = training.traffic.strategy
+            point = Point(strategy, nodes, case.predict_policies())
             taken = (time.monotonic() - start) / len(PLACEMENT_POLICIES)
             points.append(point)
-            print(f"scaling: {training.strategy}, {nodes} nodes: {taken:.1f} s each", file=sys.stderr, flush=True)
+            print(f"scaling: {strategy}, {nodes} nodes: {taken:.1f} s each", file=sys.stderr, flush=True)
             yield from _evaluate(point)
             if nodes == SIZES[-1]:
-                yield make_row(f"{training.strategy}, {nodes} nodes: seconds to predict one placement", [taken],
+                yield make_row(f"{strategy}, {nodes} nodes: seconds to predict one placement", [taken],
                                "s", target=f"at most {MAX_PREDICTION_S:g} s", met=taken <= MAX_PREDICTION_S)
 
 

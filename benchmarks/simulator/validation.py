@@ -23,6 +23,7 @@ from slurmdl.sandbox.spec import SandboxSpec, round_robin_topology
 from slurmdl.simulate.predict import step_end_times
 from slurmdl.simulate.workload import TrainingWorkload
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Traffic
 
 #: maximum error of a case, and minimum share of pairs in the right order
 ERROR, ORDER = 0.2, 0.95
@@ -49,8 +50,8 @@ def simulate(job: Job, topology: Topology) -> float:
     place = np.array([names.index(node) for node in job.nodes])
     steps = cost_model.STEPS[job.pattern]
     strategy = cost_model.PATTERNS[job.pattern]
-    training = TrainingWorkload(strategy, cost_model.PARAMETERS, job.ps, COMM_PATTERNS[strategy][0],
-                                seed=placement_comm_time.SEED)
+    traffic = Traffic(strategy, 4 * cost_model.PARAMETERS, job.ps, COMM_PATTERNS[strategy][0])
+    training = TrainingWorkload(traffic, seed=placement_comm_time.SEED)
     network = network_links(names, topology, cost_model.shaped_link_scores(job, topology))
     ended = step_end_times(training, network, place, cost_model.WARM_UP + cost_model.BLOCKS * steps)[job.ps:]
     blocks = np.diff(ended[:, cost_model.WARM_UP - 1::steps], axis=1) / steps

@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slurmdl import comm_layout
 from slurmdl.cli.arguments import MAX_SEED, CliParser, check_bounds
@@ -72,16 +72,17 @@ def run(argv: list[str]) -> int:
     job = _build_job(options)
     predictions = job.predict_policies(options.steps, options.granularity)
     if options.json:
-        print(json.dumps({"workload": asdict(job.workload), "topology": job.topology.source, "nodes": job.node_count,
-                          "ranks": job.rank_count, "busy_share": job.busy_share, "seed": job.seed,
-                          "policies": {policy: asdict(each) for policy, each in predictions.items()}}, indent=1))
+        print(json.dumps({
+            "workload": _workload_json(job.workload), "topology": job.topology.source, "nodes": job.node_count,
+            "ranks": job.rank_count, "busy_share": job.busy_share, "seed": job.seed,
+            "policies": {policy: asdict(each) for policy, each in predictions.items()}}, indent=1))
         return 0
     from slurmdl.placement import explain
     from slurmdl.simulate.compare import format_predictions
 
     first, workload = next(iter(predictions.values())), job.workload
-    islands = f", islands of a {workload.islands}" * bool(workload.islands)
-    print_escaped(f"{workload.strategy} ({workload.effective_pattern}{islands}), {workload.parameters:,} parameters, "
+    islands = f", islands of a {workload.traffic.islands}" * bool(workload.traffic.islands)
+    print_escaped(f"{workload.traffic.strategy} ({workload.pattern}{islands}), {workload.parameters:,} parameters, "
                   f"{pluralize(job.rank_count, 'rank')} on {job.node_count} of "
                   f"{pluralize(len(job.topology.nodes), 'node')}; {pluralize(first.steps, 'step')} simulated as "
                   f"{first.granularity}; {explain.link_assumption(job.topology, job.scores)}")
@@ -120,16 +121,25 @@ def _build_job(options: argparse.Namespace) -> SimulatedJob:
 
 def _build_workload(options: argparse.Namespace) -> TrainingWorkload:
     from slurmdl.simulate.workload import TrainingWorkload
+    from slurmdl.traffic import Traffic
 
     is_adaptive = options.strategy == "adaptive-gossip"
     default_period = 8 if is_adaptive else comm_layout.default_period(options.strategy if options.islands else "")
     period = default_period if options.period is None else options.period
     default_compression = "fp16" if options.comm_pattern == "random-matching" else "int4"
     servers = options.ps if options.ps is not None else int(options.strategy == "ps")
-    return TrainingWorkload(options.strategy, _parse_parameter_count(options.parameters), servers,
-                            options.comm_pattern, options.compute_seconds, not options.no_overlap, period,
-                            options.compression or (default_compression if is_adaptive else "none"), options.seed,
-                            options.islands)
+    traffic = Traffic(options.strategy, 4 * _parse_parameter_count(options.parameters), servers, options.comm_pattern,
+                      islands=options.islands)
+    return TrainingWorkload(traffic, options.compute_seconds, not options.no_overlap, period,
+                            options.compression or (default_compression if is_adaptive else "none"), options.seed)
+
+
+def _workload_json(workload: TrainingWorkload) -> dict[str, Any]:
+    traffic = workload.traffic
+    return {"strategy": traffic.strategy, "parameters": workload.parameters, "ps": traffic.ps,
+            "comm_pattern": traffic.pattern, "compute_seconds": workload.compute_seconds, "overlap": workload.overlap,
+            "period": workload.period, "compression": workload.compression, "seed": workload.seed,
+            "islands": traffic.islands}
 
 
 def _parse_parameter_count(text: str) -> int:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from slurmdl import units
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
-from slurmdl.dl_options import DlOptions
 from slurmdl.errors import UsageError
 from slurmdl.job_request import JobRequest, JobSize
 from slurmdl.links.link_scores import LinkScores
@@ -96,19 +95,17 @@ class SimulatedJob:
         return names, [slots[i] for i in random.permutation(self.rank_count).tolist()]
 
     def _place_best(self, free: npt.NDArray[np.bool_], tasks: Sequence[int]) -> tuple[Sequence[str], Sequence[str]]:
-        traffic = self.workload.placement_traffic
+        traffic = self.workload.sent_traffic
         if self.fixed_nodes:
             slots = list(zip(self.fixed_nodes, tasks, strict=True))
             rank_map = best_rank_map(slots, self.topology, self.scores, traffic)
             return self.fixed_nodes, rank_map.nodes
-        options = DlOptions(traffic.strategy, traffic.ps, bytes=str(traffic.model_bytes),
-                            comm_pattern=traffic.pattern, islands=self.workload.islands)
-        request = JobRequest(options, (self.node_count, self.node_count), self.rank_count, exclusive=True)
+        request = JobRequest(nodes=(self.node_count, self.node_count), ntasks=self.rank_count, exclusive=True)
         cpus = max(tasks)
         nodes = (Node(name, ("IDLE",) if idle else ("ALLOCATED",), True, cpus, cpus * idle, partitions=("main",))
                  for name, idle in zip(self.topology.nodes, free.tolist(), strict=True))
         cluster = ClusterSnapshot.from_nodes(nodes, (Partition("main", True),))
-        placement = place_job(request, cluster, self.topology, self.scores)
+        placement = place_job(request, cluster, self.topology, self.scores, traffic)
         assert placement.rank_map is not None, "place_job returns a rank map or raises"
         return placement.nodes, placement.rank_map.nodes
 

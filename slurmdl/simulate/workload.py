@@ -12,7 +12,7 @@ from itertools import pairwise
 from slurmdl import comm_layout
 from slurmdl.comm_layout import COMPRESSION_NAMES, FORWARD_SHARE
 from slurmdl.errors import UsageError
-from slurmdl.gossip_graphs import GRAPHS, Graph
+from slurmdl.gossip_graphs import GRAPHS, Graph, MixingRound
 from slurmdl.plan import COMM_PATTERNS, ISLAND_STRATEGIES, default_pattern, group_ranks
 from slurmdl.traffic import Traffic
 
@@ -29,67 +29,67 @@ class TrainingWorkload:
     """One training run.
 
     Attributes:
-        strategy: one of STRATEGIES, or with islands of plan.ISLAND_STRATEGIES.
-        parameters: elements of the model.
-        ps: number of parameter servers, the first ranks; 0 unless the strategy is `ps`.
-        comm_pattern: one of plan.COMM_PATTERNS[strategy], "" for the default.
+        traffic: its strategy, one of STRATEGIES, or with islands of plan.ISLAND_STRATEGIES; 4 bytes per parameter.
         compute_seconds: computation of a step on each worker.
         overlap: whether allreduce of gradients overlaps the backward pass.
         period: steps per exchange of gossip, or between islands.
         compression: one of comm_layout.COMPRESSION_NAMES; of messages between islands.
         seed: of random partners.
-        islands: "zone" if leaf zones are islands: allreduce in each, and the strategy between them; else "".
     """
 
-    strategy: str
-    parameters: int
-    ps: int = 0
-    comm_pattern: str = ""
+    traffic: Traffic
     compute_seconds: float = 0.0
     overlap: bool = True
     period: int = 1
     compression: str = "none"
     seed: int = 0
-    islands: str = ""
 
     @property
-    def effective_pattern(self) -> str:
-        """`comm_pattern`, or the default; inside one zone hierarchical is a ring."""
-        return self.comm_pattern or default_pattern(self.strategy, multiple_zones=True)
+    def parameters(self) -> int:
+        return round(self.traffic.model_bytes / 4)
+
+    @property
+    def pattern(self) -> str:
+        """The communication pattern of the trainer; inside one zone hierarchical is a ring."""
+        return self.traffic.pattern or default_pattern(self.traffic.strategy, multiple_zones=True)
 
     @property
     def is_gossip(self) -> bool:
-        return self.strategy in ("gossip", "adaptive-gossip")
+        return self.traffic.strategy in ("gossip", "adaptive-gossip")
 
     @property
     def is_periodic(self) -> bool:
         """Whether exchanges are made once in a period."""
-        return self.is_gossip or self.islands != ""
+        return self.is_gossip or self.traffic.islands != ""
 
     @property
-    def placement_traffic(self) -> Traffic:
-        """Traffic model for the placement."""
-        size = 4 * self.parameters if self.islands else self.wire_bytes(self.parameters)
-        return Traffic(self.strategy, size, self.ps, self.comm_pattern, islands=self.islands)
+    def sent_traffic(self) -> Traffic:
+        """The traffic with compressed messages; islands reduce whole gradients."""
+        return self.traffic if self.traffic.islands else replace(
+            self.traffic, model_bytes=self.wire_bytes(self.parameters))
+
+    def islands(self, zones: Sequence[str]) -> list[list[int]]:
+        """Ranks of each island: of each zone, or without islands one rank each."""
+        return group_ranks(range(len(zones)), zones if self.traffic.islands else [*map(str, range(len(zones)))])
 
     def check_supported(self, ranks: int) -> None:
         """Raise UsageError, which names the option and the valid values, if `ranks` ranks cannot be simulated."""
-        strategy, pattern = self.strategy, self.effective_pattern
-        strategies = ISLAND_STRATEGIES if self.islands else STRATEGIES
-        if self.islands not in ("", "zone"):
-            raise UsageError(f"--islands {self.islands}: not supported; expected zone")
+        strategy, pattern, islands = self.traffic.strategy, self.pattern, self.traffic.islands
+        strategies = ISLAND_STRATEGIES if islands else STRATEGIES
+        if islands not in ("", "zone"):
+            raise UsageError(f"--islands {islands}: not supported; expected zone")
         if strategy not in strategies:
-            condition = " with --islands" if self.islands else ""
+            condition = " with --islands" if islands else ""
             raise UsageError(f"--strategy {strategy}: not supported{condition}; expected {', '.join(strategies)}")
         patterns = COMM_PATTERNS[strategy]
         if pattern not in patterns:
             raise UsageError(f"--comm-pattern {pattern}: not supported with {strategy}; "
                              f"expected {', '.join(patterns)}")
-        if strategy == "ps" and not 0 < self.ps < ranks:
-            raise UsageError(f"--ps {self.ps}: expected 1 to {ranks - 1} parameter servers for {ranks} ranks"
+        if strategy == "ps" and not 0 < self.traffic.ps < ranks:
+            raise UsageError(f"--ps {self.traffic.ps}: expected 1 to {ranks - 1} parameter servers for {ranks} ranks"
                              if ranks > 1 else "--strategy ps: expected at least 2 ranks, a server and a worker")
-        if strategy != "ps" and self.ps:
-            raise UsageError(f"--ps {self.ps}: {strategy} has no parameter servers; use --strategy ps")
+        if strategy != "ps" and self.traffic.ps:
+            raise UsageError(f"--ps {self.traffic.ps}: {strategy} has no parameter servers; use --strategy ps")
         if not self.is_periodic and self.period != 1:
             raise UsageError(f"--period {self.period}: {strategy} exchanges in every step; use gossip or "
                              "adaptive-gossip")
@@ -118,29 +118,26 @@ class TrainingWorkload:
     def shard_bytes(self) -> list[int]:
         """Bytes of each server's shard."""
         return [self.wire_bytes(shard.stop - shard.start)
-                for shard in comm_layout.split_by_speed(self.parameters, [1.0] * self.ps)]
+                for shard in comm_layout.split_by_speed(self.parameters, [1.0] * self.traffic.ps)]
 
     def make_graph(self, zones: Sequence[str]) -> Graph:
-        """Gossip graph; entry i of `zones` is the leaf zone of rank or island i."""
-        return GRAPHS[self.effective_pattern](zones, self.seed)
+        """Graph of the islands of ranks in these leaf zones."""
+        return GRAPHS[self.pattern]([zones[island[0]] for island in self.islands(zones)], self.seed)
 
     def cycle_length(self, zones: Sequence[str]) -> int:
         """Exchanges until the messages repeat, or a sample size if they do not."""
-        partners = [*dict.fromkeys(zones)] if self.islands else zones
-        return (self.make_graph(partners).period or SAMPLED_EXCHANGES) if self.is_gossip else 1
+        return (self.make_graph(zones).period or SAMPLED_EXCHANGES) if self.is_gossip else 1
 
 
 def rank_programs(workload: TrainingWorkload,
                   nodes: Sequence[int], zones: Sequence[str], steps: int) -> list[list[list[Action]]]:
     """Actions of each step of each rank; entry i of `nodes` and `zones` belongs to rank i."""
     ranks = range(len(zones))
-    if workload.islands:
-        return _island_programs(workload, nodes, zones, steps)
-    if workload.is_gossip:
-        return _gossip_programs(workload, zones, steps)
-    if workload.strategy == "ps":
+    if workload.is_periodic:
+        return _periodic_programs(workload, nodes, zones, steps)
+    if workload.traffic.strategy == "ps":
         return [[_ps_program(workload, rank, len(zones))] * steps for rank in ranks]
-    groups = group_ranks(ranks, zones) if workload.effective_pattern == "hierarchical" else [ranks]
+    groups = group_ranks(ranks, zones) if workload.pattern == "hierarchical" else [ranks]
     uses_direct = _direct_ranks(groups, nodes, zones)
     return [[_allreduce_program(workload, groups, rank, rank in uses_direct)] * steps for rank in ranks]
 
@@ -153,68 +150,55 @@ def _direct_ranks(groups: Sequence[Sequence[int]], nodes: Sequence[int], zones: 
 
 def message_count(workload: TrainingWorkload, ranks: int, steps: int) -> int:
     """Approximate number of messages of all ranks."""
-    if workload.is_gossip and not workload.islands:
+    if workload.is_gossip and not workload.traffic.islands:
         return ranks * (steps // workload.period)
-    if workload.strategy == "ps":
-        return 2 * workload.ps * (ranks - workload.ps) * steps
+    if workload.traffic.strategy == "ps":
+        return 2 * workload.traffic.ps * (ranks - workload.traffic.ps) * steps
     return 2 * ranks * (ranks - 1) * len(workload.gradient_buckets()) * steps
 
 
-def _gossip_programs(workload: TrainingWorkload, zones: Sequence[str], steps: int) -> list[list[list[Action]]]:
-    graph, size = workload.make_graph(zones), workload.wire_bytes(workload.parameters)
-    programs: list[list[list[Action]]] = [[] for _ in zones]
-    for step in range(steps):
-        matching = graph.round(step // workload.period) if step % workload.period == workload.period - 1 else None
-        for rank, program in enumerate(programs):
-            program.append([workload.compute_seconds])
-            if matching is not None and matching.target[rank] != rank:
-                program[-1].append(([(int(matching.target[rank]), size)], [int(matching.source[rank])]))
-    return programs
-
-
-def _island_programs(workload: TrainingWorkload, nodes: Sequence[int], zones: Sequence[str],
-                     steps: int) -> list[list[list[Action]]]:
-    """Allreduce of gradients in each zone; once in a period an exchange of shards, and a gathering in each zone."""
-    islands = group_ranks(range(len(zones)), zones)
+def _periodic_programs(workload: TrainingWorkload, nodes: Sequence[int], zones: Sequence[str],
+                       steps: int) -> list[list[list[Action]]]:
+    """Allreduce of gradients in each island; once in a period an exchange of shards, which each island gathers."""
+    islands, period = workload.islands(zones), workload.period
     direct = _direct_ranks(islands, nodes, zones)
     gradients = replace(workload, compression="none")
     pieces = [(part.stop - part.start, holders) for part, holders in
               comm_layout.shard_pieces(workload.parameters, islands)]
-    programs: list[list[list[Action]]] = []
-    for rank in range(len(zones)):
-        island = next(group for group in islands if rank in group)
-        step_actions = _allreduce_program(gradients, [island], rank, rank in direct)
-        gather = [*_ring_turns([(island, 4.0 * workload.parameters)], rank)]
-        programs.append([])
-        for step in range(steps):
-            exchange: list[Action] = []
-            if step % workload.period == workload.period - 1:
-                index = step // workload.period
-                for elements, holders in pieces:
-                    if rank in holders:
-                        exchange += _outer_exchange(workload, zones, elements, holders, rank, index)
-                exchange += gather if exchange else []
-            programs[-1].append([*step_actions, *exchange])
+    graph = workload.make_graph(zones) if workload.is_gossip else None
+    rounds = [graph.round(index) if graph else None for index in range(steps // period)]
+    programs: list[list[list[Action]]] = [[] for _ in zones]
+    for own, island in enumerate(islands):
+        for rank in island:
+            step_actions = _allreduce_program(gradients, [island], rank, rank in direct) if workload.traffic.islands \
+                else [workload.compute_seconds]
+            gather = [*_ring_turns([(island, workload.traffic.model_bytes)], rank)]
+            for step in range(steps):
+                exchange: list[Action] = []
+                if step % period == period - 1:
+                    for elements, holders in pieces:
+                        if holders[own] == rank:
+                            exchange += _exchange(workload, elements, holders, own, rounds[step // period])
+                    exchange += gather if exchange else []
+                programs[rank].append([*step_actions, *exchange])
     return programs
 
 
-def _outer_exchange(workload: TrainingWorkload, zones: Sequence[str], elements: int, holders: Sequence[int],
-                    rank: int, index: int) -> list[ExchangeAction]:
-    """A rank's exchange of a piece with its other holders."""
+def _exchange(workload: TrainingWorkload, elements: int, holders: Sequence[int], own: int,
+              graph_round: MixingRound | None) -> list[ExchangeAction]:
+    """Exchange of a piece by the holder of island `own`: with its partners in a round of gossip, else with all."""
     size = workload.wire_bytes(elements)
-    if workload.strategy == "local-sgd":
+    if graph_round is None:
         ring: list[Ring] = [(holders, size)]
         scatter = _direct if workload.compression != "none" else _ring_turns
-        return [*scatter(ring, rank), *_ring_turns(ring, rank)]
-    matching = workload.make_graph([zones[holder] for holder in holders]).round(index)
-    own = holders.index(rank)
-    target, source = int(matching.target[own]), int(matching.source[own])
+        return [*scatter(ring, holders[own]), *_ring_turns(ring, holders[own])]
+    target, source = int(graph_round.target[own]), int(graph_round.source[own])
     return [] if target == own else [([(holders[target], size)], [holders[source]])]
 
 
 def _ps_program(workload: TrainingWorkload, rank: int, ranks: int) -> list[Action]:
     """Workers push and pull concurrently; a server answers after the pushes of all workers."""
-    servers, workers, sizes = range(workload.ps), range(workload.ps, ranks), workload.shard_bytes()
+    servers, workers, sizes = range(workload.traffic.ps), range(workload.traffic.ps, ranks), workload.shard_bytes()
     if rank in servers:
         return [([], list(workers)), ([(worker, sizes[rank]) for worker in workers], [])]
     return [workload.compute_seconds, ([(server, sizes[server]) for server in servers], list(servers))]

@@ -20,11 +20,19 @@ from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.iteration_cost import NetworkLinks, network_links
 from slurmdl.simulate import predict as predicting
 from slurmdl.simulate.compare import SimulatedJob
-from slurmdl.simulate.network_flows import MERGE_ABOVE, SimulatedNetwork, flow_phases
-from slurmdl.simulate.predict import Prediction, predict_step, step_end_times, zones_of_ranks
+from slurmdl.simulate.predict import (
+    MERGE_ABOVE,
+    Prediction,
+    SimulatedNetwork,
+    flow_phases,
+    predict_step,
+    step_end_times,
+    zones_of_ranks,
+)
 from slurmdl.simulate.workload import TrainingWorkload
 from slurmdl.topology.source import tree_topology
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Traffic
 
 #: bytes/s of node links and uplinks, one-way latency of each link in s
 NODE, UPLINK, LATENCY = 1e6, 5e5, 1e-3
@@ -70,16 +78,16 @@ def test_step_times_match_closed_forms(granularity: str) -> None:
     def seconds(workload: TrainingWorkload, *nodes: str) -> float:
         return step(workload, *nodes, granularity=granularity).step_seconds
 
-    pair = TrainingWorkload("gossip", PARAMETERS, comm_pattern="base-2", compute_seconds=0.5)
+    pair = TrainingWorkload(Traffic("gossip", SIZE, pattern="base-2"), compute_seconds=0.5)
     assert seconds(pair, "a", "b") == pytest.approx(0.5 + SIZE / NODE + near)
     assert seconds(pair, "a", "d") == pytest.approx(0.5 + SIZE / UPLINK + far)
     # each of n ranks sends 2 (n - 1) / n of each bucket in turns
-    ring = TrainingWorkload("allreduce", PARAMETERS)
+    ring = TrainingWorkload(Traffic("allreduce", SIZE))
     turns = 2 * sum(1 if granularity == "messages" and start < comm_layout.DIRECT_ELEMENTS else 2
                     for start in comm_layout.bucket_starts(PARAMETERS))
     assert seconds(ring, "a", "b", "c") == pytest.approx(4 / 3 * SIZE / NODE + turns * near, rel=1e-4)
     # one server exchanges the model with three workers
-    server = TrainingWorkload("ps", PARAMETERS, 1, compute_seconds=1.0)
+    server = TrainingWorkload(Traffic("ps", SIZE, 1), compute_seconds=1.0)
     assert seconds(server, "d", "a", "b", "c") == pytest.approx(1 + 2 * 3 * SIZE / UPLINK + 2 * far, rel=1e-4)
 
 
@@ -87,7 +95,7 @@ def test_step_times_match_closed_forms(granularity: str) -> None:
 def test_slow_inter_leaf_path_slows_the_step() -> None:
     slow = LinkScores(default_node_bandwidth=NODE, default_zone_bandwidth=(UPLINK,), default_latency=LATENCY,
                       inter_leaf={"z0|z1": LinkScore(1e5, rtt=0.2)})
-    workload = TrainingWorkload("gossip", PARAMETERS, comm_pattern="base-2")
+    workload = TrainingWorkload(Traffic("gossip", SIZE, pattern="base-2"))
     forward, backward = (step(workload, *nodes, scores=slow).step_seconds for nodes in ("ad", "da"))
     assert forward > 4 * step(workload, "a", "d").step_seconds
     assert forward == pytest.approx(backward)
@@ -96,7 +104,7 @@ def test_slow_inter_leaf_path_slows_the_step() -> None:
 @needs_simgrid
 def test_step_on_one_node_and_on_nodes_without_zone() -> None:
     flat = network_links(("x", "y"), Topology.flat(("x", "y")), SCORES)
-    workload = TrainingWorkload("gossip", PARAMETERS, comm_pattern="base-2")
+    workload = TrainingWorkload(Traffic("gossip", SIZE, pattern="base-2"))
     for granularity in ("messages", "flows"):
         apart, together = (predict_step(workload, flat, np.array(ranks), granularity=granularity).step_seconds
                            for ranks in ([0, 1], [0, 0]))
@@ -107,27 +115,26 @@ def test_step_on_one_node_and_on_nodes_without_zone() -> None:
 @needs_simgrid
 def test_allreduce_overlaps_the_backward_pass() -> None:
     def seconds(compute: float, overlap: bool) -> float:
-        workload = TrainingWorkload("allreduce", PARAMETERS, compute_seconds=compute, overlap=overlap)
+        workload = TrainingWorkload(Traffic("allreduce", SIZE), compute_seconds=compute, overlap=overlap)
         return step(workload, "a", "b", "c").step_seconds
 
     without_compute = seconds(0.0, True)
     assert seconds(10.0, False) == pytest.approx(10 + without_compute)
     assert 10 < seconds(10.0, True) < 10 + without_compute * 0.6
-    workload = TrainingWorkload("allreduce", PARAMETERS, compute_seconds=10.0, overlap=False)
+    workload = TrainingWorkload(Traffic("allreduce", SIZE), compute_seconds=10.0, overlap=False)
     expected = without_compute / (10 + without_compute)
     assert step(workload, "a", "b", "c").exposed_comm_fraction == pytest.approx(expected)
 
 
 @needs_simgrid
 @pytest.mark.parametrize("workload", [
-    TrainingWorkload("allreduce", 2_000_000, compute_seconds=0.5),
-    TrainingWorkload("allreduce", 2_000_000, comm_pattern="hierarchical"),
-    TrainingWorkload("gossip", 500_000, comm_pattern="one-peer-exponential", compute_seconds=0.1),
-    TrainingWorkload("ps", 2_500_000, 2, compute_seconds=0.1),
-    TrainingWorkload("adaptive-gossip", 500_000, compute_seconds=0.1, period=3, compression="int4"),
-    TrainingWorkload("local-sgd", 500_000, compute_seconds=0.1, period=4, islands="zone"),
-    TrainingWorkload("gossip", 500_000, comm_pattern="base-2", compute_seconds=0.1, period=2, compression="int4",
-                     islands="zone"),
+    TrainingWorkload(Traffic("allreduce", 8e6), compute_seconds=0.5),
+    TrainingWorkload(Traffic("allreduce", 8e6, pattern="hierarchical")),
+    TrainingWorkload(Traffic("gossip", 2e6, pattern="one-peer-exponential"), compute_seconds=0.1),
+    TrainingWorkload(Traffic("ps", 1e7, 2), compute_seconds=0.1),
+    TrainingWorkload(Traffic("adaptive-gossip", 2e6), compute_seconds=0.1, period=3, compression="int4"),
+    TrainingWorkload(Traffic("local-sgd", 2e6, islands="zone"), compute_seconds=0.1, period=4),
+    TrainingWorkload(Traffic("gossip", 2e6, pattern="base-2", islands="zone"), 0.1, period=2, compression="int4"),
 ], ids=["ring", "hierarchical", "exponential", "ps", "adaptive", "islands", "gossip-islands"])
 def test_flows_approximate_messages(workload: TrainingWorkload) -> None:
     nodes = network(*"abcdef")
@@ -143,10 +150,10 @@ def test_merged_identical_nodes_give_the_same_time(monkeypatch: pytest.MonkeyPat
     topology = tree_topology((1, 8, 64))
     nodes = network_links(topology.nodes, topology, LinkScores(default_zone_bandwidth=(2e9,)))
     node_of_rank = np.random.default_rng(3).permutation(64)
-    workload = TrainingWorkload("ps", 4_000_000, 4)
+    workload = TrainingWorkload(Traffic("ps", 16e6, 4))
     assert MERGE_ABOVE > 4 * 60
     unmerged = predict_step(workload, nodes, node_of_rank, granularity="flows")
-    monkeypatch.setattr("slurmdl.simulate.network_flows.MERGE_ABOVE", 1)
+    monkeypatch.setattr("slurmdl.simulate.predict.MERGE_ABOVE", 1)
     simulated = SimulatedNetwork(nodes)
     _, phases = flow_phases(workload, simulated, node_of_rank, zones_of_ranks(nodes, node_of_rank), 1)
     assert max(len(phase.size) for phase in phases) <= 4 * 8
@@ -158,7 +165,7 @@ def test_merged_identical_nodes_give_the_same_time(monkeypatch: pytest.MonkeyPat
 @needs_simgrid
 def test_simulation_is_reproducible_by_seed() -> None:
     def seconds(seed: int) -> list[float]:
-        workload = TrainingWorkload("gossip", PARAMETERS, seed=seed)
+        workload = TrainingWorkload(Traffic("gossip", SIZE), seed=seed)
         return step_end_times(workload, network(*"abcdef"), np.arange(6), 5)[:, -1].tolist()
 
     assert seconds(1) == seconds(1) != seconds(2)
@@ -168,8 +175,8 @@ def test_simulation_is_reproducible_by_seed() -> None:
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip", "adaptive-gossip", "ps"])
 def test_placed_is_not_slower_than_random(strategy: str) -> None:
     topology = tree_topology((1, 2, 8, 96))
-    workload = TrainingWorkload(strategy, 4_000_000, 4 if strategy == "ps" else 0,
-                        comm_pattern="base-2" if "gossip" in strategy else "")
+    workload = TrainingWorkload(Traffic(strategy, 16e6, 4 if strategy == "ps" else 0,
+                                        "base-2" if "gossip" in strategy else ""))
     for seed in range(2):
         scores = LinkScores(default_zone_bandwidth=(1.25e9,))
         job = SimulatedJob(workload, topology, scores, 32, 32, busy_share=0.4, seed=seed)
@@ -190,12 +197,12 @@ def test_bucket_sizes_grow_and_respect_the_direct_exchange_limit(size: int) -> N
 
 
 def test_buckets_cover_the_model_from_its_last_parameter() -> None:
-    buckets = TrainingWorkload("allreduce", 25_000_000, compute_seconds=3.0).gradient_buckets()
+    buckets = TrainingWorkload(Traffic("allreduce", 1e8), compute_seconds=3.0).gradient_buckets()
     assert sum(elements for _, elements, _ in buckets) == 25_000_000
     ready = [seconds for *_, seconds in buckets]
     assert ready == sorted(ready)
     assert 1 < ready[0] < 1.1 and ready[-1] == pytest.approx(3.0)
-    late = TrainingWorkload("allreduce", 9_000_000, compute_seconds=3.0, overlap=False).gradient_buckets()
+    late = TrainingWorkload(Traffic("allreduce", 36e6), compute_seconds=3.0, overlap=False).gradient_buckets()
     assert {seconds for *_, seconds in late} == {3.0}
 
 
@@ -265,4 +272,4 @@ def test_missing_simgrid_reports_the_install_command(monkeypatch: pytest.MonkeyP
 
 def test_every_gossip_graph_is_supported() -> None:
     for pattern in GRAPHS:
-        TrainingWorkload("gossip", 1_000, comm_pattern=pattern).check_supported(8)
+        TrainingWorkload(Traffic("gossip", 4e3, pattern=pattern)).check_supported(8)
