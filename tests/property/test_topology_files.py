@@ -1,7 +1,13 @@
-"""Topology files: round trips of written files; `check` reports an error if the reader rejects a file."""
+"""Topology files: written ones are read back, arbitrary text is a topology or an InputError of one line.
+
+`check` reports an error if the reader rejects a file.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmdl.errors import InputError
-from slurmdl.slurm.hostlist import expand_hostlist
-from slurmdl.topology import load, topology_conf, write
+from slurmdl.slurm.hostlist import MAX_NAMES, expand_hostlist
+from slurmdl.slurm.output import split_output
+from slurmdl.topology import load, scontrol_topology, topology_conf, write
 from slurmdl.topology.check import check_source, diff_sets, diff_topologies
 from slurmdl.topology.source import TopologySource
 from slurmdl.topology.topology import Topology, TopologySet
@@ -71,26 +78,20 @@ def test_hostlist_round_trip(listed: list[str]) -> None:
 
 
 @bounded
-@given(topology_sources())
-def test_topology_conf_round_trip(source: TopologySource) -> None:
-    written = TopologySet.single(source.to_topology())
-    parsed = reread(write.format_topology(written, None, "conf"), "topology.conf")
-    assert contents_without_source(parsed) == contents_without_source(written)
-    assert diff_topologies(written.get(), parsed.get(), SIDES) == []
-
-
-@bounded
 @given(topology_sources("first"), topology_sources("second"), st.sampled_from(["first", "second"]))
-def test_topology_yaml_round_trip_without_speeds(first: TopologySource, second: TopologySource,
-                                                               default: str) -> None:
+def test_files_round_trip(first: TopologySource, second: TopologySource, default: str) -> None:
+    """topology.conf holds one topology, topology.yaml no speeds."""
     written = TopologySet((first.to_topology(), second.to_topology(), Topology.flat((), name="third")), default)
-    parsed = reread(write.format_topology(written, None, "yaml"), "topology.yaml")
-    for topology in written.topologies:
-        topology.uplink_bandwidth.fill(float("nan"))
-    assert contents_without_source(parsed) == contents_without_source(written)
-    assert diff_sets(written, parsed, SIDES) == []
-    parsed_again = reread(write.format_topology(parsed, None, "yaml"), "topology.yaml")
-    assert contents_without_source(parsed_again) == contents_without_source(parsed)
+    one = TopologySet.single(dataclasses.replace(first, name="default").to_topology())
+    for format_name in ("json", "conf", "yaml", "yaml"):
+        expected = one if format_name == "conf" else written
+        if format_name == "yaml":
+            for topology in written.topologies:
+                topology.uplink_bandwidth.fill(float("nan"))
+        parsed = reread(write.format_topology(expected, None, format_name), f"topology.{format_name}")
+        assert contents_without_source(parsed) == contents_without_source(expected)
+        assert diff_sets(expected, parsed, SIDES) == []
+        written = parsed if format_name == "yaml" else written
 
 
 @bounded
@@ -135,3 +136,66 @@ def test_check_reports_an_error_if_the_reader_rejects_the_file(lines: list[str])
         assert bool(reader_error) <= bool(check_errors)
         if check_errors and not reader_error:  # rejected by some Slurm releases, accepted by slurmdl
             assert all("no zone has a node" in text or "ring of 20 nodes" in text for text in check_errors)
+
+
+def _read(text: bytes, name: str) -> None:
+    """Read a file; the result is valid, or an InputError of one line is raised."""
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / name
+        path.write_bytes(text)
+        try:
+            topologies = load.load_topology_file(str(path))
+        except InputError as error:
+            assert len(str(error).splitlines()) == 1
+            assert directory in str(error)  # the file or one of its includes
+            return
+    assert TopologySet.from_json(topologies.to_json()).to_json() == topologies.to_json()
+
+
+texts = st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode),
+                  st.lists(st.sampled_from(
+                      ["SwitchName=", "s1", "s2", " ", "Nodes=", "n[1-3]", "Switches=", "\n", "\\", "#", '"', "=",
+                       ",", "Include ", "- ", "topology: t", "\n  ", "tree:", "switches:", "- switch: s1",
+                       "nodes: n1", "{", "}", "[", "]", ": ", "&a ", "*a", "flat: true", '"zones": ', "BlockName=",
+                       "BlockSizes=1,2"]),
+                      max_size=40).map(lambda words: "".join(words).encode()))
+
+
+@settings(bounded, max_examples=600)
+@given(texts, st.sampled_from(["topology.conf", "topology.yaml", "topology.json"]))
+def test_any_file_is_a_topology_or_an_input_error(text: bytes, name: str) -> None:
+    _read(text, name)
+
+
+@settings(bounded, max_examples=150)
+@given(st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+                    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.sampled_from(
+                        ["zones", "parent", "level", "uplink_bandwidth", "nodes", "leaf", "kind", "name",
+                         "notes", "block_sizes", "topologies", "default"]), inner, max_size=12)), max_leaves=25))
+def test_any_json_is_a_topology_or_an_input_error(data: object) -> None:
+    _read(json.dumps(data).encode(), "topology.json")
+
+
+@settings(bounded, max_examples=400)
+@given(texts)
+def test_any_controller_output_is_a_topology_or_an_input_error(text: bytes) -> None:
+    try:
+        topologies = scontrol_topology.read_topologies(split_output(text.decode(errors="replace")))
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1
+        return
+    assert topologies.topologies
+
+
+@settings(bounded, max_examples=400)
+@given(st.one_of(st.text(max_size=40), st.text("n0123456789[]-, {", max_size=25)))
+def test_any_hostlist_is_names_or_an_input_error(text: str) -> None:
+    try:
+        hosts = expand_hostlist(text)
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1
+        return
+    assert len(hosts) <= MAX_NAMES
+    assert all(hosts)
+    if len(hosts) < 1000 and re.fullmatch(r"[\w.,-]*", ",".join(hosts)):
+        assert expand_hostlist(write.checked_hostlist(hosts)) == hosts

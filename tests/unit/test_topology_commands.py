@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,8 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from slurmdl.cli.main import main
-from slurmdl.topology import load
-from slurmdl.topology.drawing import MAX_DOTS, draw_topology, svg_document
+from slurmdl.topology import check, drawing, load
 from slurmdl.topology.topology import Topology
 from slurmdl.topology.write import checked_hostlist
 
@@ -84,12 +84,13 @@ def test_documentation_shows_output_of_show(capsys: pytest.CaptureFixture[str],
     assert capsys.readouterr().out in Path("docs/topology.md").read_text()
 
 
-@pytest.mark.parametrize(("lines", "expected"), [(60, 54), (24, 11), (8, 7), (5, 4)])
-def test_show_folds_no_more_than_needed(lines: int, expected: int, capsys: pytest.CaptureFixture[str],
-                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LINES", str(lines))
-    topology("show", "groups.conf")
-    assert len(capsys.readouterr().out.splitlines()) == expected
+@pytest.mark.parametrize(("lines", "expected"), [(60, 54), (55, 54), (54, 11), (24, 11), (8, 7), (5, 4), (2, 4)])
+def test_show_folds_no_more_than_needed(lines: int, expected: int) -> None:
+    groups = load.load_topology("groups.conf")
+    assert len(drawing.format_tree(groups, height=lines).splitlines()) == expected
+    assert max(map(len, drawing.format_tree(groups, height=lines).splitlines())) <= 80
+    data = {**groups.to_json(), "nodes": [*groups.nodes, "lost"], "leaf": [*groups.leaf.tolist(), -1]}
+    assert drawing.format_tree(Topology.from_json(data)).splitlines()[-1] == "without a zone: 1 node  lost"
 
 
 def test_show_all_neither_truncates_nor_folds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,49 +108,29 @@ def test_show_one_of_several_as_json(capsys: pytest.CaptureFixture[str]) -> None
     topology("diff", "two.yaml", "all.json")
 
 
-def test_svg_of_example(golden: Golden) -> None:
-    topology("show", "topology.conf", "--svg=out.svg")
-    svg = Path("out.svg").read_text()
+@pytest.mark.parametrize(("name", "limits"), [("named", ()), ("dots", (4, 20_000)), ("counts", (4, 5))])
+def test_svg(name: str, limits: tuple[int, ...], golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zones and nodes with names, as dots, and as counts of nodes; zones of uneven size, and nodes without one."""
+    if limits:
+        monkeypatch.setattr(drawing, "MAX_NAMED_NODES", limits[0])
+        monkeypatch.setattr(drawing, "MAX_DOTS", limits[1])
+    source = {**load.load_topology("odd.conf").to_json(), "name": "odd", "source": "a file with a name " * 9}
+    source["nodes"], source["leaf"] = [*source["nodes"], "lost&found", "lost"], [*source["leaf"], -1, -1]
+    source["zones"][0] = "a root whose name is longer than 24 characters"
+    svg = drawing.draw_topology(Topology.from_json(source))
     ElementTree.fromstring(svg)
-    golden("topology/example.svg", svg)
+    golden(f"topology/{name}.svg", svg)
 
 
-@pytest.mark.parametrize(("file", "names"), [("leaves.conf", 10_000), ("odd.conf", 13)])
-def test_svg_has_title_of_every_zone_and_node(file: str, names: int) -> None:
-    drawn = load.load_topology(file)
-    root = ElementTree.fromstring(draw_topology(drawn))
-    titles = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert set(drawn.nodes) <= set(titles)
-    assert len(set(drawn.nodes)) == names
-    assert {title.split(",")[0] for title in titles} >= set(drawn.zones)
+def test_svg_of_files(golden: Golden) -> None:
+    topology("show", "topology.conf", "--svg=out.svg")
+    golden("topology/example.svg", Path("out.svg").read_text())
+    ElementTree.fromstring(drawing.draw_topology(load.load_topology("two.yaml", "none")))
+    drawn = load.load_topology("leaves.conf")
+    root = ElementTree.fromstring(drawing.draw_topology(drawn))
+    titles = {(element.text or "").split(",")[0] for element in root.iter("{http://www.w3.org/2000/svg}title")}
+    assert titles == {*drawn.nodes, *drawn.zones}
     assert 0.5 < float(root.attrib["width"]) / float(root.attrib["height"]) < 4
-
-
-def test_svg_long_heading_wraps_and_moves_elements() -> None:
-    short, long = (ElementTree.fromstring(svg_document(heading, 480, 200, ['<rect id="below"/>']))
-                   for heading in ("one line", "no choice: " + "a reason that is too long for a line, " * 4))
-    name = "{http://www.w3.org/2000/svg}"
-    lines = [element.text or "" for element in long.iter(f"{name}text")]
-    assert len(lines) > 2 and all(len(line) * 9.5 <= 480 - 36 for line in lines)
-    added = 20 * (len(lines) - 1)
-    assert float(long.attrib["height"]) == float(short.attrib["height"]) + added
-    moved = next(iter(long.iter(f"{name}g")))
-    assert moved.attrib["transform"] == f"translate(0 {added})" and moved[0].attrib["id"] == "below"
-    assert next(iter(short.iter(f"{name}g")), None) is None
-
-
-def test_svg_shows_node_without_zone() -> None:
-    flat = load.load_topology("two.yaml", "none")
-    data = {**load.load_topology("topology.conf").to_json(), "nodes": ["n1", "lost"], "leaf": [0, -1]}
-    assert "no zone" in draw_topology(Topology.from_json(data))
-    assert "lost" in draw_topology(Topology.from_json(data))
-    ElementTree.fromstring(draw_topology(flat))
-
-
-def test_svg_of_many_nodes_shows_node_counts() -> None:
-    count = MAX_DOTS + 1
-    Path("many.conf").write_text(f"SwitchName=s1 Nodes=n[1-{count}]\n")
-    assert f">{count:,} nodes<" in draw_topology(load.load_topology("many.conf"))
 
 
 @pytest.mark.parametrize(("args", "status"), [
@@ -158,6 +139,38 @@ def test_svg_of_many_nodes_shows_node_counts() -> None:
 def test_check(args: list[str], status: int, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     topology("check", *args, "--offline", status=status)
     golden(f"topology/check-{'-'.join(args).replace('--name=', '')}.txt", capsys.readouterr().out)
+
+
+LEAVES = "".join(f"SwitchName={name} Nodes=n[{name}1-{name}2]\n" for name in "123")
+
+
+@pytest.mark.parametrize(("text", "findings"), [
+    (f"SwitchName={'a' * 64} Nodes=n[1-2]\n", []),
+    ("SwitchName=a Nodes=n[1-2]\nSwitchName=b Nodes=n[3-6]\nSwitchName=c Nodes=n[7-14]\nSwitchName=t Switches=a,b,"
+     "c\n", []),
+    ("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n[3-6]\nSwitchName=c Nodes=n[7-15]\nSwitchName=t Switches=a,b,c\n",
+     ["note 0 a: one node only", "note 0 a,c: size far from the median, 4 nodes"]),
+    (LEAVES.replace("\n", " LinkSpeed=10000\n") + "SwitchName=t Switches=1,2,3 LinkSpeed=5\n",
+     ["warning 4 : LinkSpeed of 1 zone (5) is not used", "note 1 : LinkSpeed of 3 zones: ignored"]),
+    (LEAVES + "SwitchName=m Switches=1,2\nSwitchName=t Switches=m,3\n",
+     ["note 0 3: 1 level below the root, most leaves 2"]),
+    ("".join(f"SwitchName=s{i} Switches=s{i + 1}\n" for i in range(21)) + "SwitchName=s21 Nodes=n[1-2]\n", []),
+    ("".join(f"SwitchName=s{i} Switches=s{i + 1},x{i}\nSwitchName=x{i} Nodes=x[{i}1-{i}2]\n" for i in range(22))
+     + "SwitchName=s22 Nodes=n[1-2]\n", ["error 1 : Slurm does not find the level of 's0' in 21 passes"]),
+    ("RingName=r Nodes=n[1-17]\n", ["error 1 : ring of 17 nodes; expected at most 16", "note 0 each ring"]),
+    ("RingName=r Nodes=n[1-16]\n", ["note 0 each ring is one zone"]),
+    ("SwitchName=a\nSwitchName=b Switches=a\n", ["error 0 x.conf: no zone has a node", "warning 0 x.conf:1: a is"]),
+    (LEAVES + "SwitchName=t Switches=1,a\nSwitchName=u Switches=2,3,x,y\n",
+     ["error 4 : a below 't' is not declared", "error 5 : x,y below 'u' are not declared",
+      "warning 0 x.conf: no switch reaches all nodes; no job can span the roots t,u"]),
+    ("BlockName=a Nodes=n[1-4]\nBlockName=b Nodes=n[5-7]\n",
+     ["error 2 : block 'b' has 3 nodes; expected at least 4"]),
+])
+def test_findings(text: str, findings: list[str]) -> None:
+    Path("x.conf").write_text(text)
+    found = [f"{each.severity} {each.line} " + re.sub(r"^x\.conf:\d+: '.*?'(?=: )", "", each.text)
+             for each in check.sort_findings(check.check_source(load.load_sources("x.conf", pytest.fail)[0]))]
+    assert [text[:len(expected)] for text, expected in zip(found, findings, strict=True)] == findings
 
 
 def test_check_against_the_nodes_of_the_cluster(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
@@ -202,9 +215,6 @@ def test_diff_of_blocks_and_of_several_topologies(capsys: pytest.CaptureFixture[
     assert "racks: node n4: only in two.yaml\n" in out
     topology("diff", "topology.conf", "two.yaml", status=1)
     assert "topology default: only in topology.conf\n" in capsys.readouterr().out
-
-
-def test_diff_of_speeds(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.conf").write_text("SwitchName=s1 Nodes=n1 LinkSpeed=50000\nSwitchName=s2 Nodes=n2\n")
     Path("b.conf").write_text("SwitchName=s1 Nodes=n1 LinkSpeed=100000\nSwitchName=s2 Nodes=n2 LinkSpeed=7\n")
     topology("diff", "a.conf", "b.conf", status=1)
@@ -283,14 +293,11 @@ def test_invalid_input_is_rejected(args: list[str], status: int, expected: str,
     assert captured.out == ""
 
 
-def test_features_reject_lists_of_different_lengths(capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_reject_lists_of_different_lengths_and_invalid_names(capsys: pytest.CaptureFixture[str]) -> None:
     Path("slurm.conf").write_text("# nodes\nNodeName=n[1-4] NodeAddr=10.0.0.[1-3]\n")
     topology("features", "topology.conf", "--slurm-conf=slurm.conf", status=65)
     assert "slurm.conf:2: 'NodeName=n[1-4] NodeAddr=10.0.0.[1-3]': NodeAddr has 3 values for 4 nodes" in \
         capsys.readouterr().err
-
-
-def test_features_reject_invalid_zone_name(capsys: pytest.CaptureFixture[str]) -> None:
     Path("odd.conf").write_text("SwitchName=a&b Nodes=n1\n")
     topology("features", "odd.conf", "--slurm-conf=slurm.conf", status=65)
     assert "'a&b': not a valid feature" in capsys.readouterr().err
