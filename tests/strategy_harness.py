@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.stub_models import PlainParameters
 from slurmdl.train import triggers
 from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, LockstepSampler, even_rounds
@@ -17,6 +18,7 @@ from slurmdl.train.strategies import STRATEGIES, Strategy, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.transport import Transport
 from slurmdl.train.transports.virtual import NetworkModel, run_virtual_ranks
+from slurmdl.train.world import message_levels
 
 FloatArray = npt.NDArray[np.float32]
 #: update(worker, step, parameters) -> change of the parameters by the optimizer in this step
@@ -44,6 +46,7 @@ class WorkerLog:
         initial, final: parameters before the first step and after `finish`.
         total_update: sum of the updates, each multiplied by the weight of the model.
         bytes_per_step: bytes sent in each step.
+        bytes_sent: bytes sent by locality level, with those of `finish`.
         exchange_steps: steps with an exchange.
     """
 
@@ -52,6 +55,7 @@ class WorkerLog:
     final: FloatArray
     total_update: npt.NDArray[np.float64]
     bytes_per_step: list[int]
+    bytes_sent: dict[str, int]
     exchange_steps: list[int]
 
 
@@ -82,7 +86,7 @@ def run_strategy(config: StrategyConfig, count: int, steps: int, *,
 
 def run_worker(transport: Transport, config: StrategyConfig, steps: int, *, size: int = 300,
                update: Update = zero_update, initial_spread: float = 1.0, zones: Sequence[str] | None = None,
-               seed: int = 5, learning_rate: Callable[[int], float] = lambda step: 0.1,
+               nodes: Sequence[str] = (), seed: int = 5, learning_rate: Callable[[int], float] = lambda step: 0.1,
                step_seconds: Callable[[int], float] = lambda rank: 1.0,
                model_weights: tuple[float, ...] = ()) -> WorkerLog:
     """Run one worker; all ranks of the transport are workers.
@@ -91,21 +95,24 @@ def run_worker(transport: Transport, config: StrategyConfig, steps: int, *, size
         initial_spread: standard deviation of the noise added to each worker's model after the strategy is created.
         learning_rate: learning rate of a step.
         step_seconds: mean compute time of a rank's steps; actual times vary.
+        nodes: node of each rank, () for one node without levels of locality.
         model_weights: see StrategyContext.
     """
     step, count, rank = 0, transport.size, transport.rank
     initial = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
-    p2p, comm_thread = MeteredP2P(transport, ("intra_zone",) * count), CommThread(transport.supports_comm_thread)
-    workers, leaves = tuple(range(count)), tuple(zones or ("",) * count)
-    ctx = StrategyContext(p2p, comm_thread, workers, (), initial.copy(), np.zeros_like(initial),
-                          (size // 3, 0, 1, size - size // 3 - 1), config, seed, leaves, leaves, {},
+    leaves = tuple(zones or ("",) * count)
+    levels = message_levels(rank, nodes, leaves) if nodes else ("intra_zone",) * count
+    p2p, model = MeteredP2P(transport, levels), PlainParameters(initial.copy())
+    comm_thread = CommThread(transport.supports_comm_thread)
+    ctx = StrategyContext(p2p, comm_thread, tuple(range(count)), (), model.parameters, np.zeros_like(initial),
+                          (size // 3, 0, 1, size - size // 3 - 1), config, seed, tuple(nodes or leaves), leaves, {},
                           lambda: learning_rate(step), lambda part: lambda hyperparameters: None,
-                          model_weights=lambda: model_weights)
+                          model_weights=lambda: model_weights, relocate_parameters=model.relocate_parameters)
     strategy = STRATEGIES[config.strategy or ""](ctx)
-    parameters = ctx.parameters
+    parameters = model.parameters
     random = np.random.default_rng((seed, rank))
     parameters += np.float32(initial_spread) * random.standard_normal(size).astype(np.float32)
-    log = WorkerLog(strategy, parameters.copy(), parameters, np.zeros(size), [], [])
+    log = WorkerLog(strategy, parameters.copy(), parameters, np.zeros(size), [], p2p.bytes_sent, [])
     for step in range(steps):
         transport.emulate_compute(step_seconds(rank) * float(random.exponential()))
         change = update(rank, step, parameters)
@@ -118,7 +125,59 @@ def run_worker(transport: Transport, config: StrategyConfig, steps: int, *, size
             log.exchange_steps.append(step)
     strategy.finish()
     comm_thread.close()
-    return replace(log, final=parameters.copy())
+    return replace(log, final=model.parameters.copy())
+
+
+class GradientDescent:
+    """Gradient descent with the sum of all gradients as state; a ShardOptimizer. Hyperparameter 1 is the rate."""
+
+    def __init__(self, parameters: Any, gradients: Any) -> None:
+        self._parameters, self._gradients = parameters, gradients
+        self.learning_rates: list[float] = []
+        self.gradient_sum = np.zeros_like(gradients)
+
+    def __call__(self, hyperparameters: Any) -> None:
+        self.learning_rates.append(float(hyperparameters[1]))
+        self.gradient_sum += self._gradients
+        self._parameters -= np.float32(hyperparameters[1]) * self._gradients
+
+    def state_bytes(self) -> Any:
+        return np.frombuffer(self.gradient_sum.tobytes(), np.uint8)
+
+    def load_state_bytes(self, state: Any) -> None:
+        self.gradient_sum[:] = state.view(np.float32)
+
+
+def server_context(transport: Transport, config: StrategyConfig, servers: int, costs: dict[str, float] | None = None,
+                   zones: Sequence[str] = (), nodes: Sequence[str] = (), size: int = 40, rate: float = 0.5,
+                   make_optimizer: Callable[[Any, Any], Any] = GradientDescent) -> StrategyContext:
+    """Context of a rank; the first `servers` ranks are parameter servers. All parameters are 1 at the start."""
+    ranks, unknown = tuple(range(transport.size)), ("",) * transport.size
+    parameters, gradients = np.ones(size, np.float32), np.zeros(size, np.float32)
+    return StrategyContext(
+        MeteredP2P(transport, ("intra_zone",) * transport.size), CommThread(transport.supports_comm_thread),
+        ranks[servers:], ranks[:servers], parameters, gradients, (size,), config, 1, tuple(nodes) or unknown,
+        tuple(zones) or unknown, costs or {}, lambda: rate,
+        lambda part: make_optimizer(parameters[part], gradients[part]), lambda: np.array([0.9, rate]), (1,))
+
+
+def run_server_rank(transport: Transport, config: StrategyConfig, servers: int, work: Sequence[float],
+                    gradient: Callable[[int, Any], Any],
+                    on_step: Callable[[int, int], None] = lambda worker, step: None,
+                    **options: Any) -> tuple[FloatArray, Any]:
+    """Run a rank; a worker computes `work[step]` seconds per step. Returns its parameters and its strategy."""
+    ctx = server_context(transport, config, servers, **options)
+    strategy, worker, step = STRATEGIES["ps"](ctx), transport.rank - servers, 0
+    while worker < 0 and strategy.serve_step(step):
+        step += 1
+    for step, seconds in enumerate(work if worker >= 0 else ()):
+        on_step(worker, step)
+        transport.emulate_compute(seconds)
+        ctx.gradients[:] = gradient(worker, ctx.parameters)
+        strategy.before_optimizer_step(step)
+    strategy.finish()
+    ctx.comm_thread.close()
+    return ctx.parameters, strategy
 
 
 def even_slices(batches: GlobalBatches, worker: int, cursor: int = 0) -> Iterator[BatchSlice]:

@@ -28,6 +28,20 @@ def library(count: int, method: StrategyConfig, program: Callable[[Run], Any], o
     return virtual.run_virtual_ranks(count, rank)
 
 
+def on_zones(zones: str, config: StrategyConfig, program: Callable[[Run], Any], nodes: str = "",
+             **options: Any) -> list[Any]:
+    """Run `program` on one virtual rank per letter of `zones`, on nodes of their own or those of `nodes`."""
+    def rank(transport: virtual.VirtualTransport) -> Any:
+        own = transport.rank
+        environ = {"SLURMD_NODENAME": nodes[own] if nodes else f"n{own}", "SLURM_TOPOLOGY_ADDR": f"{zones[own]}.n",
+                   "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}
+        run = init(config, environ=environ, transport=transport, **options)
+        result = program(run)
+        run.close()
+        return result
+    return virtual.run_virtual_ranks(len(zones), rank)
+
+
 def attach_or_serve(run: Run, model: Any, opt: Any) -> bool:
     """Attach model and optimizer, and serve on a parameter server; return True on a worker, False on a server."""
     run.attach(model, opt)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,10 @@ import numpy as np
 import pytest
 import torch
 from mpi import mpirun, needs_mpi, torchrun
-from placing import SCORES, two_level
-from virtual_ranks import flat, library
+from virtual_ranks import flat, library, on_zones
 
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, TrainError
-from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.plan import Plan, decode_plan, encode_plan, group_ranks
-from slurmdl.traffic import Traffic
 from slurmdl.train import init
 from slurmdl.train.library.checkpoint_restore import export_model
 from slurmdl.train.library.run import Run
@@ -32,20 +28,6 @@ torch.set_num_threads(1)
 STEPS, LR, MOMENTUM = 12, 0.1, 0.9
 ZONES = ["aabb", "abab", "aaab", "aabbc", "aaabb", "abc"]
 PLACES = "export SLURMD_NODENAME=n$R SLURM_TOPOLOGY_ADDR=z$((R / 2)).n$R SLURM_TOPOLOGY_ADDR_PATTERN=switch.node"
-
-
-def on_zones(zones: str, config: StrategyConfig, program: Callable[[Run], Any], nodes: str = "",
-             **options: Any) -> list[Any]:
-    """Run `program` on one virtual rank per letter of `zones`, on nodes of their own or those of `nodes`."""
-    def rank(transport: virtual.VirtualTransport) -> Any:
-        own = transport.rank
-        environ = {"SLURMD_NODENAME": nodes[own] if nodes else f"n{own}", "SLURM_TOPOLOGY_ADDR": f"{zones[own]}.n",
-                   "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"}
-        run = init(config, environ=environ, transport=transport, **options)
-        result = program(run)
-        run.close()
-        return result
-    return virtual.run_virtual_ranks(len(zones), rank)
 
 
 def make_model() -> Any:
@@ -263,29 +245,6 @@ def test_an_exchange_sends_one_model_from_each_of_two_islands(zones: str) -> Non
         assert sum(results[rank][0] for rank in island) == STEPS // 5 * 4 * flat(make_model()).numel()
 
 
-@pytest.mark.parametrize("config", [
-    StrategyConfig("local-sgd", islands="zone"), StrategyConfig("gossip", "base-2", islands="zone")],
-    ids=lambda config: str(config.strategy))
-def test_bytes_are_those_of_the_placement_model(config: StrategyConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "STEPS", 32)
-
-    def program(run: Run) -> dict[str, int]:
-        models_of_run(run)
-        return dict(run.p2p.bytes_sent)
-
-    zones = "aaabb"
-    sent = on_zones(zones, config, program)
-    topology = two_level(["n0", "n1", "n2"], ["n3", "n4"])
-    network = network_links([f"n{rank}" for rank in range(5)], topology, SCORES)
-    traffic = Traffic(config.strategy or "", 4.0 * flat(make_model()).numel(), pattern=config.comm_pattern or "",
-                      islands="zone")
-    cost = predict_cost(traffic.phases(5, network.leaf), network, np.arange(5))
-    inter_zone = sum(levels["inter_zone"] for levels in sent) / STEPS
-    assert inter_zone == pytest.approx(cost.inter_zone_bytes, rel=1e-6)
-    intra_zone = sum(levels["intra_zone"] for levels in sent) / STEPS
-    assert intra_zone == pytest.approx(cost.inter_node_bytes - cost.inter_zone_bytes, rel=0.01)
-
-
 @pytest.mark.parametrize("strategy", ["local-sgd", "gossip"])
 def test_load_balance_between_islands(strategy: str) -> None:
     """An island's step uses the mean over its samples, and its model weighs as much as its samples."""
@@ -437,7 +396,7 @@ def test_state_of_a_piece_is_joined_from_others() -> None:
     ("--strategy gossip --async", ("--islands zone", "no --islands")),
     ("--strategy gossip --shared-memory", ("--shared-memory: not valid with --islands zone",)),
     ("--preset noloco --islands zone --async", ("--outer-lr: not valid with strategy gossip", "without --async")),
-    ("--strategy allreduce --outer-momentum 0.5", ("--outer-momentum", "expected local-sgd or gossip"))])
+    ("--strategy allreduce --outer-momentum 0.5", ("--outer-momentum", "expected local-sgd, or gossip"))])
 def test_invalid_combination_is_rejected(words: str, facts: tuple[str, ...]) -> None:
     with pytest.raises(InvalidOptionsError) as caught:
         summary(f"{words} --virtual-ranks 4 --virtual-zones A:2,B:2")

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from mpi import mpirun, needs_mpi
+from strategy_harness import run_server_rank, server_context
 
 from slurmdl.comm_layout import SHARD_BLOCK, split_by_speed
 from slurmdl.train import init
-from slurmdl.train.comm_thread import CommThread
-from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.strategies import STRATEGIES, StrategyContext, parameter_server
+from slurmdl.train.strategies import STRATEGIES, parameter_server
 from slurmdl.train.strategies.parameter_server import (
     AsyncPSServer,
     ShardAssignment,
@@ -38,26 +34,6 @@ SIZE, LR = 40, 0.5
 torch.set_num_threads(1)
 
 
-class RecordingSGD:
-    """Gradient descent with the sum of all gradients as state; a ShardOptimizer."""
-
-    def __init__(self, parameters: Any, gradients: Any) -> None:
-        self._parameters, self._gradients = parameters, gradients
-        self.learning_rates: list[float] = []
-        self.gradient_sum = np.zeros_like(gradients)
-
-    def __call__(self, hyperparameters: Any) -> None:
-        self.learning_rates.append(float(hyperparameters[1]))
-        self.gradient_sum += self._gradients
-        self._parameters -= np.float32(hyperparameters[1]) * self._gradients
-
-    def state_bytes(self) -> Any:
-        return np.frombuffer(self.gradient_sum.tobytes(), np.uint8)
-
-    def load_state_bytes(self, state: Any) -> None:
-        self.gradient_sum[:] = state.view(np.float32)
-
-
 @pytest.mark.parametrize("count", [1, 2, 7, 16])
 def test_mean_into_allocates_no_memory(count: int) -> None:
     """The mean is bitwise equal to numpy's, which stacks all vectors first."""
@@ -73,43 +49,11 @@ def test_mean_into_allocates_no_memory(count: int) -> None:
     assert np.array_equal(out, np.mean(vectors, axis=0))
 
 
-def make_context(transport: VirtualTransport, config: StrategyConfig, servers: int,
-                 costs: dict[str, float] | None = None, zones: Sequence[str] = (), nodes: Sequence[str] = (),
-                 size: int = SIZE) -> StrategyContext:
-    ranks = tuple(range(transport.size))
-    parameters, gradients = np.ones(size, np.float32), np.zeros(size, np.float32)
-    return StrategyContext(MeteredP2P(transport, ("intra_zone",) * transport.size), CommThread(False),
-                           ranks[servers:], ranks[:servers], parameters, gradients, (size,), config, 1,
-                           tuple(nodes) or ("",) * transport.size, tuple(zones) or ("",) * transport.size,
-                           costs or {},
-                           lambda: LR, lambda part: RecordingSGD(parameters[part], gradients[part]),
-                           lambda: np.array([0.9, LR]), (1,))
-
-
 def run_ps(config: StrategyConfig, servers: int, work: Sequence[Sequence[float]], gradient: Callable[[int, Any], Any],
-           on_step: Callable[[int, int], None] = lambda worker, step: None) -> list[tuple[Any, Any, float]]:
-    """Run workers that compute `work[worker][step]` seconds per step.
-
-    Returns:
-        For each rank its parameters, its strategy, and its end time.
-    """
-    def program(transport: VirtualTransport) -> tuple[Any, Any, float]:
-        ctx = make_context(transport, config, servers)
-        strategy = STRATEGIES["ps"](ctx)
-        if transport.rank < servers:
-            step = 0
-            while strategy.serve_step(step):
-                step += 1
-        else:
-            worker = transport.rank - servers
-            for step, seconds in enumerate(work[worker]):
-                on_step(worker, step)
-                transport.emulate_compute(seconds)
-                ctx.gradients[:] = gradient(worker, ctx.parameters)
-                strategy.before_optimizer_step(step)
-        strategy.finish()
-        return ctx.parameters, strategy, transport.clock
-    return virtual.run_virtual_ranks(servers + len(work), program)
+           on_step: Callable[[int, int], None] = lambda worker, step: None) -> list[tuple[Any, Any]]:
+    """Run workers that compute `work[worker][step]` seconds per step; parameters and strategy of each rank."""
+    return virtual.run_virtual_ranks(servers + len(work), lambda transport: run_server_rank(
+        transport, config, servers, [*[()] * servers, *work][transport.rank], gradient, on_step))
 
 
 ASYNC = StrategyConfig("ps", "shards", asynchronous=True)
@@ -129,14 +73,14 @@ def test_synchronous_ps_applies_the_mean_gradient() -> None:
     model = 1.0
     for _ in range(3):
         model -= LR * 1.5 * model
-    for parameters, _, _ in results:
+    for parameters, _ in results:
         assert parameters == pytest.approx(np.full(SIZE, model, np.float32), rel=1e-5)
 
 
 def test_async_ps_damps_stale_gradients() -> None:
     """One worker pushes at 1, 2, 3, 4; the other at 2.5, after two updates since it pulled."""
     server, *_ = run_ps(ASYNC, 1, [[1.0] * 4, [2.5]], lambda worker, model: np.full(SIZE, 1.0 + worker))
-    parameters, strategy, _ = server
+    parameters, strategy = server
     assert strategy._owned[0].optimizer.learning_rates == pytest.approx([LR, LR, LR / 3, LR / 2, LR])
     assert parameters == pytest.approx(np.full(SIZE, 1 - LR * (1 + 1 + 2 / 3 + 1 / 2 + 1), np.float32), rel=1e-5)
 
@@ -147,7 +91,7 @@ def test_async_ps_unequal_steps_end_with_one_model(servers: int) -> None:
     results = run_ps(ASYNC, servers, work, lambda worker, model: 0.05 * model)
     model = results[servers][0]
     assert model.max() < 0.9
-    for parameters, _, _ in results[servers:]:
+    for parameters, _ in results[servers:]:
         assert (parameters == model).all()
     for server, part in enumerate(split_by_speed(SIZE, [1.0] * servers)):
         assert (results[server][0][part] == model[part]).all()
@@ -178,7 +122,7 @@ def test_shard_backups_continue_as_the_originals(config: StrategyConfig, monkeyp
         assert (backup.optimizer_state == state).all()
 
     def program(transport: VirtualTransport) -> None:
-        ctx = make_context(transport, config, 1)
+        ctx = server_context(transport, config, 1)
         optimizer = promote_backup(backup, ctx)
         assert (ctx.parameters[backup.part] == backup.parameters).all()
         ctx.gradients[backup.part] = 2
@@ -202,7 +146,7 @@ def test_server_with_two_shards_equals_two_servers(config: StrategyConfig) -> No
     """A worker pushes to two servers, and in another run to one server with both shards."""
     def program(assignments: Sequence[ShardAssignment]) -> Callable[[VirtualTransport], Any]:
         def run_rank(transport: VirtualTransport) -> Any:
-            ctx = make_context(transport, config, len({shard.server for shard in assignments}))
+            ctx = server_context(transport, config, len({shard.server for shard in assignments}))
             strategy = type(STRATEGIES["ps"](ctx))(ctx, assignments)
             if transport.rank in ctx.servers:
                 while strategy.serve_step(0):
@@ -227,7 +171,7 @@ def test_shard_backups_count_as_bytes_sent() -> None:
     """Two servers, each with half of the model and of the optimizer state; one backup per 100 steps."""
     results = run_ps(StrategyConfig("ps", "shards"), 2, [[1.0] * 100], lambda worker, model: model)
     pulled, header = 100 * SIZE // 2 * 4, 8 * parameter_server._NUM_HEADER_FIELDS
-    for _, strategy, _ in results[:2]:
+    for _, strategy in results[:2]:
         assert sum(strategy._ctx.p2p.bytes_sent.values()) == pulled + header + 2 * (SIZE // 2) * 4
 
 
@@ -329,9 +273,9 @@ def test_split_by_speed_is_proportional(size: int, speeds: list[float]) -> None:
 def test_assign_shards_slow_link_gets_less() -> None:
     def program(transport: VirtualTransport) -> list[int]:
         costs = {"a|a": 1e-9, "a|b": 3e-9, "b|b": 1e-9}
-        parts = assign_shards(make_context(transport, ASYNC, 2, costs, "abaa", "wxyz", 4000))
-        same_node = assign_shards(make_context(transport, ASYNC, 3, costs, "aaaa", "wwxz", 4000))
-        unknown = assign_shards(make_context(transport, ASYNC, 2, {"a|a": 1e-9}, "abaa", "wxyz", 4000))
+        parts = assign_shards(server_context(transport, ASYNC, 2, costs, "abaa", "wxyz", 4000))
+        same_node = assign_shards(server_context(transport, ASYNC, 3, costs, "aaaa", "wwxz", 4000))
+        unknown = assign_shards(server_context(transport, ASYNC, 2, {"a|a": 1e-9}, "abaa", "wxyz", 4000))
         return [[part.stop - part.start for part in slices] for slices in (parts, same_node, unknown)]
     assert virtual.run_virtual_ranks(4, program)[0] == [[3000, 1000], [1000, 1000, 2000], [2000, 2000]]
 
@@ -340,20 +284,9 @@ def test_traffic_locality_of_unequal_shards() -> None:
     """Servers 0 and 1 hold three quarters and one quarter of the model; workers are 2 and 3."""
     def program(transport: VirtualTransport) -> list[tuple[float, float]]:
         shards = [ShardAssignment(0, slice(0, 300)), ShardAssignment(1, slice(300, 400))]
-        return [traffic_locality(make_context(transport, ASYNC, 2, None, zones, nodes, 400), shards)
+        return [traffic_locality(server_context(transport, ASYNC, 2, None, zones, nodes, 400), shards)
                 for zones, nodes in (("aaaa", "wxww"), ("abab", "wxyz"), (("",) * 4, "wxwx"))]
     assert virtual.run_virtual_ranks(4, program)[0] == [(0.75, 1.0), (0.0, 0.5), (0.5, 0.5)]
-
-
-@needs_mpi
-def test_async_ps_over_mpi_makes_no_collective_call() -> None:
-    """Workers with random delays and unequal numbers of steps."""
-    proc = mpirun(5, str(Path(__file__).with_name("mpi_programs") / "parameter_server.py"))
-    assert proc.returncode == 0, proc.stderr
-    result = json.loads(proc.stdout)
-    assert result["collectives"] == []
-    assert result["identical"]
-    assert result["change"] == pytest.approx(result["expected"], rel=1e-4)
 
 
 def test_make_parameter_server_selects_server_type() -> None:

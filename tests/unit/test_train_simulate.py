@@ -1,4 +1,4 @@
-"""Simulated runs: reproducible, and timed by a virtual clock (equal to MPI runs: test_train_strategies.py)."""
+"""Simulated runs: reproducible, and timed by a virtual clock (equal to MPI runs: test_train_transports.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from slurmdl.errors import InvalidRunError, TrainError, UsageError
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train
-from slurmdl.train.transports.virtual import Link, QueueingNetwork
 
 
 @pytest.fixture(autouse=True)
@@ -97,19 +96,3 @@ def test_error_names_virtual_rank_unless_all_ranks_raise_it() -> None:
 def test_options_invalid_or_conflicting_raise(arguments: str) -> None:
     with pytest.raises(UsageError):
         parse_train_options(arguments.split(), {})
-
-
-def test_link_carries_one_message_at_a_time() -> None:
-    links = QueueingNetwork(["n0", "n1", "n2", "n3"], ["A", "A", "B", "B"], {
-                            "inter_zone": Link(100.0, 1.0), "intra_zone": Link(1000.0)})
-    assert links.arrival(0, 2, 100, 5.0) == (6.0, 7.0)
-    assert links.arrival(1, 3, 100, 5.0) == (7.0, 8.0), "the zone's uplink was busy"
-    assert links.arrival(2, 0, 100, 5.0) == (6.0, 7.0), "the other direction was idle"
-    assert links.arrival(0, 1, 100, 5.0) == (5.1, 5.1)
-    assert links.arrival(2, 3, 100, 5.0) == (5.1, 5.1)
-
-
-def test_receiver_link_serializes_messages_of_two_zones() -> None:
-    links = QueueingNetwork(["n0", "n1", "n2"], ["A", "B", "C"], {"inter_zone": Link(100.0)})
-    assert links.arrival(0, 2, 100, 0.0) == (1.0, 1.0)
-    assert links.arrival(1, 2, 100, 0.0) == (1.0, 2.0)
