@@ -1,7 +1,9 @@
 """Binding of a job to nodes: options of each mode, zones, and the comparison with Slurm's own choice."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -10,25 +12,28 @@ from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition, Reservati
 from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
 from slurmdl.launch import binding, sbatch, submission, submission_record, zone_options
-from slurmdl.launch.binding import PredictedStart
+from slurmdl.launch.binding import Binding, PredictedStart
 from slurmdl.launch.cluster_state import ClusterState
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.slurm.output import split_output
 from slurmdl.topology import scontrol_topology
 from slurmdl.topology.source import ZoneDecl, build_topology
 
+NOT_QUERIED = PredictedStart(failure="Slurm is not queried")
 PLAIN = b"#!/bin/sh\n"
 SCRIPT = b"#!/bin/sh\n#SBATCH -N 2 --ntasks-per-node=2\nslurmdl srun true\n"
 
 
-def cluster(zones: int = 3, busy: str = "", features: bool = True) -> ClusterState:
+def cluster(zones: int = 3, busy: str = "", features: bool = True,
+            extra: Mapping[str, str] = MappingProxyType({})) -> ClusterState:
     """Three nodes per zone, round robin: n1 in z1, n2 in z2, ..."""
     names = [f"n{i}" for i in range(1, 3 * zones + 1)]
     zone = {name: f"z{i % zones + 1}" for i, name in enumerate(names)}
     lines = [f"SwitchName={z} Nodes={','.join(n for n in names if zone[n] == z)}" for z in sorted(set(zone.values()))]
     nodes = tuple(Node(name, ("ALLOCATED",) if name in busy.split(",") else ("IDLE",), cpus=4,
                        cpus_unallocated=0 if name in busy.split(",") else 4, memory=1000, memory_unallocated=1000,
-                       features=(zone[name], "big") if features else ("big",), partitions=("main",))
+                       features=((zone[name],) if features else ()) + ("big", extra.get(name, "big")),
+                       partitions=("main",))
                   for name in names)
     text = "\n".join([*lines, f"SwitchName=top Switches=z[1-{zones}]"])
     return ClusterState(ClusterSnapshot.from_nodes(nodes, (Partition("main", True),)),
@@ -40,74 +45,125 @@ def parse(*argv: str, script: bytes = SCRIPT, program: str = "") -> submission.S
     return submission.parse_submission(call, {})
 
 
+def decide(argv: str, state: ClusterState, *, script: bytes = SCRIPT, start: PredictedStart = NOT_QUERIED,
+           inside_job: bool = False, questions: list[tuple[str, ...]] | None = None) -> Binding:
+    """Bind a job; Slurm's prediction is `start`, and `questions` gets the options of each."""
+    def predict_start(options):
+        if questions is not None:
+            questions.append(tuple(options))
+        return start
+
+    return binding.decide_binding(parse(*argv.split(), script=script), state, None, inside_job=inside_job,
+                                  predict_start=predict_start)
+
+
+#: all but n9 run jobs
+BUSY = "n1,n2,n3,n4,n5,n6,n7,n8"
+MESH = "--dl-mesh=dp=2,tp=2"
+
+
 @pytest.mark.parametrize("case", [
-    ([], cluster(), ["--prefer=z1"], ""),
-    ([], cluster(busy="n1,n4"), ["--prefer=z2"], ""),
-    (["-C", "big"], cluster(), ["--prefer=big&z1"], ""),
-    (["-C", "[small|big]", "--no-requeue"], cluster(), ["--nodelist=n[1,4]"], ""),
-    (["--hint=nomultithread", "--no-requeue"], cluster(), [], "--hint is not modelled, and Slurm is not queried"),
-    (["-C", "(big)&z2"], cluster(), [], "a preference cannot include --constraint=(big)&z2"),
-    (["-N", "5"], cluster(), ["--prefer=[z1*3&z2*2]"], "", PLAIN),
-    (["-N", "5", "-C", "big"], cluster(), ["--prefer=[(big&z1)*3&(big&z2)*2]"], "", PLAIN),
-    (["-N", "7"], cluster(), ["--prefer=[z1*3&z2*3&z3*1]"], "", PLAIN),
-    (["-N", "4", "-c3"], cluster(), ["--prefer=[z1*3&z2*1]"], "", PLAIN),
+    ("", cluster(), "--prefer=z1", ""),
+    ("", cluster(busy="n1,n4"), "--prefer=z2", ""),
+    ("-C big", cluster(), "--prefer=big&z1", ""),
+    ("-C [small|big] --no-requeue", cluster(), "--nodelist=n[1,4]", ""),
+    ("--hint=nomultithread --no-requeue", cluster(), "", "--hint is not modelled, and Slurm is not queried"),
+    ("-C (big)&z2", cluster(), "", "a preference cannot include --constraint=(big)&z2"),
+    ("-N 5", cluster(), "--prefer=[z1*3&z2*2]", "", PLAIN),
+    ("-N 5 -C big", cluster(), "--prefer=[(big&z1)*3&(big&z2)*2]", "", PLAIN),
+    ("-N 7", cluster(), "--prefer=[z1*3&z2*3&z3*1]", "", PLAIN),
+    ("-N 4 -c3", cluster(), "--prefer=[z1*3&z2*1]", "", PLAIN),
     # Slurm may ignore numbers of nodes per zone: any division is as good, or there is only one
-    (["-N", "5"], cluster(), ["--prefer=z1|z2"], ""),
-    (["-N", "5", "-n", "5"], cluster(), ["--prefer=z1|z2"], "", PLAIN),
-    (["-N", "4", "-n", "4", "--dl-mesh=dp=2,tp=2"], cluster(busy="n1,n2,n3,n6,n9"), ["--prefer=z1|z2"], "", PLAIN),
-    (["-N", "4", "-n", "4", "--dl-mesh=dp=2,tp=2"], cluster(), [], "with -n and no --ntasks-per-node", PLAIN),
-    (["-N", "4", "-c4", "--dl-mesh=dp=2,tp=2"], cluster(), [], "because z1 alone could not hold the job", PLAIN),
-    (["-N", "4", "--dl-mesh=dp=4,tp=2"], cluster(), [], "because z1 alone could not hold the job"),
-    (["-N", "7"], cluster(), [], "because z1 alone could not hold the job"),
-    ([], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), [], "would fit, but not now"),
-    (["--hold"], cluster(), [], "--hold decides when the job starts"),
-    (["--tmp=1G"], cluster(), [], "--tmp is not modelled"),
-    ([], cluster(features=False), [], "no node list is bound because the job may be requeued; "
-     "add --no-requeue to allow a node list"),
-    (["--no-requeue"], cluster(features=False), ["--nodelist=n[1,4]"], ""),
-    (["--no-requeue", "-Q"], cluster(features=False), [], "-Q hides the job ID"),
-    (["--dl-node-binding=nodelist"], cluster(), ["--nodelist=n[1,4]"], ""),
-    (["--dl-node-binding=nodelist"], cluster(busy="n1,n2,n3,n4,n5,n6,n7,n8"), ["--nodelist=n[1,4]"], ""),
-    (["--dl-node-binding=zone"], cluster(), ["--constraint=z1"], ""),
-    (["--dl-node-binding=zone", "-C", "big"], cluster(), ["--constraint=big&z1"], ""),
-    (["--dl-node-binding=zone", "--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--constraint=z2|z3"], ""),
-    (["--dl-node-binding=zone"], cluster(features=False), ["--switches=1"], ""),
+    ("-N 5", cluster(), "--prefer=z1|z2", ""),
+    ("-N 5 -n 5", cluster(), "--prefer=z1|z2", "", PLAIN),
+    (f"-N 4 -n 4 {MESH}", cluster(busy="n1,n2,n3,n6,n9"), "--prefer=z1|z2", "", PLAIN),
+    (f"-N 4 -n 4 {MESH}", cluster(), "", "with -n and no --ntasks-per-node", PLAIN),
+    (f"-N 4 -c4 {MESH}", cluster(), "", "because z1 alone could not hold the job", PLAIN),
+    ("-N 4 --dl-mesh=dp=4,tp=2", cluster(), "", "because z1 alone could not hold the job"),
+    ("-N 7", cluster(), "", "because z1 alone could not hold the job"),
+    ("", cluster(busy=BUSY), "", "would fit, but not now"),
+    ("--hold", cluster(), "", "--hold decides when the job starts"),
+    ("--tmp=1G", cluster(), "", "--tmp is not modelled"),
+    ("", cluster(features=False), "", "no node list is bound because the job may be requeued; add --no-requeue to"),
+    ("--no-requeue", cluster(features=False), "--nodelist=n[1,4]", ""),
+    ("--no-requeue -Q", cluster(features=False), "", "-Q hides the job ID"),
+    ("--dl-node-binding=nodelist", cluster(), "--nodelist=n[1,4]", ""),
+    ("--dl-node-binding=nodelist", cluster(busy=BUSY), "--nodelist=n[1,4]", ""),
+    ("--dl-node-binding=zone", cluster(), "--constraint=z1", ""),
+    ("--dl-node-binding=zone -C big", cluster(), "--constraint=big&z1", ""),
+    ("--dl-node-binding=zone -C (big)", cluster(), "--switches=1", ""),
+    ("--dl-node-binding=zone --dl-zone=z2,z3 -C big", cluster(), "--exclude=n[1,4,7] --switches=1", ""),
+    ("--dl-node-binding=zone --dl-zone=z2,z3", cluster(), "--exclude=n[1,4,7] --constraint=z2|z3", ""),
+    ("--dl-node-binding=zone", cluster(features=False), "--switches=1", ""),
+    # one of the nodes has features of two zones: by these, Slurm could choose other nodes
+    ("", cluster(extra={"n2": "z1"}), "", "no node feature identifies it"),
+    # a node more for each eight or part of eight; the script has --ntasks-per-node=2
+    ("--dl-node-binding=late", cluster(), "--nodes=2-3", ""),
+    ("--dl-node-binding=late -n 4", cluster(), "--nodes=2-3 --ntasks=4 --ntasks-per-node=2", ""),
+    ("--dl-node-binding=late -n 2", cluster(), "--nodes=2-3 --ntasks=3 --ntasks-per-node=2", ""),
+    ("--dl-node-binding=late -N 8", cluster(), "--nodes=8-9", ""),
+    ("--dl-node-binding=late -N 9", cluster(), "--nodes=9-11", ""),
+    ("--dl-node-binding=late --hold", cluster(), "--nodes=2-3", ""),
+    ("--dl-node-binding=late -N 2-3", cluster(), "", "not certain"),
+    ("--dl-node-binding=late --wrap=srun", cluster(), "", "no `slurmdl srun`"),
+    ("--dl-node-binding=late --tmp=1G", cluster(), "", "--tmp"),
+    ("--dl-node-binding=late --array=1-2", cluster(), "", "array"),
 ])
 def test_binding_options_of_each_mode(case):
     argv, state, options, reason, *script = case
-    bound = sbatch.decide_with_slurm(parse(*argv, script=script[0] if script else SCRIPT), state)
-    assert list(bound.options) == options
+    bound = decide(argv, state, script=script[0] if script else SCRIPT)
+    assert " ".join(bound.options) == options
     assert reason in bound.reason
     assert bool(bound.reason) != bool(options)
+
+
+@pytest.mark.parametrize(("argv", "features", "field"), [
+    ("--no-requeue", False, "ReqNodeList"), ("", True, "Prefer"), ("--no-requeue --test-only", False, ""),
+    ("-Q", True, ""), ("--dl-node-binding=nodelist", False, "")])
+def test_only_automatic_binding_is_reverted(argv, features, field):
+    assert decide(argv, cluster(features=features)).revert_field == field
+
+
+def test_no_nodelist_is_bound_inside_a_job():
+    bound = decide("--no-requeue", cluster(features=False), inside_job=True)
+    assert not bound.options and "runs in a job" in bound.reason
+
+
+@pytest.mark.parametrize(("argv", "tasks"), [("", None), ("-n 4", 4)])
+def test_late_binding_passes_the_requested_size_to_the_job(argv, tasks):
+    job = parse("--dl-node-binding=late", *argv.split())
+    command = decide(f"--dl-node-binding=late {argv}", cluster()).submit_command(job, {})
+    record = submission_record.parse_record(command.env[submission_record.ENV_VARIABLE])
+    assert record.requested_size == submission_record.RequestedSize(2, tasks, 2)
 
 
 Z3 = "--exclude=n[1-2,4-5,7-8]"
 
 
 @pytest.mark.parametrize(("argv", "state", "options", "reason"), [
-    (["--dl-zone=z3"], cluster(), [Z3], ""),
-    (["--dl-zone=z3", "--no-requeue"], cluster(features=False), [Z3], ""),
-    (["--dl-zone=z2,z3"], cluster(), ["--exclude=n[1,4,7]", "--prefer=z2"], ""),
-    (["--dl-zone=z2,z3", "-C", "[big|small]"], cluster(), ["--exclude=n[1,4,7]"], "a preference cannot include"),
-    (["--dl-zone=z3", "-x", "n3,n1"], cluster(), ["--exclude=n[1-5,7-8]"], ""),
-    (["--dl-zone=top"], cluster(), ["--prefer=z1"], ""),
-    (["--dl-zone=z3", "-N", "4"], cluster(), [Z3], "no zone has 4 fitting nodes"),
-    (["--dl-zone=z3"], cluster(busy="n3,n6"), [Z3], "would fit, but not now"),
-    (["--dl-zone=z3", "--array=1-2"], cluster(), [Z3], "job array"),
-    (["--dl-zone=z3", "--contiguous"], cluster(), [Z3], "--contiguous"),
-    (["--dl-zone=z3", "--hold"], cluster(), [Z3], "--hold"),
-    (["--dl-zone=z3", "--dl-node-binding=nodelist"], cluster(), [Z3, "--nodelist=n[3,6]"], ""),
-    (["--dl-zone=z3", "--dl-node-binding=zone"], cluster(features=False), [Z3, "--switches=1"], ""),
-    (["--dl-zone=z3", "--dl-node-binding=late"], cluster(), [Z3, "--nodes=2-3"], ""),
-    (["--dl-zone=z3", "-w", "n1"], cluster(), [], "--dl-zone=z3 is not applied: -w is given"),
-    (["--dl-zone=z3", "-M", "other"], cluster(), [], "--dl-zone=z3 is not applied: -M is given"),
-    (["--dl-zone=z3", "-m", "arbitrary"], cluster(), [], "is not applied: --distribution=arbitrary"),
-    (["--dl-zone=z3", "-x", "./nodes"], cluster(), [], "is not applied: the node list file ./nodes is not supported"),
-    (["--dl-zone=z3", "-N1", ":", "-N1"], cluster(), [], "is not applied: a heterogeneous job"),
+    ("--dl-zone=z3", cluster(), Z3, ""),
+    ("--dl-zone=z3 --no-requeue", cluster(features=False), Z3, ""),
+    ("--dl-zone=z2,z3", cluster(), "--exclude=n[1,4,7] --prefer=z2", ""),
+    ("--dl-zone=z2,z3 -C [big|small]", cluster(), "--exclude=n[1,4,7]", "a preference cannot include"),
+    ("--dl-zone=z3 -x n3,n1", cluster(), "--exclude=n[1-5,7-8]", ""),
+    ("--dl-zone=top", cluster(), "--prefer=z1", ""),
+    ("--dl-zone=z3 -N 4", cluster(), Z3, "no zone has 4 fitting nodes"),
+    ("--dl-zone=z3", cluster(busy="n3,n6"), Z3, "would fit, but not now"),
+    ("--dl-zone=z3 --array=1-2", cluster(), Z3, "job array"),
+    ("--dl-zone=z3 --contiguous", cluster(), Z3, "--contiguous"),
+    ("--dl-zone=z3 --hold", cluster(), Z3, "--hold"),
+    ("--dl-zone=z3 --dl-node-binding=nodelist", cluster(), f"{Z3} --nodelist=n[3,6]", ""),
+    ("--dl-zone=z3 --dl-node-binding=zone", cluster(features=False), f"{Z3} --switches=1", ""),
+    ("--dl-zone=z3 --dl-node-binding=late", cluster(), f"{Z3} --nodes=2-3", ""),
+    ("--dl-zone=z3 -w n1", cluster(), "", "--dl-zone=z3 is not applied: -w is given"),
+    ("--dl-zone=z3 -M other", cluster(), "", "--dl-zone=z3 is not applied: -M is given"),
+    ("--dl-zone=z3 -m arbitrary", cluster(), "", "is not applied: --distribution=arbitrary"),
+    ("--dl-zone=z3 -x ./nodes", cluster(), "", "is not applied: the node list file ./nodes is not supported"),
+    ("--dl-zone=z3 -N1 : -N1", cluster(), "", "is not applied: a heterogeneous job"),
 ])
 def test_named_zone_excludes_all_other_nodes(argv, state, options, reason):
-    bound = sbatch.decide_with_slurm(parse(*argv), state)
-    assert list(bound.options) == options
+    bound = decide(argv, state)
+    assert " ".join(bound.options) == options
     assert reason in bound.reason and bool(reason) == bool(bound.reason)
 
 
@@ -121,23 +177,21 @@ def blocks_state(*sizes: int, base: int = 4) -> ClusterState:
 
 
 @pytest.mark.parametrize(("argv", "sizes", "answer", "options"), [
-    (["-N8", "--dl-mesh=dp=2,tp=4"], (4, 4), "", ["--segment=4"]),
-    (["-N12", "--dl-mesh=dp=3,tp=4", "--dl-bytes=tp=1G,dp=1M"], (6, 5, 4), "", ["--segment=4"]),
-    (["-N6"], (6, 5), "", ["--segment=3"]),  # one block, whose base size is 4
-    (["-N8", "--segment=2"], (4, 4), "", None),  # the user's own
-    (["-N8"], (4, 4), "Slurm rejects it: unrecognized option '--segment'", None),
-    (["-N8"], (4, 4), "sbatch: error", ["--segment=4"])])
+    ("-N8 --dl-mesh=dp=2,tp=4", (4, 4), "", "--segment=4"),
+    ("-N12 --dl-mesh=dp=3,tp=4 --dl-bytes=tp=1G,dp=1M", (6, 5, 4), "", "--segment=4"),
+    ("-N6", (6, 5), "", "--segment=3"),  # one block, whose base size is 4
+    ("-N8 --segment=2", (4, 4), "", ""),  # the user's own
+    ("-N8", (4, 4), "Slurm rejects it: unrecognized option '--segment'", ""),
+    ("-N8", (4, 4), "sbatch: error", "--segment=4")])
 def test_zone_binding_adds_segments(argv, sizes, answer, options):
-    job = parse("--dl-node-binding=zone", *argv, script=b"#!/bin/sh\n")
+    def bind():
+        return decide(f"--dl-node-binding=zone {argv}", blocks_state(*sizes), script=PLAIN,
+                      start=PredictedStart(failure=answer))
 
-    def decide():
-        return binding.decide_binding(job, blocks_state(*sizes), None, inside_job=False,
-                                      predict_start=lambda _: PredictedStart(failure=answer))
-
-    if options is None:
-        assert decide().reason.startswith("--dl-node-binding=zone: no node features identify the zones")
+    if options:
+        assert " ".join(bind().options) == options
     else:
-        assert list(decide().options) == options
+        assert bind().reason.startswith("--dl-node-binding=zone: no node features identify the zones")
 
 
 @pytest.mark.parametrize(("failure", "options"), [
@@ -164,7 +218,7 @@ def test_node_list_with_several_segments_needs_the_answer_of_slurm(failure, opti
     (PredictedStart(("n2", "n99")), ["--prefer=z1"]),  # unknown to placement
     (PredictedStart(failure="sbatch does not answer"), ["--prefer=z1"])])
 def test_automatic_binding_needs_nodes_better_than_those_of_slurm(start, options):
-    bound = binding.decide_binding(parse(), cluster(), None, inside_job=False, predict_start=lambda _: start)
+    bound = decide("", cluster(), start=start)
     assert list(bound.options) == options
     assert not bound.reason  # --dl-strict accepts both
     assert bound.placement.nodes == (("n1", "n4") if options else start.nodes)
@@ -174,15 +228,14 @@ def test_automatic_binding_needs_nodes_better_than_those_of_slurm(start, options
 
 
 @pytest.mark.parametrize(("argv", "start", "options", "text"), [
-    ([], ("n1", "n4"), [], "Slurm may choose slower nodes of z1; no node list is bound because the job may be"),
-    (["--no-requeue"], ("n1", "n4"), ["--nodelist=n[4,7]"], "which takes 6.24 times"),
-    ([], ("n2", "n3"), ["--prefer=z1"], "(Slurm may choose nodes of these zones on which the job takes")])
+    ("", ("n1", "n4"), [], "Slurm may choose slower nodes of z1; no node list is bound because the job may be"),
+    ("--no-requeue", ("n1", "n4"), ["--nodelist=n[4,7]"], "which takes 6.24 times"),
+    ("", ("n2", "n3"), ["--prefer=z1"], "(Slurm may choose nodes of these zones on which the job takes")])
 def test_a_preference_promises_no_more_than_its_worst_nodes(argv, start, options, text):
     """One node of each zone has a slow link, those of z2 and z3 a slower one."""
     slow = {name: LinkScore(throughput=throughput) for name, throughput in (("n1", 2e8), ("n2", 1e8), ("n3", 1e8))}
     state = replace(cluster(), scores=LinkScores(nodes=slow))
-    bound = binding.decide_binding(parse(*argv), state, None, inside_job=False,
-                                      predict_start=lambda _: PredictedStart(start))
+    bound = decide(argv, state, start=PredictedStart(start))
     assert list(bound.options) == options
     assert text in bound.summary(DlOptions())
     if options[:1] == ["--prefer=z1"]:
@@ -191,35 +244,15 @@ def test_a_preference_promises_no_more_than_its_worst_nodes(argv, start, options
         assert (bound.promise.ranks, bound.promise.zones) == (4, "z1 x2")
 
 
-@pytest.mark.parametrize("argv", [
-    ["--dl-zone=z2,z3"],  # the choice of Slurm
-    ["--dl-zone=z2,z3", "--no-requeue", "--tmp=1G"],  # and whether the job starts on the chosen nodes
-    ["--dl-zone=z2,z3", "--dl-node-binding=nodelist"]])  # no question
-def test_every_question_to_slurm_excludes_the_nodes_outside_the_zones(argv):
-    questions = []
-
-    def predict_start(options):
-        questions.append(options)
-        return PredictedStart(("n2", "n3"))
-
-    binding.decide_binding(parse(*argv), cluster(), None, inside_job=False, predict_start=predict_start)
-    assert len(questions) == (0 if "nodelist" in argv[-1] else 2 if len(argv) == 3 else 1)
+@pytest.mark.parametrize(("argv", "count"), [
+    ("--dl-zone=z2,z3", 1),  # the choice of Slurm
+    ("--dl-zone=z2,z3 --no-requeue --tmp=1G", 2),  # and whether the job starts on the chosen nodes
+    ("--dl-zone=z2,z3 --dl-node-binding=nodelist", 0)])
+def test_every_question_to_slurm_excludes_the_nodes_outside_the_zones(argv, count):
+    questions: list[tuple[str, ...]] = []
+    decide(argv, cluster(), start=PredictedStart(("n2", "n3")), questions=questions)
+    assert len(questions) == count
     assert all(options[0] == "--exclude=n[1,4,7]" for options in questions)
-
-
-def test_zone_features_looks_up_each_node_once(monkeypatch):
-    """With zones of one node each, the work is linear in the number of nodes."""
-    names = [f"n{i}" for i in range(60)]
-    text = "\n".join([f"SwitchName=z{i} Nodes=n{i}" for i in range(60)] + ["SwitchName=top Switches=z[0-59]"])
-    nodes = [Node(name, ("IDLE",), features=(f"z{i}", "big")) for i, name in enumerate(names)]
-    queried = []
-    topology = scontrol_topology.read_topologies(split_output(text)).get()
-    state = ClusterState(ClusterSnapshot.from_nodes(nodes), topology, LinkScores())
-    path = type(state.topology).path_of
-    monkeypatch.setattr(type(state.topology), "path_of", lambda self, node: queried.append(node) or path(self, node))
-    zones = tuple(f"z{i}" for i in range(60))
-    assert zone_options.exact_zone_features(state, zones) == zones
-    assert len(queried) <= len(names)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -237,58 +270,6 @@ def test_zone_features_are_features_of_exactly_the_nodes(seed):
         exact = [f for f in ("a", "b", "c", "d", "z0") if {n.name for n in nodes if f in n.features} == set(members)]
         expected = ("z0",) if zone == "z0" else tuple(exact[:1])
         assert zone_options.exact_zone_features(state, [zone]) == expected
-
-
-def test_only_automatic_binding_is_reverted():
-    plain = cluster(features=False)
-    assert sbatch.decide_with_slurm(parse("--no-requeue"), plain).revert_field == "ReqNodeList"
-    assert sbatch.decide_with_slurm(parse(), cluster()).revert_field == "Prefer"
-    assert not sbatch.decide_with_slurm(parse("--no-requeue", "--test-only"), plain).revert_field
-    assert not sbatch.decide_with_slurm(parse("-Q"), cluster()).revert_field
-    assert not sbatch.decide_with_slurm(parse("--dl-node-binding=nodelist"), plain).revert_field
-
-
-def test_no_nodelist_is_bound_inside_a_job(monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    bound = sbatch.decide_with_slurm(parse("--no-requeue"), cluster(features=False))
-    assert not bound.options
-    assert "runs in a job" in bound.reason
-
-
-@pytest.mark.parametrize(("argv", "options"), [
-    ([], ["--nodes=2-3"]),  # the script has --ntasks-per-node=2
-    (["-n", "4"], ["--nodes=2-3", "--ntasks=4", "--ntasks-per-node=2"]),
-    (["-n", "2"], ["--nodes=2-3", "--ntasks=3", "--ntasks-per-node=2"]),
-    (["-N", "9"], ["--nodes=9-11"]),
-    (["--hold"], ["--nodes=2-3"]),
-])
-def test_late_binding_requests_a_node_range(argv, options):
-    job = parse("--dl-node-binding=late", *argv)
-    bound = sbatch.decide_with_slurm(job, cluster())
-    assert list(bound.options) == options
-    command = bound.submit_command(job, {})
-    min_nodes = int(options[0].partition("=")[2].partition("-")[0])
-    tasks = int(argv[1]) if argv[:1] == ["-n"] else None
-    record = submission_record.parse_record(command.env[submission_record.ENV_VARIABLE])
-    assert record.requested_size == submission_record.RequestedSize(min_nodes, tasks, 2)
-
-
-@pytest.mark.parametrize(("argv", "reason"), [
-    (["-N", "2-3"], "not certain"), (["--wrap=srun true"], "no `slurmdl srun`"), (["--tmp=1G"], "--tmp"),
-    (["--array=1-2"], "array"),
-])
-def test_late_binding_is_rejected_with_a_reason(argv, reason):
-    bound = sbatch.decide_with_slurm(parse("--dl-node-binding=late", *argv), cluster())
-    assert bound.options == () and re.search(reason, bound.reason)
-
-
-def test_zone_without_an_exact_feature_is_not_preferred():
-    """If the feature had one node more or fewer, Slurm could choose other nodes."""
-    state = cluster()
-    nodes = list(state.cluster.nodes)
-    nodes[1] = replace(nodes[1], features=("z1", "z2"))
-    shared = replace(state, cluster=ClusterSnapshot.from_nodes(tuple(nodes), state.cluster.partitions))
-    assert sbatch.decide_with_slurm(parse(), shared).options == ()
 
 
 @pytest.mark.parametrize("name", ["script", "wrap", "stdin", "export", "ps"])

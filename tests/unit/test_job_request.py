@@ -192,45 +192,38 @@ def test_memory_units(settings, megabytes):
     assert build_request(settings, DlOptions()).memory_per_node_mb == megabytes
 
 
-@pytest.mark.parametrize(("argv", "reason"), [
-    (["-a", "1-3"], "array"), (["-N1", ":", "-N2"], "heterogeneous"), (["-w", "n1"], "-w is given"),
-    (["--prefer=a"], "--prefer"), (["--spread-job"], "--spread-job"), (["-M", "other"], "-M"),
-    (["--container-image", "x.sqsh"], "--container-image is not understood"), (["-Z"], "-Z is not understood"),
-    (["-N", "x"], "--nodes=x is not understood"), (["-m", "arbitrary"], "arbitrary"),
-    (["-x", "n[1-"], "hostlist"), (["/no/such/script"], "cannot be read"),
-    (["-x", "n[1-1000000]"], "a range has at most 65536 names"),
-    (["-w", ",".join(f"n{i}x[1-50000]" for i in range(20))], "more than 262144 names in all"),
-])
-def test_unplaceable_options_give_a_reason(argv, reason):
-    assert reason in read(*argv).request.unplaceable_reason
+#: attribute of the request -> arguments or lines of the script, and a part of the reason
+REASONS = {
+    "unplaceable_reason": [
+        (["-a", "1-3"], "array"), (["-N1", ":", "-N2"], "heterogeneous"), (["-w", "n1"], "-w is given"),
+        (["--prefer=a"], "--prefer"), (["--spread-job"], "--spread-job"), (["-M", "other"], "-M"),
+        (["--container-image", "x.sqsh"], "--container-image is not understood"), (["-Z"], "-Z is not understood"),
+        (["-N", "x"], "--nodes=x is not understood"), (["-m", "arbitrary"], "arbitrary"),
+        (["-x", "n[1-"], "hostlist"), (["/no/such/script"], "cannot be read"),
+        (["-x", "n[1-1000000]"], "a range has at most 65536 names"),
+        (["-w", ",".join(f"n{i}x[1-50000]" for i in range(20))], "more than 262144 names in all"),
+        ("#SBATCH -N 1\n#SBATCH hetjob\n#SBATCH -N 2\n", "heterogeneous"), ("#SBATCH packjob\n", "heterogeneous"),
+        ("#PBS -l nodes=4\n", "standard input:2: #PBS lines are translated by sbatch")],
+    "start_unknown_reason": [(["-H"], "--hold"), (["-d", "afterok:1"], "--dependency"),
+                             (["-b", "now+1hour"], "--begin decides when the job starts")],
+    "unmodelled_reason": [
+        (["--reservation=r,s"], "several reservations"), (["--tmp=1G"], "--tmp is not modelled"),
+        (["--hint=nomultithread"], "--hint"), (["--gpus-per-socket=1"], "the sockets of the nodes are unknown"),
+        (["--tres-per-task=license/x=1,cpu=2"], "only CPUs and one type of GPU are")]}
 
 
-@pytest.mark.parametrize("script", ["#SBATCH -N 1\n#SBATCH hetjob\n#SBATCH -N 2\n", "#SBATCH packjob\n",
-                                    "#PBS -l nodes=4\n"])
-def test_unplaceable_scripts_give_a_reason(script):
-    assert read(script="#!/bin/sh\n" + script).request.unplaceable_reason
+@pytest.mark.parametrize(("field", "given", "reason"),
+                         [(field, *case) for field, cases in REASONS.items() for case in cases])
+def test_options_that_decide_elsewhere_give_a_reason(field, given, reason):
+    request = read(script=f"#!/bin/sh\n{given}").request if isinstance(given, str) else read(*given).request
+    reasons = {name: getattr(request, name) for name in REASONS}
+    assert reason in reasons.pop(field)
+    assert field == "unplaceable_reason" or not any(reasons.values())
 
 
 def test_ignored_pbs_lines_have_no_effect():
-    assert not read(
-    "--ignore-pbs",
-     script="#!/bin/sh\n#SBATCH --ignore-pbs\n#PBS -l nodes=4\n").request.unplaceable_reason
-
-
-@pytest.mark.parametrize("argv", [["-H"], ["-d", "afterok:1"], ["-b", "now+1hour"]])
-def test_delayed_start_options_give_a_start_unknown_reason(argv):
-    request = read(*argv).request
-    assert request.start_unknown_reason
-    assert not request.unplaceable_reason
-
-
-@pytest.mark.parametrize("argv", [["--reservation=r,s"], ["--tmp=1G"], ["--hint=nomultithread"],
-                                  ["--gpus-per-socket=1"], ["--tres-per-task=license/x=1,cpu=2"]])
-def test_unmodelled_options_give_a_reason(argv):
-    request = read(*argv).request
-    assert request.unmodelled_reason
-    assert not request.start_unknown_reason
-    assert not request.unplaceable_reason
+    script = "#!/bin/sh\n#SBATCH --ignore-pbs\n#PBS -l nodes=4\n"
+    assert not read("--ignore-pbs", script=script).request.unplaceable_reason
 
 
 def test_one_reservation_is_modelled():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from placing import SCORES, two_level
+from placing import two_level
 
 from slurmdl.config import Config
 from slurmdl.dl_options import DlOptions
@@ -35,19 +35,6 @@ ENVIRON = {"HOME": "/", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3,5]", "
 
 def build_request(nodes: int, tasks: int | None = None, **dl: object) -> JobRequest:
     return JobRequest(DlOptions(**dl), (nodes, nodes), tasks)  # type: ignore[arg-type]
-
-
-def test_node_of_another_zone_is_dropped():
-    assert select_subset(["n1", "n2", "n3", "n5"], build_request(3), "n1", EIGHT, SCORES) == ("n1", "n3", "n5")
-
-
-def test_node_with_a_slow_link_is_dropped():
-    slow = LinkScores(nodes={"n3": LinkScore(10.0)}, default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0,))
-    assert select_subset(["n1", "n3", "n5", "n7"], build_request(3), "n1", EIGHT, slow) == ("n1", "n5", "n7")
-
-
-def test_node_of_the_batch_script_is_kept():
-    assert select_subset(["n1", "n2", "n3", "n5"], build_request(3), "n2", EIGHT, SCORES).count("n2") == 1
 
 
 @given(st.lists(st.sampled_from(EIGHT.nodes), min_size=3, max_size=6, unique=True), st.integers(0, 5),
