@@ -269,12 +269,10 @@ class _Directives(NamedTuple):
 
 def _parse_directives(script: Script, program: str) -> _Directives:
     """Parse the directives of a script. UsageError as `parse_submission`."""
-    plugin_options = _plugin_options(program)
     if script.is_long and not getopt.script_header(script.head)[1]:
         return _Directives(unknown_reason=f"the directives of {script.name} are not read: they go on beyond "
                                           f"{MAX_SCRIPT_HEAD_BYTES} bytes")
-    args: list[str] = []
-    component_args: list[list[str]] = [[]]
+    components: list[list[str]] = [[]]
     dl: dict[str, str] = {}
     translated_reason, first_dl_location = "", ""
     for directive in getopt.script_directives(script.head, script.name):
@@ -283,14 +281,14 @@ def _parse_directives(script: Script, program: str) -> _Directives:
             dl.update(dl_options.parse_directive(directive.args, location))
         elif directive.keyword != "#SBATCH":
             translated_reason = translated_reason or f"{location}{directive.keyword} lines are translated by sbatch"
+        elif directive.args[:1] in (("hetjob",), ("packjob",)):
+            components.append([])
         else:
             if any(arg.startswith("--dl-") for arg in directive.args):
                 first_dl_location = first_dl_location or location
-            if directive.args[:1] in (("hetjob",), ("packjob",)):
-                component_args.append([])
-            args += directive.args
-            component_args[-1] += directive.args
-    line = getopt.parse_command_line(args, getopt.SBATCH_SHORT_OPTIONS, _SCRIPT_OPTIONS, plugin_options)
+            components[-1] += directive.args
+    line, *others = (getopt.parse_command_line(args, getopt.SBATCH_SHORT_OPTIONS, _SCRIPT_OPTIONS,
+                                               _plugin_options(program)) for args in components)
     dl_opts = [option for option in line.options if option.name.startswith("dl-")]
     unknown = next((option for option in dl_opts if option.name not in dl_options.SPANK_OPTIONS), None)
     if unknown or (dl_opts and not _sbatch_has_plugin(program)):
@@ -299,10 +297,8 @@ def _parse_directives(script: Script, program: str) -> _Directives:
             "in a #SBATCH line needs the plugin of slurmdl in Slurm"
         raise UsageError(f"{first_dl_location}{arg!r} {problem}; expected #DL {arg}")
     plugin = dl_options.collect_settings(dl_opts, first_dl_location)
-    if len(component_args) > 1:
-        exports = (getopt.parse_command_line(args, getopt.SBATCH_SHORT_OPTIONS, _SCRIPT_OPTIONS,
-                                             plugin_options).last_value("export") for args in component_args)
-        export = next(filter(None, exports), "")
+    if others:
+        export = next(filter(None, (each.last_value("export") for each in (line, *others))), "")
         return _Directives({"export": export} if export else {}, dl, plugin, _HETEROGENEOUS_REASON)
     settings = _collect_sbatch_settings(line.options)
     if "ignore-pbs" in settings:

@@ -180,6 +180,7 @@ def blocks_state(*sizes: int, base: int = 4) -> ClusterState:
     ("-N8 --dl-mesh=dp=2,tp=4", (4, 4), "", "--segment=4"),
     ("-N12 --dl-mesh=dp=3,tp=4 --dl-bytes=tp=1G,dp=1M", (6, 5, 4), "", "--segment=4"),
     ("-N6", (6, 5), "", "--segment=3"),  # one block, whose base size is 4
+    ("-N2", (1, 1), "", ""),  # of single nodes
     ("-N8 --segment=2", (4, 4), "", ""),  # the user's own
     ("-N8", (4, 4), "Slurm rejects it: unrecognized option '--segment'", ""),
     ("-N8", (4, 4), "sbatch: error", "--segment=4")])

@@ -7,8 +7,8 @@ import pytest
 
 from slurmdl import dl_options, records
 from slurmdl.dl_options import DlOptions
-from slurmdl.errors import UsageError
-from slurmdl.job_request import build_request
+from slurmdl.errors import PlacementError, UsageError
+from slurmdl.job_request import JobRequest, build_request, resolve_job_size
 from slurmdl.launch import submission
 
 
@@ -186,6 +186,25 @@ def test_gpus_per_node(settings, gres):
     assert build_request(settings, DlOptions()).gres_per_node == gres
 
 
+@pytest.mark.parametrize(("text", "nodes"), [
+    ("3", (3, 3)), ("2-4", (2, 4)), ("2-", (2, None)), ("-4", (1, 4)), ("1k", (1024, 1024)),
+    ("1K-2m", (1024, 2 * 1024**2)), ("3km", (3 * 1024**3, 3 * 1024**3))])
+def test_node_counts(text, nodes):
+    assert build_request({"nodes": text}, DlOptions()).nodes == nodes
+
+
+def test_job_without_nodes_has_no_size():
+    with pytest.raises(PlacementError, match="1 task do not fill 0 nodes"):
+        resolve_job_size(JobRequest(nodes=(0, 0), ntasks=1))
+
+
+@pytest.mark.parametrize(("settings", "gpus"), [
+    ({"gpus-per-node": "4"}, 4), ({"gres": "gpu:a100:2,tmp:9"}, 2), ({"nodes": "2", "gpus": "5"}, 3), ({}, 0),
+    ({"nodes": "2", "gpus-per-node": "1", "mem-per-gpu": "1"}, 1)])
+def test_gpus_of_each_node(settings, gpus):
+    assert build_request(settings, DlOptions()).gpus_per_node == gpus
+
+
 @pytest.mark.parametrize(("settings", "megabytes"), [
     ({"mem": "1024K"}, 1), ({"mem": "1025K"}, 2), ({"mem": "7"}, 7), ({"mem": "1T"}, 1 << 20), ({"mem": "0"}, 0)])
 def test_memory_units(settings, megabytes):
@@ -219,6 +238,12 @@ def test_options_that_decide_elsewhere_give_a_reason(field, given, reason):
     reasons = {name: getattr(request, name) for name in REASONS}
     assert reason in reasons.pop(field)
     assert field == "unplaceable_reason" or not any(reasons.values())
+
+
+def test_export_of_the_first_component_that_has_it_counts():
+    script = "#!/bin/sh\n#SBATCH -N1\n#SBATCH hetjob\n#SBATCH --export=A\n#SBATCH hetjob\n#SBATCH --export=B\n"
+    assert read(script=script).settings == {"export": "A"}
+    assert read("-N1", ":", "--export=A", ":", "--export=B").settings["export"] == "A"
 
 
 def test_ignored_pbs_lines_have_no_effect():

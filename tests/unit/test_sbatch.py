@@ -16,8 +16,8 @@ from slurmdl.errors import InputError, UnavailableError
 from slurmdl.launch import sbatch, submission, submission_record
 
 
-def parse(*argv: str, script: bytes = b"") -> submission.Submission:
-    call = submission.SbatchCall.from_argv(argv, read_stdin=lambda: script)
+def parse(*argv: str, script: bytes = b"", program: str = "") -> submission.Submission:
+    call = submission.SbatchCall.from_argv(argv, program, lambda: script)
     return submission.parse_submission(call, {})
 
 
@@ -90,13 +90,40 @@ def test_predicted_start(fake_slurm, shell, reason):
     assert Path("stdin").read_bytes().startswith(b"#!/bin/sh\n")
 
 
-@pytest.mark.parametrize(("export", "added"), [
-    (None, None), ("ALL", None), ("NONE", None), ("A,ALL", None), ("A,B=c", "--export=A,B=c,SLURMDL_SUBMISSION"),
-])
-def test_export_list_names_the_record(export, added):
-    job = parse(*([f"--export={export}"] if export else []), "--wrap=true")
+@pytest.mark.parametrize(("export", "version", "added"), [
+    (None, "", None), ("ALL", "", None), ("NONE", "", None), ("A,ALL", "", None),
+    ("A,B=c", "", "--export=A,B=c,SLURMDL_SUBMISSION"), ("NIL", "22.05.8", "--export=NIL,SLURMDL_SUBMISSION"),
+    ("NIL", "23.02.9", "--export=NIL,SLURMDL_SUBMISSION"), ("NIL", "23.11.0", None), ("NIL", "unknown", None),
+    ("NIL", "24.05", None)])
+def test_export_list_names_the_record(fake_slurm, export, version, added):
+    program = str(fake_slurm.command("sbatch", f"echo slurm {version}"))
+    job = parse(*([f"--export={export}"] if export else []), "--wrap=true", program=program)
     command = submission.build_submit_command(job, {})
     assert [word for word in command.argv if "SLURMDL_SUBMISSION" in word] == ([added] if added else [])
+    assert bool(fake_slurm.calls()) == (export == "NIL")
+
+
+@pytest.mark.parametrize(("export", "text", "path", "warns"), [
+    ("A", "slurmdl srun true", "/opt/bin", True), ("A", "x\n  slurmdl srun true", "/opt/bin", True),
+    ("A", "dlsrun true", "/opt/bin", True), ("NONE", "slurmdl srun true", "/opt/bin", True),
+    (None, "slurmdl srun true", "/opt/bin", False), ("A,ALL", "slurmdl srun true", "/opt/bin", False),
+    ("A,PATH", "slurmdl srun true", "/opt/bin", False), ("A,PATH=/x", "slurmdl srun true", "/opt/bin", False),
+    ("A", "slurmdl srun true", "/usr/bin", False), ("A", "/opt/bin/slurmdl srun true", "/opt/bin", False),
+    ("A", "# slurmdl srun\ntrue", "/opt/bin", False), ("A", "PATH=/x:$PATH\nslurmdl srun true", "/opt/bin", False),
+    ("A", "module load slurmdl\nslurmdl srun true", "/opt/bin", False),
+    ("A", "slurmdl srun true\nmodule load x", "/opt/bin", True)])
+def test_warning_if_the_job_may_not_find_slurmdl(monkeypatch, export, text, path, warns):
+    monkeypatch.setattr("shutil.which", lambda name: f"{path}/{name}")
+    job = parse(*([f"--export={export}"] if export else []), "--wrap", text)
+    message = job.missing_program_warning()
+    assert message.endswith(f"write {path}/slurmdl in the script, or --export=PATH,...") if warns else not message
+
+
+@pytest.mark.parametrize(("argv", "reads"), [
+    ([], True), (["-N2"], True), (["job.sh"], False), (["--wrap=true"], False), (["--help"], False), (["-V"], False)])
+def test_standard_input_is_read_if_it_is_the_script(argv, reads):
+    call = submission.SbatchCall.from_argv(argv, read_stdin=lambda: b"script")
+    assert call.stdin == (b"script" if reads else None)
 
 
 @pytest.mark.parametrize(("text", "uses"), [
