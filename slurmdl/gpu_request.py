@@ -130,7 +130,7 @@ def _derive_counts(counts: TaskCounts, per_job: int, per_node: int, per_task: in
         per_job = per_job or (0 if per_node else gpus)
     if per_job and per_node:
         if per_job % per_node:
-            raise InputError(f"--gpus={per_job} is no multiple of --gpus-per-node={per_node}")
+            raise InputError(f"--gpus={per_job} is not a multiple of --gpus-per-node={per_node}")
         if (low and per_job // per_node < low) or (high and per_job // per_node > high):
             raise InputError(f"--gpus={per_job} with --gpus-per-node={per_node} contradicts -N")
         nodes = per_job // per_node

@@ -80,7 +80,7 @@ def load_link_scores(config: Config, source: str, on_warning: Callable[[str], No
                      strict: bool = False, get_cluster: Callable[[], str] = str) -> LinkScores:
     """Load link scores in at most one second.
 
-    Unusable scores are no error: without them the topology decides, and a warning says why. Raises InputError if
+    Unusable scores are not an error: without them the topology decides, and a warning says why. Raises InputError if
     requested scores are unusable with `strict`.
 
     Args:

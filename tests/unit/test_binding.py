@@ -53,7 +53,8 @@ def decide(argv: str, state: ClusterState, *, script: bytes = SCRIPT, start: Pre
             questions.append(tuple(options))
         return start
 
-    return binding.decide_binding(parse(*argv.split(), script=script), state, None, inside_job=inside_job,
+    job = parse(*argv.split(), script=script)
+    return binding.decide_binding(job, state, job.request.dl.traffic, inside_job=inside_job,
                                   predict_start=predict_start)
 
 
@@ -205,7 +206,8 @@ def test_node_list_with_several_segments_needs_the_answer_of_slurm(failure, opti
             return PredictedStart(("b2n0",))
         return PredictedStart(tuple(f"b{block}n{node}" for block in (0, 1) for node in range(4)), 0.0, failure)
 
-    bound = binding.decide_binding(job, blocks_state(4, 4, 4), None, inside_job=False, predict_start=predict_start)
+    bound = binding.decide_binding(job, blocks_state(4, 4, 4), job.request.dl.traffic, inside_job=False,
+                                   predict_start=predict_start)
     assert list(bound.options) == options
     assert ("several segments and a node list exclude each other" in bound.reason) == bool(failure)
 
