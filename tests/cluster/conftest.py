@@ -134,7 +134,7 @@ class Cluster(ABC):
 
     def text_of(self, record: dict[str, str]) -> str:
         """Return the standard output of a job so far."""
-        return self.run(["cat", record["StdOut"]]).stdout
+        return Path(record["StdOut"]).read_text()
 
     @contextlib.contextmanager
     def drained(self, *nodes: str, reason: str = "test") -> Iterator[None]:

@@ -33,7 +33,7 @@ def health(cluster):
 
 
 def test_preflight_of_good_nodes(health):
-    text, reports = preflight(health)
+    text, reports = preflight(health, "--budget 15")
     assert text.rstrip().endswith("status 0"), text
     assert len(reports) == 4
     for report in reports.values():
@@ -49,7 +49,7 @@ def test_preflight_finds_the_slow_link(health):
     bad = "n3"
     health.cluster.shape_link(bad, rate=50e6)
     try:
-        text, reports = preflight(health, "--budget 40", "-N6", "-w", "n[1-6]")
+        text, reports = preflight(health, "--budget 20", "-N6", "-w", "n[1-6]")
     finally:
         health.cluster.shape_link(bad, rate=1e9)
     assert text.rstrip().endswith("status 78"), text
@@ -64,7 +64,7 @@ def test_preflight_finds_the_pair_that_cannot_communicate(new_sandbox):
     address = namespaces.run_on_host(pids["n2"], ["getent", "hosts", "n5"]).split()[0]
     namespaces.run_on_host(pids["n2"], ["ip", "neigh", "replace", address, "lladdr", "02:00:00:00:00:99", "dev",
                                         "eth0", "nud", "permanent"])
-    text, reports = preflight(Health(cluster), "", "-N6")
+    text, reports = preflight(Health(cluster), "--budget 15", "-N6")
     assert text.rstrip().endswith("status 78"), text
     assert [node for node, report in reports.items() if report["bad"]] == ["n5"], text
     assert "bad: n5: it cannot exchange data with n2" in text

@@ -195,7 +195,7 @@ def test_cpu_limit_of_a_node():
         line = sandbox.command(["srun", "-w", node, "python3", "-c", code])
         return subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
 
-    sandbox = lifecycle.sandbox_up(SandboxSpec(name, round_robin_topology(2, 1)))
+    sandbox = lifecycle.sandbox_up(SandboxSpec(name, round_robin_topology(2, 1), slurm_conf_lines=AT_ONCE))
     try:
         done = slurmdl("sandbox", "cpu-limit", "--name", name, "n1", "25%")
         assert (done.returncode, done.stdout) == (0, "n1: 25% of a core\n"), done.stderr

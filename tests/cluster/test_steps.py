@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from jobs import rows, slurm_release, slurmdl_messages, wait_until
+from jobs import NIGHTLY, rows, slurm_release, slurmdl_messages, wait_until
 
 #: shell command that prints rank, node, usable CPUs and SLURM_CPUS_PER_TASK of a task
 TASK = 'echo "$SLURM_PROCID $(hostname) $(nproc) ${SLURM_CPUS_PER_TASK:-none}"'
@@ -112,7 +112,7 @@ def test_layout_equals_plain_srun(cluster, job, steps):
 def test_layout_with_gpus_equals_plain_srun(cluster_with):
     cluster = cluster_with(nodes=4, gres="gpu:2")
     options = ["--gpus-per-task=1 -n 8", "--gpus-per-task=1", "--gres=gpu:1 -n 4", "-G 8 -n 8", "-G 4 -n 4",
-               "-G 8 --cpus-per-gpu=1 -n 8", "--gpus-per-node=2 --mem-per-gpu=100 -n 8"]
+               "-G 8 --cpus-per-gpu=1 -n 8", "--gpus-per-node=2 --mem-per-gpu=100 -n 8"][::1 if NIGHTLY else 2]
     results = parse_results(run(cluster, comparison_script(options), "-N4", "--gres=gpu:2", "--ntasks-per-node=2"))
     for number, option in enumerate(options):
         plain, mapped_tasks = results[number, "srun"][0], results[number, "slurmdl srun"][0]
