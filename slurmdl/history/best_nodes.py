@@ -243,10 +243,10 @@ class BestNodes:
         enough = np.flatnonzero(available >= nodes)
         for aggregate in enough[np.argsort(available[enough], kind="stable")][:MAX_AGGREGATES].tolist():
             inside = np.zeros_like(free)
-            span = slice(aggregate * rule.aggregate, (aggregate + 1) * rule.aggregate)
-            parts = np.arange(len(free)) // rule.part
+            span = slice(aggregate * rule.parent_blocks, (aggregate + 1) * rule.parent_blocks)
+            parts = np.arange(len(free)) // rule.child_blocks
             sums = np.bincount(parts[span], free[span])
-            kept = np.argsort(-sums, kind="stable")[:rule.max_parts]
+            kept = np.argsort(-sums, kind="stable")[:rule.max_children]
             inside[span] = np.where(np.isin(parts[span], kept), free[span], 0)
             if inside.sum() >= nodes:
                 yield inside

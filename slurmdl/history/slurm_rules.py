@@ -184,19 +184,19 @@ class SlurmBlockRule:
     def available(self, free: IntArray, nodes: int) -> IntArray:
         """Nodes that the job could use of each aggregate of its size."""
         rule, parts_needed = self.rule(nodes), self._max_parts(nodes)
-        if rule.aggregate == rule.part * parts_needed:
-            return _sum_runs(free, rule.aggregate)
-        parts = _sum_runs(free, rule.part)
+        if rule.parent_blocks == rule.child_blocks * parts_needed:
+            return _sum_runs(free, rule.parent_blocks)
+        parts = _sum_runs(free, rule.child_blocks)
         # as in Slurm: an incomplete part at the end of the whole topology is not counted
-        per_aggregate = rule.aggregate // rule.part
-        if rule.aggregate >= len(free):
+        per_aggregate = rule.parent_blocks // rule.child_blocks
+        if rule.parent_blocks >= len(free):
             parts = parts[:per_aggregate]
         padded = np.append(parts, np.zeros(-len(parts) % per_aggregate, np.int64)).reshape(-1, per_aggregate)
         return np.asarray(np.sort(padded, axis=1)[:, max(0, per_aggregate - parts_needed):].sum(axis=1))
 
     def _max_parts(self, nodes: int) -> int:
         """Parts that a job may use, without the bound of BlockRule by the parts of an aggregate."""
-        return -(-nodes // (self.rule(nodes).part * self.leaves.block_size))
+        return -(-nodes // (self.rule(nodes).child_blocks * self.leaves.block_size))
 
     def largest(self, free: IntArray) -> int:
         total = int(free.sum())
@@ -219,11 +219,11 @@ class SlurmBlockRule:
         enough = np.flatnonzero(available >= nodes)
         if not len(enough):
             return None
-        total = _sum_runs(free, rule.aggregate)[enough]
+        total = _sum_runs(free, rule.parent_blocks)[enough]
         # the last one of those with the fewest free nodes
         aggregate = int(enough[np.flatnonzero(total == total.min())[-1]])
-        begin = aggregate * rule.aggregate
-        blocks = free[begin:begin + rule.aggregate]
+        begin = aggregate * rule.parent_blocks
+        blocks = free[begin:begin + rule.parent_blocks]
         chosen = _choose_blocks(blocks, begin, nodes, rule, self._max_parts(nodes))
         if chosen is None:
             return None
@@ -243,8 +243,8 @@ def _choose_blocks(free: IntArray, begin: int, missing: int, rule: BlockRule, ma
     Slurm compares block after block. Here the blocks of each part are compared first, then the best ones in their
     order, which gives the same choice, since a part's blocks are contiguous.
     """
-    has_limit = rule.aggregate != rule.part * max_parts
-    part_of = (begin + np.arange(len(free))) // rule.part if has_limit else np.zeros(len(free), np.int64)
+    has_limit = rule.parent_blocks != rule.child_blocks * max_parts
+    part_of = (begin + np.arange(len(free))) // rule.child_blocks if has_limit else np.zeros(len(free), np.int64)
     part_begin = np.flatnonzero(np.diff(part_of, prepend=-1))
     part_end = [*part_begin[1:].tolist(), len(free)]
     part_free: list[int] = np.add.reduceat(free, part_begin).tolist()

@@ -40,7 +40,7 @@ def load_traffic(dl: DlOptions) -> Traffic:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise InputError("is no regular file", path)
+            raise InputError("is not a regular file", path)
         if status.st_size > MAX_TRAFFIC_BYTES:
             raise InputError(f"has {status.st_size} bytes; expected at most {MAX_TRAFFIC_BYTES}", path)
         matrices = _read_npz(path) if zipfile.is_zipfile(path) else _read_csv(path)
@@ -105,7 +105,7 @@ def _matrix_bytes(member: IO[bytes], name: str, path: str) -> int:
     if len(shape) != 2 or not all(shape):
         raise InputError(f"{name} has the shape {shape}; {_EXPECTED}", path)
     if dtype.kind not in "fiub" or dtype.hasobject:
-        raise InputError(f"{name} holds {dtype}, no numbers; {_EXPECTED}", path)
+        raise InputError(f"{name} holds {dtype}, not numbers; {_EXPECTED}", path)
     return int(8 * shape[0] * shape[1])
 
 
@@ -128,7 +128,7 @@ def _read_csv(path: str) -> dict[str, Matrix]:
                 try:
                     rows.append(np.array(line.split(","), np.float64))
                 except ValueError as error:
-                    raise InputError(f"is no row of numbers separated by commas; {_EXPECTED}", path, number,
+                    raise InputError(f"is not a row of numbers separated by commas; {_EXPECTED}", path, number,
                                      line) from error
                 if len(rows[-1]) != len(rows[0]):
                     raise InputError(f"{len(rows[-1])} numbers, the first row of the matrix has {len(rows[0])}", path,

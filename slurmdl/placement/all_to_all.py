@@ -19,8 +19,8 @@ from slurmdl.placement.quotas import take_nodes
 from slurmdl.placement.zones import (
     LatencyCap,
     Proposal,
+    RankedZone,
     SearchProblem,
-    ZoneCandidate,
     make_choice,
     relevant_latency_caps,
 )
@@ -34,13 +34,13 @@ Feasibility = Callable[[FloatArray], BoolArray]
 """Whether each zone can hold the job: (times,) -> (times, zones)."""
 
 
-def all_to_all_choices(pool: CandidateNodes, problem: SearchProblem,
-                       candidates: Sequence[ZoneCandidate]) -> Iterator[Proposal]:
+def all_to_all_choices(candidates: CandidateNodes, problem: SearchProblem,
+                       zones: Sequence[RankedZone]) -> Iterator[Proposal]:
     """The choice with the least estimated time in each of the most promising zones."""
-    for candidate, estimate in rank_zones_all_to_all(pool, problem, candidates):
-        quotas, nodes = estimate.model.node_counts_for_time(estimate.high, candidate.zone)
-        yield Proposal(make_choice(pool, candidate.zone, take_nodes(pool, nodes, quotas)), candidate.min_seconds,
-                       estimate.max_seconds)
+    for zone, estimate in rank_zones_all_to_all(candidates, problem, zones):
+        quotas, nodes = estimate.model.node_counts_for_time(estimate.high, zone.index)
+        choice = make_choice(candidates, zone.index, take_nodes(candidates, nodes, quotas))
+        yield Proposal(choice, zone.min_seconds, estimate.max_seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,28 +65,28 @@ class AllToAllEstimate:
         return replace(self, low=low, high=high)
 
 
-def rank_zones_all_to_all(pool: CandidateNodes, problem: SearchProblem, candidates: Sequence[ZoneCandidate],
-                          refine: bool = True) -> list[tuple[ZoneCandidate, AllToAllEstimate]]:
+def rank_zones_all_to_all(candidates: CandidateNodes, problem: SearchProblem, zones: Sequence[RankedZone],
+                          refine: bool = True) -> list[tuple[RankedZone, AllToAllEstimate]]:
     """The most promising zones with the estimate of their best latency cap, by time; `refine` narrows its bounds."""
-    job, bytes_per_pair = problem.job, merged_bytes_per_pair(problem.phases)
-    load = bytes_per_pair * job.tasks * job.tasks
-    min_capacity = min(float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
-    fraction = (job.tasks // job.nodes) / job.tasks
-    min_time = load * fraction * (1 - fraction) / float(pool.node_capacity.max())
-    estimates: dict[int, list[AllToAllEstimate]] = {candidate.zone: [] for candidate in candidates}
-    for cap in relevant_latency_caps(pool, min_time, problem.rounds):
-        model = AllToAllModel(pool, job, bytes_per_pair, cap)
+    size, bytes_per_pair = problem.size, merged_bytes_per_pair(problem.phases)
+    load = bytes_per_pair * size.tasks * size.tasks
+    min_capacity = min(float(candidates.node_capacity.min()), float(candidates.zone_capacity.min()))
+    fraction = (size.tasks // size.nodes) / size.tasks
+    min_time = load * fraction * (1 - fraction) / float(candidates.node_capacity.max())
+    estimates: dict[int, list[AllToAllEstimate]] = {ranked_zone.index: [] for ranked_zone in zones}
+    for cap in relevant_latency_caps(candidates, min_time, problem.rounds):
+        model = AllToAllModel(candidates, size, bytes_per_pair, cap)
         low, high = model.bracket_times(min_time, load / min_capacity)
-        latency = 2 * problem.rounds * cap.path_latency(pool)
+        latency = 2 * problem.rounds * cap.path_latency(candidates)
         for zone, of_zone in estimates.items():
             if high[zone] < np.inf:
                 of_zone.append(AllToAllEstimate(model, float(low[zone]), float(high[zone]), float(latency[zone])))
-    promising = sorted((min(estimate.min_seconds for estimate in of_zone), i, candidate)
-                       for i, candidate in enumerate(candidates)
-                       if (of_zone := estimates[candidate.zone]))[:MAX_ALL_TO_ALL_ZONES]
-    ranked = [(candidate, _best_estimate(estimates[candidate.zone], candidate.zone) if refine else
-               min(estimates[candidate.zone], key=lambda estimate: estimate.max_seconds))
-              for _, _, candidate in promising]
+    promising = sorted((min(estimate.min_seconds for estimate in of_zone), i, ranked_zone)
+                       for i, ranked_zone in enumerate(zones)
+                       if (of_zone := estimates[ranked_zone.index]))[:MAX_ALL_TO_ALL_ZONES]
+    ranked = [(ranked_zone, _best_estimate(estimates[ranked_zone.index], ranked_zone.index) if refine else
+               min(estimates[ranked_zone.index], key=lambda estimate: estimate.max_seconds))
+              for _, _, ranked_zone in promising]
     return sorted(ranked, key=lambda entry: entry[1].max_seconds)
 
 
@@ -148,22 +148,23 @@ class ZoneNodeCounts:
 
 
 class AllToAllModel:
-    """All-to-all phase of a job on a pool, over links that keep a latency cap."""
+    """All-to-all phase of a job on candidate nodes, over links that keep a latency cap."""
 
-    def __init__(self, pool: CandidateNodes, job: JobSize, bytes_per_pair: float, latency_cap: LatencyCap) -> None:
-        self.pool, self.job, self.bytes_per_pair = pool, job, bytes_per_pair
-        self.tasks_per_node = job.tasks / job.nodes
-        self.usable_nodes = pool.node_latency <= latency_cap.node_s
-        self.uplink_capacity = latency_cap.zone_capacity(pool)
+    def __init__(self, candidates: CandidateNodes, size: JobSize, bytes_per_pair: float,
+                 latency_cap: LatencyCap) -> None:
+        self.candidates, self.size, self.bytes_per_pair = candidates, size, bytes_per_pair
+        self.tasks_per_node = size.tasks / size.nodes
+        self.usable_nodes = candidates.node_latency <= latency_cap.node_s
+        self.uplink_capacity = latency_cap.zone_capacity(candidates)
 
     def fast_enough_nodes(self, times: FloatArray) -> BoolArray:
         """Usable nodes whose links carry their traffic in time: (times,) -> (times, nodes)."""
-        node_bytes = self.bytes_per_pair * self.tasks_per_node * (self.job.tasks - self.tasks_per_node)
-        return (self.pool.node_capacity >= node_bytes / times[:, None] * (1 - 1e-9)) & self.usable_nodes
+        node_bytes = self.bytes_per_pair * self.tasks_per_node * (self.size.tasks - self.tasks_per_node)
+        return (self.candidates.node_capacity >= node_bytes / times[:, None] * (1 - 1e-9)) & self.usable_nodes
 
     def zone_node_counts(self, times: FloatArray) -> ZoneNodeCounts:
-        wanted, ranks = self.job.nodes, self.job.tasks
-        in_children = self.pool.sum_per_leaf(self.fast_enough_nodes(times))
+        wanted, ranks = self.size.nodes, self.size.tasks
+        in_children = self.candidates.sum_per_leaf(self.fast_enough_nodes(times))
         max_messages = times[:, None] * self.uplink_capacity / self.bytes_per_pair
         root = np.sqrt(np.maximum(0.0, ranks * ranks - 4 * max_messages))
         max_minority = np.where(
@@ -171,7 +172,7 @@ class AllToAllModel:
         min_majority = wanted - max_minority.astype(np.int64)
         gain = np.zeros_like(in_children)
         minority, majority = in_children.copy(), in_children.copy()
-        for level in self.pool.levels:
+        for level in self.candidates.levels:
             zones = level.zones
             minority[:, zones] = np.minimum(in_children[:, zones], max_minority[:, zones]).astype(np.int64)
             most = np.minimum(in_children[:, zones] + gain[:, zones], wanted)
@@ -185,7 +186,7 @@ class AllToAllModel:
     def can_hold_job(self, times: FloatArray) -> BoolArray:
         """Whether each zone can hold the job: (times,) -> (times, zones)."""
         counts = self.zone_node_counts(times)
-        return np.asarray(counts.in_children + counts.majority_gain >= self.job.nodes)
+        return np.asarray(counts.in_children + counts.majority_gain >= self.size.nodes)
 
     def bracket_times(self, low: float, high: float) -> tuple[FloatArray, FloatArray]:
         """For each zone a time too short for the job, and the next evaluated one; infinite if `high` is too short."""
@@ -195,18 +196,18 @@ class AllToAllModel:
         return times[np.maximum(first - 1, 0)], np.append(times, np.inf)[first]
 
     def node_counts_for_time(self, seconds: float, zone: int) -> tuple[IntArray, IntArray]:
-        """Quotas below one zone that keep the time, of shape (zones,), and pool indices of the nodes to take."""
+        """Quotas below one zone that keep the time, of shape (zones,), and indices of the candidate nodes to take."""
         times = np.array([seconds])
         counts = self.zone_node_counts(times)
-        below = self.pool.nodes_below(zone)
+        below = self.candidates.nodes_below(zone)
         nodes = below.start + np.flatnonzero(self.fast_enough_nodes(times)[0, below])
-        quotas = np.zeros(self.pool.zone_count, np.int64)
-        leaf_nodes = np.bincount(self.pool.leaf[nodes], minlength=self.pool.zone_count)
-        stack = [(zone, self.job.nodes)]
+        quotas = np.zeros(self.candidates.zone_count, np.int64)
+        leaf_nodes = np.bincount(self.candidates.leaf[nodes], minlength=self.candidates.zone_count)
+        stack = [(zone, self.size.nodes)]
         while stack:
             parent, wanted = stack.pop()
             quotas[parent] = min(wanted, int(leaf_nodes[parent]))
-            children = np.flatnonzero(self.pool.parent == parent)
+            children = np.flatnonzero(self.candidates.parent == parent)
             stack += self.split_among_children(counts, children, wanted - int(quotas[parent]))
         return quotas, nodes
 

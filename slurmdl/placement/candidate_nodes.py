@@ -42,7 +42,7 @@ class ZoneLevel:
 
 @dataclass(frozen=True, eq=False)
 class CandidateNodes:
-    """A pool of candidate nodes and the zones above them, with indices of their own.
+    """Candidate nodes and the zones above them, with indices of their own.
 
     The nodes of any zone are contiguous. In a leaf they are sorted by Slurm's weight, capacity and latency of the
     link, then by snapshot order or seed.
@@ -170,7 +170,7 @@ def snapshot_nodes_in_zones(cluster: ClusterSnapshot, topology: Topology, zones:
 
 def build_candidate_nodes(request: JobRequest, cluster: ClusterSnapshot, topology: Topology, scores: LinkScores,
                           max_tasks: IntArray) -> CandidateNodes:
-    """Pool of the nodes that can take tasks, restricted to the zones of the request.
+    """The nodes that can take tasks, restricted to the zones of the request.
 
     Trees are joined below one zone if the job may span them: Slurm joins no switch trees.
     `max_tasks` gives the tasks that each node of the snapshot can take. Raises UsageError for an unknown zone.
@@ -202,14 +202,15 @@ def build_candidate_nodes(request: JobRequest, cluster: ClusterSnapshot, topolog
                           seeded_permutation(len(zones), request.seed), scores.default_leaf_bandwidth)
 
 
-def subset(pool: CandidateNodes, nodes: IntArray, top: int) -> CandidateNodes:
-    """Pool of some nodes below zone `top`, without the zones above it; `nodes` are ascending pool indices."""
-    ancestors = np.where(pool.level[pool.ancestors[nodes]] <= pool.level[top], pool.ancestors[nodes], -1)
+def subset(every: CandidateNodes, nodes: IntArray, top: int) -> CandidateNodes:
+    """The candidate nodes with these ascending indices, below zone `top`, without the zones above it."""
+    ancestors = every.ancestors[nodes]
+    ancestors = np.where(every.level[ancestors] <= every.level[top], ancestors, -1)
     used = sorted_unique(ancestors[ancestors >= 0])
-    index = new_indices(used, pool.zone_count)
-    begin, end = np.searchsorted(nodes, pool.node_begin[used]), np.searchsorted(nodes, pool.node_end[used])
-    return CandidateNodes(pool.snapshot_index[nodes], pool.max_tasks[nodes], pool.weight[nodes],
-                          pool.node_capacity[nodes], pool.node_latency[nodes], index[ancestors],
-                          pool.topology_zone_index[used], pool.zone_capacity[used], pool.zone_latency[used],
-                          index[pool.parent[used]], pool.level[used], begin, end, pool.tie_break[used],
-                          pool.leaf_bandwidth)
+    index = new_indices(used, every.zone_count)
+    begin, end = np.searchsorted(nodes, every.node_begin[used]), np.searchsorted(nodes, every.node_end[used])
+    return CandidateNodes(every.snapshot_index[nodes], every.max_tasks[nodes], every.weight[nodes],
+                          every.node_capacity[nodes], every.node_latency[nodes], index[ancestors],
+                          every.topology_zone_index[used], every.zone_capacity[used], every.zone_latency[used],
+                          index[every.parent[used]], every.level[used], begin, end, every.tie_break[used],
+                          every.leaf_bandwidth)

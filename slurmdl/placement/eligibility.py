@@ -30,7 +30,7 @@ _MATCHING_OR = re.compile(rf"\[{_TERM}(?:\|{_TERM})*\]")  # all nodes of the job
 _OPERATOR_AND_TERM = re.compile(rf"([&|]?)({_TERM})")
 
 
-def split_tasks(request: JobRequest, job: JobSize, max_tasks: Sequence[int]) -> list[int]:
+def split_tasks(request: JobRequest, size: JobSize, max_tasks: Sequence[int]) -> list[int]:
     """Tasks per node as Slurm 22.05 allocates their CPUs (select/cons_tres, CPUs or cores of one thread).
 
     Without a number of tasks per node, each node in Slurm's order takes all it can, and leaves one CPU for each of
@@ -40,19 +40,19 @@ def split_tasks(request: JobRequest, job: JobSize, max_tasks: Sequence[int]) -> 
         max_tasks: tasks that each node of the job can take, in Slurm's order.
     """
     if request.dl.ranks_per_node:
-        return [request.dl.ranks_per_node] * job.nodes
+        return [request.dl.ranks_per_node] * size.nodes
     if request.ntasks_per_node or request.exclusive:
         limits = [request.ntasks_per_node or limit for limit in max_tasks]
-        return block_distribution(limits, job.tasks)
+        return block_distribution(limits, size.tasks)
     cpus_per_task, gpus = request.cpus_per_task or 1, request.gpus
     min_cpus = max(cpus_per_task, gpus.cpus_per_gpu * max(gpus.per_node, 1) if gpus else 0)
-    remaining = max(job.tasks * cpus_per_task, job.nodes * min_cpus)
+    remaining = max(size.tasks * cpus_per_task, size.nodes * min_cpus)
     limits = []
-    for further_nodes, limit in zip(reversed(range(job.nodes)), max_tasks, strict=True):
+    for further_nodes, limit in zip(reversed(range(size.nodes)), max_tasks, strict=True):
         cpus = min(limit * cpus_per_task, max(remaining - further_nodes, min_cpus))
         limits.append(cpus // cpus_per_task)
         remaining -= cpus
-    return block_distribution(limits, job.tasks)
+    return block_distribution(limits, size.tasks)
 
 
 @dataclass(frozen=True, eq=False)

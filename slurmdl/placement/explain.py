@@ -1,4 +1,4 @@
-"""Text that explains a placement: zones, candidates, ranks, costs, the slow links, and the assumptions."""
+"""Text that explains a placement: zones, choices, ranks, costs, the slow links, and the assumptions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slurmdl.topology.topology import Topology, children_by_zone, nodes_by_leaf,
 
 MAX_RANK_LINES = 16  # ranks with a line each; more are folded by role and zone
 MAX_NOTES = 3  # notes about the topology source
-MAX_LIST_LINES = 12  # zones, and candidates, with a line each
+MAX_LIST_LINES = 12  # zones, and choices, with a line each
 REACHED_GAP = 5e-4  # optimality gap below which a placement counts as optimal
 
 _ORDER_LABELS = {"roles": "by role", "depth-first": "depth-first", "leaf": "leaf order",
@@ -36,8 +36,8 @@ MAX_REPORTED_LINKS = 12
 
 
 def explain_placement(placement: Placement, topology: Topology, cluster: ClusterSnapshot, scores: LinkScores,
-                      dl: DlOptions) -> str:
-    """Zones, candidates, nodes, ranks, costs of the rank orders and link scores; long lists are folded."""
+                      options: DlOptions) -> str:
+    """Zones, choices, nodes, ranks, costs of the rank orders and link scores; long lists are folded."""
     lines = ["zones", *_zone_lines(placement, topology, cluster),
              *(f"note       {note}" for note in topology.notes[:MAX_NOTES])]
     rank_map = placement.rank_map
@@ -45,10 +45,10 @@ def explain_placement(placement: Placement, topology: Topology, cluster: Cluster
         return "\n".join([*lines, f"choice     none: {placement.reason}"])
     count = len(placement.nodes)
     names = fold_hostlist(placement.nodes) if count <= MAX_RANK_LINES else f"{count} nodes"
-    assumptions = format_assumptions(dl, topology, scores)
+    assumptions = format_assumptions(options, topology, scores)
     lines += [f"choice     {names}: {placement.reason}",
-              f"considered ({assumptions})", *_candidate_lines(placement),
-              "ranks", *_rank_lines(rank_map, topology), *_mesh_lines(dl, rank_map, topology),
+              f"considered ({assumptions})", *_choice_lines(placement),
+              "ranks", *_rank_lines(rank_map, topology), *_mesh_lines(options, rank_map, topology),
               f"cost of one iteration on these nodes, by order of the ranks ({assumptions})", *_order_lines(rank_map),
               *_traffic_lines(rank_map.cost), f"bound      {_format_bound(placement)}"]
     if scores.link_count:
@@ -80,14 +80,14 @@ def _count_below_zones(topology: Topology, names: Iterable[str]) -> IntArray:
     return topology.sum_below(np.bincount(index, minlength=len(topology.nodes)))
 
 
-def _candidate_lines(placement: Placement) -> Iterator[str]:
-    listed = placement.candidates[:MAX_LIST_LINES]
-    width = max(len(candidate.label) for candidate in listed)
-    for candidate in listed:
-        cost = f"  ({_format_cost(candidate.cost)})" if candidate.cost else ""
-        yield f"  {candidate.label:{width}}  {candidate.verdict}{cost}"
-    if len(placement.candidates) > len(listed):
-        yield f"  and {len(placement.candidates) - len(listed)} more"
+def _choice_lines(placement: Placement) -> Iterator[str]:
+    listed = placement.considered[:MAX_LIST_LINES]
+    width = max(len(choice.label) for choice in listed)
+    for choice in listed:
+        cost = f"  ({_format_cost(choice.cost)})" if choice.cost else ""
+        yield f"  {choice.label:{width}}  {choice.outcome}{cost}"
+    if len(placement.considered) > len(listed):
+        yield f"  and {len(placement.considered) - len(listed)} more"
 
 
 def _rank_lines(rank_map: RankMap, topology: Topology) -> Iterator[str]:
@@ -105,9 +105,9 @@ def _rank_lines(rank_map: RankMap, topology: Topology) -> Iterator[str]:
         yield f"  {span:11}  {run[0][1]:6}  {format_zone_counts(Counter(zone for _, _, zone, _ in run))}"
 
 
-def _mesh_lines(dl: DlOptions, rank_map: RankMap, topology: Topology) -> Iterator[str]:
+def _mesh_lines(options: DlOptions, rank_map: RankMap, topology: Topology) -> Iterator[str]:
     """For each dimension of a mesh: the size of its groups, and the most nodes and leaf zones that one has."""
-    traffic = dl.traffic
+    traffic = options.traffic
     if not isinstance(traffic, MeshTraffic) or traffic.mesh.ranks != len(rank_map.nodes):
         return
     yield f"mesh       {traffic.mesh}"
@@ -159,7 +159,7 @@ class DecisiveScore:
     """Score of a link that influenced a choice.
 
     `kind` is one of samples.LINK_KINDS, `slowdown` the transfer time of a message relative to a link without a score,
-    and `age` in seconds since the newest sample. `verdict` is "left out", "used", or "used, the busiest link".
+    and `age` in seconds since the newest sample. `use` is "left out", "used", or "used, the busiest link".
     """
 
     kind: str
@@ -168,7 +168,7 @@ class DecisiveScore:
     age: float
     samples: int
     loss: float
-    verdict: str
+    use: str
 
 
 def decisive_scores(placement: Placement, topology: Topology, cluster: ClusterSnapshot,
@@ -190,10 +190,10 @@ def decisive_step_scores(ranks: RankMap | None, available: Sequence[str], topolo
     for row in link_rows(scores, topology):
         is_slow = row.slowdown >= SLOWDOWN_THRESHOLD and (row.kind != "node" or row.name in reachable)
         if is_slow or row.name == bottleneck_link:
-            verdict = "used, the busiest link" if row.name == bottleneck_link else \
+            use = "used, the busiest link" if row.name == bottleneck_link else \
                 "used" if row.name in used else "left out"
             slow.append(DecisiveScore(row.kind, row.name, row.slowdown, row.score.age, row.score.samples,
-                                      row.score.loss, verdict))
+                                      row.score.loss, use))
     return slow
 
 
@@ -208,23 +208,24 @@ def format_score_report(decisive: list[DecisiveScore], scores: LinkScores) -> It
     width = max((len(link.name) for link in reported), default=0)
     for link in reported:
         loss = f", {link.loss:.2%} loss" if link.loss else ""
-        yield (f"  {link.name:{width}}  {link.verdict}: slowdown {link.slowdown:.3g}{loss}, "
+        yield (f"  {link.name:{width}}  {link.use}: slowdown {link.slowdown:.3g}{loss}, "
                f"{format_age(link.age)} old, samples: {link.samples}")
     if len(decisive) > len(reported):
         yield f"  and {len(decisive) - len(reported)} more"
 
 
-def format_assumptions(dl: DlOptions, topology: Topology, scores: LinkScores) -> str:
+def format_assumptions(options: DlOptions, topology: Topology, scores: LinkScores) -> str:
     """Assumptions of predictions: "model 100 MB (default), links 10 Gbit/s (default), uplinks by LinkSpeed"."""
-    default = "" if dl.bytes else " (default)"
-    traffic = f"traffic of {dl.comm_pattern}" if dl.comm_pattern and not is_comm_pattern(dl.comm_pattern) else \
-        f"model {units.format_bytes(dl.model_bytes)}{default}"
-    if dl.groups:
-        volumes = f"{dl.bytes}{' and the meshes' if dl.mesh else ''}" if "=" in dl.bytes else traffic
-        traffic = f"groups {dl.groups}, {volumes}"
-    elif dl.mesh:
-        volumes = ", ".join(filter(None, [dl.model, dl.bytes])) or f"{DEFAULT_MODEL} (default)"
-        traffic = f"mesh {dl.mesh}, {volumes}"
+    default = "" if options.bytes else " (default)"
+    traffic = f"model {units.format_bytes(options.model_bytes)}{default}"
+    if options.comm_pattern and not is_comm_pattern(options.comm_pattern):
+        traffic = f"traffic of {options.comm_pattern}"
+    if options.groups:
+        volumes = f"{options.bytes}{' and the meshes' if options.mesh else ''}" if "=" in options.bytes else traffic
+        traffic = f"groups {options.groups}, {volumes}"
+    elif options.mesh:
+        volumes = ", ".join(filter(None, [options.model, options.bytes])) or f"{DEFAULT_MODEL} (default)"
+        traffic = f"mesh {options.mesh}, {volumes}"
     return f"{traffic}, {link_assumption(topology, scores)}"
 
 

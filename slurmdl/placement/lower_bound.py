@@ -1,4 +1,4 @@
-"""Lower bound on the time of any placement of a job on a pool.
+"""Lower bound on the time of any placement of a job on candidate nodes.
 
 Each bound relaxes a part of the problem. A ring loads all used links alike, so the k-th widest path of each zone is
 its optimum. For count-based traffic, the tasks that each zone can hold within a time are summed up the zones, without
@@ -29,42 +29,43 @@ if TYPE_CHECKING:
 LOWER_BOUND_ROUNDS = 3  # subdivisions of the time interval
 
 
-def compute_lower_bound(pool: CandidateNodes, problem: SearchProblem,
+def compute_lower_bound(candidates: CandidateNodes, problem: SearchProblem,
                         upper_bound_s: float) -> tuple[float, str] | None:
     """Best lower bound in s, searched up to `upper_bound_s`, and the constraint that gives it; None if unknown."""
-    job, phases = problem.job, problem.phases
-    if job.nodes == 1 or not phases:
+    size, phases = problem.size, problem.phases
+    if size.nodes == 1 or not phases:
         return 0.0, "one node sends nothing"
     is_ring = len(phases) == 1 and not phases[0].all_pairs and not np.ndim(phases[0].bytes_per_pair)
     if not is_ring and not problem.depends_on_counts:
         return None
-    latency = 2 * problem.rounds * _min_latency(pool)
+    latency = 2 * problem.rounds * _min_latency(candidates)
     if problem.has_two_roles:
         from slurmdl.placement.parameter_servers import min_serving_seconds
 
-        by_nodes, by_servers = min_node_link_seconds(pool, problem), min_serving_seconds(pool, problem)
+        by_nodes, by_servers = min_node_link_seconds(candidates, problem), min_serving_seconds(candidates, problem)
         seconds = np.maximum(by_nodes, by_servers) + latency
         reason = "the best node links for the servers" if by_servers > by_nodes.min(initial=np.inf) else \
-            f"the {job.nodes} best node links"
+            f"the {size.nodes} best node links"
     else:
-        seconds = transfer_seconds(problem.min_node_bytes, kth_widest_paths(pool, job.nodes, UNCAPPED)) + latency
-        reason = f"the {job.nodes} best node links and the uplinks on their paths"
+        widths = kth_widest_paths(candidates, size.nodes, UNCAPPED)
+        seconds = transfer_seconds(problem.min_node_bytes, widths) + latency
+        reason = f"the {size.nodes} best node links and the uplinks on their paths"
     if is_ring:
-        seconds = np.maximum(seconds, _ring_seconds_with_latency(pool, problem))
+        seconds = np.maximum(seconds, _ring_seconds_with_latency(candidates, problem))
     bound = float(seconds.min(initial=np.inf))
     if is_ring or bound >= upper_bound_s * (1 - 1e-9):
         return bound, reason
     from slurmdl.placement.all_to_all import AllToAllModel, narrow_time
 
     if problem.has_two_roles:
-        can_hold_job = _ps_feasibility(pool, problem)
-    elif len(phases) == 1 and job.tasks % job.nodes == 0:  # the model has equal numbers of tasks per node
-        can_hold_job = AllToAllModel(pool, job, float(phases[0].bytes_per_pair), UNCAPPED).can_hold_job
+        can_hold_job = _ps_feasibility(candidates, problem)
+    elif len(phases) == 1 and size.tasks % size.nodes == 0:  # the model has equal numbers of tasks per node
+        can_hold_job = AllToAllModel(candidates, size, float(phases[0].bytes_per_pair), UNCAPPED).can_hold_job
     else:
         return bound, reason
     by_level = []
-    for level in sorted_unique(pool.level):
-        zones = np.flatnonzero(pool.level == level)
+    for level in sorted_unique(candidates.level):
+        zones = np.flatnonzero(candidates.level == level)
         wait, least = float(latency[zones].min()), float(seconds[zones].min())
         low, high = (least - wait) / len(phases), (upper_bound_s - wait) / len(phases)
         if 0 < low < high:
@@ -74,37 +75,37 @@ def compute_lower_bound(pool: CandidateNodes, problem: SearchProblem,
     return (better, "tasks that each zone can hold in time") if better > bound else (bound, reason)
 
 
-def _min_latency(pool: CandidateNodes) -> FloatArray:
+def _min_latency(candidates: CandidateNodes) -> FloatArray:
     """Least one-way latency to the top of each zone: a node link, and an uplink of every level all nodes pass."""
-    total = np.full(pool.zone_count, float(pool.node_latency.min(initial=np.inf)))
-    is_complete = bool((pool.level[pool.leaf] == 0).all()) and all(
-        (pool.level[pool.parent[level.zones]] == pool.level[level.zones] + 1).all() for level in pool.levels)
-    for level in pool.levels if is_complete else ():
-        height = int(pool.level[level.zones[0]])
-        total[pool.level > height] += float(pool.zone_latency[level.zones].min())
+    total = np.full(candidates.zone_count, float(candidates.node_latency.min(initial=np.inf)))
+    parent, height = candidates.parent, candidates.level
+    is_complete = bool((height[candidates.leaf] == 0).all()) and all(
+        (height[parent[level.zones]] == height[level.zones] + 1).all() for level in candidates.levels)
+    for level in candidates.levels if is_complete else ():
+        total[height > height[level.zones[0]]] += float(candidates.zone_latency[level.zones].min())
     return total
 
 
-def _ring_seconds_with_latency(pool: CandidateNodes, problem: SearchProblem) -> FloatArray:
+def _ring_seconds_with_latency(candidates: CandidateNodes, problem: SearchProblem) -> FloatArray:
     """Least time of a ring in each zone over all latency caps; 0 if there are too many."""
-    phase, caps = problem.phases[0], latency_caps(pool)
-    latencies = [pool.node_latency, *(pool.zone_latency[level.zones] for level in pool.levels)]
+    phase, caps = problem.phases[0], latency_caps(candidates)
+    latencies = [candidates.node_latency, *(candidates.zone_latency[level.zones] for level in candidates.levels)]
     combinations = np.prod([len(sorted_unique(of_level)) for of_level in latencies], dtype=float)
     is_complete = combinations == len(caps) <= MAX_LATENCY_CAPS
-    if not is_complete or (pool.level[pool.leaf] != 0).any():
-        return np.zeros(pool.zone_count)
-    best = np.full(pool.zone_count, np.inf)
+    if not is_complete or (candidates.level[candidates.leaf] != 0).any():
+        return np.zeros(candidates.zone_count)
+    best = np.full(candidates.zone_count, np.inf)
     for cap in caps:
-        time = transfer_seconds(float(phase.bytes_per_pair), kth_widest_paths(pool, problem.job.nodes, cap))
-        best = np.minimum(best, time + 2 * phase.rounds * cap.path_latency(pool) * (time < np.inf))
+        time = transfer_seconds(float(phase.bytes_per_pair), kth_widest_paths(candidates, problem.size.nodes, cap))
+        best = np.minimum(best, time + 2 * phase.rounds * cap.path_latency(candidates) * (time < np.inf))
     return np.where(best < np.inf, best, 0.0)
 
 
-def _ps_feasibility(pool: CandidateNodes, problem: SearchProblem) -> Feasibility:
+def _ps_feasibility(candidates: CandidateNodes, problem: SearchProblem) -> Feasibility:
     """Feasibility of servers and workers, with the best mix of the two in each zone."""
-    job, phase = problem.job, problem.phases[0]
+    size, phase = problem.size, problem.phases[0]
     all_servers, all_workers = len(phase.source), len(phase.target)
-    size, min_bytes = float(phase.bytes_per_pair), min_node_bytes(phase, job)
+    pair_bytes, min_bytes = float(phase.bytes_per_pair), min_node_bytes(phase, size)
     servers = np.arange(all_servers + 1.0)
 
     def max_tasks(available: IntArray, shards: FloatArray) -> IntArray:
@@ -117,19 +118,19 @@ def _ps_feasibility(pool: CandidateNodes, problem: SearchProblem) -> Feasibility
         return np.asarray(np.where(fits, servers + workers, 0.0).max(axis=1), np.int64)
 
     def can_hold_job(times: FloatArray) -> BoolArray:
-        is_fast_enough = pool.node_capacity >= min_bytes / times[:, None] * (1 - 1e-9)
-        tasks = pool.sum_per_leaf(is_fast_enough) * job.max_tasks_per_node
-        for level in pool.levels:
+        is_fast_enough = candidates.node_capacity >= min_bytes / times[:, None] * (1 - 1e-9)
+        tasks = candidates.sum_per_leaf(is_fast_enough) * size.max_tasks_per_node
+        for level in candidates.levels:
             # many zones have equal sizes and uplinks: each distinct pair is computed once
-            capacity = sorted_unique(pool.zone_capacity[level.zones])
-            capacity_index = np.searchsorted(capacity, pool.zone_capacity[level.zones])
+            capacity = sorted_unique(candidates.zone_capacity[level.zones])
+            capacity_index = np.searchsorted(capacity, candidates.zone_capacity[level.zones])
             link = np.arange(len(times))[:, None] * len(capacity) + capacity_index
-            keys = link * (job.tasks + 1) + np.minimum(tasks[:, level.zones], job.tasks)
+            keys = link * (size.tasks + 1) + np.minimum(tasks[:, level.zones], size.tasks)
             distinct = sorted_unique(keys)
-            link, available = np.divmod(distinct, job.tasks + 1)
-            shards = times[link // len(capacity)] * capacity[link % len(capacity)] / size * (1 + 1e-9)
+            link, available = np.divmod(distinct, size.tasks + 1)
+            shards = times[link // len(capacity)] * capacity[link % len(capacity)] / pair_bytes * (1 + 1e-9)
             held = max_tasks(available, shards)[np.searchsorted(distinct, keys)]
             tasks[:, level.parents] += np.add.reduceat(held, level.child_begin, axis=1)
-        return np.asarray(tasks >= job.tasks)
+        return np.asarray(tasks >= size.tasks)
 
     return can_hold_job

@@ -23,8 +23,8 @@ from slurmdl.placement.candidate_nodes import CandidateNodes, subset
 from slurmdl.placement.quotas import fill_largest_first
 from slurmdl.placement.zones import (
     Proposal,
+    RankedZone,
     SearchProblem,
-    ZoneCandidate,
     make_choice,
     path_widths,
     relevant_latency_caps,
@@ -39,61 +39,62 @@ MAX_MOVE_LEAVES = 6  # leaves that give a server in a round, and leaves that tak
 TIME_TOLERANCE = 1e-5  # relative precision of times
 
 
-def ps_choices(pool: CandidateNodes, problem: SearchProblem,
-               candidates: Sequence[ZoneCandidate]) -> Iterator[Proposal]:
+def ps_choices(candidates: CandidateNodes, problem: SearchProblem,
+               zones: Sequence[RankedZone]) -> Iterator[Proposal]:
     """The choice with the least estimated time in each zone, if it is better than those before."""
-    job, phases, phase = problem.job, problem.phases, problem.phases[0]
+    size, phases, phase = problem.size, problem.phases, problem.phases[0]
     servers, workers = len(phase.source), len(phase.target)
-    size = float(phase.bytes_per_pair)
-    best, served = np.inf, min_serving_seconds(pool, problem)
+    pair_bytes = float(phase.bytes_per_pair)
+    best, served = np.inf, min_serving_seconds(candidates, problem)
     # no choice takes longer than all traffic over the slowest link
-    max_time = size * servers * workers / min(float(pool.node_capacity.min()), float(pool.zone_capacity.min()))
-    estimates = {candidate.zone: estimate
-                 for candidate, estimate in rank_zones_all_to_all(pool, problem, candidates, refine=False)}
-    for candidate in sorted(candidates, key=lambda candidate: (
-            candidate.zone not in estimates, candidate.min_seconds))[:MAX_PS_ZONES]:
-        if candidate.min_seconds > best * (1 + 1e-6):
+    min_capacity = min(float(candidates.node_capacity.min()), float(candidates.zone_capacity.min()))
+    max_time = pair_bytes * servers * workers / min_capacity
+    estimates = {ranked_zone.index: estimate
+                 for ranked_zone, estimate in rank_zones_all_to_all(candidates, problem, zones, refine=False)}
+    for ranked_zone in sorted(zones, key=lambda ranked_zone: (
+            ranked_zone.index not in estimates, ranked_zone.min_seconds))[:MAX_PS_ZONES]:
+        if ranked_zone.min_seconds > best * (1 + 1e-6):
             continue
-        zone, min_seconds = candidate.zone, candidate.min_seconds
+        zone, min_seconds = ranked_zone.index, ranked_zone.min_seconds
         choice = None
-        for cap in relevant_latency_caps(pool, min_seconds, problem.rounds):
-            latency = 2 * problem.rounds * float(cap.path_latency(pool)[zone])
+        for cap in relevant_latency_caps(candidates, min_seconds, problem.rounds):
+            latency = 2 * problem.rounds * float(cap.path_latency(candidates)[zone])
             low, high = max(min_seconds, served) / len(phases), (best - latency) / len(phases)
-            nodes = pool.nodes_below(zone).start + np.flatnonzero(path_widths(pool, zone, cap))
-            if high <= low or len(nodes) < job.nodes:
+            nodes = candidates.nodes_below(zone).start + np.flatnonzero(path_widths(candidates, zone, cap))
+            if high <= low or len(nodes) < size.nodes:
                 continue
-            nodes = limit_leaves(pool, nodes, job, zone, estimates.get(zone))
-            search = PsSearch(subset(pool, nodes, zone), job, servers, size)
+            nodes = limit_leaves(candidates, nodes, size, zone, estimates.get(zone))
+            search = PsSearch(subset(candidates, nodes, zone), size, servers, pair_bytes)
             seconds, split = search.best_split(low, min(max_time, high)) or (np.inf, None)
             if split is not None:
                 best = len(phases) * seconds + latency
-                choice = make_choice(pool, zone, nodes[search.select_nodes(seconds, split)])
+                choice = make_choice(candidates, zone, nodes[search.select_nodes(seconds, split)])
         if choice is not None:
             yield Proposal(choice, min_seconds, best)
 
 
-def limit_leaves(pool: CandidateNodes, nodes: IntArray, job: JobSize, zone: int,
+def limit_leaves(candidates: CandidateNodes, nodes: IntArray, size: JobSize, zone: int,
                  estimate: AllToAllEstimate | None) -> IntArray:
     """The nodes of the leaves that are best for all-to-all traffic, and of the largest leaves."""
-    leaf_sizes = np.bincount(pool.leaf[nodes], minlength=pool.zone_count)
+    leaf_sizes = np.bincount(candidates.leaf[nodes], minlength=candidates.zone_count)
     if (leaf_sizes > 0).sum() <= MAX_SERVER_LEAVES:
         return nodes
     kept = np.zeros(len(leaf_sizes), bool)
     if estimate is not None:
         kept |= estimate.model.node_counts_for_time(estimate.high, zone)[0] > 0
     by_size = np.argsort(-leaf_sizes, kind="stable")
-    fewest = int(np.searchsorted(np.cumsum(leaf_sizes[by_size]), job.nodes) + 1)
+    fewest = int(np.searchsorted(np.cumsum(leaf_sizes[by_size]), size.nodes) + 1)
     kept[by_size[:fewest + 2]] = True
-    return nodes[kept[pool.leaf[nodes]]]
+    return nodes[kept[candidates.leaf[nodes]]]
 
 
-def min_serving_seconds(pool: CandidateNodes, problem: SearchProblem) -> float:
+def min_serving_seconds(candidates: CandidateNodes, problem: SearchProblem) -> float:
     """Lower bound: seconds in which the best node links can serve all workers, in any zones."""
-    job, phase = problem.job, problem.phases[0]
-    capacity = np.sort(pool.node_capacity)[::-1][:job.nodes]
+    size, phase = problem.size, problem.phases[0]
+    capacity = np.sort(candidates.node_capacity)[::-1][:size.nodes]
     all_servers, all_workers = len(phase.source), len(phase.target)
     loads = []
-    for tasks in {job.tasks // job.nodes, job.max_tasks_per_node}:
+    for tasks in {size.tasks // size.nodes, size.max_tasks_per_node}:
         servers = np.arange(min(tasks, all_servers) + 1.0)
         load = count_shards(servers, tasks - servers, all_servers, all_workers)
         # the load may fall with more servers: the bound needs the largest number that fits in a time
@@ -117,21 +118,21 @@ class NodeCountBounds(NamedTuple):
 
 
 class PsSearch:
-    """Search for the server split of a job on a pool with one root."""
+    """Search for the server split of a job on candidate nodes with one root."""
 
-    def __init__(self, pool: CandidateNodes, job: JobSize, ps: int, bytes_per_pair: float) -> None:
-        self.pool, self.job, self.ps, self.bytes_per_pair = pool, job, ps, bytes_per_pair
-        self.tasks_per_node = job.tasks / job.nodes
-        self.workers = job.tasks - ps
-        self.leaf_sizes = np.diff(np.append(pool.leaf_begin, len(pool.snapshot_index)))
+    def __init__(self, candidates: CandidateNodes, size: JobSize, ps: int, bytes_per_pair: float) -> None:
+        self.candidates, self.size, self.ps, self.bytes_per_pair = candidates, size, ps, bytes_per_pair
+        self.tasks_per_node = size.tasks / size.nodes
+        self.workers = size.tasks - ps
+        self.leaf_sizes = np.diff(np.append(candidates.leaf_begin, len(candidates.snapshot_index)))
         self.max_leaf_servers = self.leaf_sizes * math.ceil(self.tasks_per_node)
         servers = np.arange(min(ps, math.ceil(self.tasks_per_node)) + 1.0)
         workers = np.maximum(self.tasks_per_node - servers, 0)
         # bytes over the link of a node by its number of servers
         self.bytes_by_servers = bytes_per_pair * count_shards(servers, workers, ps, self.workers)
-        self.node_capacities = sorted_unique(pool.node_capacity)
+        self.node_capacities = sorted_unique(candidates.node_capacity)
         # nodes of each leaf with at least each capacity, then 0; shape (capacities + 1, leaves)
-        counts = [np.add.reduceat(pool.node_capacity >= capacity, pool.leaf_begin, dtype=np.int64)
+        counts = [np.add.reduceat(candidates.node_capacity >= capacity, candidates.leaf_begin, dtype=np.int64)
                   for capacity in self.node_capacities]
         self.nodes_with_capacity = np.stack([*counts, np.zeros_like(self.leaf_sizes)])
 
@@ -177,21 +178,21 @@ class PsSearch:
 
     def sum_below(self, values: IntArray) -> IntArray:
         """Sum over the leaves below each zone: (splits, leaves) -> (splits, zones)."""
-        total = np.zeros((len(values), self.pool.zone_count), np.int64)
-        total[:, self.pool.leaves] = values
-        for level in self.pool.levels:
+        total = np.zeros((len(values), self.candidates.zone_count), np.int64)
+        total[:, self.candidates.leaves] = values
+        for level in self.candidates.levels:
             total[:, level.parents] += np.add.reduceat(total[:, level.zones], level.child_begin, axis=1)
         return total
 
     def fits_in_time(self, seconds: float, servers: IntArray) -> BoolArray:
         """Mask of the splits that fit in this time: servers below each zone (splits, zones) -> (splits,)."""
         bounds = self.node_count_bounds(seconds, servers)
-        root = int(self.pool.level.argmax())
-        return np.asarray((bounds.fewest[:, root] <= self.job.nodes) & (self.job.nodes <= bounds.most[:, root]))
+        root = int(self.candidates.level.argmax())
+        return np.asarray((bounds.fewest[:, root] <= self.size.nodes) & (self.size.nodes <= bounds.most[:, root]))
 
     def node_count_bounds(self, seconds: float, servers: IntArray) -> NodeCountBounds:
         """Bounds for this time and these servers below each zone, (splits, zones)."""
-        pool, split = self.pool, servers[:, self.pool.leaves]
+        candidates, split = self.candidates, servers[:, self.candidates.leaves]
         fast_enough = self.nodes_with_capacity[np.searchsorted(
             self.node_capacities, self.bytes_by_servers / seconds * (1 - 1e-9))]
         servers_per_host = np.minimum(-(-split // self.leaf_sizes), len(self.bytes_by_servers) - 1)
@@ -201,21 +202,21 @@ class PsSearch:
         is_lighter = self.bytes_by_servers[servers_per_host] < self.bytes_by_servers[0]
         leaf_most = fast_enough[0] + np.where(is_lighter, np.minimum(hosts, possible_hosts - fast_enough[0]), 0)
         fewest, most = np.zeros_like(servers), np.zeros_like(servers)
-        fewest[:, pool.leaves] = np.maximum(hosts, -(-split // math.ceil(self.tasks_per_node)))
-        most[:, pool.leaves] = np.where(possible_hosts >= hosts, leaf_most, -1)
+        fewest[:, candidates.leaves] = np.maximum(hosts, -(-split // math.ceil(self.tasks_per_node)))
+        most[:, candidates.leaves] = np.where(possible_hosts >= hosts, leaf_most, -1)
 
-        shards = seconds * pool.zone_capacity / self.bytes_per_pair * (1 + 1e-9)
+        shards = seconds * candidates.zone_capacity / self.bytes_per_pair * (1 + 1e-9)
         with np.errstate(divide="ignore", invalid="ignore"):
             min_workers = np.where(servers > 0, self.workers - shards / servers, 0.0)
             max_workers = np.where(servers < self.ps, shards / (self.ps - servers), np.inf)
         low = np.ceil((np.maximum(min_workers, 0.0) + servers) / self.tasks_per_node - 1e-9)
         high = np.floor((np.minimum(max_workers, self.workers) + servers) / self.tasks_per_node + 1e-9)
-        has_parent = pool.parent >= 0
+        has_parent = candidates.parent >= 0
         low = np.where(has_parent & (servers > 0), low, 0).astype(np.int64)
-        high = np.where(has_parent, high, self.job.nodes).astype(np.int64)
+        high = np.where(has_parent, high, self.size.nodes).astype(np.int64)
 
         is_empty = np.zeros_like(servers, bool)
-        for level in pool.levels:
+        for level in candidates.levels:
             zones = level.zones
             fewest[:, zones] = np.maximum(fewest[:, zones], low[:, zones])
             most[:, zones] = np.minimum(most[:, zones], high[:, zones])
@@ -243,7 +244,7 @@ class PsSearch:
             split = np.zeros_like(limit)
             split[leaf] = min(self.ps, int(limit[leaf]))
             splits.append(split + fill_largest_first(np.where(split > 0, 0, limit), self.ps - int(split.sum())))
-        fewest = int(np.searchsorted(np.cumsum(self.leaf_sizes[by_size]), self.job.nodes) + 1)
+        fewest = int(np.searchsorted(np.cumsum(self.leaf_sizes[by_size]), self.size.nodes) + 1)
         for count in sorted({min(len(by_size), c) for c in (2, 3, 4, fewest, fewest + 1, 2 * fewest, len(by_size))}):
             exact = np.zeros(len(limit))
             sizes = self.leaf_sizes[by_size[:count]]
@@ -274,23 +275,23 @@ class PsSearch:
         servers = self.sum_below(split[None])
         fewest, most = (bound[0] for bound in self.node_count_bounds(seconds, servers))
         counts = fewest.copy()
-        counts[int(self.pool.level.argmax())] = self.job.nodes
-        for zone in np.argsort(-self.pool.level, kind="stable"):
-            children = np.flatnonzero(self.pool.parent == zone)
+        counts[int(self.candidates.level.argmax())] = self.size.nodes
+        for zone in np.argsort(-self.candidates.level, kind="stable"):
+            children = np.flatnonzero(self.candidates.parent == zone)
             remaining = int(counts[zone] - fewest[children].sum())
             for child in children[np.lexsort((-most[children], -servers[0, children]))] if len(children) else []:
                 extra = min(remaining, int(most[child] - fewest[child]))
                 counts[child] = fewest[child] + extra
                 remaining -= extra
-        return np.asarray(counts[self.pool.leaves])
+        return np.asarray(counts[self.candidates.leaves])
 
     def select_nodes(self, seconds: float, split: IntArray) -> IntArray:
         """Pool indices of the nodes: servers get the widest links, workers the first that are fast enough."""
         selected = []
-        for begin, size, servers, wanted in zip(self.pool.leaf_begin, self.leaf_sizes, split,
+        for begin, size, servers, wanted in zip(self.candidates.leaf_begin, self.leaf_sizes, split,
                                                 self.split_nodes(seconds, split), strict=True):
             nodes = np.arange(begin, begin + size)
-            capacity = self.pool.node_capacity[nodes]
+            capacity = self.candidates.node_capacity[nodes]
             hosts = nodes[np.argsort(-capacity, kind="stable")[:min(int(servers), int(wanted))]]
             is_slow = capacity < self.bytes_by_servers[0] / seconds * (1 - 1e-9)
             workers = nodes[np.lexsort((nodes, np.where(is_slow, -capacity, -np.inf)))]

@@ -1,7 +1,7 @@
 """Placement of a job, computed from values alone: the nodes, and the ranks on them.
 
 Choices of nodes are proposed, evaluated with their rank maps, and the best one is improved. An algorithm that
-proposes choices is a function `(pool, problem, zone candidates) -> proposals`.
+proposes choices is a function `(candidates, problem, zones) -> proposals`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slurmdl.placement.eligibility import candidate_partitions, eligible_tasks, 
 from slurmdl.placement.lower_bound import compute_lower_bound
 from slurmdl.placement.quotas import even_choices, group_choices, segment_choices, uneven_choices
 from slurmdl.placement.rank_orders import RankOrders, best_rank_map, rank_orders
-from slurmdl.placement.result import Candidate, Placement, best_cost, format_zone_counts
+from slurmdl.placement.result import ConsideredChoice, Placement, best_cost, format_zone_counts
 from slurmdl.placement.slurm_limits import SlurmLimits, in_idle_leaf
 from slurmdl.placement.zones import NodeChoice, Proposal, SearchProblem, make_choice, rank_zones
 from slurmdl.text import pluralize, sample_names
@@ -64,21 +64,21 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
         raise PlacementError(request.unplaceable_reason)
     if request.nodelist:
         raise PlacementError("-w is given: the nodes are chosen already")
-    job, traffic = resolve_job_size(request), traffic or request.dl.traffic
-    check_feasible(job, cluster, topology)
-    limits = SlurmLimits.of_job(request, topology, job.nodes)
-    ranks_per_node, tasks_per_node = request.dl.ranks_per_node, job.max_tasks_per_node
+    size, traffic = resolve_job_size(request), traffic or request.dl.traffic
+    check_feasible(size, cluster, topology)
+    limits = SlurmLimits.of_job(request, topology, size.nodes)
+    ranks_per_node, tasks_per_node = request.dl.ranks_per_node, size.max_tasks_per_node
     if not ranks_per_node:
-        ranks_per_node = traffic.launched_ranks_per_node(job.tasks, job.nodes)
-        if not ranks_per_node and job.tasks == job.nodes and not traffic.ps and request.script_ranks_per_node > 1:
+        ranks_per_node = traffic.launched_ranks_per_node(size.tasks, size.nodes)
+        if not ranks_per_node and size.tasks == size.nodes and not traffic.ps and request.script_ranks_per_node > 1:
             ranks_per_node = request.script_ranks_per_node
         if ranks_per_node:
             request = replace(request, dl=request.dl.with_ranks_per_node(ranks_per_node))
     if ranks_per_node:
-        job = JobSize(job.nodes, job.nodes * ranks_per_node)
-    if mismatch := traffic.size_mismatch(job.nodes, job.tasks):
+        size = JobSize(size.nodes, size.nodes * ranks_per_node)
+    if mismatch := traffic.size_mismatch(size.nodes, size.tasks):
         raise UsageError(mismatch)
-    problem = SearchProblem(job, traffic, traffic.phases(job.tasks))
+    problem = SearchProblem(size, traffic, traffic.phases(size.tasks))
     search = PlacementSearch(request, cluster, topology, scores, problem, limits)
     reason = ""
     for boots, free_now in ((False, True), (True, True), (True, False)):
@@ -104,29 +104,29 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
     raise PlacementError(reason)
 
 
-def check_feasible(job: JobSize, cluster: ClusterSnapshot, topology: Topology) -> None:
+def check_feasible(size: JobSize, cluster: ClusterSnapshot, topology: Topology) -> None:
     """Raise PlacementError if no choice is possible: no zones, another cluster, or too many nodes or tasks."""
     if not topology.zones:
         raise PlacementError("the topology has no zones")
     if cluster.names != topology.nodes and topology.node_index.keys().isdisjoint(cluster.names):
         raise PlacementError(f"{topology.source or 'the topology'} has none of the cluster's nodes: the cluster has "
                              f"{sample_names(cluster.names, 3)}, the topology has {sample_names(topology.nodes, 3)}")
-    if job.nodes > len(cluster.names):
-        raise PlacementError(f"{pluralize(job.nodes, 'node')} requested; the cluster has {len(cluster.names)}")
+    if size.nodes > len(cluster.names):
+        raise PlacementError(f"{pluralize(size.nodes, 'node')} requested; the cluster has {len(cluster.names)}")
     cpus = int(cluster.cpus.sum())
-    if job.tasks > cpus:
-        raise PlacementError(f"{pluralize(job.tasks, 'task')} requested; the cluster has {pluralize(cpus, 'CPU')}")
+    if size.tasks > cpus:
+        raise PlacementError(f"{pluralize(size.tasks, 'task')} requested; the cluster has {pluralize(cpus, 'CPU')}")
 
 
 @dataclass(frozen=True)
 class EvaluatedChoice:
-    """A choice of nodes of a pool with its rank orders and costs.
+    """A choice of candidate nodes with its rank orders and costs.
 
     `remainders` are the numbers of leaf zones of which only a part of the candidate nodes is chosen, and of their
     other candidates.
     """
 
-    pool: CandidateNodes
+    candidates: CandidateNodes
     choice: NodeChoice
     nodes: tuple[str, ...]
     nodes_per_zone: Counter[str]
@@ -170,8 +170,8 @@ class PlacementSearch:
     limits: SlurmLimits
 
     @property
-    def job(self) -> JobSize:
-        return self.problem.job
+    def size(self) -> JobSize:
+        return self.problem.size
 
     def best_placement(self, max_tasks: IntArray, free_now: bool) -> Placement:
         """Best placement on the nodes that can take their tasks; PlacementError if no zone has enough nodes.
@@ -179,22 +179,22 @@ class PlacementSearch:
         `max_tasks` gives the tasks that each node of the snapshot can take.
         """
         traffic = self.problem.traffic
-        even_pool = self.build_pool(np.where(max_tasks >= self.job.max_tasks_per_node, max_tasks, 0))
+        even_candidates = self.build_candidates(np.where(max_tasks >= self.size.max_tasks_per_node, max_tasks, 0))
         has_fixed_split = bool(self.request.ntasks_per_node or self.request.dl.ranks_per_node)
         evaluated: list[EvaluatedChoice] = []
-        if not self.has_enough_nodes(even_pool) and not has_fixed_split:
+        if not self.has_enough_nodes(even_candidates) and not has_fixed_split:
             # uneven: nodes with fewer slots than an even split needs, next to nodes with more
-            pool = self.build_pool(max_tasks)
-            evaluated = [self.evaluate(pool, choice) for choice in uneven_choices(pool, self.job)
-                         if self.limits.allows(pool, choice.nodes)]
+            candidates = self.build_candidates(max_tasks)
+            evaluated = [self.evaluate(candidates, choice) for choice in uneven_choices(candidates, self.size)
+                         if self.limits.allows(candidates, choice.nodes)]
         is_even = not evaluated
-        evaluated = evaluated or self.evaluate_proposals(even_pool)
+        evaluated = evaluated or self.evaluate_proposals(even_candidates)
         winner = self.best_choice(evaluated)
         if is_even:
             winner, others = self.improve(winner, self.without_slow_path, MAX_AVOIDED_PATHS)
             evaluated += others
             depends_on_nodes = traffic.kind not in ("ring", "servers") or traffic.is_zone_dependent
-            if depends_on_nodes and self.job.tasks <= MAX_SWAP_TASKS and not self.keeps_blocks_whole:
+            if depends_on_nodes and self.size.tasks <= MAX_SWAP_TASKS and not self.keeps_blocks_whole:
                 starts = [winner]
                 if traffic.tie:  # swaps of ranks change the order of the choices
                     others = sorted((entry for entry in evaluated if entry.nodes != winner.nodes),
@@ -205,70 +205,73 @@ class PlacementSearch:
         rank_map = winner.rank_orders.best_map
         has_bound = is_even and np.ptp(winner.rank_orders.tasks) <= 1 and not self.scores.default_leaf_bandwidth and \
             not traffic.is_zone_dependent and traffic.kind in ("ring", "servers", "graph")
-        bound = compute_lower_bound(even_pool, self.problem, rank_map.cost.seconds) if has_bound else None
+        bound = compute_lower_bound(even_candidates, self.problem, rank_map.cost.seconds) if has_bound else None
         # the first of several choices with the same nodes per zone is enough
         losers = {format_zone_counts(entry.nodes_per_zone): entry for entry in reversed(evaluated)
                   if entry.nodes_per_zone != winner.nodes_per_zone}
-        candidates = (Candidate(format_zone_counts(winner.nodes_per_zone), "chosen", rank_map.cost),
-                      *(Candidate(label, entry.loss_reason(winner, self.keeps_blocks_whole),
-                                  entry.rank_orders.rule_based_cost) for label, entry in reversed(losers.items())),
-                      *self.too_small_zones(even_pool))
+        considered = (ConsideredChoice(format_zone_counts(winner.nodes_per_zone), "chosen", rank_map.cost),
+                      *(ConsideredChoice(label, entry.loss_reason(winner, self.keeps_blocks_whole),
+                                         entry.rank_orders.rule_based_cost)
+                        for label, entry in reversed(losers.items())),
+                      *self.too_small_zones(even_candidates))
         zone_paths = {name: self.topology.path_of(name) for name in winner.nodes}
-        return Placement(winner.nodes, rank_map, zone_paths, dict(winner.nodes_per_zone), free_now, candidates,
+        return Placement(winner.nodes, rank_map, zone_paths, dict(winner.nodes_per_zone), free_now, considered,
                          self.choice_reason(winner, free_now), *(bound or (None, "")))
 
-    def build_pool(self, max_tasks: IntArray) -> CandidateNodes:
+    def build_candidates(self, max_tasks: IntArray) -> CandidateNodes:
         return build_candidate_nodes(self.request, self.cluster, self.topology, self.scores, max_tasks)
 
-    def has_enough_nodes(self, pool: CandidateNodes) -> bool:
+    def has_enough_nodes(self, candidates: CandidateNodes) -> bool:
         """Whether any zone has enough nodes."""
-        return bool((pool.node_count >= self.job.nodes).any())
+        return bool((candidates.node_count >= self.size.nodes).any())
 
-    def proposals(self, pool: CandidateNodes) -> Iterator[Proposal]:
+    def proposals(self, candidates: CandidateNodes) -> Iterator[Proposal]:
         """Choices that may win."""
-        problem, zones = self.problem, rank_zones(pool, self.problem)
-        is_large = self.job.tasks > MAX_FULL_SEARCH_TASKS
+        problem, zones = self.problem, rank_zones(candidates, self.problem)
+        is_large = self.size.tasks > MAX_FULL_SEARCH_TASKS
         if self.limits.segment:
-            yield from segment_choices(pool, problem, zones, self.limits.segment)
+            yield from segment_choices(candidates, problem, zones, self.limits.segment)
             return
         if problem.traffic.kind == "mesh":
             zones = zones[:MAX_LARGE_MESH_ZONES] if is_large else zones
-            yield from segment_choices(pool, problem, zones)
+            yield from segment_choices(candidates, problem, zones)
         elif problem.traffic.kind == "groups":
-            yield from group_choices(pool, problem, zones)
+            yield from group_choices(candidates, problem, zones)
         elif problem.depends_on_counts:
-            if self.job.nodes > 1:
+            if self.size.nodes > 1:
                 if problem.has_two_roles:
                     from slurmdl.placement.parameter_servers import ps_choices as count_based
                 else:
                     from slurmdl.placement.all_to_all import all_to_all_choices as count_based
-                proposals = list(count_based(pool, problem, zones))
+                proposals = list(count_based(candidates, problem, zones))
                 least = min((proposal.estimated_seconds for proposal in proposals), default=0.0)
                 limit = (1.0 if is_large else MAX_SLOWDOWN) * least
                 yield from (proposal for proposal in proposals if proposal.estimated_seconds <= limit)
             zones = zones[:MAX_EVEN_ZONES] if is_large else zones
-        yield from even_choices(pool, problem, zones)
+        yield from even_choices(candidates, problem, zones)
 
-    def evaluate_proposals(self, pool: CandidateNodes) -> list[EvaluatedChoice]:
+    def evaluate_proposals(self, candidates: CandidateNodes) -> list[EvaluatedChoice]:
         """Evaluate the choices that may win, and a few more to show the alternatives."""
-        if not self.has_enough_nodes(pool):
-            most = int(pool.node_count.argmax()) if pool.zone_count else -1
-            largest = f" (the most: {pool.node_count[most]} in {self.zone_name(pool, most)})" if most >= 0 else ""
-            raise PlacementError(f"no zone has {self.job.nodes} fitting nodes{largest}")
+        if not self.has_enough_nodes(candidates):
+            largest = ""
+            if candidates.zone_count:
+                most = int(candidates.node_count.argmax())
+                largest = f" (the most: {candidates.node_count[most]} in {self.zone_name(candidates, most)})"
+            raise PlacementError(f"no zone has {self.size.nodes} fitting nodes{largest}")
         evaluated: list[EvaluatedChoice] = []
         seen: set[tuple[bytes, int]] = set()
-        for choice, min_seconds, _ in self.proposals(pool):
-            if not self.limits.allows(pool, choice.nodes):
+        for choice, min_seconds, _ in self.proposals(candidates):
+            if not self.limits.allows(candidates, choice.nodes):
                 continue
             least = min((entry.seconds for entry in evaluated), default=np.inf)
-            signature = pool.choice_signature(choice.nodes), choice.unused_nodes
-            effort = len(evaluated) * self.job.tasks / MAX_EVALUATED_TASKS
+            signature = candidates.choice_signature(choice.nodes), choice.unused_nodes
+            effort = len(evaluated) * self.size.tasks / MAX_EVALUATED_TASKS
             cannot_win = min_seconds > least if effort <= MAX_TIE_FACTOR else min_seconds >= least
             if signature not in seen and (effort <= 1 or not cannot_win):
                 seen.add(signature)
-                evaluated.append(self.evaluate(pool, choice))
+                evaluated.append(self.evaluate(candidates, choice))
         if not evaluated:
-            raise PlacementError(f"{self.limits}: no choice of {pluralize(self.job.nodes, 'node')} satisfies it now")
+            raise PlacementError(f"{self.limits}: no choice of {pluralize(self.size.nodes, 'node')} satisfies it now")
         return evaluated
 
     @property
@@ -279,20 +282,20 @@ class PlacementSearch:
         """
         return self.limits.block_rule is not None and not self.problem.traffic.tie
 
-    def evaluate(self, pool: CandidateNodes, choice: NodeChoice) -> EvaluatedChoice:
+    def evaluate(self, candidates: CandidateNodes, choice: NodeChoice) -> EvaluatedChoice:
         """Compute the rank orders of a choice; Slurm distributes the tasks over the nodes in snapshot order."""
-        nodes = choice.nodes[np.argsort(pool.snapshot_index[choice.nodes])]
-        names = [self.cluster.names[i] for i in pool.snapshot_index[nodes].tolist()]
-        tasks = split_tasks(self.request, self.job, pool.max_tasks[nodes].tolist())
+        nodes = choice.nodes[np.argsort(candidates.snapshot_index[choice.nodes])]
+        names = [self.cluster.names[i] for i in candidates.snapshot_index[nodes].tolist()]
+        tasks = split_tasks(self.request, self.size, candidates.max_tasks[nodes].tolist())
         orders = rank_orders(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.problem.traffic,
                              self.request.dl.rank0, node_by_node=self.request.dl.ranks_per_node > 0)
-        counts = np.bincount(pool.leaf[nodes])
-        nodes_per_zone = Counter({self.zone_name(pool, leaf): count for leaf, count in enumerate(counts.tolist())
-                                  if count})
+        counts = np.bincount(candidates.leaf[nodes])
+        nodes_per_zone = Counter({self.zone_name(candidates, leaf): count
+                                  for leaf, count in enumerate(counts.tolist()) if count})
         used = np.flatnonzero(counts)
-        left = pool.node_count[used] - counts[used]
-        return EvaluatedChoice(pool, choice, tuple(names), nodes_per_zone, orders, int(pool.weight[nodes].sum()),
-                               (int(np.count_nonzero(left)), int(left.sum())))
+        left = candidates.node_count[used] - counts[used]
+        return EvaluatedChoice(candidates, choice, tuple(names), nodes_per_zone, orders,
+                               int(candidates.weight[nodes].sum()), (int(np.count_nonzero(left)), int(left.sum())))
 
     def improve(self, best: EvaluatedChoice, neighbors: Callable[[EvaluatedChoice], Iterator[EvaluatedChoice]],
                 max_rounds: int) -> tuple[EvaluatedChoice, list[EvaluatedChoice]]:
@@ -314,18 +317,19 @@ class PlacementSearch:
             return
         path = bottleneck if bottleneck in paths.names else paths.names[int(paths.latency.argmax())]
         for leaf in path.split("|"):
-            kept = np.flatnonzero(best.pool.topology_zone_index[best.pool.leaf] != self.topology.zone_index[leaf])
+            every = best.candidates
+            kept = np.flatnonzero(every.topology_zone_index[every.leaf] != self.topology.zone_index[leaf])
             max_tasks = np.zeros(len(self.cluster.names), np.int64)
-            max_tasks[best.pool.snapshot_index[kept]] = best.pool.max_tasks[kept]
-            smaller = self.build_pool(max_tasks)
+            max_tasks[every.snapshot_index[kept]] = every.max_tasks[kept]
+            smaller = self.build_candidates(max_tasks)
             if self.has_enough_nodes(smaller):
                 yield from self.evaluate_proposals(smaller)
 
     def node_swaps(self, best: EvaluatedChoice) -> Iterator[EvaluatedChoice]:
         """Choices with one node swapped for an unused one."""
-        for choice in islice(single_node_swaps(best.pool, best.choice), MAX_SWAPS_PER_ROUND):
-            if self.limits.allows(best.pool, choice.nodes):
-                yield self.evaluate(best.pool, choice)
+        for choice in islice(single_node_swaps(best.candidates, best.choice), MAX_SWAPS_PER_ROUND):
+            if self.limits.allows(best.candidates, choice.nodes):
+                yield self.evaluate(best.candidates, choice)
 
     def best_choice(self, choices: Sequence[EvaluatedChoice]) -> EvaluatedChoice:
         """The choice of least cost, or on blocks see `keeps_blocks_whole`."""
@@ -342,19 +346,21 @@ class PlacementSearch:
                  for entry in ordered]
         return ordered[best_cost(costs, self.problem.traffic.tie)]
 
-    def zone_name(self, pool: CandidateNodes, zone: int) -> str:
-        index = int(pool.topology_zone_index[zone])
+    def zone_name(self, candidates: CandidateNodes, zone: int) -> str:
+        index = int(candidates.topology_zone_index[zone])
         return self.topology.zones[index] if index >= 0 else "the whole cluster"
 
-    def too_small_zones(self, pool: CandidateNodes) -> Iterator[Candidate]:
+    def too_small_zones(self, candidates: CandidateNodes) -> Iterator[ConsideredChoice]:
         """The largest of the zones with too few fitting nodes."""
-        small = np.flatnonzero(pool.node_count < self.job.nodes)
-        for zone in small[np.argsort(-pool.node_count[small], kind="stable")][:MAX_TOO_SMALL_ZONES]:
-            yield Candidate(self.zone_name(pool, zone),
-                            f"too small, {pool.node_count[zone]} of {pluralize(self.job.nodes, 'node')} fit")
+        small = np.flatnonzero(candidates.node_count < self.size.nodes)
+        for zone in small[np.argsort(-candidates.node_count[small], kind="stable")][:MAX_TOO_SMALL_ZONES]:
+            needed = pluralize(self.size.nodes, "node")
+            yield ConsideredChoice(self.zone_name(candidates, zone),
+                                   f"too small, {candidates.node_count[zone]} of {needed} fit")
 
     def choice_reason(self, winner: EvaluatedChoice, free_now: bool) -> str:
-        zone, counts = self.zone_name(winner.pool, winner.choice.zone), format_zone_counts(winner.nodes_per_zone)
+        zone = self.zone_name(winner.candidates, winner.choice.zone)
+        counts = format_zone_counts(winner.nodes_per_zone)
         if len(winner.nodes_per_zone) == 1:
             reason = f"zone {zone} holds all nodes"
         elif winner.choice.is_smallest_zone:
@@ -364,29 +370,29 @@ class PlacementSearch:
         return reason if free_now else f"{reason}; not all of them are free now"
 
 
-def single_node_swaps(pool: CandidateNodes, choice: NodeChoice) -> Iterator[NodeChoice]:
+def single_node_swaps(candidates: CandidateNodes, choice: NodeChoice) -> Iterator[NodeChoice]:
     """Choices with one node swapped for an unused node of the same tree; leaves in use come first.
 
     Only the last used and the first unused node of each leaf are swapped: its other nodes are no better.
     """
-    is_used = np.zeros(len(pool.snapshot_index), bool)
+    is_used = np.zeros(len(candidates.snapshot_index), bool)
     is_used[choice.nodes] = True
     root = choice.zone
-    while pool.parent[root] >= 0:
-        root = int(pool.parent[root])
+    while candidates.parent[root] >= 0:
+        root = int(candidates.parent[root])
     is_free = ~is_used
-    is_free[:pool.node_begin[root]] = is_free[pool.node_end[root]:] = False
+    is_free[:candidates.node_begin[root]] = is_free[candidates.node_end[root]:] = False
     used, free = np.flatnonzero(is_used), np.flatnonzero(is_free)
-    removable = used[np.append(run_starts(pool.leaf[used])[1:], len(used)) - 1]
-    addable = free[run_starts(pool.leaf[free])] if len(free) else free
-    is_near = np.isin(pool.leaf[addable], pool.leaf[used])
+    removable = used[np.append(run_starts(candidates.leaf[used])[1:], len(used)) - 1]
+    addable = free[run_starts(candidates.leaf[free])] if len(free) else free
+    is_near = np.isin(candidates.leaf[addable], candidates.leaf[used])
     for added in np.concatenate([addable[is_near], addable[~is_near]]):
         for removed in removable:
             nodes = np.append(used[used != removed], added)
-            zone = int(pool.leaf[nodes.min()])
-            while not pool.node_begin[zone] <= nodes.min() <= nodes.max() < pool.node_end[zone]:
-                zone = int(pool.parent[zone])
-            yield make_choice(pool, zone, nodes)
+            zone = int(candidates.leaf[nodes.min()])
+            while not candidates.node_begin[zone] <= nodes.min() <= nodes.max() < candidates.node_end[zone]:
+                zone = int(candidates.parent[zone])
+            yield make_choice(candidates, zone, nodes)
 
 
 def select_subset(allocated: Sequence[str], request: JobRequest, required_node: str, topology: Topology,
@@ -403,8 +409,8 @@ def select_subset(allocated: Sequence[str], request: JobRequest, required_node: 
     """
     nodes, _ = request.nodes or (1, None)
     tasks = request.ntasks or nodes * (request.ntasks_per_node or 1)
-    job, traffic = JobSize(nodes, tasks), traffic or request.dl.traffic
-    cpus = job.max_tasks_per_node
+    size, traffic = JobSize(nodes, tasks), traffic or request.dl.traffic
+    cpus = size.max_tasks_per_node
     cluster = ClusterSnapshot.from_nodes([Node(name, ("IDLE",), cpus=cpus, cpus_unallocated=cpus)
                                           for name in allocated])
     selected = place_job(JobRequest(replace(request.dl, zone=()), request.nodes, tasks, exclusive=True), cluster,
@@ -413,7 +419,7 @@ def select_subset(allocated: Sequence[str], request: JobRequest, required_node: 
         return selected
 
     def cost_key(kept: tuple[str, ...]) -> tuple[float, ...]:
-        slots = [(name, job.tasks_on_node(i)) for i, name in enumerate(kept)]
+        slots = [(name, size.tasks_on_node(i)) for i, name in enumerate(kept)]
         return best_rank_map(slots, topology, scores, traffic, request.dl.rank0).cost.sort_key
 
     alternatives = [tuple(name for name in allocated if name == required_node or (name in selected and name != lost))

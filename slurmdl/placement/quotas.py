@@ -10,36 +10,36 @@ import numpy as np
 from slurmdl.job_request import JobSize
 from slurmdl.placement.arrays import IntArray, run_starts
 from slurmdl.placement.candidate_nodes import CandidateNodes
-from slurmdl.placement.zones import NodeChoice, Proposal, SearchProblem, ZoneCandidate, fitting_nodes, make_choice
+from slurmdl.placement.zones import NodeChoice, Proposal, RankedZone, SearchProblem, fitting_nodes, make_choice
 
 MAX_UNEVEN_ZONES = 4  # zones with an uneven choice
 MAX_SEGMENT_SIZES = 4  # sizes that are tried, the largest ones
 MAX_GROUP_SEQUENCES = 6  # sequences of groups that are tried
 
 
-def even_choices(pool: CandidateNodes, problem: SearchProblem,
-                 candidates: Sequence[ZoneCandidate]) -> Iterator[Proposal]:
+def even_choices(candidates: CandidateNodes, problem: SearchProblem,
+                 zones: Sequence[RankedZone]) -> Iterator[Proposal]:
     """Choices of each zone: the fewest leaves evenly, the largest leaves first, and all leaves evenly."""
-    for candidate in candidates:
-        fitting, available = fitting_nodes(pool, candidate)
-        for quotas in zone_quotas(available, pool.tie_break, problem.job.nodes):
-            choice = make_choice(pool, candidate.zone, take_nodes(pool, fitting, quotas))
-            yield Proposal(choice, candidate.min_seconds)
+    for zone in zones:
+        fitting, available = fitting_nodes(candidates, zone)
+        for quotas in zone_quotas(available, candidates.tie_break, problem.size.nodes):
+            choice = make_choice(candidates, zone.index, take_nodes(candidates, fitting, quotas))
+            yield Proposal(choice, zone.min_seconds)
 
 
-def uneven_choices(pool: CandidateNodes, job: JobSize) -> Iterator[NodeChoice]:
+def uneven_choices(candidates: CandidateNodes, size: JobSize) -> Iterator[NodeChoice]:
     """The nodes with the largest `max_tasks` of each of the lowest and smallest zones, if they hold all tasks.
 
     With `-n` and no --ntasks-per-node Slurm takes any nodes that together hold the tasks.
     """
     found = 0
-    for zone in np.lexsort((pool.node_count, pool.level)):
-        if pool.node_count[zone] >= job.nodes and found < MAX_UNEVEN_ZONES:
-            nodes = np.arange(int(pool.node_begin[zone]), int(pool.node_end[zone]))
-            largest = nodes[np.argsort(-pool.max_tasks[nodes], kind="stable")][:job.nodes]
-            if pool.max_tasks[largest].sum() >= job.tasks:
+    for zone in np.lexsort((candidates.node_count, candidates.level)):
+        if candidates.node_count[zone] >= size.nodes and found < MAX_UNEVEN_ZONES:
+            nodes = np.arange(int(candidates.node_begin[zone]), int(candidates.node_end[zone]))
+            largest = nodes[np.argsort(-candidates.max_tasks[nodes], kind="stable")][:size.nodes]
+            if candidates.max_tasks[largest].sum() >= size.tasks:
                 found += 1
-                yield NodeChoice(int(zone), largest, len(nodes) - job.nodes)
+                yield NodeChoice(int(zone), largest, len(nodes) - size.nodes)
 
 
 def zone_quotas(available: IntArray, tie_break: IntArray, wanted: int) -> Iterator[IntArray]:
@@ -58,9 +58,9 @@ def zone_quotas(available: IntArray, tie_break: IntArray, wanted: int) -> Iterat
         yield quotas
 
 
-def take_nodes(pool: CandidateNodes, nodes: IntArray, quotas: IntArray) -> IntArray:
-    """The first of the nodes (ascending pool indices) of each leaf, up to its quota; `quotas` has shape (zones,)."""
-    leaf = pool.leaf[nodes]
+def take_nodes(candidates: CandidateNodes, nodes: IntArray, quotas: IntArray) -> IntArray:
+    """The first of the nodes of each leaf, up to its quota; `nodes` ascend, `quotas` has shape (zones,)."""
+    leaf = candidates.leaf[nodes]
     begin = run_starts(leaf)
     position = np.arange(len(nodes)) - np.repeat(begin, np.diff(np.append(begin, len(nodes))))
     return nodes[position < quotas[leaf]]
@@ -95,46 +95,46 @@ def water_fill(available: IntArray, wanted: int) -> IntArray:
     return quotas
 
 
-def segment_choices(pool: CandidateNodes, problem: SearchProblem, candidates: Sequence[ZoneCandidate],
+def segment_choices(candidates: CandidateNodes, problem: SearchProblem, zones: Sequence[RankedZone],
                     segment: int | None = None) -> Iterator[Proposal]:
     """Choices of each zone for a segment size, or for the largest divisors of the node count that fit a leaf zone."""
-    for candidate in candidates:
-        fitting, available = fitting_nodes(pool, candidate)
+    for zone in zones:
+        fitting, available = fitting_nodes(candidates, zone)
         largest = int(available.max(initial=0))
-        divisors = [size for size in range(min(largest, problem.job.nodes), 1, -1) if problem.job.nodes % size == 0]
+        divisors = [size for size in range(min(largest, problem.size.nodes), 1, -1) if problem.size.nodes % size == 0]
         for size in [segment] if segment else divisors[:MAX_SEGMENT_SIZES]:
-            quotas = segment_quotas(pool, candidate.zone, available // size * size, problem.job.nodes)
+            quotas = segment_quotas(candidates, zone.index, available // size * size, problem.size.nodes)
             if quotas is not None:
-                yield Proposal(make_choice(pool, candidate.zone, take_nodes(pool, fitting, quotas)),
-                               candidate.min_seconds)
+                choice = make_choice(candidates, zone.index, take_nodes(candidates, fitting, quotas))
+                yield Proposal(choice, zone.min_seconds)
 
 
-def group_choices(pool: CandidateNodes, problem: SearchProblem,
-                  candidates: Sequence[ZoneCandidate]) -> Iterator[Proposal]:
+def group_choices(candidates: CandidateNodes, problem: SearchProblem,
+                  zones: Sequence[RankedZone]) -> Iterator[Proposal]:
     """Choices of each zone for named groups: each in as few zones as possible, one after the other."""
     sequences = list(dict.fromkeys(islice(permutations(problem.traffic.group_sizes()), MAX_GROUP_SEQUENCES)))
-    for candidate in candidates:
-        fitting, available = fitting_nodes(pool, candidate)
+    for zone in zones:
+        fitting, available = fitting_nodes(candidates, zone)
         for sequence in sequences:
             left = available.copy()
             for size in sequence:
-                quotas = segment_quotas(pool, candidate.zone, left, size)
+                quotas = segment_quotas(candidates, zone.index, left, size)
                 if quotas is None:
                     break
                 left -= quotas
             else:
-                yield Proposal(make_choice(pool, candidate.zone, take_nodes(pool, fitting, available - left)),
-                               candidate.min_seconds)
+                choice = make_choice(candidates, zone.index, take_nodes(candidates, fitting, available - left))
+                yield Proposal(choice, zone.min_seconds)
 
 
-def segment_quotas(pool: CandidateNodes, zone: int, available: IntArray, wanted: int) -> IntArray | None:
+def segment_quotas(candidates: CandidateNodes, zone: int, available: IntArray, wanted: int) -> IntArray | None:
     """Nodes of each leaf below `zone` in as few zones as possible at each level; None if it has too few.
 
     `available`, shape (zones,), holds the nodes of each leaf in whole segments; `wanted` is a multiple of a segment.
     The smallest zone that holds the rest is filled, else the largest one.
     """
     total = available.copy()
-    for level in pool.levels:
+    for level in candidates.levels:
         total[level.parents] += np.add.reduceat(total[level.zones], level.child_begin)
     if total[zone] < wanted:
         return None
@@ -143,9 +143,9 @@ def segment_quotas(pool: CandidateNodes, zone: int, available: IntArray, wanted:
     while stack:
         parent, rest = stack.pop()
         # the zone's own nodes count as a child
-        parts = np.append(np.flatnonzero((pool.parent == parent) & (total > 0)), parent)
+        parts = np.append(np.flatnonzero((candidates.parent == parent) & (total > 0)), parent)
         sizes = np.append(total[parts[:-1]], available[parent])
-        for i in np.lexsort((pool.tie_break[parts], -sizes)):
+        for i in np.lexsort((candidates.tie_break[parts], -sizes)):
             fits = np.flatnonzero(sizes >= rest)
             chosen = int(fits[sizes[fits].argmin()]) if len(fits) else int(i)
             count = min(rest, int(sizes[chosen]))

@@ -99,14 +99,14 @@ class RankMap:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ConsideredChoice:
     """Choice of nodes that was considered, labelled by its zones, e.g. "leafA" or "leafA x3 + leafB x1".
 
-    `verdict` is "chosen", or why the choice lost; `cost` is None if the choice was not evaluated.
+    `outcome` is "chosen", or why the choice lost; `cost` is None if the choice was not evaluated.
     """
 
     label: str
-    verdict: str
+    outcome: str
     cost: Cost | None = None
 
 
@@ -120,7 +120,7 @@ class Placement:
         zone_paths: zone path of each chosen node, root first.
         nodes_per_zone: number of chosen nodes in each leaf zone.
         free_now: every chosen node can start its tasks now, or once it has booted.
-        candidates: considered choices, the chosen one first.
+        considered: considered choices, the chosen one first.
         reason: sentence with the reason for the choice, or for none.
         lower_bound: lower bound in seconds for all placements of the job on the eligible nodes; None if unknown.
         lower_bound_reason: constraint that gives the bound, or "".
@@ -132,7 +132,7 @@ class Placement:
     zone_paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     nodes_per_zone: Mapping[str, int] = field(default_factory=dict)
     free_now: bool = False
-    candidates: tuple[Candidate, ...] = ()
+    considered: tuple[ConsideredChoice, ...] = ()
     reason: str = ""
     lower_bound: float | None = None
     lower_bound_reason: str = ""

@@ -27,19 +27,19 @@ class BlockRule:
     """Limits for one job.
 
     Attributes:
-        aggregate: base blocks of the aggregate that must hold the job; aggregates begin at multiples of it.
-        part: base blocks of the next smaller aggregate.
-        max_parts: number of these that the job may use.
+        parent_blocks: base blocks of the aggregate that must hold the job; aggregates begin at multiples of it.
+        child_blocks: base blocks of the next smaller aggregate.
+        max_children: number of these that the job may use.
     """
 
-    aggregate: int
-    part: int
-    max_parts: int
+    parent_blocks: int
+    child_blocks: int
+    max_children: int
 
     def allows(self, blocks: IntArray) -> bool:
         """Whether a job may have nodes in these base blocks, by their position in the topology."""
-        parts = sorted_unique(blocks // self.part)
-        return len(sorted_unique(blocks // self.aggregate)) == 1 and len(parts) <= self.max_parts
+        children = sorted_unique(blocks // self.child_blocks)
+        return len(sorted_unique(blocks // self.parent_blocks)) == 1 and len(children) <= self.max_children
 
 
 def block_rule(topology: Topology, nodes: int) -> BlockRule:
@@ -48,12 +48,12 @@ def block_rule(topology: Topology, nodes: int) -> BlockRule:
     size = topology.block_sizes[0] if topology.block_sizes else int(topology.node_count[base[0]])
     needed = -(-nodes // size)
     configured = (1, *level_multiples(topology.block_sizes))
-    aggregate = next((multiple for multiple in configured if multiple >= needed), len(base))
-    part = max((multiple for multiple in configured if multiple < needed), default=1)
-    max_parts = -(-nodes // (part * size))
-    if aggregate != part * max_parts:
-        max_parts = min(max_parts, aggregate // part)  # as in Slurm, 0 parts if the last aggregate is incomplete
-    return BlockRule(aggregate, part, max_parts)
+    parent = next((multiple for multiple in configured if multiple >= needed), len(base))
+    child = max((multiple for multiple in configured if multiple < needed), default=1)
+    max_children = -(-nodes // (child * size))
+    if parent != child * max_children:
+        max_children = min(max_children, parent // child)  # as in Slurm, 0 if the last aggregate is incomplete
+    return BlockRule(parent, child, max_children)
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,14 @@ class SlurmLimits:
         return f"--segment={self.segment}" if self.segment else f"--switches={self.switches}" if self.switches \
             else "topology/block without --segment"
 
-    def allows(self, pool: CandidateNodes, nodes: IntArray) -> bool:
-        """Whether a job may have these nodes, which are pool indices."""
-        counts = np.bincount(pool.leaf[nodes])
+    def allows(self, candidates: CandidateNodes, nodes: IntArray) -> bool:
+        """Whether a job may have these nodes, indices of candidates."""
+        counts = np.bincount(candidates.leaf[nodes])
         used = np.flatnonzero(counts)
         if (self.segment and (counts % self.segment).any()) or 0 < self.switches < len(used):
             return False
-        return self.block_rule is None or self.block_rule.allows(self.block_number[pool.topology_zone_index[used]])
+        blocks = self.block_number[candidates.topology_zone_index[used]]
+        return self.block_rule is None or self.block_rule.allows(blocks)
 
 
 def in_idle_leaf(cluster: ClusterSnapshot, topology: Topology) -> BoolArray:

@@ -31,14 +31,14 @@ MIN_LATENCY_FRACTION = 1e-4  # smaller fractions of the time are ignored
 class SearchProblem:
     """Job whose nodes are searched; `phases` is the traffic of one iteration of its ranks in a single zone."""
 
-    job: JobSize
+    size: JobSize
     traffic: Traffic
     phases: Sequence[Phase]
 
     @cached_property
     def rounds(self) -> float:
         """Message rounds of one iteration between nodes."""
-        return self.traffic.rounds(self.phases, self.job.max_tasks_per_node)
+        return self.traffic.rounds(self.phases, self.size.max_tasks_per_node)
 
     @cached_property
     def depends_on_counts(self) -> bool:
@@ -53,21 +53,21 @@ class SearchProblem:
     @cached_property
     def min_node_bytes(self) -> float:
         """Lower bound on the bytes over the busier direction of each used node link, summed over the phases."""
-        if self.job.nodes == 1:
+        if self.size.nodes == 1:
             return 0.0
-        known = self.traffic.min_node_bytes(self.job.max_tasks_per_node)
-        return sum(min_node_bytes(phase, self.job) for phase in self.phases) if known is None else known
+        known = self.traffic.min_node_bytes(self.size.max_tasks_per_node)
+        return sum(min_node_bytes(phase, self.size) for phase in self.phases) if known is None else known
 
 
-def min_node_bytes(phase: Phase, job: JobSize) -> float:
+def min_node_bytes(phase: Phase, size: JobSize) -> float:
     """Lower bound on the bytes of one phase over the busier direction of each used node link."""
-    tasks = np.array([job.tasks // job.nodes, job.max_tasks_per_node])
+    tasks = np.array([size.tasks // size.nodes, size.max_tasks_per_node])
     if not phase.all_pairs:
         return float(np.mean(phase.bytes_per_pair)) if len(phase.source) else 0.0
     if not phase.has_two_roles:
-        return float(np.min(phase.bytes_per_pair * tasks * (job.tasks - tasks)))
+        return float(np.min(phase.bytes_per_pair * tasks * (size.tasks - tasks)))
     all_servers, all_workers = len(phase.source), len(phase.target)
-    servers = np.arange(min(all_servers, job.max_tasks_per_node) + 1)
+    servers = np.arange(min(all_servers, size.max_tasks_per_node) + 1)
     workers = np.clip(tasks[:, None] - servers, 0, all_workers)
     return float(np.min(phase.bytes_per_pair * count_shards(servers, workers, all_servers, all_workers)))
 
@@ -96,10 +96,10 @@ class Proposal(NamedTuple):
     estimated_seconds: float = 0.0
 
 
-def make_choice(pool: CandidateNodes, zone: int, nodes: IntArray) -> NodeChoice:
+def make_choice(candidates: CandidateNodes, zone: int, nodes: IntArray) -> NodeChoice:
     """Choice of nodes, all of which are below `zone`."""
-    is_smallest = not (pool.node_count[pool.parent == zone] >= len(nodes)).any()
-    return NodeChoice(zone, nodes, int(pool.node_count[zone]) - len(nodes), is_smallest)
+    is_smallest = not (candidates.node_count[candidates.parent == zone] >= len(nodes)).any()
+    return NodeChoice(zone, nodes, int(candidates.node_count[zone]) - len(nodes), is_smallest)
 
 
 @dataclass(frozen=True)
@@ -109,40 +109,40 @@ class LatencyCap:
     node_s: float
     uplinks_s: tuple[float, ...]
 
-    def path_latency(self, pool: CandidateNodes) -> FloatArray:
+    def path_latency(self, candidates: CandidateNodes) -> FloatArray:
         """One-way seconds to the top of each zone if every link has the maximum latency; shape (zones,)."""
         up = np.append(0.0, np.cumsum(self.uplinks_s))
-        return np.asarray(self.node_s + up[np.minimum(pool.level, len(self.uplinks_s))])
+        return np.asarray(self.node_s + up[np.minimum(candidates.level, len(self.uplinks_s))])
 
-    def node_capacity(self, pool: CandidateNodes) -> FloatArray:
+    def node_capacity(self, candidates: CandidateNodes) -> FloatArray:
         """Bytes/s of the node links; 0 for links that exceed the cap."""
-        return np.where(pool.node_latency <= self.node_s, pool.node_capacity, 0.0)
+        return np.where(candidates.node_latency <= self.node_s, candidates.node_capacity, 0.0)
 
-    def first_link_capacity(self, pool: CandidateNodes) -> FloatArray:
+    def first_link_capacity(self, candidates: CandidateNodes) -> FloatArray:
         """Bytes/s of each node inside its leaf zone; 0 for nodes whose link exceeds the cap."""
-        if not pool.leaf_bandwidth:
-            return self.node_capacity(pool)
-        return np.where(pool.node_latency <= self.node_s, pool.leaf_bandwidth, 0.0)
+        if not candidates.leaf_bandwidth:
+            return self.node_capacity(candidates)
+        return np.where(candidates.node_latency <= self.node_s, candidates.leaf_bandwidth, 0.0)
 
-    def zone_capacity(self, pool: CandidateNodes) -> FloatArray:
+    def zone_capacity(self, candidates: CandidateNodes) -> FloatArray:
         """Bytes/s of the zone uplinks; 0 for links that exceed the cap."""
-        max_latency = np.append(self.uplinks_s, np.inf)[np.minimum(pool.level, len(self.uplinks_s))]
-        return np.where(pool.zone_latency <= max_latency, pool.zone_capacity, 0.0)
+        max_latency = np.append(self.uplinks_s, np.inf)[np.minimum(candidates.level, len(self.uplinks_s))]
+        return np.where(candidates.zone_latency <= max_latency, candidates.zone_capacity, 0.0)
 
 
 UNCAPPED = LatencyCap(np.inf, ())
 
 
-def latency_caps(pool: CandidateNodes) -> list[LatencyCap]:
+def latency_caps(candidates: CandidateNodes) -> list[LatencyCap]:
     """Latency caps to try, the tightest first: all combinations of latencies, or quantiles if these are too many.
 
     If all links of a level have the same latency, the only cap allows all links.
     """
-    per_level = [pool.zone_latency[(pool.level == level) & (pool.parent >= 0)]
-                 for level in range(int(pool.level.max(initial=0)))]
-    values = [sorted_unique(latencies) for latencies in (pool.node_latency, *per_level)]
+    per_level = [candidates.zone_latency[(candidates.level == level) & (candidates.parent >= 0)]
+                 for level in range(int(candidates.level.max(initial=0)))]
+    values = [sorted_unique(latencies) for latencies in (candidates.node_latency, *per_level)]
     values = [latencies if len(latencies) else np.zeros(1) for latencies in values]
-    max_caps = max(2, min(MAX_LATENCY_CAPS, MAX_CAP_NODE_PRODUCT // max(1, len(pool.snapshot_index))))
+    max_caps = max(2, min(MAX_LATENCY_CAPS, MAX_CAP_NODE_PRODUCT // max(1, len(candidates.snapshot_index))))
     if np.prod([len(latencies) for latencies in values], dtype=float) > max_caps:
         quantiles = max(2, int(max_caps ** (1 / max(1, sum(len(latencies) > 1 for latencies in values)))))
         values = [latencies[sorted_unique(np.linspace(0, len(latencies) - 1, quantiles).astype(int))]
@@ -152,33 +152,33 @@ def latency_caps(pool: CandidateNodes) -> list[LatencyCap]:
     return sorted(caps, key=lambda cap: cap.node_s + sum(cap.uplinks_s))
 
 
-def relevant_latency_caps(pool: CandidateNodes, seconds: float, rounds: float) -> list[LatencyCap]:
+def relevant_latency_caps(candidates: CandidateNodes, seconds: float, rounds: float) -> list[LatencyCap]:
     """Latency caps that may matter for an iteration of at least `seconds`, the tightest first."""
-    caps = latency_caps(pool)
-    if 2 * rounds * float(caps[-1].path_latency(pool).max()) < MIN_LATENCY_FRACTION * seconds:
+    caps = latency_caps(candidates)
+    if 2 * rounds * float(caps[-1].path_latency(candidates).max()) < MIN_LATENCY_FRACTION * seconds:
         return caps[-1:]
     return [caps[i] for i in sorted_unique(np.linspace(0, len(caps) - 1, MAX_RELEVANT_CAPS).astype(int))]
 
 
-def path_widths(pool: CandidateNodes, top: int, cap: LatencyCap) -> FloatArray:
+def path_widths(candidates: CandidateNodes, top: int, cap: LatencyCap) -> FloatArray:
     """Bytes/s of the narrowest link from each node below `top` up to it, 0 if one exceeds the cap; shape (nodes,)."""
-    nodes = pool.nodes_below(top)
-    width, zone_capacity = cap.first_link_capacity(pool)[nodes], cap.zone_capacity(pool)
-    node_capacity = cap.node_capacity(pool)[nodes]
-    for zones in pool.ancestors[nodes].T:
-        below = (zones >= 0) & (pool.level[zones] < pool.level[top])
+    nodes = candidates.nodes_below(top)
+    width, zone_capacity = cap.first_link_capacity(candidates)[nodes], cap.zone_capacity(candidates)
+    node_capacity = cap.node_capacity(candidates)[nodes]
+    for zones in candidates.ancestors[nodes].T:
+        below = (zones >= 0) & (candidates.level[zones] < candidates.level[top])
         width = np.where(below, np.minimum(np.minimum(width, node_capacity), zone_capacity[zones]), width)
     return width
 
 
-def kth_widest_paths(pool: CandidateNodes, k: int, cap: LatencyCap) -> FloatArray:
+def kth_widest_paths(candidates: CandidateNodes, k: int, cap: LatencyCap) -> FloatArray:
     """Bytes/s of the k-th widest path within the cap from the nodes of each zone to it, 0 if none; shape (zones,)."""
-    widths = np.zeros(pool.zone_count)
-    width, zone_capacity = cap.first_link_capacity(pool), cap.zone_capacity(pool)
-    node_capacity = cap.node_capacity(pool)
-    zone: IntArray = pool.leaf.copy() if len(pool.snapshot_index) else pool.snapshot_index
-    for level in range(int(pool.level.max(initial=-1)) + 1):
-        nodes = np.flatnonzero((zone >= 0) & (pool.level[zone] == level))
+    widths = np.zeros(candidates.zone_count)
+    width, zone_capacity = cap.first_link_capacity(candidates), cap.zone_capacity(candidates)
+    node_capacity = cap.node_capacity(candidates)
+    zone: IntArray = candidates.leaf.copy() if len(candidates.snapshot_index) else candidates.snapshot_index
+    for level in range(int(candidates.level.max(initial=-1)) + 1):
+        nodes = np.flatnonzero((zone >= 0) & (candidates.level[zone] == level))
         if len(nodes):
             zones = zone[nodes]
             begin = run_starts(zones)
@@ -190,70 +190,71 @@ def kth_widest_paths(pool: CandidateNodes, k: int, cap: LatencyCap) -> FloatArra
             has_enough = counts >= k
             widths[zones[begin[has_enough]]] = width[order][begin[has_enough] + k - 1]
             width[nodes] = np.minimum(np.minimum(width[nodes], node_capacity[nodes]), zone_capacity[zones])
-            zone[nodes] = pool.parent[zones]
+            zone[nodes] = candidates.parent[zones]
     return widths
 
 
 @dataclass(frozen=True, eq=False)
-class ZoneCandidate:
-    """A zone to choose nodes in, by its pool index, and the worst links that its best nodes need.
+class RankedZone:
+    """A zone to choose nodes in, and the worst links that its best nodes need.
 
-    `min_seconds` is a lower bound for choices in this zone that fit in none of its children; `min_capacity` gives the
-    bytes/s of the narrowest link.
+    `index` is the zone's in CandidateNodes. `min_seconds` is a lower bound for choices in this zone that fit in none
+    of its children; `min_capacity` gives the bytes/s of the narrowest link.
     """
 
-    zone: int
+    index: int
     min_seconds: float
     min_capacity: float
     latency_cap: LatencyCap
 
 
-def rank_zones(pool: CandidateNodes, problem: SearchProblem) -> list[ZoneCandidate]:
+def rank_zones(candidates: CandidateNodes, problem: SearchProblem) -> list[RankedZone]:
     """Zones to choose nodes in, the most promising first.
 
     If only the worst link matters, a zone is dropped if a zone below it is as good.
     """
-    seconds = np.full(pool.zone_count, np.inf)
-    capacity = np.zeros(pool.zone_count)
-    cap_index = np.zeros(pool.zone_count, np.int64)
+    seconds = np.full(candidates.zone_count, np.inf)
+    capacity = np.zeros(candidates.zone_count)
+    cap_index = np.zeros(candidates.zone_count, np.int64)
     caps: list[LatencyCap] = []
-    min_transfer = problem.min_node_bytes / max(float(pool.node_capacity.max()), pool.leaf_bandwidth)
-    for cap in latency_caps(pool):
+    min_transfer = problem.min_node_bytes / max(float(candidates.node_capacity.max()), candidates.leaf_bandwidth)
+    for cap in latency_caps(candidates):
         if caps and min_transfer + 2 * problem.rounds * cap.node_s > seconds.min(initial=np.inf):
             break
-        widths = kth_widest_paths(pool, problem.job.nodes, cap)
+        widths = kth_widest_paths(candidates, problem.size.nodes, cap)
         time = transfer_seconds(problem.min_node_bytes, widths)
-        time = round_mantissa(time + 2 * problem.rounds * cap.path_latency(pool) * (time < np.inf))
+        time = round_mantissa(time + 2 * problem.rounds * cap.path_latency(candidates) * (time < np.inf))
         better = time < seconds
         seconds[better], capacity[better], cap_index[better] = time[better], widths[better], len(caps)
         caps.append(cap)
     kept = seconds < np.inf
     if problem.has_two_roles or problem.traffic.is_zone_dependent:
         # an uplink, e.g. with servers and workers on both sides, may carry less than a node link
-        seconds = np.where(kept, min_node_link_seconds(pool, problem), np.inf)
+        seconds = np.where(kept, min_node_link_seconds(candidates, problem), np.inf)
     if not problem.depends_on_counts and not problem.traffic.is_zone_dependent:
-        best_below = np.full(pool.zone_count, np.inf)
-        for level in pool.levels:
-            np.minimum.at(best_below, pool.parent[level.zones], np.minimum(seconds, best_below)[level.zones])
+        best_below = np.full(candidates.zone_count, np.inf)
+        for level in candidates.levels:
+            np.minimum.at(best_below, candidates.parent[level.zones], np.minimum(seconds, best_below)[level.zones])
         kept &= seconds < best_below
     zones = np.flatnonzero(kept)
-    zones = zones[np.lexsort((pool.tie_break[zones], pool.node_count[zones], pool.level[zones], seconds[zones]))]
-    first_of_level = np.concatenate([zones[pool.level[zones] == level][:MAX_ZONES_PER_LEVEL]
-                                     for level in sorted_unique(pool.level[zones])])
+    keys = (candidates.tie_break, candidates.node_count, candidates.level, seconds)
+    zones = zones[np.lexsort([key[zones] for key in keys])]
+    levels = candidates.level[zones]
+    first_of_level = np.concatenate([zones[levels == level][:MAX_ZONES_PER_LEVEL] for level in sorted_unique(levels)])
     # two networks share the bytes of a node, so those of one link have no bound
-    min_seconds = np.zeros_like(seconds) if pool.leaf_bandwidth else seconds
-    return [ZoneCandidate(int(zone), float(min_seconds[zone]), float(capacity[zone]), caps[cap_index[zone]])
+    min_seconds = np.zeros_like(seconds) if candidates.leaf_bandwidth else seconds
+    return [RankedZone(int(zone), float(min_seconds[zone]), float(capacity[zone]), caps[cap_index[zone]])
             for zone in zones[np.isin(zones, first_of_level)]]
 
 
-def fitting_nodes(pool: CandidateNodes, candidate: ZoneCandidate) -> tuple[IntArray, IntArray]:
+def fitting_nodes(candidates: CandidateNodes, zone: RankedZone) -> tuple[IntArray, IntArray]:
     """Nodes of the zone with wide enough paths, and their number in each leaf zone, shape (zones,)."""
-    widths = path_widths(pool, candidate.zone, candidate.latency_cap)
-    fitting = int(pool.node_begin[candidate.zone]) + np.flatnonzero(widths >= candidate.min_capacity)
-    return fitting, np.bincount(pool.leaf[fitting], minlength=pool.zone_count)
+    widths = path_widths(candidates, zone.index, zone.latency_cap)
+    fitting = int(candidates.node_begin[zone.index]) + np.flatnonzero(widths >= zone.min_capacity)
+    return fitting, np.bincount(candidates.leaf[fitting], minlength=candidates.zone_count)
 
 
-def min_node_link_seconds(pool: CandidateNodes, problem: SearchProblem) -> FloatArray:
+def min_node_link_seconds(candidates: CandidateNodes, problem: SearchProblem) -> FloatArray:
     """Lower bound from node links alone: seconds over the k-th widest one of each zone; shape (zones,)."""
-    nodes_only = replace(pool, zone_capacity=np.full(pool.zone_count, np.inf))
-    return transfer_seconds(problem.min_node_bytes, kth_widest_paths(nodes_only, problem.job.nodes, UNCAPPED))
+    nodes_only = replace(candidates, zone_capacity=np.full(candidates.zone_count, np.inf))
+    return transfer_seconds(problem.min_node_bytes, kth_widest_paths(nodes_only, problem.size.nodes, UNCAPPED))

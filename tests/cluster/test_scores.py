@@ -43,7 +43,7 @@ def test_explanation_lists_the_decisive_scores(cluster):
     assert done.returncode == 0, done.stderr
     assert "n1  left out: " in done.stdout and "1 min old" in done.stdout
     explanation = json.loads(cluster.run([*args, "--json"]).stdout)
-    assert (explanation["scores"][0]["name"], explanation["scores"][0]["verdict"]) == ("n1", "left out")
+    assert (explanation["scores"][0]["name"], explanation["scores"][0]["use"]) == ("n1", "left out")
 
 
 def test_own_probes_count_only_for_their_cluster(cluster):

@@ -25,7 +25,7 @@ def test_rule(nodes: int, rule: tuple[int, int, int]) -> None:
 
 def test_default_aggregates_are_powers_of_two() -> None:
     topology = block_topology((40, 720))
-    assert [block_rule(topology, nodes).aggregate for nodes in (18, 19, 72, 73, 288, 289)] == [1, 2, 4, 8, 16, 40]
+    assert [block_rule(topology, nodes).parent_blocks for nodes in (18, 19, 72, 73, 288, 289)] == [1, 2, 4, 8, 16, 40]
 
 
 def test_incomplete_aggregate_of_all_blocks() -> None:

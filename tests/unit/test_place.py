@@ -130,9 +130,9 @@ def test_reasons_of_a_choice(case: str, reason: str, considered: list[str]) -> N
     topology, nodes, request, scores, _ = CHOICES[case]
     placement = place_job(request, nodes, topology, scores)
     assert reason in placement.reason
-    chosen, *others = placement.candidates
-    assert chosen.verdict == "chosen"
-    assert [f"{other.label}: {other.verdict}" for other in others][:len(considered)] == considered
+    chosen, *others = placement.considered
+    assert chosen.outcome == "chosen"
+    assert [f"{other.label}: {other.outcome}" for other in others][:len(considered)] == considered
 
 
 def test_busy_nodes_give_a_placement_that_is_not_free_now() -> None:

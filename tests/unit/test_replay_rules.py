@@ -118,9 +118,9 @@ def test_tree_rule_equals_the_loop_over_all_leaves():
 
 def block_after_block(free, begin, missing, rule: BlockRule, base):
     """The loop of eval_nodes_block over the blocks of an aggregate, for whole nodes."""
-    new_parts = -(-missing // (rule.part * base))
-    counts, used, has_limit = [0] * len(free), set(), rule.aggregate != rule.part * new_parts
-    part = [(begin + i) // rule.part for i in range(len(free))]
+    new_parts = -(-missing // (rule.child_blocks * base))
+    counts, used, has_limit = [0] * len(free), set(), rule.parent_blocks != rule.child_blocks * new_parts
+    part = [(begin + i) // rule.child_blocks for i in range(len(free))]
     part_free = {p: sum(nodes for nodes, q in zip(free, part, strict=True) if q == p) for p in part}
     while True:
         best, best_fit, best_same = -1, False, True
@@ -168,9 +168,10 @@ def test_block_rule_equals_the_loop_over_all_blocks(blocks, sizes):
         chosen = rule.choose(free, nodes)
         if chosen is None:
             continue
-        begin = int(np.flatnonzero(chosen)[0]) // limits.aggregate * limits.aggregate
-        inside = free[begin:begin + limits.aggregate].tolist()
-        assert chosen[begin:begin + limits.aggregate].tolist() == block_after_block(inside, begin, nodes, limits, 6)
+        begin = int(np.flatnonzero(chosen)[0]) // limits.parent_blocks * limits.parent_blocks
+        end = begin + limits.parent_blocks
+        inside = free[begin:end].tolist()
+        assert chosen[begin:end].tolist() == block_after_block(inside, begin, nodes, limits, 6)
         assert limits.allows(np.flatnonzero(chosen))
         compared += 1
     assert compared > 80
