@@ -8,11 +8,12 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurmdl.cluster import load, reader
-from slurmdl.cluster.snapshot import ClusterSnapshot
+from slurmdl.cluster.snapshot import ClusterSnapshot, Reservation
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.slurm import slurm_conf
 
@@ -34,51 +35,66 @@ def test_real_output() -> None:
     assert snapshot.default_partition == "main"
 
 
-@pytest.mark.parametrize(("state", "expected", "responding"), [
-    ("IDLE", ("IDLE",), True), ("DOWN*", ("DOWN",), False), ("IDLE*+DRAIN", ("IDLE", "DRAIN"), False),
-    ("IDLE+CLOUD+POWERED_DOWN", ("IDLE", "CLOUD", "POWERED_DOWN"), True), ("MIXED#", ("MIXED",), True),
-    ("IDLE+NOT_RESPONDING", ("IDLE", "NOT_RESPONDING"), False), ("ALLOCATED@", ("ALLOCATED",), True),
-])
-def test_states(state: str, expected: tuple[str, ...], responding: bool) -> None:
-    node = reader.parse_snapshot(f"NodeName=n1 CPUTot=2 State={state} Reason=was State=IDLE before").nodes[0]
-    assert (node.state, node.responding) == (expected, responding)
-
-
-@pytest.mark.parametrize(("gres", "expected"), [
-    ("(null)", {}), ("gpu:2", {"gpu": 2}), ("gpu:a100:4(S:0-1)", {"gpu:a100": 4}), ("tmp:1K", {"tmp": 1024}),
-    ("gpu:a100:1(S:0),gpu:a100:1(S:1),craynetwork", {"gpu:a100": 2, "craynetwork": 1}),
-    ("gpu:a100:2(IDX:0,2-3)", {"gpu:a100": 2}), ("lustre:no_consume:1", {"lustre": 1}),
-])
-def test_gres(gres: str, expected: dict[str, int]) -> None:
-    assert reader.parse_snapshot(f"NodeName=n1 Gres={gres} State=IDLE").nodes[0].gres == expected
-
-
-def test_reserved_memory_and_cpus_are_not_unallocated() -> None:
-    node = reader.parse_snapshot("NodeName=n1 CPUAlloc=1 CPUEfctv=6 CPUTot=8 RealMemory=8000 AllocMem=1000 "
-                                          "State=MIXED MemSpecLimit=500").nodes[0]
-    assert (node.cpus, node.cpus_unallocated, node.memory, node.memory_unallocated) == (6, 5, 7500, 6500)
-
-
-@pytest.mark.parametrize(("partition", "config", "expected"), [
-    ("DefMemPerNode=UNLIMITED", "DefMemPerNode           = UNLIMITED", (None, None)),
-    ("DefMemPerNode=UNLIMITED", "DefMemPerCPU            = 100", (100, None)),
-    ("DefMemPerNode=2000", "DefMemPerCPU            = 100", (None, 2000)),
-    ("DefMemPerCPU=500", "DefMemPerNode           = UNLIMITED", (500, None)),
-])
-def test_default_memory(partition: str, config: str, expected: tuple[int | None, int | None]) -> None:
-    text = f"PartitionName=main State=UP {partition} MaxMemPerNode=UNLIMITED\nscontrol: show config\n{config}\n"
-    parsed = reader.parse_snapshot(text).partitions[0]
-    assert (parsed.memory_per_cpu, parsed.memory_per_node) == expected
+def parse(text: str, kind: str = "nodes") -> dict[str, Any]:
+    """Fields of the first record."""
+    return vars(getattr(reader.parse_snapshot(text), kind)[0])
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    ("OverSubscribe=EXCLUSIVE", "EXCLUSIVE"), ("Exclusive=NODE GraceTime=0 OverSubscribe=NO", "EXCLUSIVE"),
-    ("Exclusive=NO GraceTime=0 OverSubscribe=YES:4", "YES:4"), ("ExclusiveUser=NO OverSubscribe=FORCE:2", "FORCE:2"),
+    *((f"CPUTot=2 State={state} Reason=was State=IDLE before",
+       {"state": tuple(states.split()), "responding": responding})
+      for state, states, responding in (
+        ("IDLE", "IDLE", True), ("DOWN*", "DOWN", False), ("IDLE*+DRAIN", "IDLE DRAIN", False),
+        ("IDLE+CLOUD+POWERED_DOWN", "IDLE CLOUD POWERED_DOWN", True), ("MIXED#", "MIXED", True),
+        ("IDLE+NOT_RESPONDING", "IDLE NOT_RESPONDING", False), ("ALLOCATED@", "ALLOCATED", True),
+        ("", "UNKNOWN", True))),
+    *((f"Gres={gres} State=IDLE", {"gres": expected}) for gres, expected in (
+        ("(null)", {}), ("gpu:2", {"gpu": 2}), ("gpu:a100:4(S:0-1)", {"gpu:a100": 4}), ("tmp:1K", {"tmp": 1024}),
+        ("gpu:a100:1(S:0),gpu:a100:1(S:1),craynetwork", {"gpu:a100": 2, "craynetwork": 1}),
+        ("gpu:a100:2(IDX:0,2-3)", {"gpu:a100": 2}), ("lustre:no_consume:1", {"lustre": 1}),
+        ("gpu:" + "9" * 40, {"gpu:" + "9" * 40: 1}), ("a:9999999T", {"a": 2 ** 40}))),
+    ("CPUAlloc=1 CPUEfctv=6 CPUTot=8 RealMemory=8000 AllocMem=1000 State=MIXED MemSpecLimit=500",
+     {"cpus": 6, "cpus_unallocated": 5, "memory": 7500, "memory_unallocated": 6500}),
+    (f"CPUTot={'9' * 5000} RealMemory=-5 State=IDLE Weight=07", {"cpus": 2 ** 40, "memory": 0, "weight": 7}),
 ])
-def test_partitions_with_exclusive_nodes(text: str, expected: str) -> None:
-    """The first form is of Slurm 22.05, the second of 26.05."""
-    snapshot = reader.parse_snapshot(f"PartitionName=main {text} State=UP\n")
-    assert snapshot.partitions[0].oversubscribe == expected
+def test_fields_of_nodes(text: str, expected: dict[str, object]) -> None:
+    fields = parse(f"NodeName=n1 {text}\n")
+    assert {key: fields[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(("text", "config", "expected"), [
+    ("DefMemPerNode=UNLIMITED", "DefMemPerNode    = UNLIMITED", {"memory_per_cpu": None, "memory_per_node": None}),
+    ("DefMemPerNode=UNLIMITED", "DefMemPerCPU            = 100", {"memory_per_cpu": 100, "memory_per_node": None}),
+    ("DefMemPerNode=2000", "DefMemPerCPU            = 100", {"memory_per_cpu": None, "memory_per_node": 2000}),
+    ("DefMemPerCPU=500", "DefMemPerNode           = UNLIMITED", {"memory_per_cpu": 500, "memory_per_node": None}),
+    ("OverSubscribe=EXCLUSIVE", "", {"oversubscribe": "EXCLUSIVE", "default": False, "priority": 1}),  # up to 25.11
+    ("Exclusive=NODE GraceTime=0 OverSubscribe=NO", "", {"oversubscribe": "EXCLUSIVE"}),  # 26.05
+    ("Exclusive=NO GraceTime=0 OverSubscribe=YES:4", "", {"oversubscribe": "YES:4"}),
+    ("ExclusiveUser=NO OverSubscribe=FORCE:2", "", {"oversubscribe": "FORCE:2"}),
+    ("Default=YES PriorityTier=7 Topology=t", "", {"default": True, "priority": 7, "topology": "t"}),
+])
+def test_fields_of_partitions(text: str, config: str, expected: dict[str, object]) -> None:
+    fields = parse(f"PartitionName=main State=UP {text} MaxMemPerNode=UNLIMITED\nscontrol: show config\n{config}\n",
+                   "partitions")
+    assert {key: fields[key] for key in expected} == expected
+
+
+def test_reservations() -> None:
+    text = ("ReservationName=r1 StartTime=2026-11-21T15:57:41 EndTime=2026-11-21T16:57:41 Duration=01:00:00 "
+            "Nodes=n[1-2] NodeCnt=2 Flags=SPEC_NODES Users=root State=ACTIVE BurstBuffer=(null)\n"
+            "ReservationName=r2 StartTime=2026-11-21T16:57:41 Nodes=n3 NodeCnt=1 Flags=MAINT State=INACTIVE\n"
+            "ReservationName=licences Nodes=(null) NodeCnt=0 Licenses=a:1 State=ACTIVE\n")
+    assert reader.parse_snapshot(text).reservations == (
+        Reservation("r1", ("n1", "n2"), True), Reservation("r2", ("n3",), False), Reservation("licences", (), True))
+    with pytest.raises(InputError, match="65536"):
+        reader.parse_snapshot(text.replace("n[1-2]", "n[1-1000000]"))
+
+
+def test_partitions_name_their_topology() -> None:
+    snapshot = reader.parse_snapshot((DATA / "scontrol-26.05.5.txt").read_text())
+    partitions = (["blocks", "main"], ["flat"], ["none"])
+    assert [*map(snapshot.topology_of, partitions)] == ["blocks", "flat", ""]
+    assert snapshot.topology_of() == snapshot.topology_of(["main"])
 
 
 def write_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
@@ -88,29 +104,25 @@ def write_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 
-def test_failing_part_keeps_other_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_scontrol(tmp_path, monkeypatch, f"grep -v -e ^PartitionName -e ^SwitchName {DATA}/scontrol-22.05.8.txt\n"
-                                   "echo 'slurm_load_partitions error: Access/permission denied' >&2\nexit 1")
+@pytest.mark.parametrize(("shell", "nodes", "zones", "error"), [
+    (f"cat {DATA}/scontrol-22.05.8.txt", 9, 3, ""),
+    (f"grep -v -e ^PartitionName -e ^SwitchName {DATA}/scontrol-22.05.8.txt\n"
+     "echo 'slurm_load_partitions error: Access/permission denied' >&2\nexit 1", 9, 0, ""),
+    ("echo NodeName=n1 State=IDLE; echo No reservations in the system", 1, 0, ""),
+    ("echo 'slurm_load_node error: Unable to contact slurm controller' >&2; exit 1", 0, 0, "Unable to contact"),
+    ("echo No nodes in the system", 0, 0, "scontrol: no node in its output"),
+])
+def test_one_query_of_nodes_and_zones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str, nodes: int,
+                                      zones: int, error: str) -> None:
+    write_scontrol(tmp_path, monkeypatch, f"cat > {tmp_path}/stdin\n{shell}")
+    if error:
+        with pytest.raises(UnavailableError, match=error):
+            load.query_cluster("auto", with_topology=True)
+        return
     snapshot, output = load.query_cluster("auto", with_topology=True)
-    assert len(snapshot.nodes) == 9
-    assert (snapshot.partitions, output.has_zones) == ((), False)
-
-
-def test_zones_come_from_the_same_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_scontrol(tmp_path, monkeypatch, f"cat > {tmp_path}/stdin; cat {DATA}/scontrol-22.05.8.txt")
-    assert len(load.query_cluster("auto", with_topology=True)[1].records["SwitchName"]) == 3
+    assert (len(snapshot.nodes), len(output.records["SwitchName"]), output.has_zones) == (nodes, zones, zones > 0)
     parts = ("nodes", "partitions", "reservations", "config", "topoconf", "topology")
     assert (tmp_path / "stdin").read_text() == "".join(f"show {entity}\n" for entity in parts)
-
-
-@pytest.mark.parametrize(("text", "expected"), [
-    ("echo 'slurm_load_node error: Unable to contact slurm controller' >&2; exit 1", "Unable to contact"),
-    ("echo No nodes in the system", "no node"),
-])
-def test_no_nodes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str) -> None:
-    write_scontrol(tmp_path, monkeypatch, text)
-    with pytest.raises(UnavailableError, match=expected):
-        load.query_cluster("auto")
 
 
 def test_missing_scontrol_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,30 +187,6 @@ def test_incomplete_output_is_rejected_but_not_an_incomplete_file(
     assert list(load.load_cluster_file(str(path), lambda _: None).names) == names
 
 
-def test_numbers_and_hostlists_out_of_bounds() -> None:
-    """Files for `slurmdl place --cluster` may hold any text: bounded, never a traceback."""
-    huge = reader.parse_snapshot(
-        f"NodeName=n1 CPUTot={'9' * 5000} RealMemory=-5 State= Gres=gpu:{'9' * 40}\n").nodes[0]
-    assert (huge.cpus, huge.memory, huge.state, huge.gres) == (2 ** 40, 0, ("UNKNOWN",), {"gpu:" + "9" * 40: 1})
-    with pytest.raises(InputError, match="65536"):
-        reader.parse_snapshot("NodeName=n1 State=IDLE\nReservationName=r Nodes=n[1-1000000] State=ACTIVE\n")
-
-
-def test_reservations() -> None:
-    text = ("ReservationName=r1 StartTime=2026-11-21T15:57:41 EndTime=2026-11-21T16:57:41 Duration=01:00:00 "
-            "Nodes=n[1-2] NodeCnt=2 Flags=SPEC_NODES Users=root State=ACTIVE BurstBuffer=(null)\n"
-            "ReservationName=r2 StartTime=2026-11-21T16:57:41 Nodes=n3 NodeCnt=1 Flags=MAINT State=INACTIVE\n"
-            "ReservationName=licences Nodes=(null) NodeCnt=0 Licenses=a:1 State=ACTIVE\n")
-    reservations = reader.parse_snapshot(f"NodeName=n1 State=IDLE\n{text}").reservations
-    assert [(r.name, r.nodes, r.active) for r in reservations] == [
-        ("r1", ("n1", "n2"), True), ("r2", ("n3",), False), ("licences", (), True)]
-
-
-def test_no_reservations_line_is_not_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_scontrol(tmp_path, monkeypatch, "echo NodeName=n1 State=IDLE; echo No reservations in the system")
-    assert not load.query_cluster("auto", with_topology=True)[1].has_zones
-
-
 @pytest.fixture
 def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A scontrol that records what it is asked, a slurm.conf, and a directory for kept answers."""
@@ -222,6 +210,7 @@ def test_young_answer_is_used_again(controller: Path) -> None:
     assert 0 < again.age_s < 15 and first.age_s == 0
     assert again.answer[0].to_json() == first.answer[0].to_json() and again.answer[1].has_zones
     assert (controller / "stdin").read_text().count("show nodes") == 1
+    assert load.ClusterQuery("auto", True, 0.0).age_s == load.ClusterQuery("auto", False, 15.0).age_s == 0
     assert stat.S_IMODE(kept_file(controller).parent.stat().st_mode) == 0o700
     first.forget()
     assert load.ClusterQuery("auto", True, 15.0).age_s == 0
@@ -254,14 +243,6 @@ def test_answer_is_not_used_if(controller: Path, change: Callable[[Path], object
     query.keep()
     change(controller)
     assert load.ClusterQuery("auto", False, 15.0).age_s == 0, reason
-
-
-def test_answer_of_another_query_is_not_used(controller: Path) -> None:
-    query = load.ClusterQuery("auto", False, 15.0)
-    assert query.answer
-    query.keep()
-    assert load.ClusterQuery("auto", True, 15.0).age_s == 0, "with zones"
-    assert load.ClusterQuery("auto", False, 0.0).age_s == 0, "not wanted"
 
 
 def test_answer_is_kept_only_in_a_directory_of_this_user(controller: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,51 +33,51 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def run_as(user: int, function: Callable[[], object]) -> str:
+    """Call a function in a fork of another user; return the text of its result, or of its error."""
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            result = str(function())
+        except (InputError, OSError) as error:
+            result = str(error)
+        os.write(sender, result.encode())
+        os._exit(0)
+    os.close(sender)
+    with open(receiver) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    return text
+
+
 def read_as(user: int, path: Path, owner: str = "") -> str:
     """Read the file as another user; return "read" or the error."""
-    code = ("import os, sys\n"
-            "from slurmdl.files import read_trusted_text; from slurmdl.errors import InputError\n"
-            "os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
-            "try:\n    read_trusted_text(sys.argv[2], sys.argv[3]); print('read')\n"
-            "except InputError as error:\n    print(error)")
-    process = subprocess.run([sys.executable, "-c", code, str(user), str(path), owner], capture_output=True,
-                             text=True, check=True, timeout=60)
-    return process.stdout.strip()
+    return run_as(user, lambda: files.read_trusted_text(str(path), owner) and "read")
 
 
-def can_write_as(user: int, path: Path, text: str) -> bool:
-    """Whether another user can write the file."""
-    code = ("import os, sys\nos.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
-            "try:\n    open(sys.argv[2], 'w').write(sys.argv[3])\nexcept OSError:\n    sys.exit(1)")
-    return subprocess.run([sys.executable, "-c", code, str(user), str(path), text], check=False,
-                          timeout=60).returncode == 0
+def can_write_as(user: int, path: Path) -> bool:
+    return run_as(user, lambda: path.write_text("{}")) == "2"
 
 
 @as_root
-def test_file_of_root_is_trusted_by_all(directory: Path) -> None:
-    assert read_as(OTHER, directory / "scores.json") == "read"
-    assert not can_write_as(OTHER, directory / "scores.json", "{}")
-
-
-@as_root
-@pytest.mark.parametrize(("reader", "owner", "trusted"), [
-    (SITE, "", True), (OTHER, "", False), (OTHER, str(SITE), True), (0, "", False), (0, str(SITE), True),
-    (OTHER, "no-such-user", False)])
-def test_file_of_a_user_is_trusted_by_the_user_or_if_configured(directory: Path, reader: int, owner: str,
-                                                                              trusted: bool) -> None:
-    os.chown(directory / "scores.json", SITE, SITE)
-    output = read_as(reader, directory / "scores.json", owner)
-    assert output == "read" if trusted else f"user {SITE} owns it" in output
-    assert str(directory) in output or trusted
-
-
-@as_root
-@pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
-def test_file_writable_by_others_is_not_trusted(directory: Path, mode: int) -> None:
-    os.chown(directory / "scores.json", 0, OTHER)
-    (directory / "scores.json").chmod(mode)
-    assert "others may write" in read_as(OTHER, directory / "scores.json")
-    assert can_write_as(SITE if mode == 0o646 else OTHER, directory / "scores.json", "{}")
+@pytest.mark.parametrize(("owner", "mode", "reader", "trusted_owner", "expected"), [
+    (0, 0o644, OTHER, "", "read"), (SITE, 0o644, SITE, "", "read"), (SITE, 0o644, OTHER, "", f"user {SITE} owns it"),
+    (SITE, 0o644, OTHER, str(SITE), "read"), (SITE, 0o644, 0, "", f"user {SITE} owns it"),
+    (SITE, 0o644, 0, str(SITE), "read"), (SITE, 0o644, OTHER, "no-such-user", f"user {SITE} owns it"),
+    *((0, mode, OTHER, "", "others may write") for mode in (0o666, 0o664, 0o646)),
+])
+def test_trust_in_owner_and_mode(directory: Path, owner: int, mode: int, reader: int, trusted_owner: str,
+                                 expected: str) -> None:
+    file = directory / "scores.json"
+    os.chown(file, owner, OTHER)
+    file.chmod(mode)
+    result = read_as(reader, file, trusted_owner)
+    assert result == expected if expected == "read" else expected in result and str(file) in result
+    assert can_write_as(SITE + 1 if mode == 0o646 else OTHER, file) == bool(mode & 0o022)
 
 
 @as_root
@@ -94,7 +95,7 @@ def test_file_that_an_acl_lets_others_write_is_not_trusted(directory: Path, mode
         pytest.skip("a file system without ACLs")
     file.chmod(mode)
     assert (read_as(SITE, file) == "read") is trusted
-    assert can_write_as(OTHER, file, "{}") is not trusted
+    assert can_write_as(OTHER, file) is not trusted
 
 
 @as_root
@@ -129,11 +130,7 @@ def test_file_replaceable_by_others_is_not_trusted(directory: Path, mode: int, t
     folder.chmod(mode)
     assert (read_as(SITE, file) == "read") is trusted
     # an untrusted directory allows replacement, a trusted one does not
-    code = ("import os, sys; os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
-            "os.rename(sys.argv[2], sys.argv[2] + '.old')")
-    moved = subprocess.run([sys.executable, "-c", code, str(OTHER), str(file)], capture_output=True, check=False,
-                           timeout=60)
-    assert (moved.returncode != 0) is trusted
+    assert (run_as(OTHER, lambda: file.rename(folder / "old")) != str(folder / "old")) is trusted
 
 
 @as_root
@@ -177,13 +174,13 @@ def test_opened_file_is_checked_after_replacement(directory: Path) -> None:
     (0, "", True), (OTHER, "", False), (OTHER, f"x,{OTHER}", True)])
 @pytest.mark.parametrize("kind", ["pipe", "file"])
 def test_standard_input_is_checked_by_its_owner(directory: Path, kind: str, maker: int, owner: str,
-                                                                      trusted: bool) -> None:
+                                                trusted: bool) -> None:
     text = (directory / "scores.json").read_text()
     if kind == "pipe":
         code = "import os; os.setgid({0}); os.setuid({0}); r, w = os.pipe(); os.write(w, {1!r})\n" \
                "print(os.getpid(), r, flush=True); input()"
         creator = subprocess.Popen([sys.executable, "-c", code.format(maker, text.encode())], text=True,
-                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert creator.stdout is not None
         pid, number = creator.stdout.readline().split()
         stdin = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY)
@@ -193,36 +190,29 @@ def test_standard_input_is_checked_by_its_owner(directory: Path, kind: str, make
         os.chown(directory / "input", maker, maker)
         (directory / "input").chmod(0o644)
         stdin = os.open(directory / "input", os.O_RDONLY)
-    code = "import sys; from slurmdl import files; print(files.read_trusted_lines('-', sys.argv[1]))"
-    process = subprocess.run([sys.executable, "-c", code, owner], stdin=stdin, capture_output=True, text=True,
-                          check=False, timeout=60)
+
+    def read() -> str:
+        os.dup2(stdin, 0)
+        sys.stdin = open(0)  # noqa: SIM115
+        return str(files.read_trusted_lines("-", owner))
+
+    result = run_as(0, read)
     os.close(stdin)
-    if trusted:
-        assert process.stdout == f"{[text]}\n", process.stderr
-    else:
-        assert f"standard input: is ignored: user {OTHER} owns it" in process.stderr
+    assert result == str([text]) if trusted else f"standard input: is ignored: user {OTHER} owns it" in result
 
 
-def test_non_regular_file_is_rejected_without_blocking(tmp_path: Path) -> None:
+def test_unreadable_file_is_rejected_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(files.MAX_TRUSTED_BYTES + 1)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name in ("large", "binary"):
+        (tmp_path / name).chmod(0o600)
     for path, message in ((tmp_path, "cannot be read"), (tmp_path / "pipe", "not a regular file"),
-                       (tmp_path / "missing", "cannot be read"), (Path("/dev/zero"), "not a regular file")):
+                          (tmp_path / "missing", "cannot be read"), (Path("/dev/zero"), "not a regular file"),
+                          (tmp_path / "large", "is too large"), (tmp_path / "binary", "UTF-8"), ("a\0b", "NUL")):
         with pytest.raises(InputError, match=message):
             files.read_trusted_text(str(path))
-    with pytest.raises(InputError, match="NUL"):
-        files.read_trusted_text("a\0b")
-
-
-def test_large_or_binary_file_is_rejected(tmp_path: Path) -> None:
-    large = tmp_path / "large"
-    with large.open("wb") as file:
-        file.truncate(files.MAX_TRUSTED_BYTES + 1)
-    large.chmod(0o600)
-    with pytest.raises(InputError, match="is too large"):
-        files.read_trusted_text(str(large))
-    large.write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="UTF-8"):
-        files.read_trusted_text(str(large))
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])

@@ -15,10 +15,6 @@ LONG: dict[str, HasArg] = {**dict.fromkeys(("ntasks", "ntasks-per-node", "nodes"
                            "label": "no", "unbuffered": "no", "kill-on-bad-exit": "optional"}
 
 
-def read(*argv: str) -> list[tuple[str, str | None]]:
-    return [(o.name, o.value) for o in parse_command_line(argv, SHORT, LONG).options]
-
-
 @pytest.mark.parametrize(("argv", "options", "operands"), [
     (["-n", "4", "prog", "-N2"], [("ntasks", "4")], ["prog", "-N2"]),
     (["-lun4", "prog"], [("label", None), ("unbuffered", None), ("ntasks", "4")], ["prog"]),
@@ -40,23 +36,14 @@ def test_option_forms(argv: list[str], options: list[tuple[str, str | None]], op
     assert all(o.is_known and o.is_complete for o in line.options)
 
 
-def test_unknown_and_ambiguous_options_are_kept() -> None:
-    line = parse_command_line(["--new=1", "--node", "-lZ", "prog"], SHORT, LONG)
-    assert [(o.name, o.is_known) for o in line.options] == [
-        ("new", False), ("node", False), ("label", True), ("Z", False)]
-    assert line.args_except(()) == ("--new=1", "--node", "-l", "-Z")
+def test_unknown_ambiguous_and_incomplete_options_are_kept() -> None:
+    line = parse_command_line(["--new=1", "--node", "-lZ", "-lun4", "-N", "2", "--nodes=3", "prog"], SHORT, LONG)
+    assert [o.name for o in line.options if not o.is_known] == ["new", "node", "Z"]
+    assert line.args_except(["nodes", "ntasks"]) == ("--new=1", "--node", "-l", "-Z", "-l", "-u")
+    assert line.last_value("nodes") == "3" and line.has_option("ntasks") and not line.has_option("nodelist")
     assert line.operands == ("prog",)
-
-
-def test_missing_value_is_incomplete() -> None:
     assert not parse_command_line(["--ntasks"], SHORT, LONG).options[0].is_complete
     assert not parse_command_line(["-ln"], SHORT, LONG).options[1].is_complete
-
-
-def test_args_except_removes_options_from_a_cluster() -> None:
-    line = parse_command_line(["-lun4", "-N", "2", "--nodes=3", "-u", "prog"], SHORT, LONG)
-    assert line.args_except(["nodes", "ntasks"]) == ("-l", "-u", "-u")
-    assert line.last_value("nodes") == "3" and line.has_option("ntasks") and not line.has_option("nodelist")
 
 
 words = st.lists(st.sampled_from(["-n", "4", "-l", "-lu", "-un3", "--label", "--ntasks", "--ntasks=2", "--nodes",

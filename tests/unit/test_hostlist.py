@@ -1,4 +1,4 @@
-"""Hostlists: Slurm's grammar and order, with `scontrol show hostnames` as the oracle if installed."""
+"""Hostlists: Slurm's grammar and order, with `scontrol show hostnames` as the oracle if it is installed."""
 
 from __future__ import annotations
 
@@ -15,32 +15,28 @@ from hypothesis import strategies as st
 from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import expand_hostlist, fold_hostlist, ranged_string
 
-GOOD = ["n1", "n[1-3],m2,n2", "n[3,1-2]", "n[08-11,3]", "n[001-1000]", "[1-010]", "a b", "x,,y", "a[01-2]",
-        "a[1-2]b[3-4]", "a[1-2]b[3-4]c[5-6]", "a[1-2]b[1-2]c[1-2]d[1-2]", "n[9-11],login", "rack-1.n[1-2][3-4]"]
+#: hostlist -> names, as Slurm expands it
+EXPANDED = {
+    "": "", ",": "", " \t\n": "", "n1": "n1", "n[1-3],m2,n2": "n1 n2 n3 m2 n2", "n[3,1-2]": "n3 n1 n2", "a b": "a b",
+    "n[08-11,3]": "n08 n09 n10 n11 n3", "[1-010]": "1 2 3 4 5 6 7 8 9 10", "x,,y": "x y", "a[01-2]": "a01 a02",
+    "n[1-2]x,m[3]-ib": "n1x n2x m3-ib", "n[9-11],login": "n9 n10 n11 login", "@compute": "@compute",
+    "a[1-2]b[3-4]": "a1b3 a1b4 a2b3 a2b4", "rack-1.n[1-2][3-4]": "rack-1.n13 rack-1.n14 rack-1.n23 rack-1.n24",
+    "a[1-2]b[3-4]c[5-6]": "a1b3c5 a1b3c6 a2b3c5 a2b3c6 a1b4c5 a1b4c6 a2b4c5 a2b4c6",
+    "a[1-2]b[1-2]c[1]d[1-2]": "a1b1c1d1 a1b1c1d2 a2b1c1d1 a2b1c1d2 a1b2c1d1 a1b2c1d2 a2b2c1d1 a2b2c1d2",
+    "x" * 254 + "[1-2]": f"{'x' * 254}1 {'x' * 254}2",
+}
 
 
-@pytest.mark.parametrize("text", GOOD)
-def test_expansion_equals_scontrol(text: str, tmp_path: Path) -> None:
-    if not shutil.which("scontrol"):
-        pytest.skip("scontrol is not installed")
-    conf = tmp_path / "slurm.conf"
-    conf.write_text("ClusterName=oracle\nSlurmctldHost=localhost\n")
-    oracle = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=120,
-                            check=True, env={**os.environ, "SLURM_CONF": str(conf)})
-    assert expand_hostlist(text) == oracle.stdout.split()
-
-
-def test_order_of_three_groups() -> None:
-    assert expand_hostlist("a[1-2]b[3-4]c[5-6]")[:5] == ["a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5"]
-
-
-def test_suffix() -> None:
-    assert expand_hostlist("n[1-2]x,m[3]-ib") == ["n1x", "n2x", "m3-ib"]
-
-
-@pytest.mark.parametrize("text", ["", ",", " \t\n"])
-def test_empty(text: str) -> None:
-    assert expand_hostlist(text) == []
+@pytest.mark.parametrize("text", EXPANDED)
+def test_names_of_a_hostlist(text: str, tmp_path: Path) -> None:
+    assert expand_hostlist(text) == EXPANDED[text].split()
+    # Slurm 22.05 rejects a suffix; the others are no valid arguments
+    if text.strip(", \t\n") and "@" not in text and "]x" not in text and len(text) < 200 and shutil.which("scontrol"):
+        conf = tmp_path / "slurm.conf"
+        conf.write_text("ClusterName=oracle\nSlurmctldHost=localhost\n")
+        oracle = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, timeout=120,
+                                check=True, env={**os.environ, "SLURM_CONF": str(conf)})
+        assert oracle.stdout.split() == EXPANDED[text].split()
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -74,19 +70,11 @@ def test_memory_is_bounded(text: str, expected: str) -> None:
     assert len(proc.stdout) < 300
 
 
-def test_longest_name_is_expanded() -> None:
-    assert expand_hostlist("x" * 254 + "[1-2]") == ["x" * 254 + "1", "x" * 254 + "2"]
-
-
-def test_node_groups_are_not_expanded() -> None:
-    assert expand_hostlist("@compute") == ["@compute"]
-    assert fold_hostlist(["@compute", "n2", "n1"]) == "@compute,n[1-2]"
-
-
 @pytest.mark.parametrize(("names", "expected"), [
     ("n1 n2 n3", "n[1-3]"), ("n3 n1 n2", "n[3,1-2]"), ("n1 n1", "n[1,1]"), ("n9 n10", "n[9-10]"), ("n1", "n1"),
     ("n08 n9 n10", "n[08,9-10]"), ("n n n1 n2 n", "n,n,n[1-2],n"), ("a1 b1", "a1,b1"), ("", ""), ("7 8", "[7-8]"),
-    ("n" + "9" * 18 + " n" + "9" * 19, "n" + "9" * 18 + ",n" + "9" * 19),
+    ("n" + "9" * 18 + " n" + "9" * 19, "n" + "9" * 18 + ",n" + "9" * 19), ("007 008", "[007-008]"),
+    ("r1n1 r1n2 r2n1", "r1n[1-2],r2n1"), ("n1-ib n2-ib", "n1-ib,n2-ib"),
 ])
 def test_ranged_keeps_the_order(names: str, expected: str) -> None:
     assert ranged_string(names.split()) == expected
@@ -105,15 +93,9 @@ def test_max_names_counts_all_names() -> None:
             expand_hostlist(text, 10)
 
 
-def test_fold_expands_to_same_names() -> None:
-    names = [f"n{i:03d}" for i in range(1, 40)] + ["a1b2", "a1b3", "login"]
-    assert sorted(expand_hostlist(fold_hostlist(names))) == sorted(names)
-    assert fold_hostlist([]) == ""
-
-
 @pytest.mark.parametrize(("names", "expected"), [
     ("n10 n2 n1 n3 n1", "n[1-3,10]"), ("n2-ib n1-ib", "n1-ib,n2-ib"), ("a2b1 a1b2 a1b1", "a1b[1-2],a2b1"),
-    ("n9 n10 n11 n08 n09", "n[9,08-11]"), ("login n1", "login,n1")])
+    ("n9 n10 n11 n08 n09", "n[9,08-11]"), ("login n1", "login,n1"), ("@compute n2 n1", "@compute,n[1-2]"), ("", "")])
 def test_fold_sorts_like_slurm(names: str, expected: str) -> None:
     """Suffixes stay outside brackets: Slurm 22.05 rejects suffixes within brackets."""
     assert fold_hostlist(names.split()) == expected

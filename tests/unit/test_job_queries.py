@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from slurmdl.errors import InputError, PlacementError, UsageError
 from slurmdl.slurm.jobs import (
+    Allocation,
     JobRecord,
     expand_counts,
+    fold_counts,
     is_srun_task,
     own_job_id,
     parse_job_records,
@@ -17,29 +19,25 @@ from slurmdl.slurm.jobs import (
 )
 
 
-@pytest.mark.parametrize(("text", "counts"), [
-    ("4", (4,)), ("2(x3)", (2, 2, 2)), ("2(x3),1", (2, 2, 2, 1)), ("16,8(x2),16", (16, 8, 8, 16))])
-def test_expand_counts(text, counts):
-    assert expand_counts(text) == counts
-
-
-@pytest.mark.parametrize("text", ["", "x", "2(3)", "2(x3", "2(x3)1", "-1", "2,,1", "1" * 5000,
-                                  "2(x" + "9" * 5000 + ")"])
-def test_expand_counts_of_invalid_text_is_an_input_error(text):
-    with pytest.raises(InputError, match="COUNT"):
-        expand_counts(text)
-
-
-@pytest.mark.parametrize("text", ["2(x262145)", "1,2(x262144)", "2(x999999999)"])
-def test_number_of_counts_is_bounded(text):
-    with pytest.raises(InputError, match=r"^'.*': more than 262144 counts$"):
-        expand_counts(text)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("4", (4,)), ("2(x3)", (2, 2, 2)), ("2(x3),1", (2, 2, 2, 1)), ("16,8(x2),16", (16, 8, 8, 16)),
+    *((text, "COUNT") for text in (
+        "", "x", "2(3)", "2(x3", "2(x3)1", "-1", "2,,1", "1" * 5000, "2(x" + "9" * 5000 + ")")),
+    *((text, "': more than 262144 counts") for text in ("2(x262145)", "1,2(x262144)", "2(x999999999)"))])
+def test_expand_counts(text, expected):
+    if isinstance(expected, tuple):
+        assert expand_counts(text) == expected
+    else:
+        with pytest.raises(InputError, match=expected):
+            expand_counts(text)
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 20)), min_size=1, max_size=8))
 def test_expand_counts_of_folded_counts(runs):
-    text = ",".join(f"{count}(x{repeats})" if repeats > 1 else str(count) for count, repeats in runs)
-    assert expand_counts(text) == tuple(count for count, repeats in runs for _ in range(repeats))
+    counts = tuple(count for count, repeats in runs for _ in range(repeats))
+    assert expand_counts(fold_counts(counts)) == counts
+    text = ",".join(f"{count}(x{repeats})" for count, repeats in runs)
+    assert expand_counts(text) == counts
 
 
 JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "n[1-3],login", "SLURM_JOB_CPUS_PER_NODE": "2(x3),1",
@@ -50,22 +48,19 @@ def test_read_allocation():
     allocation = read_allocation(JOB)
     assert allocation.job_id == 71 and allocation.nodes == ("n1", "n2", "n3", "login")
     assert allocation.cpus_per_node == (2, 2, 2, 1) and allocation.tasks_per_node == (1, 1, 1, 1)
+    assert allocation.restricted_to({"n2", "login"}) == Allocation(71, ("n2", "login"), (2, 1))
+    assert read_allocation({**JOB, "SLURM_TASKS_PER_NODE": "2"}).tasks_per_node == ()  # of a step
 
 
-def test_task_counts_of_a_step_are_ignored():
-    assert read_allocation({**JOB, "SLURM_TASKS_PER_NODE": "2"}).tasks_per_node == ()
-
-
-def test_outside_a_job_is_a_usage_error():
-    with pytest.raises(UsageError, match="not inside a job"):
-        read_allocation({})
-
-
-@pytest.mark.parametrize("change", [{"SLURM_JOB_NODELIST": ""}, {"SLURM_JOB_CPUS_PER_NODE": ""},
-                                    {"SLURM_JOB_CPUS_PER_NODE": "2(x3)"}, {"SLURM_JOB_NODELIST": "n[3-1]"},
-                                    {"SLURM_TASKS_PER_NODE": "many"}, {"SLURM_JOB_ID": "1_2"}])
-def test_malformed_environment_is_a_placement_error(change):
-    with pytest.raises(PlacementError):
+@pytest.mark.parametrize(("change", "error", "message"), [
+    ({"SLURM_JOB_ID": ""}, UsageError, "not inside a job"),
+    *((change, PlacementError, "SLURM_JOB_NODELIST, SLURM_JOB_CPUS_PER_NODE: missing") for change in (
+        {"SLURM_JOB_NODELIST": ""}, {"SLURM_JOB_CPUS_PER_NODE": ""}, {"SLURM_JOB_ID": "1_2"})),
+    ({"SLURM_JOB_CPUS_PER_NODE": "2(x3)"}, PlacementError, "does not fit the job's 4 nodes"),
+    ({"SLURM_JOB_NODELIST": "n[3-1]"}, PlacementError, "low bound"),
+    ({"SLURM_TASKS_PER_NODE": "many"}, PlacementError, "expected COUNT")])
+def test_malformed_environment(change, error, message):
+    with pytest.raises(error, match=message):
         read_allocation({**JOB, **change})
 
 
@@ -94,29 +89,22 @@ def test_fields_of_a_job():
                                   2, ("n1", "n2"), "n1")]
 
 
-def test_components_of_a_heterogeneous_job():
-    """squeue prints the leader last."""
-    assert [job.job_id for job in parse(8, 7, het="7")] == ["7", "8"]
-    assert [job.job_id for job in parse(8, job_id="7+1", het="7", shown="7+1")] == ["8"]
-
-
-def test_array_needs_the_number_of_a_task():
-    with pytest.raises(UsageError, match=r"job 7 is an array; name one of its tasks, e\.g\. 7_0"):
-        parse(7, 8, array=7, task="0")
-    [task] = parse(8, job_id="7_1", array=7, task="1")
-    assert task.job_id == "7_1"
-
-
-@pytest.mark.parametrize(("array_task", "job_id", "expected"), [
-    ("3", "7", "7_3"),  # the last task that runs has the ID of the array
-    ("3", "9", "7_3"), ("4-6%2", "7_5", "7_5")])
-def test_one_task_of_an_array_has_an_id_of_its_own(array_task, job_id, expected):
-    assert parse(7, array=7, task=array_task, job_id=job_id)[0].job_id == expected
-
-
-def test_pending_tasks_of_an_array_need_the_number_of_one():
-    with pytest.raises(UsageError, match="job 7 is an array"):
-        parse(7, array=7, task="4-6%2")
+@pytest.mark.parametrize(("ids", "fields", "expected"), [
+    ((8, 7), {"het": "7"}, ["7", "8"]),  # squeue prints the leader of a heterogeneous job last
+    ((8,), {"job_id": "7+1", "het": "7", "shown": "7+1"}, ["8"]),
+    ((8,), {"job_id": "7_1", "array": 7, "task": "1"}, ["7_1"]),
+    ((7,), {"job_id": "7", "array": 7, "task": "3"}, ["7_3"]),  # the last task that runs has the ID of the array
+    ((7,), {"job_id": "9", "array": 7, "task": "3"}, ["7_3"]),
+    ((7,), {"job_id": "7_5", "array": 7, "task": "4-6%2"}, ["7_5"]),
+    ((7,), {"array": 7, "task": "4-6%2"}, "job 7 is an array"),
+    ((7, 8), {"array": 7, "task": "0"}, r"job 7 is an array; name one of its tasks, e\.g\. 7_0"),
+])
+def test_ids_of_components_and_array_tasks(ids, fields, expected):
+    if isinstance(expected, list):
+        assert [job.job_id for job in parse(*ids, **fields)] == expected
+    else:
+        with pytest.raises(UsageError, match=expected):
+            parse(*ids, **fields)
 
 
 @pytest.mark.parametrize(("environ", "expected"), [

@@ -13,7 +13,6 @@ import pytest
 from slurmdl.cli.main import main
 from slurmdl.topology import check, drawing, load
 from slurmdl.topology.topology import Topology
-from slurmdl.topology.write import checked_hostlist
 
 ROOT = Path(__file__).parents[2]
 Golden = Callable[[str, str], None]
@@ -244,15 +243,6 @@ def test_convert_rejects_unrepresentable_topology(capsys: pytest.CaptureFixture[
     topology("convert", "odd.json", "--format=yaml", "--output=out.yaml", status=65)
     assert "'a b': not valid in a hostlist" in capsys.readouterr().err
     assert not Path("out.yaml").exists()
-
-
-@pytest.mark.parametrize(("names", "expected"), [
-    ("n1 n2 n3", "n[1-3]"), ("n3 n1 n2", "n[3,1-2]"), ("n1 n1", "n[1,1]"), ("n9 n10", "n[9-10]"),
-    ("n09 n10 n11", "n[09-11]"), ("n08 n9 n10", "n[08,9-10]"), ("a1 b1 a2", "a1,b1,a2"),
-    ("n1-ib n2-ib", "n1-ib,n2-ib"),
-    ("r1n1 r1n2 r2n1", "r1n[1-2],r2n1"), ("login", "login"), ("007 008", "[007-008]"), ("", "")])
-def test_hostlists_keep_order_and_repeats(names: str, expected: str) -> None:
-    assert checked_hostlist(names.split()) == expected
 
 
 def test_features_in_the_lines_of_slurm_conf(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
