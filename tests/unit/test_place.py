@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 from placing import SCORES, cluster, idle, job, node, two_level
 
+from slurmdl import units
 from slurmdl.cluster.snapshot import ClusterSnapshot, Partition
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
 from slurmdl.job_request import JobRequest, JobSize, resolve_job_size
+from slurmdl.launch.step_plan import explain_step
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.candidate_nodes import build_candidate_nodes
+from slurmdl.placement.explain import explain_placement
 from slurmdl.placement.place import place_job
 from slurmdl.placement.quotas import fill_largest_first, uneven_choices, water_fill
 from slurmdl.placement.rank_orders import best_rank_map
+from slurmdl.plan import Plan
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 
@@ -53,6 +57,7 @@ FOURS = replace(two_level(*([f"{zone}{i}" for i in range(4)] for zone in "abc"))
 THIN = LinkScores(default_node_bandwidth=1e9, default_zone_bandwidth=(1e8,))
 FIVES = two_level(*([f"{zone}{i}" for i in range(count)] for zone, count in (("a", 5), ("b", 5), ("c", 4))))
 HEAVY = cluster(*(node(f"n{i}", weight=100 if i < 3 else 1) for i in range(1, 9)))
+LIGHT = cluster(*(node(f"n{i}", weight=1 if i == 3 else 10) for i in range(1, 9)))
 SIX_UP = cluster(*(node(name, "DOWN" if name in ("c3", "c4") else "IDLE") for name in SIZES.nodes))
 STATES = two_level(["n0", "n1", "n2"], ["n3", "n4", "n5"])
 POWERED_DOWN = cluster(*(node(f"n{i}", state) for i, state in enumerate(
@@ -73,6 +78,8 @@ CHOICES: dict[str, tuple[Topology, ClusterSnapshot, JobRequest, LinkScores, dict
         3, DlOptions(launcher="auto:8"), ntasks_per_node=1), SCORES, {"z1": 3}),  # nodes of 4 CPUs
     "Slurm's weight before the link": (EIGHT, HEAVY, job(3), LinkScores(nodes={
         "n1": LinkScore(1e12), "n2": LinkScore(1e12)}), "n3 n5 n7"),
+    "better weight": (EIGHT, LIGHT, job(4), LinkScores(), "n1 n3 n5 n7"),
+    "degraded despite its better weight": (EIGHT, LIGHT, job(4), slow("n3"), "n2 n4 n6 n8"),
     "partition with enough nodes": (EIGHT, ClusterSnapshot.from_nodes(
         tuple(replace(n, partitions=("small" if n.name == "n1" else "big",)) for n in idle(EIGHT).nodes),
         (Partition("small", True), Partition("big"))), job(3, partitions=("small", "big")), SCORES, "n3 n5 n7"),
@@ -244,6 +251,89 @@ def test_large_hierarchical_job_uses_more_zones_if_rounds_cost_more_than_bytes()
     assert placement.rank_map is not None and one_zone.rank_map is not None
     assert len(placement.nodes_per_zone) > 1
     assert placement.rank_map.cost.seconds < one_zone.rank_map.cost.seconds
+
+
+# --- scored links
+
+BAD = {"slow": LinkScore(1.25e8, 4e-5), "lossy": LinkScore(1.25e9, 4e-5, 0.02), "distant": LinkScore(1.25e9, 0.02),
+       "all": LinkScore(1.25e8, 0.02, 0.05)}
+PAIRS = two_level(("a1", "a2"), ("b1", "b2"), ("c1", "c2"))
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("dl", [DlOptions(), PS, GOSSIP], ids=["allreduce", "ps", "gossip"])
+@pytest.mark.parametrize("tolerance", [0.0, 0.25])
+def test_degraded_node_is_chosen_last(bad: str, dl: DlOptions, tolerance: float) -> None:
+    scores = LinkScores(nodes={"n3": BAD[bad], "n2": LinkScore(1.2e9, 4.1e-5)}, tolerance=tolerance)
+    for count in (2, 4, 7, 8):
+        nodes = place_job(job(count, dl), idle(EIGHT), EIGHT, scores).nodes
+        assert ("n3" in nodes) == (count == 8), f"{count} of 8"
+
+
+def test_parameter_servers_are_placed_on_good_links() -> None:
+    scores = LinkScores(nodes={"n1": BAD["slow"], "n3": BAD["lossy"]})
+    ranks = place_job(job(4, replace(PS, zone=("z0",), rank0="any")), idle(EIGHT), EIGHT, scores).rank_map
+    assert ranks is not None and ranks.roles[0] == "ps" and ranks.nodes[0] in ("n5", "n7")
+
+
+@pytest.mark.parametrize("slow_path", ["z0|z1", "z0|z2", "z1|z2"])
+@pytest.mark.parametrize("dl", [DlOptions(), PS, GOSSIP], ids=["allreduce", "ps", "gossip"])
+def test_slow_uplink_and_slow_path_are_avoided(slow_path: str, dl: DlOptions) -> None:
+    clean = place_job(job(4, dl), idle(PAIRS), PAIRS, LinkScores()).rank_map
+    for bad in (LinkScore(1e8, 2e-4), LinkScore(1.25e9, 8e-5, 0.02), LinkScore(1.2e9, 0.01)):
+        scores = LinkScores(inter_leaf={slow_path: bad, "z1|z3": LinkScore(1.0)})
+        placement = place_job(job(4, dl), idle(PAIRS), PAIRS, scores)
+        assert set(placement.nodes_per_zone) != set(slow_path.split("|"))
+        assert placement.rank_map is not None and clean is not None
+        assert placement.rank_map.cost.seconds == pytest.approx(clean.cost.seconds)
+    zone = slow_path[:2]
+    assert zone not in place_job(job(4, dl), idle(PAIRS), PAIRS, LinkScores(zones={zone: LinkScore(1e8, 1e-4)})
+                                 ).nodes_per_zone
+
+
+def test_path_limited_by_nodes_or_uplinks_is_not_slow() -> None:
+    two = two_level(("a1", "a2"), ("b1", "b2"))
+    for speed, uplinks in ((1.1e9, {}), (1.9e8, {"z0": LinkScore(2e8)})):
+        without = LinkScores(zones=uplinks)
+        placement = place_job(job(4), idle(two), two, replace(without, inter_leaf={"z0|z1": LinkScore(speed, 8e-5)}))
+        assert placement.rank_map == place_job(job(4), idle(two), two, without).rank_map
+
+
+@pytest.mark.parametrize("dl", [DlOptions(), DlOptions("ps", ps=2)], ids=["allreduce", "ps"])
+def test_scores_of_unknown_nodes_change_nothing(dl: DlOptions) -> None:
+    placed = [place_job(job(5, dl), idle(EIGHT), EIGHT, scores).to_json() for scores in (
+        LinkScores(), LinkScores(tolerance=0.25, half_life=300.0), LinkScores(nodes={"unknown": LinkScore(1.0)}))]
+    assert placed[0] == placed[1] == placed[2]
+
+
+def test_noise_below_the_tolerance_does_not_scatter_a_job() -> None:
+    topology = two_level(*([f"n{zone}-{i}" for i in range(8)] for zone in range(8)))
+    rng = np.random.default_rng(0)
+    noisy = LinkScores(nodes={name: LinkScore(1.25e9 * rng.uniform(0.85, 1.15), 4e-5 * rng.uniform(0.85, 1.15))
+                              for name in topology.nodes}, tolerance=0.25)
+    assert len(place_job(job(16), idle(topology), topology, noisy).nodes_per_zone) == 2
+    assert len(place_job(job(16), idle(topology), topology, replace(noisy, tolerance=0.0)).nodes_per_zone) > 2
+
+
+def test_cost_of_rank_0_on_the_first_node_is_reported() -> None:
+    scores = LinkScores(nodes={"n5": LinkScore(5e9), "n7": LinkScore(4e9)}, default_node_bandwidth=1e9)
+    request = job(4, DlOptions("ps", ps=2, zone=("z0",)), ntasks_per_node=2)
+    placement = place_job(request, idle(EIGHT), EIGHT, scores)
+    free = place_job(replace(request, dl=replace(request.dl, rank0="any")), idle(EIGHT), EIGHT, scores)
+    ranks, free_ranks = placement.rank_map, free.rank_map
+    assert ranks and free_ranks and ranks.nodes[0] == "n1" and ranks.any_rank0_cost == free_ranks.cost
+    seconds, free_seconds = ranks.cost.seconds, free_ranks.cost.seconds
+    line = (f"  rank 0 stays on n1, the first node, which takes {seconds / free_seconds - 1:.1%} more time; "
+            f"--dl-rank0=any: {units.format_duration(free_seconds)}, ")
+    assert seconds > free_seconds and line in explain_placement(placement, EIGHT, idle(EIGHT), scores, request.dl)
+    assert "rank 0 stays" not in explain_placement(free, EIGHT, idle(EIGHT), scores, request.dl)
+    plan = Plan("ps", ranks.nodes, ranks.roles, {})
+    lines = explain_step(plan, ranks, request.dl, EIGHT, scores, plan.nodes)
+    prefix = "rank 0 stays on n1, the first node: with --dl-rank0=any an iteration takes"
+    assert f"{prefix} {units.format_duration(free_seconds)}" in lines
+
+
+# --- compared with all choices
 
 
 def unequal(seed: int) -> tuple[Topology, LinkScores]:

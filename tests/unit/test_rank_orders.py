@@ -146,6 +146,17 @@ def test_fixed_rank_0_detours_around_a_slow_path_at_no_cost() -> None:
         assert rank_map.cost.sort_key == unconstrained.cost.sort_key
 
 
+def test_ring_detours_around_a_slow_inter_leaf_path() -> None:
+    topology = two_level(("a1",), ("b1",), ("c1",), ("d1",))
+    scores = LinkScores(inter_leaf={"z0|z1": LinkScore(1e8, 2e-4)})
+    rank_map = best_rank_map([(name, 1) for name in ("a1", "b1", "c1", "d1")], topology, scores, Traffic("allreduce"))
+    assert rank_map.order == "detour"
+    order = "".join(name[0] for name in (*rank_map.nodes, rank_map.nodes[0]))
+    assert "ab" not in order and "ba" not in order
+    assert rank_map.cost.seconds < rank_map.order_costs["depth-first"].seconds / 5
+    assert rank_map.order_costs["depth-first"].bottleneck_link == "z0|z1"
+
+
 @pytest.mark.parametrize(("slots", "ps"), [([], 0), ([("n1", 0)], 0), ([("n1", 2)], 2), ([("n1", 2)], 0)])
 def test_invalid_slots_or_servers_are_an_error(slots: list[tuple[str, int]], ps: int) -> None:
     with pytest.raises(PlacementError):

@@ -1,4 +1,4 @@
-"""Sources of link scores, files and Prometheus, and their failures, which must never prevent a placement."""
+"""Sources of link scores, their failures, which must never prevent a placement, and the table of the scores."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from placing import two_level
 
-from slurmdl import records
+from slurmdl.cli.main import main
 from slurmdl.config import Config, LinkScoresConfig, MetricQueries, PrometheusConfig
 from slurmdl.errors import InputError, UnavailableError
 from slurmdl.launch import cluster_state
-from slurmdl.links import prometheus, samples
+from slurmdl.links import capacity, prometheus, samples
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.samples import LinkSample, format_sample_lines
 from slurmdl.links.score_sources import load_from_sources, parse_scores, user_probe_file
@@ -32,70 +34,59 @@ ONE = LinkScores(nodes={"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3, 2e-4, False, "p
                  zones={"z1": LinkScore(rtt=1e-3)}, inter_leaf={"a|b": LinkScore(5e8)}, time=NOW)
 
 
-def test_scores_round_trip_as_json() -> None:
-    assert LinkScores.from_json(json.loads(json.dumps(records.to_json(ONE)))) == ONE
-    assert parse_scores(ONE.to_text(), NOW) == ONE
-    assert parse_scores("{}", NOW) == LinkScores()
-    assert parse_scores(ONE.to_text(), NOW + 60).nodes["n1"].age == 65
+@pytest.mark.parametrize(("text", "is_csv", "now", "expected"), [
+    (ONE.to_text(), False, NOW, ONE), ("{}", False, NOW, LinkScores()),
+    (ONE.to_text(), False, NOW + 60, ONE.with_current_ages(NOW + 60)),
+    ("kind,name,throughput,rtt,loss,age,samples\nnode,n1,1e8,0.0001,0.01,5,3\nzone,z1,,0.001,,,\n"
+     'inter_leaf,"a|b",5e8,,,,\n', True, NOW, LinkScores({"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3)}, {
+         "z1": LinkScore(rtt=1e-3)}, inter_leaf={"a|b": LinkScore(5e8)})),
+    ("name,loss\nn1,0.5\n", True, NOW, LinkScores({"n1": LinkScore(loss=0.5)})),
+])
+def test_scores_are_parsed(text: str, is_csv: bool, now: float, expected: LinkScores) -> None:
+    parsed = parse_scores(text, now, is_csv=is_csv)
+    assert (parsed.nodes, parsed.zones, parsed.inter_leaf) == (expected.nodes, expected.zones, expected.inter_leaf)
+    assert is_csv or replace(parsed, time=0.0) == replace(expected, time=0.0)
+
+
+def node_score(value: str) -> str:
+    return f'{{"nodes": {{"n": {{{value}}}}}}}'
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("", "is not JSON"), ("{", "is not JSON"), ("[]", "expected an object"), ("null", "expected an object"),
-    ("<html>", "is not JSON"), ("[" * 100_000, "is not JSON"),
+    *((text, "is not JSON") for text in ("", "{", "<html>", "[" * 100_000, '{"kind": "node"')),
+    ("[]", "expected an object"), ("null", "expected an object"),
     ('{"nodes": {"a": {}, "a": {}}}', "'a': duplicate key"),
     ('{"node": {}}', "unknown key 'node'; expected .*nodes"), ('{"nodes": []}', "nodes: expected an object"),
     ('{"nodes": {"n": 5}}', "n: expected an object"), ('{"nodes": {"": {}}}', "a node name"),
-    ('{"nodes": {"n": {"speed": 1}}}', "unknown key 'speed'; expected throughput"),
-    ('{"nodes": {"n": {"throughput": 0}}}', "throughput 0: expected"),
-    ('{"nodes": {"n": {"throughput": -1}}}', "throughput -1: expected"),
-    ('{"nodes": {"n": {"throughput": true}}}', "True: expected"),
-    ('{"nodes": {"n": {"throughput": NaN}}}', "nan: expected"),
-    ('{"nodes": {"n": {"throughput": Infinity}}}', "inf: expected"),
-    ('{"nodes": {"n": {"throughput": 1%s}}}' % ("0" * 400), ": expected a number above 0"),
-    ('{"nodes": {"n": {"throughput": "1"}}}', "'1': expected"),
-    ('{"nodes": {"n": {"loss": 1.1}}}', "a number from 0 to 1"),
-    ('{"nodes": {"n": {"rtt": -1}}}', "a number from 0 to 60"),
-    ('{"nodes": {"n": {"age": -1}}}', "age -1: expected"),
-    ('{"nodes": {"n": {"samples": 1.5}}}', "an integer from 1"),
-    ('{"nodes": {"n": {"samples": 0}}}', "an integer from 1"),
-    ('{"nodes": {"n": {"rdma": 1}}}', "expected true or false"),
-    ('{"nodes": {"n": {"source": "rumour"}}}', "expected probe, job"),
-    ('{"inter_leaf": {"b|a": {}}}', "in sorted order"), ('{"inter_leaf": {"a": {}}}', "in sorted order"),
-    ('{"inter_leaf": {"|": {}}}', "in sorted order"), ('{"default_zone_bandwidth": 5}', "expected a list"),
+    (node_score('"speed": 1'), "unknown key 'speed'; expected throughput"),
+    *((node_score(f'"throughput": {value}'), message) for value, message in (
+        ("0", "throughput 0: expected"), ("-1", "throughput -1: expected"), ("true", "True: expected"),
+        ("NaN", "nan: expected"), ("Infinity", "inf: expected"), ('"1"', "'1': expected"),
+        ("1" + "0" * 400, ": expected a number above 0"))),
+    (node_score('"loss": 1.1'), "a number from 0 to 1"), (node_score('"rtt": -1'), "a number from 0 to 60"),
+    (node_score('"age": -1'), "age -1: expected"), (node_score('"samples": 1.5'), "an integer from 1"),
+    (node_score('"samples": 0'), "an integer from 1"), (node_score('"rdma": 1'), "expected true or false"),
+    (node_score('"source": "rumour"'), "expected probe, job"),
+    *((f'{{"inter_leaf": {{"{name}": {{}}}}}}', "in sorted order") for name in ("b|a", "a", "|")),
+    ('{"default_zone_bandwidth": 5}', "expected a list"),
     ('{"default_zone_bandwidth": [0]}', r"default_zone_bandwidth\[0\] 0: expected"),
-    ('{"default_node_bandwidth": null}', "default_node_bandwidth"),
-    ('{"weights": {"speed": 1}}', "weights"), ('{"weights": 5}', "weights"),
-    ('{"weights": {"loss": "1"}}', "weights"),
-    ('{"time": 1800000100}', "100 s in the future"),
-    ('{"kind": "node"', "is not JSON"), ('{"kind": "node", "name": "n"}', "time is missing"),
-])
-def test_malformed_json_is_reported(text: str, message: str) -> None:
+    ('{"default_node_bandwidth": null}', "default_node_bandwidth"), ('{"weights": {"speed": 1}}', "weights"),
+    ('{"weights": 5}', "weights"), ('{"weights": {"loss": "1"}}', "weights"),
+    ('{"default_rails": 0.5}', "default_rails 0.5: expected a whole number"),
+    ('{"time": 1800000100}', "100 s in the future"), ('{"kind": "node", "name": "n"}', "time is missing"),
+    ("csv:", "including name"), ("csv:loss\n1\n", "including name"), ("csv:name,name\na,b\n", "each once"),
+    ("csv:name,speed\nn,1\n", "unknown column 'speed'; expected kind, name"),
+    ("csv:name,loss\nn1\n", "line 2: expected 2 columns"), ("csv:name,loss\nn1,0,0\n", "line 2: expected 2 columns"),
+    ("csv:name,loss\nn1,x\n", "line 2: 'x': expected a number"), ("csv:name,loss\nn1,nan\n", "loss nan: expected"),
+    ("csv:name,loss\nn1,0\nn1,0\n", "line 3: node 'n1': duplicate"),
+    ("csv:kind,name\nlink,n\n", "line 2: kind 'link'"), ("csv:kind,name\ninter_leaf,b|a\n", "in sorted order"),
+    ('csv:name\n"n', "is not CSV"),
+    ("csv:name\na\0b\n", "line 2|is not CSV"),
+], ids=lambda text: text[:30])
+def test_malformed_scores_are_reported_in_one_line(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
-        parse_scores(text, NOW)
+        parse_scores(text.removeprefix("csv:"), NOW, is_csv=text.startswith("csv:"))
     assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 700
-
-
-def test_csv_is_parsed() -> None:
-    text = ("kind,name,throughput,rtt,loss,age,samples\nnode,n1,1e8,0.0001,0.01,5,3\nzone,z1,,0.001,,,\n"
-            'inter_leaf,"a|b",5e8,,,,\n')
-    loaded = parse_scores(text, NOW, is_csv=True)
-    assert loaded.nodes == {"n1": LinkScore(1e8, 1e-4, 0.01, 5.0, 3)}
-    assert (loaded.zones, loaded.inter_leaf) == ({"z1": LinkScore(rtt=1e-3)}, {"a|b": LinkScore(5e8)})
-    assert parse_scores("name,loss\nn1,0.5\n", NOW, is_csv=True).nodes == {"n1": LinkScore(loss=0.5)}
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("", "including name"), ("loss\n1\n", "including name"), ("name,name\na,b\n", "each once"),
-    ("name,speed\nn,1\n", "unknown column 'speed'; expected kind, name"),
-    ("name,loss\nn1\n", "line 2: expected 2 columns"),
-    ("name,loss\nn1,0,0\n", "line 2: expected 2 columns"), ("name,loss\nn1,x\n", "line 2: 'x': expected a number"),
-    ("name,loss\nn1,nan\n", "loss nan: expected"), ("name,loss\nn1,0\nn1,0\n", "line 3: node 'n1': duplicate"),
-    ("kind,name\nlink,n\n", "line 2: kind 'link'"), ("kind,name\ninter_leaf,b|a\n", "in sorted order"),
-    ('name\n"n', "is not CSV"), ("name\na\0b\n", "line 2|is not CSV"),
-])
-def test_malformed_csv_is_reported(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        parse_scores(text, NOW, is_csv=True)
 
 
 def test_sample_lines_are_aggregated_into_scores() -> None:
@@ -227,6 +218,13 @@ def test_implausible_prometheus_values_are_skipped() -> None:
     assert [sample.name for sample in loaded] == ["n3"]
 
 
+def write(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o644)
+    return str(path)
+
+
 @pytest.mark.parametrize(("reply", "reason"), [
     (respond(b"<html><body>Log in</body></html>"), "not JSON"), (respond(b"", 500), "HTTP status 500"),
     (respond(b"", 404), "HTTP status 404"), (respond(b"{}"), "malformed"), (respond(b"[]"), "malformed"),
@@ -240,31 +238,45 @@ def test_implausible_prometheus_values_are_skipped() -> None:
 ], ids=["html", "500", "404", "empty-object", "list", "nothing", "error", "matrix", "odd", "no-node", "nested",
         "sends_too_much", "sends_slowly", "hangs"])
 def test_bad_server_gives_one_warning_in_bounded_time(site: Path, reply: Reply, reason: str) -> None:
-    warnings: list[str] = []
     with running_server(reply) as url:
         start = time.monotonic()
-        settings = Config(link_scores=LinkScoresConfig(prometheus=PrometheusConfig(url)))
-        loaded = cluster_state.load_link_scores(settings, "auto", warnings.append)
-        elapsed = time.monotonic() - start
-    assert loaded.link_count == 0
-    assert len(warnings) == 1 and len(warnings[0].splitlines()) == 1
-    assert re.search(reason, warnings[0]) and warnings[0].endswith("the topology alone decides")
-    assert elapsed < 30  # below 1 s on an idle host; without the limit a minute or more
+        assert_one_warning(Config(link_scores=LinkScoresConfig(prometheus=PrometheusConfig(url))), "auto", reason)
+    assert time.monotonic() - start < 30  # below 1 s on an idle host; without the limit a minute or more
 
 
-def test_unreachable_server_gives_one_warning(site: Path) -> None:
+def closed_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    for url in (f"http://127.0.0.1:{port}", "http://no-such-host.invalid:9090", "http://[::1"):
-        loaded = load_from_sources(Config(), url, os.environ)
-        assert loaded.scores.link_count == 0 and len(loaded.warnings) == 1, url
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def write(path: Path, text: str) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o644)
-    return str(path)
+@pytest.mark.parametrize(("source", "create", "reason"), [
+    (closed_port(), None, "refused"), ("http://no-such-host.invalid:9090", None, "no-such-host"),
+    ("http://[::1", None, ""), ("file", lambda path: None, "No such file"), ("file", Path.mkdir, "directory"),
+    ("file", os.mkfifo, "not a regular file"), ("file", lambda path: write(path, "{"), "is not JSON"),
+    ("file", lambda path: (path.write_bytes(b"\xff"), path.chmod(0o644)), "UTF-8"),
+    ("file", lambda path: (path.write_text("{}"), path.chmod(0o666)), "others may write it"),
+    ("file", lambda path: write(path, "{}"), r"scores.json: no score of the last 900 s"),
+    ("file", lambda path: write(path, format_sample_lines([LinkSample("node", "n1", 1e9, "probe", loss=0.1)])),
+     r"scores.json: no score of the last 900 s"),
+], ids=["closed", "unknown-host", "no-url", "missing", "directory", "pipe", "half", "binary", "open", "empty", "old"])
+def test_bad_source_gives_one_warning(site: Path, source: str, create: Callable[[Path], object] | None,
+                                      reason: str) -> None:
+    if create is None:
+        assert_one_warning(Config(), source, reason)
+        return
+    file = site / "scores.json"
+    create(file)
+    for configured, named in ((str(file), "auto"), (str(file), str(file)), ("", str(file))):
+        settings = Config(link_scores=LinkScoresConfig(file=configured)) if configured else Config()
+        if "no score" not in reason or named != "auto":
+            assert_one_warning(settings, named, reason)
+
+
+def assert_one_warning(settings: Config, source: str, reason: str) -> None:
+    warnings: list[str] = []
+    loaded = cluster_state.load_link_scores(settings, source, warnings.append)
+    assert loaded.link_count == 0 and len(warnings) == 1 and len(warnings[0].splitlines()) == 1
+    assert re.search(reason, warnings[0]) and warnings[0].endswith("the topology alone decides"), warnings
 
 
 def test_sources_are_merged_per_link(site: Path) -> None:
@@ -334,23 +346,6 @@ def test_expired_scores_are_dropped_individually(site: Path) -> None:
     assert (list(loaded.scores.nodes), loaded.warnings) == (["n2"], ())
 
 
-@pytest.mark.parametrize(("create", "reason"), [
-    (lambda path: None, "No such file"), (lambda path: path.mkdir(), "directory"), (os.mkfifo, "not a regular file"),
-    (lambda path: path.write_text("{"), "is not JSON"), (lambda path: path.write_bytes(b"\xff"), "UTF-8"),
-    (lambda path: (path.write_text("{}"), path.chmod(0o666)), "others may write it")],
-    ids=["missing", "directory", "pipe", "half", "binary", "open"])
-def test_bad_file_gives_one_warning(site: Path, create: Callable[[Path], object], reason: str) -> None:
-    create(site / "scores.json")
-    if (site / "scores.json").is_file() and reason != "others may write it":
-        (site / "scores.json").chmod(0o644)
-    warnings: list[str] = []
-    for source in ("auto", str(site / "scores.json")):
-        settings = Config(link_scores=LinkScoresConfig(file=str(site / "scores.json")))
-        loaded = cluster_state.load_link_scores(settings, source, warnings.append)
-        assert loaded.link_count == 0
-    assert len(warnings) == 2 and all(reason in line and str(site) in line for line in warnings)
-
-
 def test_hung_file_system_times_out(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from slurmdl import files
 
@@ -373,10 +368,7 @@ def test_configured_rules_apply_to_samples(site: Path) -> None:
     assert (list(loaded.nodes), loaded.tolerance) == (["n2"], 0.1)
 
 
-def test_named_file_without_recent_scores_gives_a_warning(site: Path) -> None:
-    for text in ("{}", format_sample_lines([LinkSample("node", "n1", time.time() - 1e6, "probe", loss=0.1)])):
-        loaded = load_from_sources(Config(), write(site / "scores.json", text), os.environ)
-        assert loaded.warnings == (f"{site}/scores.json: no score of the last 900 s",)
+def test_defaults_alone_give_no_warning(site: Path) -> None:
     defaults_only = write(site / "scores.json", '{"default_zone_bandwidth": [1e9]}')
     loaded = load_from_sources(Config(), defaults_only, os.environ)
     assert (loaded.warnings, loaded.scores.default_zone_bandwidth) == ((), (1e9,))
@@ -395,3 +387,46 @@ def test_invalid_score_is_rejected_and_others_are_kept(site: Path, name: str, te
     loaded = cluster_state.load_link_scores(Config(), write(site / name, text), warnings.append)
     assert list(loaded.nodes) == ["n2"] and loaded.nodes["n2"].loss == 0.1
     assert len(warnings) == 1 and message in warnings[0] and warnings[0].endswith("the other scores decide")
+
+
+SIX = two_level(("n1", "n2"), ("n3", "n4"), ("n5", "n6"))
+MEASURED = LinkScores(
+    nodes={"n1": LinkScore(1.25e9, 4e-5), "n2": LinkScore(1.25e8, 4e-5), "n5": LinkScore(loss=0.02)},
+    zones={"z2": LinkScore(1e8)}, inter_leaf={"z0|z1": LinkScore(6.25e8, 8e-5)}, time=1e9)
+
+
+def test_rows_are_sorted_by_slowdown() -> None:
+    rows = capacity.link_rows(MEASURED, SIX)
+    assert [(row.kind, row.name) for row in rows] == [
+        ("node", "n5"), ("zone", "z2"), ("node", "n2"), ("inter_leaf", "z0|z1"), ("node", "n1")]
+    assert [row.zone for row in rows] == ["z2", "root", "z0", "", "z0"]
+    # a MB at a tenth of 1.25e9 bytes/s, and 2 x 20 us
+    assert rows[2].slowdown == pytest.approx((8e-3 + 4e-5) / (8e-4 + 4e-5), rel=1e-3)
+    assert rows[-1].slowdown == 1.0
+
+
+def test_show_prints_the_table_or_json(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    topology = write(site / "topology.conf", "SwitchName=z0 Nodes=n[1-2]\nSwitchName=z1 Nodes=n[3-4]\n"
+                                             "SwitchName=z2 Nodes=n[5-6]\nSwitchName=root Switches=z0,z1,z2\n")
+    scores = write(site / "scores.json", replace(MEASURED, time=time.time()).to_text())
+    show = ["links", "show", f"--link-scores={scores}", f"--topology={topology}"]
+    assert main(show) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert "3 of 6 nodes (50.0%) with a link score younger than 15 min" in output.out
+    assert output.out.index("n5 ") < output.out.index("z2    ") < output.out.index("n1 ")
+    assert "2.00%" in output.out and "1 Gbit/s" in output.out
+    assert main([*show, "--json"]) == 0
+    matrix = json.loads(capsys.readouterr().out)
+    assert [link["name"] for link in matrix["links"]] == ["n5", "z2", "n2", "z0|z1", "n1"]
+    assert (matrix["nodes"], matrix["nodes_with_score"]) == (6, 3)
+    Path(scores).unlink()
+    assert main(show) == 65
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1 and "No such file" in output.err
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0, "0 s"), (59.4, "59 s"), (200, "3 min"), (7200, "2 h"),
+                                               (2e5, "2 d")])
+def test_format_age_uses_the_largest_unit(seconds: float, expected: str) -> None:
+    assert capacity.format_age(seconds) == expected
