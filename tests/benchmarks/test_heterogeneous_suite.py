@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from benchmarks import heterogeneous
 from benchmarks.heterogeneous import accuracy, gossip_variants, no_bottleneck_control, placement_savings, throughput
 from benchmarks.heterogeneous.accuracy import EQUAL, NO_EXCHANGE
 from benchmarks.heterogeneous.placement_methods import (
@@ -27,7 +26,6 @@ from benchmarks.heterogeneous.trainer_jobs import Result, cpu_bound_note
 from benchmarks.results import Row
 from benchmarks.virtual_runs import Outcome
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
-from slurmdl.errors import UsageError
 from slurmdl.placement.result import Cost
 from slurmdl.sandbox.spec import round_robin_topology
 from slurmdl.train.trainer.options import parse_train_options
@@ -231,8 +229,3 @@ def test_gossip_variants_throughput_targets_depend_on_balance() -> None:
         *[False, True] * 6, None, None]
     assert [gossip_variants.throughput(variant, "", [94.0, 95.0], 100.0).met for variant in variants] == [
         *[True, False] * 6, None, None]
-
-
-def test_suite_unknown_part_raises() -> None:
-    with pytest.raises(UsageError, match="--only placement: unknown part; expected one of throughput, accuracy"):
-        heterogeneous.SUITE.run(["placement"])

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from benchmarks import link_scores
 from benchmarks.link_scores import collector_cost, scale
 from benchmarks.link_scores.scale import Fabric, Rates, flagged, probe, shuffled
-from slurmdl.errors import UsageError
 from slurmdl.links.link_scores import LinkScore, LinkScores
 
 
@@ -47,8 +44,3 @@ def test_collector_cost_rows_measure_run_and_write_sample() -> None:
     assert cpu_time.repeats == 2 and cpu_time.baseline and cpu_time.baseline > 0
     assert memory.met and memory.baseline and memory.value >= memory.baseline > 5
     assert samples.met
-
-
-def test_suite_unknown_part_raises() -> None:
-    with pytest.raises(UsageError, match="expected one of probe-recovery, training-value, scale, collector-cost"):
-        link_scores.SUITE.run(["speed"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from benchmarks.placement import exact_solver
 from benchmarks.placement.optimality_gap import Case, draw_case, rows, solve_case
-from benchmarks.suite import worker_pool
 from slurmdl.errors import PlacementError
 from slurmdl.job_request import resolve_job_size
 from slurmdl.placement.eligibility import eligible_tasks
@@ -97,16 +95,3 @@ def test_optimality_gap_rows_have_all_targets() -> None:
     by_metric = {row.metric: row for row in rows(3, clusters=4)}
     assert sum(row.met is not None for row in by_metric.values()) == 5
     assert all(row.value >= 1 - 1e-6 for name, row in by_metric.items() if "ratio" in name or "percentile" in name)
-
-
-def test_processes_of_a_pool_end_by_the_signal_that_this_one_ignores() -> None:
-    def ignore(*_: object) -> None:
-        pass
-
-    previous = signal.signal(signal.SIGTERM, ignore)
-    try:
-        with worker_pool() as pool:
-            assert pool.map(signal.getsignal, [signal.SIGTERM] * 2) == [signal.SIG_DFL] * 2
-        assert signal.getsignal(signal.SIGTERM) is ignore
-    finally:
-        signal.signal(signal.SIGTERM, previous)

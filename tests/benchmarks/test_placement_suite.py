@@ -3,76 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import placement, results
-from benchmarks.placement import concurrent_submitters, graph_mappers, quality, speed
-from benchmarks.suite import Suite
+from benchmarks.placement import concurrent_submitters, graph_mappers, quality
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
-from slurmdl.errors import SandboxError, UsageError
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.result import Cost
 from slurmdl.simulate import compare
 from slurmdl.topology.source import block_topology, tree_topology
 from slurmdl.traffic import Traffic
-
-
-def test_speed_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                           capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(speed, "SIZES", (400, 800))
-    monkeypatch.setattr(speed, "TARGETS", {800: 1e-9})
-    monkeypatch.setattr(speed, "LARGEST", 40)
-    monkeypatch.setattr(speed, "RANKS", 64)
-    monkeypatch.setattr(speed, "REPEATS", 1)
-    file = tmp_path / "results.json"
-    placement.SUITE.main(["--only", "speed", "--results", str(file)])
-    rows = {row["metric"]: row for row in json.loads(file.read_text())["rows"]}
-    assert rows["place, ps, 64 ranks, 800 nodes"]["met"] is False
-    assert rows["place, allreduce, 64 ranks, 400 nodes"]["met"] is None
-    assert rows["peak memory, gossip, 800 nodes"]["value"] > 10
-    assert rows["place, gossip, 40 ranks, 40 nodes"]["met"] is True
-    assert capsys.readouterr().out.splitlines()[-1].startswith("met ")
-
-
-def test_suite_unknown_part_raises() -> None:
-    with pytest.raises(UsageError, match="expected one of speed"):
-        placement.SUITE.run(["sped"])
-
-
-def test_suite_table_repeats_missed_rows_and_failed_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def rows(part: str, seed: int, quick: bool) -> Iterator[results.Row]:
-        yield results.make_row(f"{part} of it", [1.0, 3.0, 2.0], "s", baseline=4.0, target="at most 1 s",
-                               met=part == "quality")
-        if part == "exact":
-            raise SandboxError("no more disk")
-
-    suite = Suite("some", "", ("quality", "exact"), rows, dict)
-    suite.run(["quality", "exact"], str(tmp_path / "results.json"), 7)
-    out, err = capsys.readouterr()
-    assert out.splitlines() == [
-        "           median   baseline unit   metric (smallest to largest): target",
-        "",
-        "quality",
-        "met             2          4 s      quality of it (1 to 3): at most 1 s",
-        "",
-        "exact",
-        "MISSED          2          4 s      exact of it (1 to 3): at most 1 s",
-        "MISSED          0                   exact: completed: 1",
-        "",
-        "missed",
-        "MISSED          2          4 s      exact of it (1 to 3): at most 1 s",
-        "MISSED          0                   exact: completed: 1",
-        "met 1 of 3"]
-    assert "exact: failed: no more disk" in err
-    written = json.loads((tmp_path / "results.json").read_text())
-    assert (written["seed"], len(written["rows"])) == (7, 3)
 
 
 def test_collisions_with_seeds_are_fewer() -> None:

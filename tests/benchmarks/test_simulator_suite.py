@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from simgrid_marker import needs_simgrid
 
-from benchmarks import cost_model, simulator
-from benchmarks.simulator import scaling, validation
+from benchmarks import cost_model
+from benchmarks.simulator import validation
 from slurmdl.sandbox.spec import round_robin_topology
 
 NINE = round_robin_topology(9, 3)
@@ -37,20 +34,3 @@ def test_evaluate_accepts_accurate_and_rejects_wrong_simulation(noise: float, me
     assert {row.met for row in rows if row.met is not None and "control" not in row.metric} == {met}
     assert sum("right order" in row.metric for row in rows) == len(cost_model.PATTERNS) + 1
     assert all(row.met for row in rows if "control" in row.metric)
-
-
-@needs_simgrid
-def test_scaling_writes_rows_and_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                      capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(scaling, "SIZES", (8,))
-    monkeypatch.setattr(scaling, "CLUSTER", (1, 4, 40))
-    file = tmp_path / "simulate.json"
-    simulator.SUITE.main(["--only", "scaling", "--results", str(file)])
-    written = json.loads(file.read_text())
-    rows = {row["metric"]: row for row in written["rows"]}
-    assert written["versions"]["simgrid"]
-    for strategy in ("allreduce", "gossip", "adaptive-gossip", "ps"):
-        assert rows[f"{strategy}, 8 nodes: seconds per step, placed (baseline: leaf order)"]["met"]
-    assert "<svg" in (tmp_path / "simulate.svg").read_text()
-    assert capsys.readouterr().out.splitlines()[-1].startswith("met ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import strategies, virtual_runs
+from benchmarks import virtual_runs
 from benchmarks.strategies import accuracy_vs_bytes, meter_overhead, time_to_accuracy
 from benchmarks.strategies.accuracy_vs_bytes import (
     EVERY_STEP,
@@ -27,7 +26,6 @@ from benchmarks.strategies.accuracy_vs_bytes import (
     lower_bound_95,
 )
 from benchmarks.virtual_runs import Outcome, run_training
-from slurmdl.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,20 +130,6 @@ def test_time_to_accuracy_evaluate_times_gains_and_control() -> None:
     assert rows["here: control: accuracy that ranks without exchange lack vs. gossip at every step"].met is True
     with pytest.raises(RuntimeError, match="not reached"):
         time_to_accuracy.seconds_to_goal(Outcome(90, 90, 1, 0.5, accuracy_curve(80, 90)))
-
-
-def test_strategies_suite_writes_command_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs are replaced by fixed outcomes."""
-    scores = itertools.cycle([outcomes(97, 1000)[0][0]])
-    monkeypatch.setattr(accuracy_vs_bytes, "run_trainings", lambda runs: (next(scores) for _ in runs))
-    file = tmp_path / "results.json"
-    strategies.SUITE.main(["--only", "accuracy-vs-bytes", "--quick", "--results", str(file)])
-    written = json.loads(file.read_text())
-    assert written["command"].startswith("python -m benchmarks.strategies --only accuracy-vs-bytes --quick --seed 1")
-    assert {row["metric"].split(":")[0] for row in written["rows"]} == {
-        *accuracy_vs_bytes.SITUATIONS}
-    with pytest.raises(UsageError, match="expected one of accuracy-vs-bytes, accuracy-vs-bytes-async, time"):
-        strategies.SUITE.run(["speed"])
 
 
 def test_meter_overhead_slow_clock_is_detected() -> None:
