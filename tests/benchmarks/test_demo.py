@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 
 import pytest
 
@@ -42,21 +43,24 @@ def test_scripts_are_valid_shell_and_write_both_files(job: Job, variant: str) ->
 
 def test_script_has_the_options_of_placement() -> None:
     assert "#DL --dl-strategy=ps\n#DL --dl-ps=2\n" in jobs.PS.script(PLACED)
-    options = DlOptions(mesh="dp=2,tp=2", bytes="tp=5")
-    job = Job("x", 4, "true", options, 0, 1)
+    job = Job("x", 4, "true", DlOptions(mesh="dp=2,tp=2", bytes="tp=5"), 0, 1)
     assert "#DL --dl-mesh=dp=2,tp=2\n#DL --dl-bytes=tp=5\n" in job.script(PLACED)
 
 
-def test_step_seconds_leave_out_the_warmup_and_keep_periods_whole() -> None:
-    job = Job("x", 4, "true", DlOptions(), 2, 8, period=3)
-    assert job.step_seconds([99.0, 99.0, 1.0, 1.0, 7.0, 1.0, 1.0, 7.0]) == 3.0
-    assert Job("x", 4, "true", DlOptions(), 1, 4).step_seconds([99.0, 1.0, 1.0, 7.0]) == 1.0
+LINKS = "link  kind  zone  slowdown  throughput\nn10  node  zoneA  x9.93  100 Mbit/s  93 us\n"
 
 
-@pytest.mark.parametrize(("speedup", "text"), [(2.0, "2.0 x as fast"), (1.02, "none"), (0.98, "none"),
-                                               (0.5, "slower: 0.50 x")])
-def test_describe_gain(speedup: float, text: str) -> None:
-    assert report.describe_gain(speedup) == text
+@pytest.mark.parametrize(("function", "args", "expected"), [
+    # the warmup is left out, and periods are whole
+    (Job("x", 4, "true", DlOptions(), 2, 8, 3).step_seconds, ([99.0, 99.0, 1.0, 1.0, 7.0, 1.0, 1.0, 7.0],), 3.0),
+    (Job("x", 4, "true", DlOptions(), 1, 4).step_seconds, ([99.0, 1.0, 1.0, 7.0],), 1.0),
+    *((report.describe_gain, (speedup,), text) for speedup, text in (
+        (2.0, "2.0 x as fast"), (1.02, "none"), (0.98, "none"), (0.5, "slower: 0.50 x"))),
+    *((report.describe_probe, (LINKS, node), text) for node, text in (
+        ("n10", "n10: 100 Mbit/s, slowdown x9.93"), ("n1", "n1: not measured"))),
+], ids=lambda value: str(value)[:20])
+def test_words_and_figures(function: Callable[..., object], args: tuple[object, ...], expected: object) -> None:
+    assert function(*args) == expected
 
 
 def test_table_compares_with_the_better_of_plain_and_leaf_order() -> None:
@@ -81,20 +85,11 @@ def test_rows_meet_targets_and_misses_are_seen() -> None:
         "bad link: seconds per step, control", "mesh: seconds per step, control", "mesh: bytes across zones, control"}
 
 
-def test_describe_probe_finds_the_node() -> None:
-    links = "link  kind  zone  slowdown  throughput\nn10  node  zoneA  x9.93  100 Mbit/s  93 us\n"
-    assert report.describe_probe(links, "n10") == "n10: 100 Mbit/s, slowdown x9.93"
-    assert report.describe_probe(links, "n1") == "n1: not measured"
-
-
-def test_picture_has_a_bar_for_each_line() -> None:
+def test_picture_and_page_have_each_line() -> None:
+    lines = len(report.make_lines(make_outcomes()))
     root = ElementTree.fromstring(draw_demo(make_outcomes()))
     bars = root.findall("{http://www.w3.org/2000/svg}rect")[1:]
-    assert len(bars) == len(report.make_lines(make_outcomes()))
-    assert len({bar.get("fill") for bar in bars}) == 2
-
-
-def test_page_needs_no_other_file_and_has_a_row_for_each_line() -> None:
+    assert len(bars) == lines and len({bar.get("fill") for bar in bars}) == 2
     page = format_page(make_outcomes(), "heading with <", "closing")
     assert "heading with &lt;" in page and not any(word in page for word in ("<script", "src=", "href="))
-    assert page.count("<td>mesh</td>") == 3 and page.count("<tr") == 1 + len(report.make_lines(make_outcomes()))
+    assert page.count("<td>mesh</td>") == 3 and page.count("<tr") == 1 + lines

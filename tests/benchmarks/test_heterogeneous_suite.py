@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from judging import check_rows
 
 from benchmarks.heterogeneous import accuracy, gossip_variants, no_bottleneck_control, placement_savings, throughput
 from benchmarks.heterogeneous.accuracy import EQUAL, NO_EXCHANGE
@@ -23,19 +26,15 @@ from benchmarks.heterogeneous.placement_methods import (
 from benchmarks.heterogeneous.placement_savings import LEAST, Case, JobOutcome, draw, orders, predicted
 from benchmarks.heterogeneous.throughput import BALANCED, GOSSIP, OFF, SPEEDS
 from benchmarks.heterogeneous.trainer_jobs import Result, cpu_bound_note
-from benchmarks.results import Row
 from benchmarks.virtual_runs import Outcome
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.placement.result import Cost
 from slurmdl.sandbox.spec import round_robin_topology
+from slurmdl.train.compatibility import check_compatibility
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train
 
 SIXTEEN = round_robin_topology(placement_savings.NODES, placement_savings.ZONES)
-
-
-def by_metric(rows: Sequence[Row]) -> dict[str, Row]:
-    return {row.metric: row for row in rows}
 
 
 def snapshot(busy: Sequence[str]) -> ClusterSnapshot:
@@ -90,54 +89,41 @@ def cost(sent: float, seconds: float = 1.0) -> Cost:
     return Cost(seconds, sent, sent)
 
 
-def result(seconds: float, *, idle: float = 0.5, sent: float = 100.0, nodes: Sequence[str] = ("n1",)) -> Result:
-    return Result({"rank_map": [{"node": node} for node in nodes],
-                   "bytes_sent": {"intra_node": 0.0, "intra_zone": 0.0, "inter_zone": sent},
-                   "steps": 10, "seconds_per_step": seconds}, (seconds,) * 10, idle)
+def result(seconds: float, *, idle: float = 0.5) -> Result:
+    sent = {"intra_node": 0.0, "intra_zone": 0.0, "inter_zone": 100.0}
+    return Result({"rank_map": [{"node": "n1"}], "bytes_sent": sent, "steps": 10, "seconds_per_step": seconds},
+                  (seconds,) * 10, idle)
 
 
-def test_evaluate_compares_savings_with_least_bytes() -> None:
-    def outcomes(placed: float, chance: float) -> list[JobOutcome]:
-        costs = {PLACED: cost(placed), LEAF: cost(100.0), DEFAULT: cost(200.0), NEGATIVE_CONTROL: cost(chance),
-                 LEAST: cost(50.0)}
-        return [JobOutcome("PS", costs)] * 3
-
-    rows = by_metric(list(placement_savings.evaluate(outcomes(50.0, 70.0))))
-    saved = rows[f"PS: bytes across nodes saved relative to {DEFAULT}, 3 jobs"]
-    assert (saved.value, saved.baseline, saved.met) == (75.0, 75.0, None)
-    assert "12 %" in saved.target
-    share = f"PS: bytes across zones saved relative to {LEAF}, as a share of the largest possible saving, per job"
-    assert (rows[share].value, rows[share].met) == (1.0, True)
-    control = f"PS: bytes across zones of {NEGATIVE_CONTROL} over those of placement (control)"
-    assert (rows[control].value, rows[control].met) == (1.4, True)
-    worse = by_metric(list(placement_savings.evaluate(outcomes(52.0, 50.0))))
-    assert (worse[share].value, worse[share].met) == (pytest.approx(0.96), False)
-    assert worse[control].met is False
-
-
-def test_evaluate_without_possible_saving_has_no_targets() -> None:
+@pytest.mark.parametrize(("placed", "chance", "met"), [(50.0, 70.0, True), (52.0, 50.0, False)])
+def test_savings_are_compared_with_least_bytes(placed: float, chance: float, met: bool) -> None:
+    costs = {PLACED: cost(placed), LEAF: cost(100.0), DEFAULT: cost(200.0), NEGATIVE_CONTROL: cost(chance),
+             LEAST: cost(50.0)}
+    rows = [*placement_savings.evaluate([JobOutcome("PS", costs)] * 3)]
+    check_rows(rows, {
+        f"PS: bytes across nodes saved relative to {DEFAULT}, 3 jobs": (100 - placed / 2, None),
+        f"PS: bytes across zones saved relative to {LEAF}, as a share of the largest possible saving, per job": (
+            (100 - placed) / 50, met),
+        f"PS: bytes across zones of {NEGATIVE_CONTROL} over those of placement (control)": (chance / placed, met)})
+    saved = next(row for row in rows if row.metric.startswith(f"PS: bytes across nodes saved relative to {DEFAULT}"))
+    assert saved.baseline == 75.0 and "12 %" in saved.target
     same = dict.fromkeys((*VARIANTS, NEGATIVE_CONTROL, LEAST), cost(100.0))
-    rows = list(placement_savings.evaluate([JobOutcome("allreduce", same)]))
-    assert [row.value for row in rows] == [0.0] * 4
-    assert all(row.met is None for row in rows)
+    rows = [*placement_savings.evaluate([JobOutcome("allreduce", same)])]
+    assert [(row.value, row.met) for row in rows] == [(0.0, None)] * 4, "no saving is possible"
 
 
-def test_ran_evaluates_step_times() -> None:
-    def rows(placed: float, chance: float, idle: float = 0.5) -> dict[str, Row]:
-        seconds_by_variant = {PLACED: placed, LEAF: 1.0, DEFAULT: 2.0, NEGATIVE_CONTROL: chance}
-        runs = {variant: (Run.of(result(seconds, idle=idle)), cost(20.0, seconds)) for variant,
-                seconds in seconds_by_variant.items()}
-        return by_metric(list(placement_savings.run_rows("allreduce", [runs])))
-
-    good = rows(0.5, 1.5)
-    over = f"allreduce, run: seconds per step, placed, over those of {DEFAULT}"
-    assert (good[over].value, good[over].baseline, good[over].met) == (0.25, 0.25, True)
-    assert good["allreduce, run: metered bytes across zones over modeled ones"].value == 0.5
-    lost = f"allreduce, run: seconds per step of {NEGATIVE_CONTROL} over those of placement (control)"
-    assert (good[lost].value, good[lost].met) == (3.0, True)
-    assert rows(1.1, 1.1)[f"allreduce, run: seconds per step, placed, over those of {LEAF}"].met is False
-    assert rows(1.1, 1.1)[lost].met is False
-    assert f"{over}; CPU-bound: 10% idle" in rows(0.5, 1.5, idle=0.1)
+@pytest.mark.parametrize(("placed", "chance", "idle", "met"), [
+    (0.5, 1.5, 0.5, True), (1.1, 1.1, 0.5, False), (0.5, 1.5, 0.1, True)])
+def test_step_times_are_compared_with_those_of_slurm(placed: float, chance: float, idle: float, met: bool) -> None:
+    seconds = {PLACED: placed, LEAF: 1.0, DEFAULT: 2.0, NEGATIVE_CONTROL: chance}
+    runs = {variant: (Run.of(result(value, idle=idle)), cost(20.0, value)) for variant, value in seconds.items()}
+    note = "; CPU-bound: 10% idle" if idle == 0.1 else ""
+    check_rows(placement_savings.run_rows("allreduce", [runs]), {
+        f"allreduce, run: seconds per step, placed, over those of {DEFAULT}{note}": (placed / 2, True),
+        f"allreduce, run: seconds per step, placed, over those of {LEAF}{note}": (placed, met),
+        "allreduce, run: metered bytes across zones over modeled ones": 0.5,
+        f"allreduce, run: seconds per step of {NEGATIVE_CONTROL} over those of placement (control){note}": (
+            chance / placed, met)})
     assert cpu_bound_note([result(1.0)]) == ""
 
 
@@ -152,53 +138,35 @@ def test_no_bottleneck_control_separates_tie_and_difference(ratio: float, noise:
     assert no_bottleneck_control.evaluate("PS", runs, shaped=True).met is differs
 
 
-def test_throughput_evaluate_computes_shares_of_speed_without_communication() -> None:
+@pytest.mark.parametrize(("balanced", "control", "met"), [(0.5, 1.0, True), (0.6, 0.5, False)])
+def test_throughput_is_a_share_of_the_speed_without_communication(balanced: float, control: float, met: bool) -> None:
     def asynchronous(rate: float) -> Result:
         return Result({"samples_per_second": rate}, (), 0.5)
 
     def synchronous(seconds: float) -> Result:
-        """Slow until the batch sizes converge, then `seconds` per step."""
+        """Slow until the batch sizes converge, then `seconds` per step: 8 ranks with 64 samples."""
         first = (9.0,) * throughput.SETTLED
         return Result({"num_workers": 8, "batch_size": 64}, (*first, seconds, seconds), 0.5)
 
-    # 8 ranks with 64 samples in 0.5 s: 1,024 samples/s
-    results = {OFF: [asynchronous(1000.0)] * 3,
-               GOSSIP: [asynchronous(940.0), asynchronous(960.0), asynchronous(970.0)],
-               BALANCED: [synchronous(0.5)] * 3, throughput.NEGATIVE_CONTROL: [synchronous(1.0)] * 3}
-    rows = by_metric(list(throughput.evaluate("x", results)))
-    gossip = rows[f"x: {GOSSIP}, as a share of {OFF}"]
-    assert (gossip.value, gossip.met, gossip.repeats) == (0.96, True, 3)
-    assert rows[f"x: {BALANCED}"].value == 1024.0
-    assert rows[f"x: {BALANCED}, as a share of {OFF}"].met is True
-    assert rows[f"x: {throughput.NEGATIVE_CONTROL}, as a share of {OFF}"].met is True
-    slow = by_metric(list(throughput.evaluate("x", {**results, BALANCED: [synchronous(0.6)] * 3,
-                                                    throughput.NEGATIVE_CONTROL: [synchronous(0.5)] * 3})))
-    assert slow[f"x: {BALANCED}, as a share of {OFF}"].met is False
-    assert slow[f"x: {throughput.NEGATIVE_CONTROL}, as a share of {OFF}"].met is False
+    results = {OFF: [asynchronous(1000.0)] * 3, GOSSIP: [asynchronous(rate) for rate in (940.0, 960.0, 970.0)],
+               BALANCED: [synchronous(balanced)] * 3, throughput.NEGATIVE_CONTROL: [synchronous(control)] * 3}
+    check_rows(throughput.evaluate("x", results), {
+        f"x: {GOSSIP}, as a share of {OFF}": (0.96, True), f"x: {BALANCED}": 512 / balanced,
+        f"x: {BALANCED}, as a share of {OFF}": met, f"x: {throughput.NEGATIVE_CONTROL}, as a share of {OFF}": met})
 
 
-def test_accuracy_evaluate_pairs_seeds_and_requires_worse_control() -> None:
+@pytest.mark.parametrize(("slow", "alone", "met"), [(96.8, 80.0, True), (96.0, 96.9, False)])
+def test_accuracy_pairs_seeds_and_requires_worse_control(slow: float, alone: float, met: bool) -> None:
     noise = np.random.default_rng(1).normal(0, 0.5, (5, 2)).tolist()
 
-    def outcomes(right: float, local_accuracy: float | None = None) -> list[list[Outcome]]:
-        local = right if local_accuracy is None else local_accuracy
+    def outcomes(right: float, local: float) -> list[list[Outcome]]:
         return [[Outcome(right + offset, local + offset, 1, 0.5) for offset in folds] for folds in noise]
 
-    def rows(slow: float, alone: float) -> dict[str, Row]:
-        cases = {(variant, speeds): outcomes(97.0 if speeds == EQUAL else slow)
-                 for variant in (GOSSIP, BALANCED) for speeds in (EQUAL, *SPEEDS)}
-        control = outcomes(97.0, local_accuracy=alone)
-        return by_metric(list(accuracy.evaluate({**cases, (NO_EXCHANGE, EQUAL): control})))
-
-    for speeds in SPEEDS:
-        metric = f"{GOSSIP}: accuracy, {speeds} vs. {EQUAL}"
-        good = rows(96.8, 80.0)[metric]
-        assert (good.value, good.met) == (pytest.approx(-0.2), True)
-        assert good.baseline == pytest.approx(97.0, abs=0.5)
-        assert rows(96.0, 80.0)[metric].met is False
-    control = f"control: {NO_EXCHANGE}, vs. {GOSSIP}"
-    assert rows(97.0, 80.0)[control].met is True
-    assert rows(97.0, 96.9)[control].met is False
+    cases = {(variant, speeds): outcomes(right, right) for variant in (GOSSIP, BALANCED)
+             for speeds in (EQUAL, *SPEEDS) for right in [97.0 if speeds == EQUAL else slow]}
+    check_rows(accuracy.evaluate({**cases, (NO_EXCHANGE, EQUAL): outcomes(97.0, alone)}), {
+        f"control: {NO_EXCHANGE}, vs. {GOSSIP}": met,
+        **{f"{GOSSIP}: accuracy, {speeds} vs. {EQUAL}": (slow - 97.0, met) for speeds in SPEEDS}})
 
 
 @pytest.mark.nightly
@@ -210,17 +178,20 @@ def test_accuracy_run_returns_outcomes_by_seed_and_fold(monkeypatch: pytest.Monk
     assert len({outcome.accuracy for folds in by_case["gossip", EQUAL] for outcome in folds}) > 1
 
 
-@pytest.mark.parametrize("options", [*throughput.VARIANTS.values(), *(
-    f"{variant.options} --virtual-zones {variant.zones}"
-    for variant in (*gossip_variants.COMBINATIONS, *gossip_variants.ALLREDUCE))])
-@pytest.mark.parametrize("slow", SPEEDS.values())
-def test_variants_train_with_all_speeds(options: str, slow: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--virtual-ranks 8 --model mlp:8 --batch-size 4 --steps 3 --emulate-compute 0.01 "
-                 f"--straggler {slow} {options}")
-    summary = train(parse_train_options(arguments.split(), {}))
-    assert summary is not None
-    assert summary["num_workers"] == 8
-    assert summary["samples_per_second"] > 0
+def test_variants_are_valid_trainer_options_and_train() -> None:
+    """Two of them train: the others differ in strategy and links, which the tests of the strategies cover."""
+    variants = [*throughput.VARIANTS.values(), *(f"{variant.options} --virtual-zones {variant.zones}" for variant in (
+        *gossip_variants.COMBINATIONS, *gossip_variants.ALLREDUCE))]
+    for number, (options, slow) in enumerate(itertools.product(variants, SPEEDS.values())):
+        arguments = f"--virtual-ranks 8 --model mlp:8 --batch-size 4 --steps 3 --emulate-compute 0.01 {options}"
+        parsed = parse_train_options([*arguments.split(), "--straggler", slow], {})
+        config = parsed.strategy_config
+        pattern = {"gossip": "base-2", "allreduce": "ring"}.get(config.strategy, config.comm_pattern)
+        check_compatibility(replace(config, comm_pattern=pattern))
+        if number in (0, len(throughput.VARIANTS) * len(SPEEDS)):
+            summary = train(parsed)
+            assert summary is not None
+            assert summary["num_workers"] == 8 and summary["samples_per_second"] > 0
 
 
 def test_gossip_variants_throughput_targets_depend_on_balance() -> None:

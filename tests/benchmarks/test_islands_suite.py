@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from judging import check_rows
 
 from benchmarks.islands import disturbances, prediction, trigger
 from benchmarks.islands import time_to_loss as bench
@@ -28,26 +29,22 @@ def measured(ring: float, islands: float, control: float, other: float) -> dict[
 def test_islands_must_be_sooner_and_the_control_later(ring: float, islands: float, control: float, other: float,
                                                       met: tuple[bool, bool, bool]) -> None:
     steps = {method: [100.0, 120.0, 110.0] for method in bench.METHODS}
-    rows = {row.metric: row for row in bench.evaluate(steps, measured(ring, islands, control, other))}
-    verdicts = [rows[f"{rate}: {method}: time to the loss"].met for rate, method in (
-        ("50 Mbit/s", bench.ISLANDS), ("1 Gbit/s", bench.ISLANDS), ("50 Mbit/s", bench.CONTROL))]
-    assert tuple(verdicts) == met
-    assert rows["50 Mbit/s: gossip: time to the loss"].value == pytest.approx(110 * other)
-    assert rows[f"{bench.ISLANDS}: bytes between zones to the loss"].met
+    check_rows(bench.evaluate(steps, measured(ring, islands, control, other)), {
+        **dict(zip((f"50 Mbit/s: {bench.ISLANDS}: time to the loss", f"1 Gbit/s: {bench.ISLANDS}: time to the loss",
+                    f"50 Mbit/s: {bench.CONTROL}: time to the loss"), met, strict=True)),
+        "50 Mbit/s: gossip: time to the loss": 110 * other,
+        f"{bench.ISLANDS}: bytes between zones to the loss": True})
 
 
 def test_more_steps_to_the_loss_count_as_time_and_bytes() -> None:
     steps = {method: [300.0 if method == bench.ISLANDS else 100.0] for method in bench.METHODS}
-    rows = {row.metric: row for row in bench.evaluate(steps, measured(1.0, 0.1, 0.2, 0.3))}
-    assert rows["50 Mbit/s: " + bench.ISLANDS + ": time to the loss"].value == pytest.approx(30)
-    assert rows[bench.ISLANDS + ": bytes between zones to the loss"].met is False
-
-
-def test_seeds_that_do_not_reach_the_loss_are_counted() -> None:
-    steps, seeds = bench.steps_rows("gossip", [100.0, math.inf, 120.0])
-    assert (steps.samples, seeds.value) == ((100.0, 120.0), 1)
-    [row] = bench.steps_rows("gossip", [math.inf] * 3)
-    assert (row.value, row.metric) == (3, f"gossip: seeds that do not reach the loss in {bench.MAX_STEPS} steps")
+    check_rows(bench.evaluate(steps, measured(1.0, 0.1, 0.2, 0.3)), {
+        f"50 Mbit/s: {bench.ISLANDS}: time to the loss": 30.0,
+        f"{bench.ISLANDS}: bytes between zones to the loss": False})
+    some, seeds = bench.steps_rows("gossip", [100.0, math.inf, 120.0])
+    assert (some.samples, seeds.value) == ((100.0, 120.0), 1), "seeds that do not reach the loss are counted"
+    check_rows(bench.steps_rows("gossip", [math.inf] * 3), {
+        f"gossip: seeds that do not reach the loss in {bench.MAX_STEPS} steps": 3.0})
 
 
 def test_steps_and_seconds_to_a_loss() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from judging import check_rows
 
 from benchmarks.preflight import detection, scale, slow_node
 from benchmarks.preflight.detection import Outcome
@@ -37,20 +39,16 @@ def measure(monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_a_detector_that_is_right_meets_the_goals_and_its_control_does_not(measure):
+def test_detector_that_is_right_or_guesses(measure):
     rows = measure(lambda node: Outcome({node: "slow"} if node else {}, 5.0))
-    found = rows["fault: found"]
-    assert (found.value, found.baseline, found.met) == (1.0, 0.0, True)
-    assert rows["fault: other nodes called bad"].value == 0.0
-    assert rows["clean cluster: nodes called bad"].met and rows["clean cluster: time of the preflight of 8 nodes"].met
-    assert rows["busy cluster: nodes called bad"].met is None
-
-
-def test_a_detector_that_guesses_misses_the_goals(measure):
+    check_rows(rows.values(), {
+        "fault: found": (1.0, True), "fault: other nodes called bad": 0.0, "clean cluster: nodes called bad": True,
+        "clean cluster: time of the preflight of 8 nodes": True, "busy cluster: nodes called bad": None})
+    assert rows["fault: found"].baseline == 0.0
     source = random.Random(1)
-    rows = measure(lambda node: Outcome(dict.fromkeys(source.sample(NODES, 1), "slow"), 11.0))
-    assert rows["fault: found"].met is False and rows["clean cluster: nodes called bad"].met is False
-    assert rows["clean cluster: time of the preflight of 8 nodes"].met is False
+    check_rows(measure(lambda node: Outcome(dict.fromkeys(source.sample(NODES, 1), "slow"), 11.0)).values(), {
+        "fault: found": False, "clean cluster: nodes called bad": False,
+        "clean cluster: time of the preflight of 8 nodes": False})
 
 
 def test_simulated_nodes_are_judged_by_the_real_code(monkeypatch):
@@ -78,31 +76,25 @@ def rows_of_trainings(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(slow_node.lifecycle, "sandbox_down", lambda name: None)
         monkeypatch.setattr(slow_node, "Jobs", lambda sandbox: None)
         monkeypatch.setattr(slow_node, "run_training", lambda jobs, case, seed: cases[id(case)])
-        return {row.metric.strip(): row for row in slow_node.rows(1)}
+        return {row.metric.strip(): replace(row, metric=row.metric.strip()) for row in slow_node.rows(1)}
 
     return rows
 
 
-def test_a_training_that_leaves_the_slow_node_meets_the_goals(rows_of_trainings):
+def test_training_that_leaves_the_slow_node_or_stays(rows_of_trainings):
     """It makes 60 of 240 steps with the slow node, and needs 20 s more for its second start."""
     steps = {step: 0.4 if 100 < step <= 160 else 0.1 for step in range(1, slow_node.STEPS + 1)}
     rows = rows_of_trainings(trainings(slow_node.Outcome(steps, 108.0, [["n1", "n2"], ["n1", "n3"]], "n2", 100, 160)))
-    ratio = rows["exclude: mean step of the last quarter, of the clean run's"]
-    assert (ratio.value, ratio.met, ratio.repeats) == (pytest.approx(1.0), True, slow_node.SEEDS)
-    assert rows["warn: mean step of the last quarter, of the clean run's"].value == pytest.approx(4.0)
-    assert rows["clean: variation of the step within a run (std / mean)"].value == pytest.approx(0.0, abs=1e-6)
-    between = rows["exclude: variation of the last quarter's step from run to run, in half of which a node is slow"]
-    assert (between.value, between.baseline) == (pytest.approx(0.0, abs=1e-6), pytest.approx(0.6))
-    assert rows["exclude: share of the job's slowdown that is avoided"].value == pytest.approx(4 / 42)
-    assert rows["in the steps, without the time of the requeue"].value == pytest.approx(24 / 42)
-    assert rows["time of the requeue and the second start"].value == pytest.approx(20.0)
-    assert rows["slow steps until the node is left"].value == 60
-    assert rows["slow node left"].met and rows["control: requeues without a slow node"].met
-
-
-def test_a_training_that_stays_or_leaves_good_nodes_misses_the_goals(rows_of_trainings):
-    rows = rows_of_trainings(trainings(trainings(None)["warn"], control_starts=2))
-    assert rows["exclude: mean step of the last quarter, of the clean run's"].met is False
-    assert rows["exclude: share of the job's slowdown that is avoided"].value == 0.0
-    assert rows["slow node left"].met is False and rows["slow steps until the node is left"].value == 0
-    assert rows["control: requeues without a slow node"].met is False
+    ratio, variation = "exclude: mean step of the last quarter, of the clean run's", (
+        "exclude: variation of the last quarter's step from run to run, in half of which a node is slow")
+    check_rows(rows.values(), {
+        ratio: (1.0, True), "warn: mean step of the last quarter, of the clean run's": 4.0, variation: 0.0,
+        "clean: variation of the step within a run (std / mean)": 0.0,
+        "exclude: share of the job's slowdown that is avoided": 4 / 42,
+        "in the steps, without the time of the requeue": 24 / 42, "time of the requeue and the second start": 20.0,
+        "slow steps until the node is left": 60.0, "slow node left": True,
+        "control: requeues without a slow node": True})
+    assert (rows[ratio].repeats, rows[variation].baseline) == (slow_node.SEEDS, pytest.approx(0.6))
+    check_rows(rows_of_trainings(trainings(trainings(None)["warn"], control_starts=2)).values(), {
+        ratio: False, "exclude: share of the job's slowdown that is avoided": 0.0, "slow node left": False,
+        "slow steps until the node is left": 0.0, "control: requeues without a slow node": False})

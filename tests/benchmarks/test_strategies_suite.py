@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from judging import check_rows
 
 from benchmarks import virtual_runs
 from benchmarks.strategies import accuracy_vs_bytes, meter_overhead, time_to_accuracy
@@ -44,27 +45,23 @@ OUTCOMES = {EVERY_STEP: outcomes(97, 1000), NO_EXCHANGE: outcomes(95, 0, local_a
             Variant("fp32", 8): outcomes(97.5, 5)}
 
 
-def test_evaluate_compares_variants_with_every_step_and_triggers_with_periods() -> None:
-    rows = {row.metric: row for row in evaluate("here", OUTCOMES)}
-    assert rows["here: control: ranks that never exchange vs. gossip at every step"].met is True
-    accuracy_row = rows[f"here: {TARGET_VARIANT}: accuracy vs. gossip at every step"]
-    assert (accuracy_row.met, accuracy_row.value, accuracy_row.repeats) == (True, pytest.approx(0), 5)
-    assert rows[f"here: {TARGET_VARIANT}: bytes saved"].value == 98
+@pytest.mark.parametrize(("changes", "expected"), [
     # the period of 4 is more accurate, but sends more bytes; fp32 is another compressor
-    gain = rows[f"here: {TARGET_VARIANT}: accuracy vs. sign, every 8 steps, the best period at no more bytes"]
-    assert gain.value == pytest.approx(1)
-    assert gain.target.startswith("a gain")
-    assert rows["here: sign, every 4 steps: accuracy vs. gossip at every step"].met is None
-
-
-def test_evaluate_lower_accuracy_or_more_bytes_misses_targets() -> None:
-    worse = {row.metric: row for row in evaluate("here", {**OUTCOMES, TARGET_VARIANT: outcomes(96, 20)})}
-    assert worse[f"here: {TARGET_VARIANT}: accuracy vs. gossip at every step"].met is False
-    larger = {row.metric: row for row in evaluate("here", {**OUTCOMES, TARGET_VARIANT: outcomes(97, 40)})}
-    assert larger[f"here: {TARGET_VARIANT}: bytes saved"].met is False
-    control = next(row for row in evaluate("here", {**OUTCOMES, NO_EXCHANGE: outcomes(97, 0)})
-                   if "control" in row.metric)
-    assert control.met is False
+    ({}, {"here: control: ranks that never exchange vs. gossip at every step": True,
+          f"here: {TARGET_VARIANT}: accuracy vs. gossip at every step": (0.0, True),
+          f"here: {TARGET_VARIANT}: bytes saved": 98.0,
+          f"here: {TARGET_VARIANT}: accuracy vs. sign, every 8 steps, the best period at no more bytes": 1.0,
+          "here: sign, every 4 steps: accuracy vs. gossip at every step": None}),
+    ({TARGET_VARIANT: outcomes(96, 20)}, {f"here: {TARGET_VARIANT}: accuracy vs. gossip at every step": False}),
+    ({TARGET_VARIANT: outcomes(97, 40)}, {f"here: {TARGET_VARIANT}: bytes saved": False}),
+    ({NO_EXCHANGE: outcomes(97, 0)}, {"here: control: ranks that never exchange vs. gossip at every step": False}),
+])
+def test_variants_are_compared_with_every_step_and_triggers_with_periods(
+        changes: dict[Variant, list[list[Outcome]]], expected: dict[str, object]) -> None:
+    rows = [*evaluate("here", {**OUTCOMES, **changes})]
+    check_rows(rows, expected)
+    assert max(row.repeats for row in rows) == 5
+    assert changes or any(row.target.startswith("a gain") for row in rows)
 
 
 def test_terminated_benchmark_ends_workers() -> None:
@@ -120,14 +117,12 @@ def test_time_to_accuracy_evaluate_times_gains_and_control() -> None:
     slow = Outcome(97, 97, 1000, 0.75, accuracy_curve(50, 70, 80, 92, 94, 95, 95, 96))
     fast = Outcome(97, 97, 10, 0.1, accuracy_curve(93, 94))
     by_variant = {variant: [slow if variant == "every step" else fast] * 2 for variant in time_to_accuracy.VARIANTS}
-    rows = {row.metric: row for row in time_to_accuracy.evaluate("here", by_variant)}
-    assert rows["here: gossip at every step, time to 93 %"].value == 6
     adaptive = f"here: {time_to_accuracy.TARGET_VARIANT}"
-    assert rows[f"{adaptive}, time to 93 %"].value == 2
-    assert rows[f"{adaptive}, time saved vs. gossip at every step"].value == pytest.approx(100 * 4 / 6)
-    assert rows[f"{adaptive}, time saved vs. gossip at every step"].met is True
-    assert rows[f"{adaptive}, time saved as a share of the communication time"].value == pytest.approx(100 * 4 / 4.5)
-    assert rows["here: control: accuracy that ranks without exchange lack vs. gossip at every step"].met is True
+    check_rows(time_to_accuracy.evaluate("here", by_variant), {
+        "here: gossip at every step, time to 93 %": 6.0, f"{adaptive}, time to 93 %": 2.0,
+        f"{adaptive}, time saved vs. gossip at every step": (100 * 4 / 6, True),
+        f"{adaptive}, time saved as a share of the communication time": 100 * 4 / 4.5,
+        "here: control: accuracy that ranks without exchange lack vs. gossip at every step": True})
     with pytest.raises(RuntimeError, match="not reached"):
         time_to_accuracy.seconds_to_goal(Outcome(90, 90, 1, 0.5, accuracy_curve(80, 90)))
 
