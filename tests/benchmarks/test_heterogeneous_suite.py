@@ -30,7 +30,7 @@ from benchmarks.virtual_runs import Outcome
 from slurmdl.cluster.snapshot import ClusterSnapshot, Node, Partition
 from slurmdl.placement.result import Cost
 from slurmdl.sandbox.spec import round_robin_topology
-from slurmdl.train.compatibility import check_compatibility
+from slurmdl.train.strategy_config import check_compatibility
 from slurmdl.train.trainer.options import parse_train_options
 from slurmdl.train.trainer.trainer import train
 
