@@ -1,0 +1,232 @@
+"""The searches of a placement, each compared with all choices of small cases."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from placing import cost_of, idle, job, three_level, two_level
+
+from slurmdl.dl_options import DlOptions
+from slurmdl.job_request import JobRequest, JobSize
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.placement import parameter_servers, rank_search, zones
+from slurmdl.placement.all_to_all import AllToAllModel, narrow_time
+from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
+from slurmdl.placement.parameter_servers import PsSearch
+from slurmdl.placement.place import place_job
+from slurmdl.placement.quotas import take_nodes
+from slurmdl.placement.rank_orders import best_rank_map
+from slurmdl.placement.zones import UNCAPPED
+from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Traffic, count_shards
+
+BYTES = 6.0
+
+
+def random_network(seed: int, has_latency: bool = False) -> tuple[Topology, LinkScores]:
+    """Up to nine nodes in two or three levels, with unequal links."""
+    generator = np.random.default_rng(seed)
+    names = iter(f"n{i}" for i in range(99))
+    topology = three_level(2, 2, 2) if seed % 3 == 0 else two_level(
+        *([next(names) for _ in range(size)] for size in generator.integers(1, 4, int(generator.integers(2, 4)))))
+
+    def score(*bandwidths: float) -> LinkScore:
+        return LinkScore(float(generator.choice(bandwidths)), float(generator.choice([0.0, 0.2, 0.6])) * has_latency)
+
+    return topology, LinkScores({name: score(2, 3, 10) for name in topology.nodes},
+                                {name: score(1, 5, 20) for name in topology.zones}, default_latency=0.0)
+
+
+def random_pool(seed: int, has_latency: bool = False) -> CandidateNodes:
+    topology, scores = random_network(seed, has_latency)
+    return build_candidate_nodes(JobRequest(), idle(topology), topology, scores, np.full(len(topology.nodes), 4))
+
+
+def root(pool: CandidateNodes) -> int:
+    return int(np.flatnonzero(pool.parent < 0)[0])
+
+
+def zone_counts(pool: CandidateNodes, per_node: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Sum of the values of nodes below each zone that has an uplink."""
+    for zone in np.flatnonzero(pool.parent >= 0).tolist():
+        yield zone, sum(count for node, count in per_node.items() if zone in pool.ancestors[node])
+
+
+def all_to_all_seconds(pool: CandidateNodes, size: JobSize, nodes: tuple[int, ...]) -> float:
+    per_node = dict.fromkeys(nodes, size.tasks // size.nodes)
+    loads = [(count, float(pool.node_capacity[node])) for node, count in per_node.items()]
+    loads += [(count, float(pool.zone_capacity[zone])) for zone, count in zone_counts(pool, per_node)]
+    return max(BYTES * count * (size.tasks - count) / capacity for count, capacity in loads)
+
+
+def server_seconds(pool: CandidateNodes, size: JobSize, ps: int, servers: dict[int, int]) -> float:
+    """Time of one phase with these servers on each of the nodes."""
+    per_node = size.tasks // size.nodes
+    loads = [(count, per_node - count, float(pool.node_capacity[node])) for node, count in servers.items()]
+    of_zone = dict(zone_counts(pool, servers))
+    tasks = dict(zone_counts(pool, dict.fromkeys(servers, per_node)))
+    loads += [(of_zone[zone], tasks[zone] - of_zone[zone], float(pool.zone_capacity[zone])) for zone in of_zone]
+    return max(BYTES * float(count_shards(own, workers, ps, size.tasks - ps)) / capacity
+               for own, workers, capacity in loads)
+
+
+def server_maps(size: JobSize, ps: int, nodes: tuple[int, ...]) -> Iterator[dict[int, int]]:
+    for counts in itertools.product(range(size.tasks // size.nodes + 1), repeat=size.nodes):
+        if sum(counts) == ps:
+            yield dict(zip(nodes, counts, strict=True))
+
+
+SIZES = [(JobSize(2, 2), 1), (JobSize(3, 3), 1), (JobSize(4, 4), 2), (JobSize(3, 6), 2), (JobSize(4, 8), 3)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_to_all_model_knows_the_least_time(seed: int) -> None:
+    pool = random_pool(seed)
+    for size, _ in SIZES:
+        choices = [*itertools.combinations(range(len(pool.leaf)), size.nodes)]
+        best = min((all_to_all_seconds(pool, size, nodes) for nodes in choices), default=np.inf)
+        model = AllToAllModel(pool, size, BYTES, UNCAPPED)
+        top = np.array([root(pool)])
+        guess = best if choices else 1.0
+        low, high = narrow_time(model.can_hold_job, top, guess / 50, guess * 50, 6)
+        if not choices:
+            assert high == np.inf
+            continue
+        assert low <= best * (1 + 1e-6) and best <= high * (1 + 1e-6) and high <= low * 1.001, (size, low, best, high)
+        quotas, nodes = model.node_counts_for_time(high, root(pool))
+        taken = tuple(take_nodes(pool, nodes, quotas).tolist())
+        assert len(taken) == size.nodes and all_to_all_seconds(pool, size, taken) <= high * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("max_splits", [parameter_servers.MAX_SPLITS, 0])
+def test_server_search_finds_the_least_time(seed: int, max_splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameter_servers, "MAX_SPLITS", max_splits)
+    pool = random_pool(seed)
+    for size, ps in SIZES:
+        choices = [*itertools.combinations(range(len(pool.leaf)), size.nodes)]
+        if not choices:
+            continue
+        best = min(server_seconds(pool, size, ps, servers) for nodes in choices
+                   for servers in server_maps(size, ps, nodes))
+        search = PsSearch(pool, size, ps, BYTES)
+        found = search.best_split(best / 50, best * 50)
+        assert found is not None
+        seconds, split = found
+        assert split.sum() == ps and seconds == pytest.approx(best, rel=1e-4), size
+        taken = tuple(search.select_nodes(seconds, split).tolist())
+        assert len(set(taken)) == size.nodes
+        least = min(server_seconds(pool, size, ps, servers) for servers in server_maps(size, ps, taken))
+        assert least <= seconds * (1 + 1e-4)
+        assert search.best_split(best / 50, best / 2) is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_widest_paths(seed: int) -> None:
+    pool = random_pool(seed, has_latency=True)
+    caps = zones.latency_caps(pool)
+    assert len(set(caps)) == len(caps) and UNCAPPED not in caps
+    for cap in (UNCAPPED, *caps):
+        for zone in range(pool.zone_count):
+            widths = []
+            for node in range(*pool.nodes_below(zone).indices(len(pool.leaf))):
+                above = [z for z in pool.ancestors[node] if z >= 0 and pool.level[z] < pool.level[zone]]
+                limits = [np.inf, *cap.uplinks_s, *[np.inf] * 9]
+                slow = pool.node_latency[node] > cap.node_s or any(
+                    pool.zone_latency[z] > limits[1 + pool.level[z]] for z in above)
+                links = [pool.node_capacity[node], *(pool.zone_capacity[z] for z in above)]
+                widths.append(0.0 if slow else min(links))
+            assert zones.path_widths(pool, zone, cap).tolist() == widths
+            for k in range(1, len(widths) + 2):
+                expected = sorted(widths, reverse=True)[k - 1] if k <= len(widths) else 0.0
+                assert zones.kth_widest_paths(pool, k, cap)[zone] == expected
+            assert cap.path_latency(pool)[zone] == pytest.approx(cap.node_s + sum(cap.uplinks_s[:pool.level[zone]]))
+
+
+#: strategy -> how much less than the best time its lower bound may be
+BOUNDS = {"ring": (DlOptions(rank0="any"), 1e-9), "all-to-all": (DlOptions("gossip", rank0="any"), 1e-6),
+          "server": (DlOptions("ps", ps=1, rank0="any"), 2e-4), "servers": (DlOptions("ps", ps=2, rank0="any"), 0.34)}
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("has_latency", [False, True])
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_placement_and_lower_bound(kind: str, has_latency: bool, seed: int) -> None:
+    """Compared with all choices of nodes."""
+    topology, scores = random_network(seed, has_latency)
+    (dl, error), per_node = BOUNDS[kind], 2 if kind == "servers" else 1
+    for count in range(2, min(4, len(topology.nodes)) + 1):
+        placement = place_job(job(count, dl, ntasks_per_node=per_node), idle(topology), topology, scores)
+        choices = ([(name, per_node) for name in names] for names in itertools.combinations(topology.nodes, count))
+        best = min(best_rank_map(slots, topology, scores, dl.traffic, "any").cost.seconds for slots in choices)
+        assert placement.rank_map is not None and placement.rank_map.cost.seconds == pytest.approx(best)
+        assert placement.lower_bound is not None and placement.lower_bound_reason
+        assert best * (1 - error) <= placement.lower_bound <= best * (1 + 1e-6)
+
+
+def random_flow(seed: int, ranks: int) -> npt.NDArray[np.float64]:
+    """Symmetric bytes between ranks."""
+    generator = np.random.default_rng(seed)
+    flow = np.triu(generator.integers(0, 9, (ranks, ranks)) * (generator.random((ranks, ranks)) < 0.6), 1)
+    return np.asarray(flow + flow.T, float)
+
+
+def cut_bytes(flow: npt.NDArray[np.float64], first: list[int]) -> float:
+    is_first = np.isin(np.arange(len(flow)), first)
+    return float(flow[np.ix_(is_first, ~is_first)].sum())
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_split_of_ranks_sends_least(seed: int) -> None:
+    flow = random_flow(seed, 10)
+    for cut in (3, 5):
+        order = rank_search._split_ranks(flow, cut)
+        assert sorted(order.tolist()) == list(range(10))
+        assert cut_bytes(flow, order[:cut].tolist()) == min(
+            cut_bytes(flow, [*first]) for first in itertools.combinations(range(10), cut))
+    is_second = np.arange(10) >= 5
+    rank_search._kernighan_lin(flow, is_second)
+    first, second = np.flatnonzero(~is_second).tolist(), np.flatnonzero(is_second).tolist()
+    assert len(first) == 5
+    for lost, gained in itertools.product(first, second):  # no swap helps
+        assert cut_bytes(flow, [*(rank for rank in first if rank != lost), gained]) >= cut_bytes(flow, first)
+
+
+def test_largest_gains() -> None:
+    gain, ranks = np.array([5.0, -1, 9, 7, 2, 8]), np.array([0, 1, 3, 4, 5])
+    assert set(rank_search._largest_gains(gain, ranks, 3).tolist()) == {0, 3, 5}
+    assert rank_search._largest_gains(gain, ranks, 5) is ranks
+
+
+def test_eigenvectors_of_many_ranks_are_approximated(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = random_flow(1, 120) * np.where(np.add.outer(np.arange(120), np.arange(120)) % 2, 0.05, 1.0)
+    laplacian = np.diag(flow.sum(axis=1)) - flow
+
+    def quotients() -> list[float]:
+        vectors = rank_search._fiedler_vectors(flow)
+        assert np.linalg.norm(vectors, axis=1) == pytest.approx([1.0] * rank_search.FIEDLER_VECTORS)
+        return [float(vector @ laplacian @ vector) for vector in vectors]
+
+    exact = quotients()
+    monkeypatch.setattr(rank_search, "MAX_EXACT_RANKS", 4)
+    monkeypatch.setattr(rank_search, "LANCZOS_STEPS", 20)
+    assert quotients() == pytest.approx(exact, rel=0.02)
+    signs = np.sign(rank_search._fiedler_vectors(flow)[0])
+    assert (signs == signs[0] * (-1) ** np.arange(120)).all(), "even and odd ranks send little to each other"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_searched_ranks_are_close_to_the_best_map(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    topology = two_level(["a", "b", "c"], ["d", "e"], ["f"])
+    scores = LinkScores({name: LinkScore(float(generator.choice([100, 400, 1000]))) for name in topology.nodes},
+                        default_zone_bandwidth=(50.0,), default_latency=0.0)
+    matrices = tuple(random_flow(seed + i, 6) for i in (0, 100))
+    traffic = Traffic("gossip", matrices=matrices)
+    best = min(cost_of(traffic, topology, order, scores).seconds for order in itertools.permutations(topology.nodes))
+    found = best_rank_map([(name, 1) for name in topology.nodes], topology, scores, traffic, "any").cost.seconds
+    assert found <= 1.2 * best
