@@ -31,6 +31,7 @@ CASES = {
     "tasks-per-node": ["-N2", "--ntasks-per-node=2", "--dl-strategy=gossip", "--dl-zone=zoneB"],
     "no-choice": ["-n", "6"],
     "not-free": ["-N", "8"],
+    "mesh": ["-N6", "--ntasks-per-node=4", "--dl-mesh=dp=2,pp=3,tp=4", "--dl-bytes=dp=1G,pp=10M,tp=4G"],
 }
 
 

@@ -8,19 +8,22 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
-from placing import cost_of, idle, job, three_level, two_level
+from placing import cost_of, idle, job, node, three_level, two_level
 
 from slurmdl.dl_options import DlOptions
+from slurmdl.gpu_request import GpuRequest
 from slurmdl.job_request import JobRequest, JobSize
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.placement import parameter_servers, rank_search, zones
+from slurmdl.placement import all_to_all, arrays, eligibility, parameter_servers, rank_search, result, zones
 from slurmdl.placement.all_to_all import AllToAllModel, narrow_time
 from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
 from slurmdl.placement.parameter_servers import PsSearch
 from slurmdl.placement.place import place_job
-from slurmdl.placement.quotas import take_nodes
+from slurmdl.placement.quotas import segment_quotas, take_nodes
 from slurmdl.placement.rank_orders import best_rank_map
+from slurmdl.placement.result import Cost, Placement, RankMap
 from slurmdl.placement.zones import UNCAPPED
+from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 from slurmdl.traffic import Traffic, count_shards
 
@@ -133,12 +136,12 @@ def test_widest_paths(seed: int) -> None:
     for cap in (UNCAPPED, *caps):
         for zone in range(pool.zone_count):
             widths = []
-            for node in range(*pool.nodes_below(zone).indices(len(pool.leaf))):
-                above = [z for z in pool.ancestors[node] if z >= 0 and pool.level[z] < pool.level[zone]]
+            for own in range(*pool.nodes_below(zone).indices(len(pool.leaf))):
+                above = [z for z in pool.ancestors[own] if z >= 0 and pool.level[z] < pool.level[zone]]
                 limits = [np.inf, *cap.uplinks_s, *[np.inf] * 9]
-                slow = pool.node_latency[node] > cap.node_s or any(
+                slow = pool.node_latency[own] > cap.node_s or any(
                     pool.zone_latency[z] > limits[1 + pool.level[z]] for z in above)
-                links = [pool.node_capacity[node], *(pool.zone_capacity[z] for z in above)]
+                links = [pool.node_capacity[own], *(pool.zone_capacity[z] for z in above)]
                 widths.append(0.0 if slow else min(links))
             assert zones.path_widths(pool, zone, cap).tolist() == widths
             for k in range(1, len(widths) + 2):
@@ -230,3 +233,134 @@ def test_searched_ranks_are_close_to_the_best_map(seed: int) -> None:
     best = min(cost_of(traffic, topology, order, scores).seconds for order in itertools.permutations(topology.nodes))
     found = best_rank_map([(name, 1) for name in topology.nodes], topology, scores, traffic, "any").cost.seconds
     assert found <= 1.2 * best
+
+
+# --- parts of the searches
+
+
+@pytest.mark.parametrize(("seed", "permutation"), [
+    (0, [0, 1, 2, 3, 4, 5, 6, 7]), (1, [0, 7, 4, 6, 5, 1, 3, 2]), (2, [4, 1, 6, 0, 7, 2, 5, 3]),
+    (-3, [0, 6, 2, 7, 4, 3, 5, 1])])
+def test_permutations_of_a_seed_stay_the_same(seed: int, permutation: list[int]) -> None:
+    assert arrays.seeded_permutation(8, seed).tolist() == permutation
+
+
+def test_rounding_noise_is_dropped() -> None:
+    values = np.array([1 / 3, 1e12 / 3, 0.0, -5.5])
+    rounded = arrays.round_mantissa(values * (1 + 1e-12))
+    assert (rounded == arrays.round_mantissa(values)).all() and rounded == pytest.approx(values, rel=2e-9)
+    assert (arrays.round_mantissa(values * (1 + 1e-8))[:2] != rounded[:2]).all()
+
+
+@pytest.mark.parametrize(("counts", "text"), [
+    ({"a": 2, "b": 3}, "b x3 + a x2"), ({"a": 3, "b": 2, "c": 1, "d": 1}, "a x3 + b x2 + c x1 + d x1"),
+    ({f"z{i}": 2 for i in range(6)}, "z[0-5] x2"), ({f"z{i}": i + 1 for i in range(6)}, "6 zones x1-6"),
+    ({f"z{i}": i // 2 + 1 for i in range(8)}, "z[6-7] x4 + z[4-5] x3 + z[2-3] x2 + z[0-1] x1"),
+    ({name * 12: 2 for name in "abcdefgh"}, "8 zones x2"), ({name * 30: 1 for name in "abc"}, " + ".join(
+        f"{name * 30} x1" for name in "abc"))])
+def test_label_of_zones(counts: dict[str, int], text: str) -> None:
+    assert result.format_zone_counts(counts) == text
+
+
+@pytest.mark.parametrize(("costs", "tie", "best"), [
+    ([(2.0, 1), (1.0, 5), (1.0, 4)], 0.0, 2), ([(1.0, 5), (1.004, 4), (1.02, 1)], 0.005, 1),
+    ([(1.0, 5), (1.006, 4)], 0.005, 0), ([(1.004, 4.3), (1.0, 4)], 0.005, 1),
+    ([(3.0, 9), (1.0, 9), (2.0, 1)], 0.005, 1)])
+def test_best_cost(costs: list[tuple[float, float]], tie: float, best: int) -> None:
+    """Of seconds and bytes between zones."""
+    assert result.best_cost([Cost(seconds, 9, sent) for seconds, sent in costs], tie) == best
+
+
+@pytest.mark.parametrize(("choice", "is_good"), [
+    ((1.0, 10.0, 99.0), True), ((1.02, 10.2, 0.0), True), ((1.03, 10.0, 0.0), False), ((1.0, 10.3, 0.0), False)])
+def test_good_enough_choice(choice: tuple[float, float, float], is_good: bool) -> None:
+    assert result.is_good_enough(choice, (1.0, 10.0, 5.0)) == is_good
+
+
+@pytest.mark.parametrize(("seconds", "free", "bound", "slowdown", "gap"), [
+    (3.0, 2.0, 2.0, 0.5, 0.5), (2.0, 2.0, 2.0, 0.0, 0.0), (2.0, None, None, 0.0, None), (0.0, 0.0, 0.0, 0.0, 0.0),
+    (1.0, 0.0, 0.0, np.inf, None), (1.0, 2.0, 3.0, 0.0, 0.0)])
+def test_slowdown_and_gap(seconds: float, free: float | None, bound: float | None, slowdown: float,
+                          gap: float | None) -> None:
+    free_cost = None if free is None else Cost(free, 0, 0)
+    ranks = RankMap(("n",), ("worker",), Cost(seconds, 0, 0), any_rank0_cost=free_cost)
+    assert (ranks.rank0_slowdown, Placement(rank_map=ranks, lower_bound=bound).optimality_gap) == (slowdown, gap)
+
+
+@pytest.mark.parametrize(("request_", "size", "max_tasks", "tasks"), [
+    # -N 3 -n 10 on nodes of 8 CPUs: the first node takes all that it can
+    (job(3, ntasks=10), JobSize(3, 10), [8, 8, 8], [8, 1, 1]),
+    (job(3, ntasks=10), JobSize(3, 10), [2, 8, 8], [2, 7, 1]),
+    (job(2, ntasks=3, cpus_per_task=2), JobSize(2, 3), [4, 4], [2, 1]),
+    (job(2, ntasks=4, gpus=GpuRequest(per_node=2, cpus_per_gpu=2)), JobSize(2, 4), [8, 8], [2, 2]),
+    (job(2, ntasks=6, gpus=GpuRequest(cpus_per_gpu=1)), JobSize(2, 6), [8, 8], [5, 1]),
+    (job(2, ntasks=6, ntasks_per_node=4), JobSize(2, 6), [8, 8], [3, 3]),
+    (job(2, ntasks=6, exclusive=True), JobSize(2, 6), [5, 1], [5, 1]),
+])
+def test_tasks_are_split_as_their_cpus(request_: JobRequest, size: JobSize, max_tasks: list[int],
+                                       tasks: list[int]) -> None:
+    assert eligibility.split_tasks(request_, size, max_tasks) == tasks
+
+
+@pytest.mark.parametrize(("state", "responding", "expected"), [
+    ("IDLE", True, (True, True)), ("IDLE", False, (False, False)), ("IDLE+POWERED_DOWN", True, (True, True)),
+    ("IDLE+COMPLETING", True, (False, True)), ("ALLOCATED", True, (False, True)), ("DOWN", True, (False, False)),
+    ("IDLE+DRAIN", True, (False, False))])
+def test_idle_nodes_and_nodes_in_service(state: str, responding: bool, expected: tuple[bool, bool]) -> None:
+    own = node("n1", state, responding=responding)
+    assert (eligibility.is_idle(own), eligibility.is_in_service(own)) == expected
+
+
+@pytest.mark.parametrize(("sizes", "wanted", "counts"), [
+    # the smallest zone that holds the rest, else the largest
+    ([3, 5, 4], 4, [0, 0, 4]), ([3, 5, 4], 7, [2, 5, 0]), ([3, 5, 4], 12, [3, 5, 4]), ([2, 2, 2], 3, [2, 1, 0]),
+    ([5, 4, 3], 6, [5, 0, 1]), ([3, 5, 4], 13, None), ([4, 4, 0], 8, [4, 4, 0])])
+def test_quotas_in_few_zones(sizes: list[int], wanted: int, counts: list[int] | None) -> None:
+    topology = two_level(*([f"{zone}{i}" for i in range(5)] for zone in "abc"))
+    pool = build_candidate_nodes(JobRequest(), idle(topology), topology, LinkScores(), np.full(15, 4))
+    quotas = segment_quotas(pool, root(pool), np.array([*sizes, 0]), wanted)
+    assert (quotas if quotas is None else quotas.tolist()) == (counts and [*counts, 0])
+
+
+def test_latency_caps_are_bounded() -> None:
+    topology = two_level(*([f"{zone}{i}" for i in range(30)] for zone in "abcdefgh"))
+    scores = LinkScores({name: LinkScore(rtt=1e-5 * i) for i, name in enumerate(topology.nodes, 1)},
+                        {f"z{i}": LinkScore(rtt=1e-4 * i) for i in range(8)})
+    pool = build_candidate_nodes(JobRequest(), idle(topology), topology, scores, np.full(240, 4))
+    caps = zones.latency_caps(pool)
+    assert 100 < len(caps) <= zones.MAX_LATENCY_CAPS
+    assert caps[-1] == zones.LatencyCap(pool.node_latency.max(), (pool.zone_latency[:8].max(),))
+    totals = [cap.node_s + sum(cap.uplinks_s) for cap in caps]
+    assert totals == sorted(totals)
+    relevant = zones.relevant_latency_caps(pool, 1.0, 10.0)
+    assert len(relevant) == zones.MAX_RELEVANT_CAPS and relevant[-1] == caps[-1]
+    # 20 times the latency of 1.55 ms is less than the 10,000th part of the time
+    assert zones.relevant_latency_caps(pool, 311.0, 10.0) == [caps[-1]]
+    assert len(zones.relevant_latency_caps(pool, 309.0, 10.0)) > 1
+
+
+@pytest.mark.parametrize(("kind", "leaves", "node_counts"), [
+    ("tree", 1, [1]), ("block", 1, [1]), ("block", 2, [1, 1, 2]), ("tree", 2, [1, 1])])
+def test_blocks_are_joined_by_one_zone(kind: str, leaves: int, node_counts: list[int]) -> None:
+    topology = build_topology([ZoneDecl(f"b{i}", nodes=(f"n{i}",)) for i in range(leaves)], kind=kind, source="")
+    pool = build_candidate_nodes(JobRequest(), idle(topology), topology, LinkScores(), np.full(leaves, 4))
+    assert pool.node_count.tolist() == node_counts
+
+
+def test_servers_are_peers_of_their_average_load() -> None:
+    assert all_to_all.merged_bytes_per_pair(Traffic("gossip", 10.0).phases(6)) == pytest.approx(10 / 5)
+    # twice 5 bytes for 2 x 6 pairs of 8 ranks
+    assert all_to_all.merged_bytes_per_pair(Traffic("ps", 10.0, 2).phases(8)) == pytest.approx(2 * 5 * 12 / 64)
+
+
+def test_moved_servers_keep_the_limits() -> None:
+    topology = two_level(*([f"{zone}{i}" for i in range(size)] for zone, size in (("a", 3), ("b", 2), ("c", 1))))
+    pool = build_candidate_nodes(JobRequest(), idle(topology), topology, LinkScores(), np.full(6, 4))
+    search = PsSearch(pool, JobSize(5, 5), 4, BYTES)
+    starts = search.initial_splits()
+    assert (starts.sum(axis=1) == 4).all() and (starts <= [3, 2, 1]).all() and (starts >= 0).all()
+    assert len({tuple(start) for start in starts.tolist()}) == len(starts) > 2 and [2, 1, 1] in starts.tolist()
+    moved = {tuple(split) for split in search.neighbor_splits(np.array([2, 2, 0])).tolist()}
+    assert moved == {(3, 1, 0), (1, 2, 1), (2, 1, 1)}
+    many = np.arange(6)
+    assert parameter_servers.limit_leaves(pool, many, JobSize(3, 3), root(pool), None) is many
