@@ -118,6 +118,20 @@ def test_binding_options_of_each_mode(case):
     assert bool(bound.reason) != bool(options)
 
 
+@pytest.mark.parametrize(("argv", "summary"), [
+    ("-N1", "Slurm chooses the nodes: the job has only one"),
+    ("-N2 --dl-node-binding=off", "Slurm chooses the nodes: --dl-node-binding=off"),
+    ("-N2 --hold", "Slurm chooses the nodes: --hold decides when the job starts, so no nodes are bound"),
+    # the state of the cluster decides, or the user wants to see it; placement checks the traffic
+    *((argv, None) for argv in ("-N2", "-N1 --dl-zone=z1", "-N1 --dl-node-binding=nodelist", "-N1 --dl-explain",
+                                "-N1 --dl-strict", "-N1 --dl-mesh=dp=1", "-N1 --dl-groups=a=1,b=1",
+                                "-N1 --dl-comm-pattern=hierarchical"))])
+def test_binding_without_the_cluster(argv, summary):
+    request = parse(*argv.split(), script=PLAIN).request
+    bound = binding.decide_without_cluster(request)
+    assert (bound and bound.summary(request.dl)) == summary
+
+
 @pytest.mark.parametrize(("argv", "features", "field"), [
     ("--no-requeue", False, "ReqNodeList"), ("", True, "Prefer"), ("--no-requeue --test-only", False, ""),
     ("-Q", True, ""), ("--dl-node-binding=nodelist", False, "")])

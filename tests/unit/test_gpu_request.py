@@ -40,6 +40,7 @@ def request(options: str) -> JobRequest:
     ("-N2 --gres=gpu:4 --cpus-per-gpu=3", (2, 2), GpuRequest(per_node=4, cpus_per_gpu=3)),
     ("-N2 --gpus-per-node=4 --mem-per-gpu=2G", (2, 2), GpuRequest(per_node=4, memory_per_gpu_mb=2048)),
     ("-n1 --tres-per-task=cpu=3,gres/gpu=2", (1, 1), GpuRequest(per_node=2, per_task=2)),
+    ("-N1 --gpus=2 --cpus-per-gpu=1", (1, 1), GpuRequest(per_node=2, cpus_per_gpu=1)),
 ])
 def test_counts_that_follow_from_the_options(options: str, size: tuple[int, int], gpus: GpuRequest) -> None:
     parsed = request(options)
@@ -66,7 +67,8 @@ def test_cpus_per_task_that_follow_from_the_options(options: str, cpus: int | No
 
 
 @pytest.mark.parametrize("options", [
-    "-N2 --gpus=8 --gpus-per-task=2", "-N2 -n2 -G5 --gpus-per-task=2", "--gpus-per-task=2", "-N3 --gpus=2",
+    "-N2 --gpus=8 --gpus-per-task=2", "-N2 -n2 -G5 --gpus-per-task=2", "-N1 -n1 --gpus=4 --gpus-per-task=2",
+    "--gpus-per-task=2", "-N3 --gpus=2",
     "-N2 --gpus=10 --gpus-per-node=4", "-N3 --gpus=8 --gpus-per-node=4", "-N2 --gpus-per-node=3 --gpus-per-task=2",
     "-N2 --ntasks-per-node=2 --ntasks-per-gpu=1", "-N2 --gpus-per-task=1 --ntasks-per-gpu=1", "--ntasks-per-gpu=1",
     "-N2 -c2 --gpus-per-node=2 --cpus-per-gpu=2", "-N2 --gpus=x:y", "-N2 --cpus-per-gpu=x --gpus=2",

@@ -8,7 +8,7 @@ import pytest
 from slurmdl import dl_options, records
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
-from slurmdl.job_request import JobRequest, build_request, resolve_job_size
+from slurmdl.job_request import JobRequest, JobSize, build_request, resolve_job_size
 from slurmdl.launch import submission
 
 
@@ -191,6 +191,12 @@ def test_gpus_per_node(settings, gres):
     ("1K-2m", (1024, 2 * 1024**2)), ("3km", (3 * 1024**3, 3 * 1024**3))])
 def test_node_counts(text, nodes):
     assert build_request({"nodes": text}, DlOptions()).nodes == nodes
+
+
+def test_first_nodes_take_the_remainder_of_the_tasks():
+    assert [JobSize(2, 5).tasks_on_node(i) for i in range(2)] == [3, 2]
+    assert [JobSize(3, 8).tasks_on_node(i) for i in range(3)] == [3, 3, 2]
+    assert JobSize(3, 8).max_tasks_per_node == 3
 
 
 def test_job_without_nodes_has_no_size():
