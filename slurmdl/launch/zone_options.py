@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from slurmdl.errors import PlacementError
@@ -131,9 +132,8 @@ def prefer_zones(request: JobRequest, state: ClusterState, placement: Placement)
         return ZonePreference(f"[{numbered}]", _worse_outcomes(placement, free, [counts]))
     uncounted = f"{names} would fit, but {problem}"
     segment = request.segment if 0 < request.segment < len(placement.nodes) else 1
-    divisions = [division for division in _divisions({zone: len(free[zone].names) for zone in counts},
-                                                     len(placement.nodes))
-                 if not any(count % segment for count in division.values())]
+    divisions = list(islice(_divisions({zone: len(free[zone].names) for zone in counts}, len(placement.nodes),
+                                       segment), MAX_DIVISIONS + 1))
     if constraint or counts.keys() == leaf_zones(state.topology) or len(divisions) > MAX_DIVISIONS:
         raise PlacementError(uncounted)
     return ZonePreference("|".join(terms), _worse_outcomes(placement, free, divisions), uncounted)
@@ -194,16 +194,17 @@ def _free_nodes(request: JobRequest, state: ClusterState, placement: Placement) 
     return free
 
 
-def _divisions(free: Mapping[str, int], nodes: int) -> Iterator[dict[str, int]]:
-    """All divisions of a job among zones with these numbers of free nodes."""
+def _divisions(free: Mapping[str, int], nodes: int, segment: int) -> Iterator[dict[str, int]]:
+    """All divisions of a job into multiples of `segment` among zones with these numbers of free nodes."""
     if not free:
         if not nodes:
             yield {}
         return
     (zone, most), *others = free.items()
-    rest = sum(count for _, count in others)
-    for count in range(max(0, nodes - rest), min(most, nodes) + 1):
-        for division in _divisions(dict(others), nodes - count):
+    rest = sum(count - count % segment for _, count in others)
+    least = max(0, nodes - rest)
+    for count in range(least + -least % segment, min(most, nodes) + 1, segment):
+        for division in _divisions(dict(others), nodes - count, segment):
             yield {zone: count, **division}
 
 

@@ -182,6 +182,27 @@ def test_named_zone_excludes_all_other_nodes(argv, state, options, reason):
     assert reason in bound.reason and bool(reason) == bool(bound.reason)
 
 
+@pytest.mark.parametrize(("free", "nodes", "segment", "divisions"), [
+    ({"a": 2, "b": 3}, 4, 1, [(1, 3), (2, 2)]), ({"a": 4, "b": 5}, 6, 2, [(2, 4), (4, 2)]),
+    ({"a": 1, "b": 5}, 6, 2, []), ({"a": 1, "b": 1}, 3, 1, []), ({"a": 9}, 3, 1, [(3,)]),
+    ({"a": 2, "b": 2, "c": 2}, 4, 2, [(0, 2, 2), (2, 0, 2), (2, 2, 0)])])
+def test_divisions_of_a_job_among_zones(free, nodes, segment, divisions):
+    found = [tuple(division.values()) for division in zone_options._divisions(free, nodes, segment)]
+    assert found == divisions
+
+
+def test_job_on_many_zones_is_bound_without_a_list_of_all_divisions():
+    """There are 10 to the power of 12."""
+    nodes = [f"n{i}" for i in range(32 * 18)]
+    lines = [f"SwitchName=z{z} Nodes={','.join(nodes[18 * z:18 * z + 18])}" for z in range(32)]
+    state = ClusterState(
+        ClusterSnapshot.from_nodes([Node(name, ("IDLE",), cpus=4, cpus_unallocated=4, memory=1, memory_unallocated=1,
+                                         features=(f"z{i // 18}",)) for i, name in enumerate(nodes)]),
+        scontrol_topology.read_topologies(split_output("\n".join([*lines, "SwitchName=top Switches=z[0-31]"]))).get(),
+        LinkScores())
+    assert "-n and no --ntasks-per-node" in decide("-N 560 -n 560", state, script=PLAIN).reason
+
+
 def blocks_state(*sizes: int, base: int = 4) -> ClusterState:
     """Blocks of idle nodes without features."""
     zones = [ZoneDecl(f"b{i}", nodes=tuple(f"b{i}n{j}" for j in range(size))) for i, size in enumerate(sizes)]
