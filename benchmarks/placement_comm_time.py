@@ -16,8 +16,7 @@ import numpy as np
 from benchmarks import sandbox_mpi
 from benchmarks.stub_models import NoOpOptimizer
 from slurmdl.plan import COMM_PATTERNS
-from slurmdl.train.comm_thread import CommThread
-from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.p2p import CommThread, MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.transport import Transport

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from benchmarks.stub_models import PlainParameters
 from slurmdl.train import triggers
-from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, LockstepSampler, even_rounds
-from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.p2p import CommThread, MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, Strategy, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.transport import Transport

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from slurmdl.train.p2p import LOCALITY_LEVELS
+from slurmdl.train.meters import LOCALITY_LEVELS
 
 CPU_BOUND_IDLE = 0.2  # idle share of the CPUs below which a measurement counts as CPU-bound
 #: offset of tcpi_bytes_acked in tcp_info (linux/tcp.h): bytes that the peer has acknowledged, 64 bits

@@ -18,8 +18,7 @@ from slurmdl.bench.spec import Cell, Spec
 from slurmdl.bench.submit import CellResult
 from slurmdl.errors import UnavailableError
 from slurmdl.text import pluralize
-from slurmdl.train.meters import PHASES
-from slurmdl.train.p2p import LOCALITY_LEVELS
+from slurmdl.train.meters import LOCALITY_LEVELS, PHASES
 
 #: largest relative difference between the sum of the phases and the step time
 PHASE_SUM_TOLERANCE = 0.03

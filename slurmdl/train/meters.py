@@ -17,9 +17,10 @@ import numpy as np
 
 from slurmdl.errors import TrainError, warn
 from slurmdl.text import pluralize
-from slurmdl.train.p2p import LOCALITY_LEVELS
 from slurmdl.train.stateful import Stateful
 
+#: distance of a message: same node, another node of the zone, another zone
+LOCALITY_LEVELS = ("intra_node", "intra_zone", "inter_zone")
 #: rows of the trace, one per thread
 TRAINING_ROW, COMM_ROW = 0, 1
 #: completes the JSON document after each event; the next event overwrites it

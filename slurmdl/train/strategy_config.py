@@ -86,6 +86,11 @@ class StrategyConfig:
                 DEFAULT_OUTER_MOMENTUM if self.outer_momentum is None else self.outer_momentum)
 
     @property
+    def sends_gradients(self) -> bool:
+        """Whether ranks send gradients; otherwise they send only parameters."""
+        return self.strategy in ("allreduce", "ps") or self.islands is not None
+
+    @property
     def exchange_period(self) -> int:
         """Steps between exchanges of the same fragment of the model, except with adaptive-gossip."""
         return self.period or default_period(self.strategy or "")

@@ -14,7 +14,6 @@ from itertools import groupby
 from slurmdl import plan as plans
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, UnavailableError, warn
 from slurmdl.text import pluralize
-from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import BACKENDS, StrategyConfig, check_compatibility, option_name
 from slurmdl.train.transports.mpi import (
     EAGER_LIMIT_VARIABLE,
@@ -330,8 +329,8 @@ def _usable_plan(nodes: tuple[str, ...], environ: Mapping[str, str]) -> plans.Pl
 
 def _assign_roles(strategy: str, ps: int | None, plan: plans.Plan | None, size: int) -> tuple[str, ...]:
     """Role of every rank: the plan's if its number of servers matches, else servers first."""
-    if strategy not in STRATEGIES:
-        raise InvalidOptionsError(f"strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
+    if strategy not in plans.STRATEGIES:
+        raise InvalidOptionsError(f"strategy {strategy!r} is not one of {', '.join(plans.STRATEGIES)}")
     if strategy != "ps":
         if ps:
             raise InvalidOptionsError(f"--ps {ps}: strategy {strategy} has no parameter servers; --strategy ps has")

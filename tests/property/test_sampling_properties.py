@@ -10,8 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmdl.train.library.guided_scheduling import GuidedScheduler
-from slurmdl.train.library.load_balance import LoadBalancer
+from slurmdl.train.library.load_balance import GuidedScheduler, LoadBalancer
 from slurmdl.train.library.sampling import MAX_SHARE_FACTOR, BatchSlice, GlobalBatches, LockstepSampler, apportion
 
 speed_values = st.floats(0.01, 1000)

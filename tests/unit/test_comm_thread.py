@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from slurmdl.train.comm_thread import MAX_POLL_SECONDS, CommThread
+from slurmdl.train.p2p import MAX_POLL_SECONDS, CommThread
 
 
 def test_poller_runs_between_ops_until_removed() -> None:

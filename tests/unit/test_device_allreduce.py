@@ -11,8 +11,8 @@ import pytest
 import torch
 from mpi import torchrun
 
-from slurmdl.train.library import device_backend
 from slurmdl.train.library.checkpoint_restore import export_model
+from slurmdl.train.strategies import allreduce
 from slurmdl.train.strategy_config import StrategyConfig
 
 DIRECTORY = Path(__file__).parent
@@ -76,8 +76,8 @@ def choose(monkeypatch: pytest.MonkeyPatch, devices: list[tuple[str, str]], **co
         (NCCL.get(kind, ""), identity) for kind, identity in devices])
     world = SimpleNamespace(config=settings, strategy=settings.strategy, transport=transport, rank=0,
                             nodes=("n1",) * len(devices), format_rank=lambda rank: f"rank {rank} on n1")
-    monkeypatch.setattr(device_backend, "_device_id", lambda device: "")
-    return device_backend.choose_device_backend(world, SimpleNamespace(type=devices[0][0]))  # type: ignore[arg-type]
+    monkeypatch.setattr(allreduce, "_device_id", lambda device: "")
+    return allreduce.choose_device_backend(world, SimpleNamespace(type=devices[0][0]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("devices", "options", "backend", "warning"), [

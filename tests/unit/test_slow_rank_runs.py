@@ -110,7 +110,8 @@ REFUSED = """
 import runpy, sys
 from concurrent.futures import Future
 from slurmdl.errors import UnavailableError
-from slurmdl.train.library import shutdown, slow_rank_monitor
+from slurmdl.train import slow_ranks
+from slurmdl.train.library import shutdown
 
 def start_requeue(reasons, dry_run):
     assert dry_run
@@ -121,7 +122,7 @@ def start_requeue(reasons, dry_run):
 def refuse(reasons):
     raise UnavailableError("scontrol requeue: refused")
 
-slow_rank_monitor.start_requeue, shutdown.requeue_without_nodes = start_requeue, refuse
+slow_ranks.start_requeue, shutdown.requeue_without_nodes = start_requeue, refuse
 runpy.run_module("slurmdl.train", run_name="__main__", alter_sys=True)
 """
 

@@ -16,7 +16,7 @@ from strategy_harness import even_slices
 from slurmdl import files
 from slurmdl.errors import InvalidRunError, Preempted, TrainError
 from slurmdl.train import init
-from slurmdl.train.library import checkpoint, checkpoint_coordinator
+from slurmdl.train.library import checkpoint, checkpointer
 from slurmdl.train.library.checkpoint import CheckpointDir, CorruptCheckpointError, Manifest
 from slurmdl.train.library.run import Run
 from slurmdl.train.library.sampling import GlobalBatches
@@ -114,14 +114,14 @@ def test_signal_in_any_step_stops_all_ranks(every: int, words: str, tmp_path: Pa
     def log_loss_and_signal(run: Run, loss: float) -> None:
         record(run, loss)
         if run.step == 17 and run.rank == 2:
-            checkpoint_coordinator._on_signal(signal.SIGTERM, None)
+            checkpointer._on_signal(signal.SIGTERM, None)
 
-    monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
+    monkeypatch.setattr(checkpointer, "_signals_received", 0)
     monkeypatch.setattr(Run, "log_loss", log_loss_and_signal)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command resumes from it$"):
         run_summary(words, checkpoint_dir=tmp_path, **further)
     monkeypatch.setattr(Run, "log_loss", record)
-    monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
+    monkeypatch.setattr(checkpointer, "_signals_received", 0)
     assert 17 <= CheckpointDir(str(tmp_path)).list_numbers()[0] < 40
     resumed = run_summary(words, checkpoint_dir=tmp_path, **further)
     if words in SYNCHRONOUS.values():
@@ -136,22 +136,22 @@ def test_repeated_signals_start_no_second_query(words: str, tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """Signals to every rank, as from scancel: a pending query is not repeated."""
     write, repeated = CheckpointDir.write_rank_file, list[bool]()
-    start_query = checkpoint_coordinator.CheckpointCoordinator._start_query
+    start_query = checkpointer.CheckpointCoordinator._start_query
 
     def signal_and_write(folder: CheckpointDir, number: int, *state: Any) -> Any:
         if number >= 17:
-            checkpoint_coordinator._on_signal(signal.SIGTERM, None)
+            checkpointer._on_signal(signal.SIGTERM, None)
         return write(folder, number, *state)
 
-    def record_and_start(coordinator: checkpoint_coordinator.CheckpointCoordinator, *under_way: int) -> None:
+    def record_and_start(coordinator: checkpointer.CheckpointCoordinator, *under_way: int) -> None:
         # a promise without a decision belongs to a pending query
         repeated.append(not coordinator._query_open and bool(coordinator._replies)
                         and coordinator._promised_step is not None)
         start_query(coordinator, *under_way)
 
-    monkeypatch.setattr(checkpoint_coordinator, "_signals_received", 0)
+    monkeypatch.setattr(checkpointer, "_signals_received", 0)
     monkeypatch.setattr(CheckpointDir, "write_rank_file", signal_and_write)
-    monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_start_query", record_and_start)
+    monkeypatch.setattr(checkpointer.CheckpointCoordinator, "_start_query", record_and_start)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command resumes from it$"):
         run_summary(words, emulate_compute="0.2", straggler="3=4", checkpoint_dir=tmp_path, checkpoint_every=1)
     assert repeated
@@ -162,15 +162,15 @@ def test_repeated_signals_start_no_second_query(words: str, tmp_path: Path,
 def test_signal_after_decision_stops_at_next_checkpoint(words: str, tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """The request is too late for the decided checkpoint."""
-    decide, decided = checkpoint_coordinator.CheckpointCoordinator._decide, list[int]()
+    decide, decided = checkpointer.CheckpointCoordinator._decide, list[int]()
 
-    def decide_and_request(coordinator: checkpoint_coordinator.CheckpointCoordinator) -> None:
+    def decide_and_request(coordinator: checkpointer.CheckpointCoordinator) -> None:
         decide(coordinator)
         decided.append(max(coordinator._replies.values()))
         if len(decided) == 2:
-            coordinator._on_message(coordinator._workers[-1], checkpoint_coordinator._STOP_REQUEST, 0, False)
+            coordinator._on_message(coordinator._workers[-1], checkpointer._STOP_REQUEST, 0, False)
 
-    monkeypatch.setattr(checkpoint_coordinator.CheckpointCoordinator, "_decide", decide_and_request)
+    monkeypatch.setattr(checkpointer.CheckpointCoordinator, "_decide", decide_and_request)
     with pytest.raises(Preempted, match=rf"checkpoint of step \d+ in {tmp_path}; the same command resumes from it$"):
         run_summary(words, emulate_compute="0.2", straggler="3=4", checkpoint_dir=tmp_path, checkpoint_every=8)
     assert len(decided) == 3

@@ -22,9 +22,9 @@ from slurmdl.errors import InvalidRunError, TrainError
 from slurmdl.train import init, outer
 from slurmdl.train.library.checkpoint import CheckpointDir
 from slurmdl.train.library.context import RunState
-from slurmdl.train.library.gradient_tracker import GradientTracker
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
+from slurmdl.train.library.step_hooks import GradientTracker
 from slurmdl.train.strategy_config import StrategyConfig
 
 

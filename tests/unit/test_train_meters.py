@@ -20,9 +20,9 @@ from mpi import python
 from benchmarks.stub_models import NoOpOptimizer
 from slurmdl.errors import SlurmdlError
 from slurmdl.train import init
-from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library.run import Run
 from slurmdl.train.meters import (
+    LOCALITY_LEVELS,
     MAX_SAMPLES,
     PHASES,
     PhaseTimer,
@@ -30,7 +30,7 @@ from slurmdl.train.meters import (
     StepMeter,
     format_summary,
 )
-from slurmdl.train.p2p import LOCALITY_LEVELS, MeteredP2P
+from slurmdl.train.p2p import CommThread, MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import virtual

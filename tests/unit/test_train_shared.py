@@ -14,10 +14,9 @@ from strategy_harness import run_strategy
 
 from benchmarks.stub_models import PlainParameters
 from slurmdl.train import init
-from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library import run as library
 from slurmdl.train.library.replica import Replica
-from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.p2p import CommThread, MeteredP2P
 from slurmdl.train.strategies import STRATEGIES, StrategyContext
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.virtual import VirtualTransport, run_virtual_ranks

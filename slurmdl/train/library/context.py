@@ -1,20 +1,15 @@
-"""State that the parts of a run share: an immutable context and a few counters."""
+"""State that the parts of a run share: an immutable context, a few counters, and the positions of loaders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from slurmdl.train.comm_thread import CommThread
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.meters import StepMeter
-from slurmdl.train.p2p import MeteredP2P
+from slurmdl.train.p2p import CommThread, MeteredP2P
 from slurmdl.train.world import World
-
-if TYPE_CHECKING:
-    from slurmdl.train.library.loader import Loader
-    from slurmdl.train.library.stream_loader import StreamLoader
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,38 @@ class RunContext:
         return list(self.comm_thread.call(op))
 
 
+class EpochPosition:
+    """Position of a loader, for checkpoints.
+
+    Attributes:
+        epoch: number of the next epoch; incremented by each iteration.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = self._cursor = 0
+        self._position, self._restored = (0, 0), False
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch, and its `cursor`, the number of its samples assigned to all workers so far.
+
+        With --load-balance and --async it is exact on the first worker only.
+        """
+        return dict(zip(("epoch", "cursor"), self._position, strict=True))
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue from a position with the next iteration; the number of workers may have changed."""
+        self._position = self.epoch, self._cursor = state["epoch"], state["cursor"]
+        self._restored = True
+
+    def _start_epoch(self) -> tuple[int, int, bool]:
+        """Return an epoch's number, the cursor to start from, and whether this is a restored position."""
+        started = self.epoch, self._cursor, self._restored
+        # the previous iteration need not have passed its last batch: Lightning counts batches
+        self._position = started[:2]
+        self.epoch, self._cursor, self._restored = self.epoch + 1, 0, False
+        return started
+
+
 @dataclass
 class RunState:
     """Counters of one rank.
@@ -60,4 +87,4 @@ class RunState:
     batch_size: int = 0
     finished: bool = False
     closed: bool = False
-    loaders: list[Loader | StreamLoader] = field(default_factory=list)
+    loaders: list[EpochPosition] = field(default_factory=list)

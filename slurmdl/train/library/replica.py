@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from slurmdl.errors import TrainError
 from slurmdl.train import optimizer_hooks
-from slurmdl.train.side_stream import SideStream
-from slurmdl.train.strategies.strategy import DeviceCopies
+from slurmdl.train.strategies.strategy import DeviceCopies, SideStream
 
 FloatArray = npt.NDArray[np.float32]
 

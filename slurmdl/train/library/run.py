@@ -13,24 +13,29 @@ import numpy as np
 from slurmdl.errors import TrainError, print_stderr, warn
 from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.text import pluralize
-from slurmdl.train.comm_thread import CommThread
-from slurmdl.train.library import consistency, server_waits, shard_optimizer, shutdown
-from slurmdl.train.library.batch_boundary import BatchBoundary
+from slurmdl.train.library import consistency, shard_optimizer, shutdown
 from slurmdl.train.library.checkpointer import Checkpointer, CheckpointOptions
 from slurmdl.train.library.context import RunContext, RunState
-from slurmdl.train.library.device_backend import choose_device_backend
 from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.library.load_balance import WorkAssignment
-from slurmdl.train.library.loader import DataSource, Loader, check_options, is_iterable_dataset, make_data_source
+from slurmdl.train.library.loader import (
+    BatchBoundary,
+    DataSource,
+    Loader,
+    check_options,
+    is_iterable_dataset,
+    make_data_source,
+)
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.sampling import GlobalBatches
-from slurmdl.train.library.slow_rank_monitor import SlowRankMonitor
 from slurmdl.train.library.step_hooks import StepHooks
 from slurmdl.train.meters import RankReport, StepMeter, Trace, format_summary, summarize
 from slurmdl.train.mixing.mixers import spectral_gap
-from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.strategies import Strategy, StrategyContext, make_strategy, sends_gradients
+from slurmdl.train.p2p import CommThread, MeteredP2P
+from slurmdl.train.slow_ranks import SlowRankMonitor
+from slurmdl.train.strategies import Strategy, StrategyContext, make_strategy
+from slurmdl.train.strategies.allreduce import choose_device_backend
 from slurmdl.train.strategies.shared_memory_gossip import node_leaders
 from slurmdl.train.world import World
 
@@ -127,7 +132,7 @@ class Run:
         signature = consistency.call_on_all(world, lambda: consistency.model_signature(model, optimizer))
         consistency.check_same_on_ranks(world, signature)
         trained_ids = consistency.call_on_all(world, lambda: consistency.trained_parameter_ids(model, optimizer))
-        sends = sends_gradients(world.config) and len(world.nodes) > 1
+        sends = world.config.sends_gradients and len(world.nodes) > 1
         replica = self.replica = consistency.call_on_all(
             world, lambda: Replica(model, trained_ids, sends_gradients=sends))
         consistency.broadcast_if_different(world, p2p, replica.parameters, lambda: consistency.reject_copies(
@@ -154,7 +159,8 @@ class Run:
         recovery = FailureRecovery(ctx.world, ctx.replica, ctx.optimizer, strategy_ctx, strategy,
                                    checkpointer is not None)
         replica_check = ReplicaCheck(ctx, self.state, recovery, self._check_every)
-        monitor = SlowRankMonitor(ctx, (lambda: checkpointer.coordinator.request_stop()) if checkpointer else None)
+        monitor = SlowRankMonitor(
+            ctx.world, ctx.comm_thread, (lambda: checkpointer.coordinator.request_stop()) if checkpointer else None)
         self._work_assignment.bind(ctx.comm_thread, recovery)
         hooks = StepHooks(ctx, self.state, recovery, self._work_assignment, replica_check, monitor,
                           self._backward_passes, self._trace)
@@ -165,7 +171,7 @@ class Run:
         self._ctx, self.recovery, self._replica_check, self._checkpointer = ctx, recovery, replica_check, checkpointer
         self._slow_rank_monitor, self._hooks = monitor, hooks
         if self._owns_process and "ps" in ctx.world.roles and not self.is_server:
-            server_waits.watch(ctx.world, lambda: self.state.closed,
+            shutdown.watch_server_waits(ctx.world, lambda: self.state.closed,
                                lambda error: shutdown.exit_process(shutdown.report_failure(error)))
         for index in range(len(self.state.loaders)):
             self._restore_loader(index)

@@ -1,4 +1,4 @@
-"""Termination of ranks: at the end of a run, and of all ranks after a failure."""
+"""Termination of ranks: at the end of a run, of all ranks after a failure, and of workers that wait for servers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from slurmdl.errors import (
@@ -22,11 +23,11 @@ from slurmdl.errors import (
     report_error,
     warn,
 )
-from slurmdl.train.library import checkpoint_coordinator
+from slurmdl.train.library import checkpointer
 from slurmdl.train.slow_ranks import requeue_without_nodes
 from slurmdl.train.transports.torch_distributed import LostRankError, finalize_process_group
-from slurmdl.train.transports.transport import RankFailedError
-from slurmdl.train.world import finalize_mpi, is_rank_zero, node_name
+from slurmdl.train.transports.transport import CHECK_INTERVAL_S, RankFailedError
+from slurmdl.train.world import World, finalize_mpi, is_rank_zero, node_name
 
 #: seconds that the first surviving rank has to abort all ranks
 _FIRST_RANK_GRACE_SECONDS = 1.0
@@ -50,7 +51,7 @@ def report_failure(error: BaseException) -> int:
     if isinstance(error, Preempted):
         if _initialized_mpi() or _torch_rank() is not None:
             # if srun terminates the other ranks early, they exit with the same status nevertheless
-            checkpoint_coordinator.install_signal_handlers(signal.SIG_IGN)
+            checkpointer.install_signal_handlers(signal.SIG_IGN)
         if is_rank_zero():
             report_error(error)
         if error.job_ending:
@@ -211,7 +212,7 @@ def requeue_job_without(reasons: Mapping[str, str], cause: str) -> tuple[bool, s
 
 def _wait_for_job_end() -> None:
     """Wait until Slurm terminates this job, so that its script does not continue."""
-    checkpoint_coordinator.install_signal_handlers(signal.SIG_DFL)
+    checkpointer.install_signal_handlers(signal.SIG_DFL)
     time.sleep(_REQUEUE_WAIT_SECONDS)
 
 
@@ -266,3 +267,52 @@ def _initialized_mpi() -> Any:
     """The module mpi4py.MPI if it is initialized, else None."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi if mpi and mpi.Is_initialized() else None
+
+
+_MODULE = "torch.distributed.distributed_c10d"
+_COLLECTIVES = (
+    "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_reduce",
+    "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "broadcast", "broadcast_object_list",
+    "gather", "gather_object", "monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter",
+    "scatter_object_list")
+
+
+def watch_server_waits(world: World, is_over: Callable[[], bool], on_wait: Callable[[TrainError], None]) -> None:
+    """Until the run is over, call `on_wait` with an error if a thread waits for a server in a collective, forever.
+
+    The collective is one of torch.distributed. Servers do not run the code of the script below `Run.wrap`, so a group
+    that contains one does not complete there.
+    """
+    servers = set(world.ranks_with_role("ps"))
+
+    def run() -> None:
+        while not is_over():
+            time.sleep(CHECK_INTERVAL_S)
+            for frame in sys._current_frames().values():
+                name, ranks = _collective_of(frame)
+                if servers & ranks and not is_over():  # then the servers end, too
+                    on_wait(TrainError(
+                        f"torch.distributed.{name}() waits for {world.format_rank(min(servers & ranks))}, a "
+                        "parameter server, which does not run the script; expected run.all_gather_object(), or a "
+                        "group of the workers, made by new_group() before run.wrap()"))
+                    return
+    threading.Thread(target=run, daemon=True).start()
+
+
+def _collective_of(frame: FrameType | None) -> tuple[str, set[int]]:
+    """Name and ranks of the collective that a thread of the script calls; ("", set()) without one."""
+    call: FrameType | None = None
+    while frame:
+        if frame.f_globals.get("__name__") == _MODULE and frame.f_code.co_name in _COLLECTIVES:
+            call = frame
+        elif call and str(frame.f_globals.get("__name__")).startswith("slurmdl."):
+            return "", set()
+        frame = frame.f_back
+    return (call.f_code.co_name, _ranks_of(call.f_locals.get("group"))) if call else ("", set())
+
+
+def _ranks_of(group: Any) -> set[int]:
+    distributed = sys.modules["torch.distributed"]
+    if not hasattr(distributed, "get_process_group_ranks"):  # PyTorch before 2.0
+        return set() if group else set(range(distributed.get_world_size()))
+    return set(distributed.get_process_group_ranks(group or distributed.group.WORLD))

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 
 from slurmdl.errors import InvalidOptionsError, TrainError
-from slurmdl.train.library import checkpoint_coordinator, consistency, shutdown
+from slurmdl.train.library import checkpointer, consistency, shutdown
 from slurmdl.train.library.checkpointer import CheckpointOptions
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import RunOptions, StrategyConfig, resolve, run_options
@@ -51,7 +51,7 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
     if transport is None:
         transport = connect(options, environ)
     if options.checkpoint_dir and owns_process:
-        checkpoint_coordinator.install_signal_handlers()
+        checkpointer.install_signal_handlers()
     own_options = {"seed": seed, "backward_passes_per_step": backward_passes_per_step}
     world = create_world(config or resolve({}, environ), transport, environ, {
         **(must_match or {}), **own_options, "checkpoint_dir": options.checkpoint_dir,

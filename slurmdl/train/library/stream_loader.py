@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from slurmdl.errors import TrainError
 from slurmdl.text import pluralize
-from slurmdl.train.library.batch_boundary import BatchBoundary
-from slurmdl.train.library.loader import EpochPosition
+from slurmdl.train.library.context import EpochPosition
+from slurmdl.train.library.loader import BatchBoundary
 from slurmdl.train.library.sampling import BatchSlice
 
 

@@ -10,9 +10,8 @@ from slurmdl.train.strategies.islands import Islands
 from slurmdl.train.strategies.local_sgd import LocalSGD
 from slurmdl.train.strategies.parameter_server import make_parameter_server
 from slurmdl.train.strategies.strategy import Strategy, StrategyContext
-from slurmdl.train.strategy_config import StrategyConfig
 
-__all__ = ["STRATEGIES", "Strategy", "StrategyContext", "make_strategy", "sends_gradients"]
+__all__ = ["STRATEGIES", "Strategy", "StrategyContext", "make_strategy"]
 
 #: name, one of plan.STRATEGIES -> factory of this rank's part
 STRATEGIES: dict[str, Callable[[StrategyContext], Strategy]] = {
@@ -23,8 +22,3 @@ STRATEGIES: dict[str, Callable[[StrategyContext], Strategy]] = {
 def make_strategy(ctx: StrategyContext) -> Strategy:
     """Make this rank's part in the strategy of `ctx.config`. Collective."""
     return (Islands if ctx.config.islands else STRATEGIES[ctx.config.strategy or ""])(ctx)
-
-
-def sends_gradients(config: StrategyConfig) -> bool:
-    """Whether ranks send gradients; otherwise they send only parameters."""
-    return config.strategy in ("allreduce", "ps") or config.islands is not None

@@ -16,10 +16,10 @@ from slurmdl.plan import group_ranks
 from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, FloatArray, bruck_allgather
 from slurmdl.train.mixing.node_allreduce import NodeAllreduceOp, NodeVectors
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.side_stream import SideStream
-from slurmdl.train.strategies.strategy import Strategy, StrategyContext
+from slurmdl.train.strategies.strategy import SideStream, Strategy, StrategyContext
 from slurmdl.train.transports.torch_distributed import collective_timeout, naming_lost_rank
 from slurmdl.train.transports.transport import Tag
+from slurmdl.train.world import World
 
 #: buckets in flight: one inside the zones before the exchange between them, one between them, one after it
 MAX_BUCKETS_IN_FLIGHT = 3
@@ -244,3 +244,44 @@ class DeviceMean:
         largest = max(tensor.numel() * tensor.element_size() for tensor in (output, *inputs))
         turns = (1 if inputs else 2) * (len(ranks) - 1)
         self._p2p.count_bytes(ranks[(ranks.index(self._p2p.rank) + 1) % len(ranks)], largest * turns // len(ranks))
+
+
+def choose_device_backend(world: World, device: Any) -> str:
+    """Backend of torch.distributed that averages gradients on the ranks' GPUs; "" if host memory does. Collective.
+
+    NCCL needs a GPU of its own for each rank. Gradients that parameter servers sum, or that travel compressed, are in
+    host memory.
+    """
+    config, transport = world.config, world.transport
+    compressed = config.compression != "none" and not config.islands  # inside of islands nothing is compressed
+    if not transport.device_backends or not config.sends_gradients or world.strategy == "ps" or compressed:
+        return ""
+    own = transport.device_backends.get(device.type, "")
+    ranks = transport.allgather((own, _device_id(device)))
+    if not any(backend for backend, _ in ranks):
+        return ""
+    problem = _nccl_problem(world, ranks)
+    if problem and world.rank == 0:
+        warn(f"train: gradients are averaged in host memory, which is slower: {problem}")
+    return "" if problem else own
+
+
+def _nccl_problem(world: World, ranks: Sequence[tuple[str, str]]) -> str:
+    """Why NCCL cannot be used; "" if it can. `ranks` : backend and device ID of each rank."""
+    owners: dict[tuple[str, str], int] = {}
+    for rank, (backend, device_id) in enumerate(ranks):
+        if not backend:
+            return f"{world.format_rank(rank)} has no GPU for NCCL"
+        owner = owners.setdefault((world.nodes[rank], device_id), rank) if device_id else rank
+        if owner != rank:
+            return f"{world.format_rank(owner)} and rank {rank} share a GPU, which NCCL does not support"
+    return ""
+
+
+def _device_id(device: Any) -> str:
+    """What identifies a GPU on its node; "" for the CPU, and if PyTorch is too old to tell."""
+    if device.type == "cpu":
+        return ""
+    import torch
+
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))

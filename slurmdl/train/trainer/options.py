@@ -14,7 +14,7 @@ from slurmdl import yaml_input
 from slurmdl.errors import InputError, UsageError, sort_by_similarity
 from slurmdl.options import Kind, Option, add_arguments, choice, count, number, option, options_of, text
 from slurmdl.text import pluralize
-from slurmdl.train.p2p import LOCALITY_LEVELS
+from slurmdl.train.meters import LOCALITY_LEVELS
 from slurmdl.train.strategy_config import RunOptions, StrategyConfig, resolve, values_from_environ
 from slurmdl.train.trainer.data_readers import DATASETS
 from slurmdl.train.trainer.models import LR_SCHEDULES, MODELS, OPTIMIZERS

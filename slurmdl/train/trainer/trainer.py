@@ -17,7 +17,7 @@ from slurmdl import files, units
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, TrainError, UnavailableError, warn
 from slurmdl.text import print_escaped
 from slurmdl.train import meters
-from slurmdl.train.library import checkpoint_coordinator, consistency
+from slurmdl.train.library import checkpointer, consistency
 from slurmdl.train.library.run import Run
 from slurmdl.train.library.startup import connect, init
 from slurmdl.train.trainer.data_readers import FloatArray, LabeledDataset, load_dataset
@@ -135,7 +135,7 @@ def train(options: Options) -> dict[str, Any] | None:
     the others. Raises SlurmdlError if the run cannot start or cannot continue.
     """
     if options.checkpoint_dir:
-        checkpoint_coordinator.install_signal_handlers()  # before the import of torch, which takes seconds
+        checkpointer.install_signal_handlers()  # before the import of torch, which takes seconds
     _load_torch()
     if options.virtual_ranks:
         data = _load_dataset(options)

@@ -1,4 +1,13 @@
-"""Exchanges of models between islands that another framework keeps together: DistributedDataParallel or FSDP2.
+"""Islands of a script on torch.distributed: groups of ranks that DistributedDataParallel or FSDP2 keeps together.
+
+A communication hook averages gradients, compressed between islands::
+
+    from slurmdl.train import HierarchicalState, hierarchical_hook
+
+    model = DistributedDataParallel(network)
+    model.register_comm_hook(HierarchicalState(group, "int8"), hierarchical_hook)     # on all ranks
+
+Or islands exchange models::
 
     from slurmdl.train import outer
 
@@ -12,23 +21,230 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
-from slurmdl.errors import InvalidOptionsError, InvalidRunError, warn
+from slurmdl.comm_layout import COMPRESSION_NAMES
+from slurmdl.errors import InvalidOptionsError, InvalidRunError, TrainError, UnavailableError, warn
 from slurmdl.plan import default_pattern
 from slurmdl.train import optimizer_hooks
-from slurmdl.train.island_group import IslandGroup
-from slurmdl.train.library import consistency
+from slurmdl.train.compressors import COMPRESSORS
+from slurmdl.train.library import consistency, startup
 from slurmdl.train.library.checkpoint import save_state
 from slurmdl.train.library.consistency import find_ddp
+from slurmdl.train.p2p import CommThread, MeteredP2P
 from slurmdl.train.strategies.islands import OUTER_STRATEGIES
-from slurmdl.train.strategies.strategy import DeviceCopies
-from slurmdl.train.strategy_config import StrategyConfig, check_compatibility, resolve
+from slurmdl.train.strategies.local_sgd import make_reducer
+from slurmdl.train.strategies.strategy import DeviceCopies, StrategyContext
+from slurmdl.train.strategy_config import StrategyConfig, check_compatibility, resolve, run_options
+from slurmdl.train.transports.torch_distributed import TorchTransport, collective_timeout
+from slurmdl.train.transports.transport import Tag
+from slurmdl.train.world import message_levels, node_name, zone_path
+
+
+class IslandGroup:
+    """This rank's island and its messages to others. Collective over all ranks.
+
+    Raises UnavailableError without torch.distributed, and InvalidRunError on all ranks unless the groups have the
+    same size, each rank is in one of them, and `contents` of the ranks at the same position are equal.
+
+    Args:
+        caller: function that the user called, for errors.
+        group: process group of this rank's island.
+        contents: description of what this rank exchanges with its peers.
+        expected: what makes the contents equal, for errors.
+
+    Attributes:
+        islands: global ranks of each island, in the order of their first ranks.
+        group: process group of this rank's island.
+        position: this rank's index in its island.
+        size: ranks of an island.
+        peers: the ranks at this position in all islands.
+        p2p: messages of this rank; `p2p.bytes_sent` counts their bytes by distance.
+        comm_thread: thread that exchanges messages.
+    """
+
+    def __init__(self, caller: str, group: Any, contents: object, expected: str) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_initialized():
+            raise UnavailableError(f"{caller}(): torch.distributed is not initialized; expected init_process_group() "
+                                   "before")
+        # a group of its own: the messages of the framework stay as they are, and gloo leaves GPUs alone
+        limit_s = run_options(os.environ).timeout
+        self._transport = TorchTransport(dist.new_group(timeout=collective_timeout(limit_s), backend="gloo"))
+        startup.watch_waits(self._transport, limit_s)
+        self.group, own_ranks = group, tuple(dist.get_process_group_ranks(group))
+        places = self._transport.allgather((own_ranks, contents, node_name(), "".join(zone_path()[-1:])))
+        self.islands = _islands(caller, [place[0] for place in places])
+        self.position, self.size = own_ranks.index(self._transport.rank), len(own_ranks)
+        self.peers = tuple(island[self.position] for island in self.islands)
+        for peer in self.peers:
+            if places[peer][1] != places[self.peers[0]][1]:
+                raise InvalidRunError(f"{caller}(): ranks {self.peers[0]} and {peer} do not exchange the same; "
+                                      f"expected {expected}")
+        self._nodes, self._zones = (tuple(place[index] for place in places) for index in (2, 3))
+        self.p2p = MeteredP2P(self._transport, message_levels(self._transport.rank, self._nodes, self._zones))
+        self.comm_thread = CommThread(True)
+
+    def context(self, vector: npt.NDArray[np.float32], config: StrategyConfig, seed: int,
+                learning_rate: Callable[[], float] = float, device_copies: DeviceCopies | None = None,
+                ) -> StrategyContext:
+        """Context of exchanges of `vector`, shape (elements,), with the peers."""
+        return StrategyContext(
+            self.p2p, self.comm_thread, self.peers, (), vector, np.empty(0, np.float32), (vector.size,), config, seed,
+            self._nodes, self._zones, {}, learning_rate, _no_servers, device_copies=device_copies or DeviceCopies())
+
+    def gather(self, part: Any) -> Any:
+        """Concatenate the parts of the island's ranks, one-dimensional tensors of equal size. Collective in it."""
+        import torch
+        import torch.distributed as dist
+
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        dist.all_gather(parts, part.clone(), group=self.group)
+        return torch.cat(parts)
+
+    def close(self) -> None:
+        """End the exchanges. Collective over all ranks."""
+        self.comm_thread.close()
+        self._transport.close()
+
+
+def _islands(caller: str, group_of_rank: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The distinct groups, in the order of their first ranks.
+
+    Raises InvalidRunError unless they have the same size, and each rank is in one of them.
+    """
+    islands = sorted(set(group_of_rank))
+    members = sorted(rank for island in islands for rank in island)
+    if members != list(range(len(group_of_rank))) or len({len(island) for island in islands}) != 1:
+        raise InvalidRunError(f"{caller}(): groups of the ranks {', '.join(map(str, islands))}; expected groups of "
+                              f"equal size that divide the ranks 0 to {len(group_of_rank) - 1}")
+    return islands
+
+
+def _no_servers(part: slice) -> NoReturn:
+    raise TrainError("these exchanges have no parameter servers")
+
+
+Vector = npt.NDArray[np.float32]
+
+
+# without annotations, since DistributedDataParallel rejects those that are strings
+def hierarchical_hook(state, bucket):  # type: ignore[no-untyped-def]
+    """Average a bucket of gradients over all ranks: the communication hook of DistributedDataParallel.
+
+    The ranks of an island average a bucket, each exchanges a shard of it with its peers in the other islands, and the
+    island gathers the shards. Buckets overlap with the backward pass, one after the other. Returns the future that
+    `register_comm_hook` expects. Raises TrainError if the gradients are not on the CPU.
+
+    Args:
+        state: a HierarchicalState.
+        bucket: a torch.distributed.GradBucket.
+
+    Reference: PyTorch documentation, "DDP communication hooks".
+    """
+    import torch
+
+    future, buffer, index = torch.futures.Future(), bucket.buffer(), bucket.index()
+    if buffer.device.type != "cpu":
+        raise TrainError(f"hierarchical_hook: gradients on {buffer.device}; expected a model on the CPU")
+
+    def average() -> None:
+        try:
+            state.average(index, buffer)
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(buffer)
+
+    state.islands.comm_thread.submit(average)
+    return future
+
+
+class HierarchicalState:
+    """State of `hierarchical_hook` on one rank. Collective over all ranks.
+
+    The compression error of a shard is added to its next gradient (error feedback), so it is delayed, not lost. When
+    DistributedDataParallel rebuilds its buckets after the first step, the errors of that step are dropped.
+
+    Raises UnavailableError without torch.distributed, InvalidOptionsError for an unknown compression, InvalidRunError
+    on all ranks if the groups do not fit.
+
+    Args:
+        group: process group of this rank's island, e.g. the ranks of a zone; all islands have the same size.
+        compression: of messages between islands, a name of `slurmdl train --compression`.
+        seed: of stochastic rounding.
+
+    Attributes:
+        islands: the groups; `islands.p2p.bytes_sent` counts the bytes between islands by distance.
+    """
+
+    def __init__(self, group: Any, compression: str = "int8", seed: int = 1) -> None:
+        if compression not in COMPRESSION_NAMES:
+            raise InvalidOptionsError(f"HierarchicalState(): compression {compression!r}; expected one of "
+                                      f"{', '.join(COMPRESSION_NAMES)}")
+        self.islands = IslandGroup("HierarchicalState", group, compression,
+                                   "the same compression on all ranks")
+        self._config = StrategyConfig("local-sgd", "ring", compression=compression)
+        self._seed = seed
+        #: index and size of a bucket -> its shard of this rank
+        self._shards: dict[tuple[int, int], _Shard] = {}
+
+    def average(self, index: int, buffer: Any) -> None:
+        """Replace a bucket, a one-dimensional tensor on the CPU, by its mean over all ranks. Collective."""
+        import torch
+        import torch.distributed as dist
+
+        islands, key = self.islands, (index, buffer.numel())
+        if islands.size > 1:
+            dist.all_reduce(buffer, group=islands.group)
+            buffer /= islands.size
+        if len(islands.peers) == 1:
+            return
+        if key not in self._shards:
+            for old in [other for other in self._shards if other[0] == index]:
+                del self._shards[old]
+            self._shards[key] = _Shard(islands, buffer.numel(), self._config, self._seed + index)
+        mean = torch.from_numpy(self._shards[key].average(buffer.float().numpy()))
+        if islands.size > 1:
+            mean = islands.gather(mean)
+        buffer.copy_(mean[:buffer.numel()])
+
+    def close(self) -> None:
+        """End the hook's thread, after the last backward pass. Collective over all ranks."""
+        self.islands.close()
+
+
+class _Shard:
+    """The part of a bucket that this rank averages with its peers, with the error of its compression."""
+
+    def __init__(self, islands: IslandGroup, elements: int, config: StrategyConfig, seed: int) -> None:
+        size = -(-elements // islands.size)
+        self._p2p, self._steps = islands.p2p, 0
+        self._slice = slice(islands.position * size, (islands.position + 1) * size)
+        self._vector, self._residual = np.zeros(size, np.float32), np.zeros(size, np.float32)
+        self._decay = np.float32(COMPRESSORS[config.compression].feedback_decay)
+        ctx = islands.context(self._vector, config, seed)
+        self._weights = (1.0,) * len(ctx.workers)
+        self._reducer = make_reducer(ctx)
+
+    def average(self, bucket: Vector) -> Vector:
+        """Return the mean of this shard of the bucket over the peers."""
+        part = bucket[self._slice]
+        self._vector[:part.size] = part
+        self._vector += self._decay * self._residual
+        self._p2p.run_to_completion(self._reducer.reduce(self._vector, self._steps, self._weights, Tag.STEP))
+        np.subtract(self._vector, self._reducer.contribution, out=self._residual)
+        self._vector[part.size:] = 0
+        self._steps += 1
+        return self._reducer.mean
+
 
 _STRATEGIES = ("local-sgd", "gossip")
 
@@ -235,4 +451,3 @@ def _is_sharded(tensor: Any) -> bool:
 def _local(tensor: Any) -> Any:
     """This rank's part of a parameter."""
     return optimizer_hooks.local_part(tensor).detach()
-
