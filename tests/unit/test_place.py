@@ -76,6 +76,8 @@ CHOICES: dict[str, tuple[Topology, ClusterSnapshot, JobRequest, LinkScores, dict
     "slow zone, declared first": (CROSSED, idle(CROSSED), job(2), slow("a1", "a2", "a3"), {"b": 2}),
     "nodes for the tasks, not the ranks": (EIGHT, idle(EIGHT, "n1", "n3"), job(
         3, DlOptions(launcher="auto:8"), ntasks_per_node=1), SCORES, {"z1": 3}),  # nodes of 4 CPUs
+    "nodes with just enough CPUs for the tasks": (EIGHT, idle(EIGHT), job(
+        3, DlOptions(launcher="auto:8"), ntasks_per_node=4), SCORES, {"z0": 3}),
     "Slurm's weight before the link": (EIGHT, HEAVY, job(3), LinkScores(nodes={
         "n1": LinkScore(1e12), "n2": LinkScore(1e12)}), "n3 n5 n7"),
     "better weight": (EIGHT, LIGHT, job(4), LinkScores(), "n1 n3 n5 n7"),

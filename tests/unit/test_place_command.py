@@ -6,20 +6,32 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from placing import cluster, node, two_level
+from placing import cluster, job, node, two_level
 
 from slurmdl.cli.main import main
 from slurmdl.dl_options import DlOptions
 from slurmdl.job_request import JobRequest
-from slurmdl.links.link_scores import LinkScores
-from slurmdl.placement.explain import explain_placement
+from slurmdl.links.link_scores import LinkScore, LinkScores
+from slurmdl.mesh import DEFAULT_MODEL
+from slurmdl.placement import explain
+from slurmdl.placement.explain import (
+    MAX_REPORTED_LINKS,
+    decisive_step_scores,
+    explain_placement,
+    format_assumptions,
+    format_score_report,
+)
 from slurmdl.placement.place import place_job
 from slurmdl.placement.placement_svg import draw_placement
+from slurmdl.placement.result import Cost, RankMap
 from slurmdl.topology.drawing import draw_topology
+from slurmdl.topology.source import ZoneDecl, build_topology
+from slurmdl.topology.topology import Topology
 
 ROOT = Path(__file__).parents[2]
 FILES = ["--topology=topology/topology.conf", "--cluster=examples/cluster.json",
@@ -167,3 +179,70 @@ def test_implausible_link_speed_is_not_used(tmp_path: Path, capsys: pytest.Captu
     assert note.startswith("note       LinkSpeed of 2 zones (2) is not used")
     assert "Mbit/s" in note and "link_defaults.zone_bandwidth in slurmdl.yaml" in note
     assert [line for line in lines["odd"] if not line.startswith("note")] == lines["plain"]
+
+
+LINKS = LinkScores(
+    nodes={"n1": LinkScore(1e8, age=60.0, samples=4), "n3": LinkScore(loss=0.05, age=7200.0), "n4": LinkScore(1.2e9)},
+    zones={"z1": LinkScore(1e8)}, inter_leaf={"z0|z1": LinkScore(1e8), "z1|z2": LinkScore(1e8)})
+SIX = two_level(["n1", "n2"], ["n3", "n4"], ["n5", "n6"])
+
+
+def test_report_of_link_scores() -> None:
+    ranks = RankMap(("n2", "n4"), ("worker",) * 2, Cost(1.0, 1, 1, "z1"))
+    decisive = decisive_step_scores(ranks, ["n2", "n3"], SIX, LINKS)
+    assert {link.name: link.verdict for link in decisive} == {
+        "n3": "left out", "z1": "used, the busiest link", "z0|z1": "used", "z1|z2": "left out"}
+    assert decisive_step_scores(None, [], SIX, LinkScores(nodes=LINKS.nodes)) == []
+    head, *lines = format_score_report(decisive, LINKS)
+    assert head == "scores     of 3 nodes, 1 zones, 2 inter-leaf paths, 0 s to 2 h old"
+    assert any(line.startswith("  n3     left out: slowdown ") and line.endswith(", 5.00% loss, 2 h old, samples: 1")
+               for line in lines) and len(lines) == 4
+    many = [*format_score_report(decisive[:1] * 14, LINKS)]
+    assert len(many) == 1 + MAX_REPORTED_LINKS + 1 and many[-1] == "  and 2 more"
+
+
+@pytest.mark.parametrize(("dl", "scores", "declared", "text"), [
+    (DlOptions(), LinkScores(), "", "model 100 MB (default), links 10 Gbit/s (default), uplinks 1/2 of their nodes"),
+    (DlOptions(bytes="400M"), LINKS, "",
+     "model 400 MB, links 10 Gbit/s (default), uplinks 1/2 of their nodes, or as measured"),
+    (DlOptions(comm_pattern="base-2"), LinkScores(default_node_bandwidth=1e9, default_rails=2), "z0",
+     "model 100 MB (default), links 8 Gbit/s on 2 rails, uplinks by LinkSpeed or 1/2 of their nodes"),
+    (DlOptions(comm_pattern="f.npz"), LinkScores(default_leaf_bandwidth=1e9, default_zone_bandwidth=(1e9, 2e9)), "",
+     "traffic of f.npz, links 10 Gbit/s (default), 8 Gbit/s inside a leaf zone, uplinks 8 Gbit/s/16 Gbit/s"),
+    (DlOptions(groups="a=1,b=1"), LinkScores(), "z0 z1", "groups a=1,b=1, model 100 MB (default), links 10 Gbit/s "
+     "(default), uplinks by LinkSpeed"),
+    (DlOptions(groups="a=1,b=1", bytes="a=1G", mesh="b:dp=2"), LinkScores(), "z0 z1",
+     "groups a=1,b=1, a=1G and the meshes, links 10 Gbit/s (default), uplinks by LinkSpeed"),
+    (DlOptions(mesh="dp=2"), LinkScores(), "z0 z1",
+     f"mesh dp=2, {DEFAULT_MODEL} (default), links 10 Gbit/s (default), uplinks by LinkSpeed"),
+    (DlOptions(mesh="dp=2", bytes="dp=1G"), LinkScores(), "z0 z1",
+     "mesh dp=2, dp=1G, links 10 Gbit/s (default), uplinks by LinkSpeed"),
+])
+def test_assumptions(dl: DlOptions, scores: LinkScores, declared: str, text: str) -> None:
+    leaves = [ZoneDecl(zone, nodes=(f"{zone}n",), link_speed=8000 if zone in declared else None)
+              for zone in ("z0", "z1")]
+    topology = build_topology([*leaves, ZoneDecl("r", children=("z0", "z1"))], kind="tree", source="")
+    assert format_assumptions(dl, topology, scores) == text
+    flat = format_assumptions(dl, Topology.flat(["a"]), scores)
+    assert flat == text.partition(", uplinks")[0] + ", or as measured" * text.endswith("measured")
+
+
+def test_long_names_and_many_ranks_in_pictures() -> None:
+    topology = two_level(["node-with-a-long-name", "b"], ["c", "d"])
+    topology = replace(topology, zones=("a-zone-with-a-name-that-is-long", *topology.zones[1:]))
+    snapshot = cluster(*(node(name, cpus=64, cpus_unallocated=64) for name in sorted(topology.nodes)))
+    svg = draw_placement(place_job(job(4, ntasks_per_node=13), snapshot, topology, LinkScores()), topology, snapshot)
+    texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.text]
+    assert {"node-wit…", "ranks 0-12", "13-25", "a-zone-with-a-name-that-is-long"} <= {*texts}
+    widths = {float(element.get("width", 0)) for element in ElementTree.fromstring(svg).iter()}
+    assert 9 * len("a-zone-with-a-name-that-is-long") + 24 in widths, "the zone is as wide as its name"
+
+
+@pytest.mark.parametrize(("nodes", "lines"), [
+    ("n1 n3 n4" + " n5" * 14, [
+        "0            worker  z0 x1", "1-2          worker  z1 x2", "3-16         worker  z2 x14"]),
+    (" ".join(["n1", "n3"] * 9), ["0-17         worker  z0 x9 + z1 x9"]),
+    ("n2 x", [" 0  worker  n2  z0", " 1  worker  x  no zone"])])
+def test_lines_of_ranks(nodes: str, lines: list[str]) -> None:
+    ranks = RankMap(tuple(nodes.split()), ("worker",) * len(nodes.split()), Cost(1.0, 0, 0))
+    assert [line[2:] for line in explain._rank_lines(ranks, SIX)] == lines

@@ -14,9 +14,19 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.gpu_request import GpuRequest
 from slurmdl.job_request import JobRequest, JobSize
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.placement import all_to_all, arrays, eligibility, parameter_servers, rank_search, result, zones
+from slurmdl.placement import (
+    all_to_all,
+    arrays,
+    eligibility,
+    mesh_orders,
+    parameter_servers,
+    rank_search,
+    result,
+    zones,
+)
 from slurmdl.placement.all_to_all import AllToAllModel, narrow_time
 from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
+from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.parameter_servers import PsSearch
 from slurmdl.placement.place import place_job
 from slurmdl.placement.quotas import segment_quotas, take_nodes
@@ -364,3 +374,42 @@ def test_moved_servers_keep_the_limits() -> None:
     assert moved == {(3, 1, 0), (1, 2, 1), (2, 1, 1)}
     many = np.arange(6)
     assert parameter_servers.limit_leaves(pool, many, JobSize(3, 3), root(pool), None) is many
+
+
+@pytest.mark.parametrize("dl", [DlOptions("gossip"), DlOptions("ps", ps=1)], ids=["all-to-all", "server"])
+@pytest.mark.parametrize("seed", range(6))
+def test_estimated_times_are_those_of_the_cost_model(dl: DlOptions, seed: int) -> None:
+    topology, scores = random_network(seed, has_latency=True)
+    pool = build_candidate_nodes(JobRequest(), idle(topology), topology, scores, np.full(len(topology.nodes), 4))
+    size = JobSize(3, 3)
+    problem = zones.SearchProblem(size, dl.traffic, dl.traffic.phases(3))
+    choices = parameter_servers.ps_choices if dl.ps else all_to_all.all_to_all_choices
+    proposals = [*choices(pool, problem, zones.rank_zones(pool, problem))]
+    assert proposals
+    ratios = []
+    for proposal in proposals:
+        slots = [(sorted(topology.nodes)[i], 1) for i in sorted(pool.snapshot_index[proposal.choice.nodes].tolist())]
+        seconds = best_rank_map(slots, topology, scores, dl.traffic, "any").cost.seconds
+        ratios.append(proposal.estimated_seconds / seconds)
+    assert 1 - 1e-6 <= min(ratios) < 1 + 2e-3
+
+
+def test_bisection_keeps_ranks_of_a_node_that_exchange_most() -> None:
+    """Ranks 0 and 2, 1 and 3, ... exchange most, and such pairs of pairs more than others."""
+    links = network_links(["a", "b", "c", "d"], two_level(["a", "b"], ["c", "d"]), LinkScores())
+    flow = np.zeros((8, 8))
+    for left, right, size in ((0, 2, 9), (1, 3, 9), (4, 6, 9), (5, 7, 9), (0, 5, 3), (1, 4, 3), (2, 4, 1), (3, 7, 1)):
+        flow[left, right] = flow[right, left] = size
+    nodes = rank_search.bisection_map(flow, links, np.repeat(np.arange(4), 2)).tolist()
+    assert [nodes[i] for i in (0, 1, 4, 5)] == [nodes[i] for i in (2, 3, 6, 7)]
+    assert sorted(nodes) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert nodes[0] // 2 == nodes[5] // 2 != nodes[1] // 2 == nodes[4] // 2
+
+
+@pytest.mark.parametrize(("count", "leaves"), [
+    (4, "cccc"), (5, "aaaaa"), (9, "aaaaacccc"), (2, "cc"), (14, "aaaaabbbbbcccc")])
+def test_group_takes_the_fewest_zones(count: int, leaves: str) -> None:
+    topology = two_level(*([f"{zone}{i}" for i in range(size)] for zone, size in (("a", 5), ("b", 5), ("c", 4))))
+    links = network_links(topology.nodes, topology, LinkScores())
+    taken = mesh_orders._take_compact(links, np.arange(14), count)
+    assert "".join(sorted(topology.nodes[i][0] for i in taken)) == leaves

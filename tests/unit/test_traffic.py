@@ -83,9 +83,9 @@ def networks(draw: st.DrawFn) -> LinkScores:
         name: score() for name in TIERS.zones if draw(st.booleans())},
         inter_leaf={pair: LinkScore(20.0, draw(st.sampled_from([0.1, 9.0]))) for pair in ("z0|z1", "z1|z3")
                     if draw(st.booleans())},
-        default_node_bandwidth=1000.0, default_zone_bandwidth=(50.0, 25.0), default_latency=draw(
-            st.sampled_from([0.0, 0.1])), default_leaf_bandwidth=draw(st.sampled_from([0.0, 5000.0])),
-        default_rails=draw(st.sampled_from([1, 2, 4])))
+        default_node_bandwidth=1000.0, default_zone_bandwidth=draw(st.sampled_from([(50.0, 25.0), (1e4, 1e5)])),
+        default_latency=draw(st.sampled_from([0.0, 0.1])),
+        default_leaf_bandwidth=draw(st.sampled_from([0.0, 5000.0])), default_rails=draw(st.sampled_from([1, 2, 4])))
 
 
 @bounded
