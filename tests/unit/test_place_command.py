@@ -190,7 +190,7 @@ SIX = two_level(["n1", "n2"], ["n3", "n4"], ["n5", "n6"])
 def test_report_of_link_scores() -> None:
     ranks = RankMap(("n2", "n4"), ("worker",) * 2, Cost(1.0, 1, 1, "z1"))
     decisive = decisive_step_scores(ranks, ["n2", "n3"], SIX, LINKS)
-    assert {link.name: link.verdict for link in decisive} == {
+    assert {link.name: link.use for link in decisive} == {
         "n3": "left out", "z1": "used, the busiest link", "z0|z1": "used", "z1|z2": "left out"}
     assert decisive_step_scores(None, [], SIX, LinkScores(nodes=LINKS.nodes)) == []
     head, *lines = format_score_report(decisive, LINKS)
