@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from slurmdl.train import init
 from slurmdl.train.library.run import Run
@@ -40,6 +42,16 @@ def on_zones(zones: str, config: StrategyConfig, program: Callable[[Run], Any], 
         run.close()
         return result
     return virtual.run_virtual_ranks(len(zones), rank)
+
+
+@contextmanager
+def process_group() -> Iterator[Any]:
+    """A process group of torch.distributed, with this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
 
 
 def attach_or_serve(run: Run, model: Any, opt: Any) -> bool:

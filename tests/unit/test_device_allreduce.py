@@ -60,7 +60,8 @@ def test_training_is_that_of_the_host(options: str, tmp_path: Path) -> None:
     pytest.param("nan", "slurmdl: rank 1 on n: step 1: the gradient of weight has infinite or NaN entries",
                  marks=pytest.mark.nightly)])
 def test_fault_of_one_worker_ends_all_ranks(fault: str, words: str) -> None:
-    proc = torchrun(2, ON_DEVICES, str(DIRECTORY / "library_script.py"), fault, environ={"SLURMD_NODENAME": "n"})
+    proc = torchrun(2, ON_DEVICES, str(DIRECTORY / "library_programs.py"), "fault", fault,
+                    environ={"SLURMD_NODENAME": "n"})
     assert proc.returncode != 0
     [message] = [line for line in proc.stderr.splitlines() if line.startswith("slurmdl: ")]
     assert message.startswith(words)

@@ -20,7 +20,7 @@ from slurmdl.train.trainer.trainer import train
 #: timeout in seconds on a loaded machine
 LONG = 600
 NIGHTLY = pytest.mark.nightly
-SCRIPT = str(Path(__file__).with_name("checkpoint_script.py"))
+SCRIPT = (str(Path(__file__).with_name("library_programs.py")), "noisy")
 
 
 def slurmdl_lines(text: str) -> list[str]:
@@ -40,16 +40,16 @@ def test_signal_on_any_rank_stops_all_and_same_command_resumes(strategy: str, tm
     """Bitwise: with dropout, random samples, a scheduler created after wrap(), within an epoch."""
     environ = {"SLURMDL_TRAIN_STRATEGY": strategy, "SLURMDL_TRAIN_CHECKPOINT_EVERY": "0"}
     ranks = 3 if strategy == "ps" else 2
-    uninterrupted = mpirun(ranks, SCRIPT, environ=environ, timeout=LONG)
+    uninterrupted = mpirun(ranks, *SCRIPT, environ=environ, timeout=LONG)
     assert uninterrupted.returncode == 0, uninterrupted.stderr
     environ["SLURMDL_TRAIN_CHECKPOINT_DIR"] = str(tmp_path / "kept")
-    stopped = mpirun(ranks, SCRIPT, f"{ranks - 1}@7", "0@8", environ=environ, timeout=LONG)
+    stopped = mpirun(ranks, *SCRIPT, f"{ranks - 1}@7", "0@8", environ=environ, timeout=LONG)
     assert stopped.returncode == 77, stopped.stderr
     assert worker_lines(stopped.stdout) == []
     line, = slurmdl_lines(stopped.stderr)
     assert line.startswith("slurmdl: train: stopped on request: checkpoint of step "), line
     assert line.endswith(f"in {tmp_path / 'kept'}; the same command resumes from it"), line
-    resumed = mpirun(ranks, SCRIPT, environ=environ, timeout=LONG)
+    resumed = mpirun(ranks, *SCRIPT, environ=environ, timeout=LONG)
     assert resumed.returncode == 0, resumed.stderr
     assert worker_lines(resumed.stdout) == worker_lines(uninterrupted.stdout)
     assert len(worker_lines(resumed.stdout)) == 2

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from mpi import mpirun, needs_mpi, torchrun
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from virtual_ranks import flat, library
 
@@ -122,14 +121,6 @@ def test_resumed_run_continues_in_the_stream(tmp_path: Path) -> None:
         folder = tmp_path / str(stop)
         first, second = run_once(folder, stop), run_once(folder, 100)
         assert [a + b for a, b in zip(first, second, strict=True)] == uninterrupted, stop
-
-
-@needs_mpi
-@pytest.mark.parametrize("start", [mpirun, pytest.param(torchrun, marks=pytest.mark.nightly)])
-def test_processes_of_loaders_beside_the_threads_of_a_rank(start: Any) -> None:
-    result = start(2, str(Path(__file__).parent / "loader_script.py"), environ={"SLURMDL_TRAIN_TIMEOUT": "60"})
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("equal") == 2
 
 
 @pytest.mark.parametrize(("count", "batch_size", "config", "message"), [

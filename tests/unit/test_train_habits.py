@@ -7,8 +7,7 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from virtual_ranks import attach_or_serve, flat, library
+from user_scripts import Lookahead
+from virtual_ranks import attach_or_serve, flat, library, process_group
 
 from slurmdl.errors import InvalidRunError, TrainError
 from slurmdl.train import init, outer
@@ -117,17 +117,6 @@ def test_unreadable_state_leaves_the_former_checkpoint(tmp_path: Path, capsys: p
     assert directory.read_rank_file(directory.read_manifest(2), "worker-0")["step"] == 2
 
 
-def test_unreadable_optimizer_state_is_reported_by_wrap() -> None:
-    def program(run: Run) -> None:
-        model = nn.Linear(3, 2)
-        opt = torch.optim.SGD(model.parameters(), lr=0.1)
-        if run.rank:
-            opt.state[model.bias]["note"] = Path("x")
-        run.attach(model, opt)
-    with pytest.raises(InvalidRunError, match=r"^rank 1 on \S+: the optimizer SGD: 1: note: its state holds pathlib"):
-        library(2, StrategyConfig("gossip"), program)
-
-
 def fail_once(tensor: Any) -> None:
     """Make the next backward pass raise an error at the gradient of a tensor."""
     def fail(gradient: Any) -> None:
@@ -198,89 +187,6 @@ def test_lightning_clips_gradients_with_mixed_precision(precision: Any) -> None:
     run.close()
 
 
-@contextmanager
-def process_group() -> Iterator[Any]:
-    """Of torch.distributed, with this process alone."""
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield dist.group.WORLD
-    finally:
-        dist.destroy_process_group()
-
-
-def sharded() -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_tensor
-
-    with process_group():
-        return nn.Parameter(distribute_tensor(torch.ones(3), init_device_mesh("cpu", (1,))))
-
-
-UNSUPPORTED: dict[str, tuple[Any, str]] = {
-    "FSDP2": (sharded, "is a DTensor, .*; expected a model on each rank, or slurmdl.train.outer"),
-    "COO": (lambda: torch.eye(3).to_sparse(), r"is sparse \(sparse_coo\); expected a dense one"),
-    "CSR": (lambda: torch.eye(3).to_sparse_csr(), r"is sparse \(sparse_csr\); expected a dense one"),
-    "expanded": (lambda: torch.ones(1).expand(3), r"is expanded, .*; expected a copy \(clone\(\)\)"),
-    "lazy": (nn.parameter.UninitializedBuffer, "has no shape yet; expected a first forward pass")}
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-@pytest.mark.parametrize("case", UNSUPPORTED)
-def test_unsupported_tensors_are_named(case: str) -> None:
-    make, reason = UNSUPPORTED[case]
-
-    def program(run: Run) -> None:
-        model = nn.Linear(3, 2)
-        opt = torch.optim.SGD(model.parameters(), lr=0.1)
-        tensor = make()
-        if isinstance(tensor, nn.Parameter):
-            model.extra = tensor
-        else:
-            model.register_buffer("extra", tensor)
-        run.attach(model, opt)
-    with pytest.raises(InvalidRunError, match=rf"^(buffer|parameter) extra {reason}[^\n]*$"):
-        library(1, StrategyConfig("allreduce"), program)
-
-
-def test_model_and_optimizer_that_are_sharded_are_named() -> None:
-    class FullyShardedDataParallel(nn.Sequential):
-        """Of the name of PyTorch's, which needs a process group."""
-
-    class Sharding(torch.optim.SGD):
-        def consolidate_state_dict(self) -> None:
-            """As of ZeroRedundancyOptimizer."""
-
-    def program(make_model: Any, make_optimizer: Any) -> Any:
-        def rank(run: Run) -> None:
-            model = make_model(nn.Linear(3, 2))
-            run.attach(model, make_optimizer(model.parameters(), lr=0.1))
-        return rank
-    with pytest.raises(InvalidRunError, match=r"^wrap\(\): FullyShardedDataParallel distributes the model [^\n]*$"):
-        library(1, StrategyConfig("allreduce"), program(FullyShardedDataParallel, torch.optim.SGD))
-    with pytest.raises(InvalidRunError, match=r"^wrap\(\): Sharding distributes its state over ranks; [^\n]*$"):
-        library(1, StrategyConfig("allreduce"), program(nn.Sequential, Sharding))
-
-
-class Lookahead(torch.optim.Optimizer):
-    """As most implementations: without super().__init__(), with the groups and the state of its base."""
-
-    def __init__(self, base: torch.optim.Optimizer) -> None:
-        self.base, self.param_groups, self.state = base, base.param_groups, base.state
-        self.steps = 0
-        self.slow = [tensor.detach().clone() for tensor in base.param_groups[0]["params"]]
-
-    def step(self, closure: Any = None) -> Any:
-        loss = self.base.step(closure)
-        self.steps += 1
-        if self.steps % 2 == 0:
-            with torch.no_grad():
-                for slow, fast in zip(self.slow, self.param_groups[0]["params"], strict=True):
-                    fast.copy_(slow.lerp_(fast, 0.5))
-        return loss
-
-
 def train_with_lookahead(run: Run | None) -> tuple[int, Any]:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
@@ -303,27 +209,6 @@ def test_optimizer_wrapper_without_super_init(method: str) -> None:
         assert torch.allclose(result, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("holder", ["attribute", "group", "base"])
-def test_optimizer_with_copies_of_an_initial_model_that_rank_0_replaces_is_rejected(holder: str) -> None:
-    def program(run: Run) -> None:
-        torch.manual_seed(run.rank)
-        model = nn.Linear(3, 2)
-        copies = [tensor.detach().clone() for tensor in model.parameters()]
-        opt = torch.optim.SGD(model.parameters(), lr=0.1)
-        opt.state[model.bias]["momentum_buffer"] = model.bias.detach().clone()
-        if holder == "attribute":
-            opt = Lookahead(opt)  # type: ignore[assignment]
-        elif holder == "group":
-            opt.param_groups[0]["copies"] = copies
-        else:
-            opt.base = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))  # type: ignore[attr-defined]
-        run.attach(model, opt)
-    path = {"attribute": r"Lookahead\.slow\[0\]", "group": r"SGD\.param_groups\[0\]\['copies'\]\[0\]",
-            "base": r"SGD\.base\.slow\[0\]"}[holder]
-    with pytest.raises(InvalidRunError, match=rf"^rank 1 on \S+: {path} is a copy of parameter weight, [^\n]*$"):
-        library(2, StrategyConfig("gossip"), program)
-
-
 def test_different_initial_models_are_replaced_by_that_of_rank_0() -> None:
     """Adam's moments, constants and the parameters themselves are no copies."""
     def program(run: Run) -> Any:
@@ -339,23 +224,6 @@ def test_different_initial_models_are_replaced_by_that_of_rank_0() -> None:
         return flat(model)
     first, second = library(2, StrategyConfig("gossip"), program)
     assert torch.equal(first, second)
-
-
-def test_optimizer_wrapper_with_parameter_servers_is_rejected() -> None:
-    with pytest.raises(InvalidRunError, match=r"--strategy ps: Lookahead cannot be built for a shard: [^\n]*$"):
-        library(2, StrategyConfig("ps", ps=1), train_with_lookahead)
-
-
-def test_object_that_is_no_optimizer_is_rejected() -> None:
-    class Scheduled:
-        def __init__(self, base: Any) -> None:
-            self.base = base
-
-    def program(run: Run) -> None:
-        model = nn.Linear(3, 2)
-        run.attach(model, Scheduled(torch.optim.SGD(model.parameters(), lr=0.1)))
-    with pytest.raises(InvalidRunError, match=r"^wrap\(Linear, Scheduled\): .*Optimizer, as its attribute base"):
-        library(1, StrategyConfig("allreduce"), program)
 
 
 @pytest.mark.parametrize("method", [

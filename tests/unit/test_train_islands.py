@@ -13,7 +13,7 @@ import torch
 from mpi import mpirun, needs_mpi, torchrun
 from virtual_ranks import flat, library, on_zones
 
-from slurmdl.errors import InvalidOptionsError, InvalidRunError, TrainError
+from slurmdl.errors import InvalidOptionsError, InvalidRunError
 from slurmdl.plan import Plan, decode_plan, encode_plan, group_ranks
 from slurmdl.train import init
 from slurmdl.train.library.checkpoint_restore import export_model
@@ -312,38 +312,6 @@ def test_islands_of_the_plan_are_used() -> None:
     assert virtual.run_virtual_ranks(3, rank(StrategyConfig())) == [("zone", [[0, 2], [1]])] * 3
     assert virtual.run_virtual_ranks(3, rank(StrategyConfig("local-sgd"))) == [(None, [])] * 3
     assert decode_plan(encode_plan(plan)) == plan
-
-
-def test_replicas_that_differ_in_an_island_are_found() -> None:
-    def program(run: Run) -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        run.wrap(model, optimizer)
-        for step in range(4):
-            loss_of(model, run.rank, step).backward()
-            optimizer.step()
-            if run.rank == 3 and step == 1:
-                with torch.no_grad():
-                    model[2].bias.add_(0.5)
-
-    config = StrategyConfig("local-sgd", islands="zone", period=100)
-    with pytest.raises(InvalidRunError, match=r"step 4: parameter 2\.bias is not the same on all ranks of an island: "
-                                              "rank 2 on n2 differs from rank 3 on n3"):
-        on_zones("aabb", config, program)
-
-
-def test_rank_with_a_nan_is_named() -> None:
-    def program(run: Run) -> None:
-        model = make_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        run.wrap(model, optimizer)
-        for step in range(6):
-            factor = float("nan") if (run.rank, step) == (2, 3) else 1.0
-            (factor * loss_of(model, run.rank, step)).backward()
-            optimizer.step()
-
-    with pytest.raises(TrainError, match=r"step 4: (rank 2 on n2: )?the gradient of 0\.weight has infinite"):
-        on_zones("aaab", StrategyConfig("local-sgd", islands="zone", period=2), program)
 
 
 def summary(words: str, steps: int = 20, **options: Any) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from virtual_ranks import flat, library
 
-from slurmdl.errors import TrainError
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import StrategyConfig
 
@@ -183,22 +182,3 @@ def test_optimizer_with_a_base_optimizer_makes_each_step_once(
         assert (steps, made) == (STEPS, exchanges)
         if strategy == "allreduce":
             torch.testing.assert_close(result, expected, rtol=0, atol=2e-6)
-
-
-class MatrixNormalized(torch.optim.SGD):
-    """Normalizes the gradients of matrices."""
-
-    def step(self, closure: Any = None) -> Any:
-        for tensor in self.param_groups[0]["params"]:
-            if tensor.ndim == 2:
-                tensor.grad.div_(tensor.grad.norm())
-        return super().step(closure)
-
-
-def test_servers_reject_an_optimizer_that_depends_on_shapes() -> None:
-    def program(run: Run) -> None:
-        model = make_model()
-        run.attach(model, MatrixNormalized(model.parameters(), lr=0.1))
-
-    with pytest.raises(TrainError, match="MatrixNormalized updates matrices otherwise than vectors"):
-        library(2, StrategyConfig("ps", ps=1), program)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from mpi import mpirun, needs_mpi
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from virtual_ranks import attach_or_serve, flat, library
 
-from slurmdl.errors import InvalidRunError, TrainError
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import StrategyConfig
@@ -21,7 +18,6 @@ from slurmdl.train.strategy_config import StrategyConfig
 torch.set_num_threads(1)
 torch.manual_seed(5)
 X, Y = torch.randn(24, 6), torch.randint(0, 3, (24,))
-SCRIPT = str(Path(__file__).with_name("replicas_script.py"))
 METHODS = [StrategyConfig("allreduce"), StrategyConfig("ps", ps=1)]
 
 
@@ -41,12 +37,10 @@ def sgd(model: Any) -> Any:
 class Blocks(nn.Module):
     """Model of blocks; `checkpointed` blocks use re-entrant activation checkpoints."""
 
-    def __init__(self, checkpointed: tuple[int, ...] = (), tied: bool = False) -> None:
+    def __init__(self, checkpointed: tuple[int, ...] = ()) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))
-        if tied:
-            self.blocks[3][0].weight = self.blocks[1][0].weight
         self.blocks.append(nn.Linear(6, 3))
         self.checkpointed = checkpointed
 
@@ -186,11 +180,6 @@ def test_whole_model_in_reentrant_checkpoint() -> None:
     assert torch.equal(results[1][0], plain[1][0])
 
 
-def test_parameter_shared_by_reentrant_checkpoints_is_rejected() -> None:
-    with pytest.raises(TrainError, match=r"step 1: .* gradient of blocks.1.0.weight twice.*use_reentrant=False"):
-        run_workers(2, StrategyConfig("allreduce"), training_program(in_one_pass, lambda: Blocks((1, 3), tied=True)))
-
-
 def test_replicas_are_equal_without_detection_of_nested_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch before 2.1 cannot detect nested passes: more exchanges, same result."""
     monkeypatch.delattr(torch._C, "_current_autograd_node")
@@ -200,90 +189,6 @@ def test_replicas_are_equal_without_detection_of_nested_passes(monkeypatch: pyte
     assert results[0][1] > 5
     assert torch.equal(results[0][0], results[1][0])
     assert torch.allclose(results[0][0], plain[0][0], rtol=0, atol=1e-6)
-
-
-@needs_mpi
-@pytest.mark.nightly  # also above on virtual ranks, and overlapped over MPI in test_train_scripts.py
-@pytest.mark.parametrize("case, exchanges", [("halves", 12), ("checkpoints", 6)])
-def test_late_gradients_over_mpi(case: str, exchanges: int) -> None:
-    """Gradients are reduced during the backward pass."""
-    proc = mpirun(2, SCRIPT, case)
-    assert proc.returncode == 0, proc.stderr
-    lines = {line.partition(": ")[2] for line in proc.stdout.splitlines()}
-    assert len(lines) == 1
-    assert lines.pop().endswith(f"after {exchanges} exchanges")
-    assert len(proc.stdout.splitlines()) == 2
-
-
-@needs_mpi
-@pytest.mark.parametrize("case, words", [
-    ("passes", "slurmdl: train: rank 1 on n1: step 2: rank 0 makes more backward passes before opt.step() than this "
-               "rank; expected the same number on all ranks"),
-    # on virtual ranks in test_different_replicas_are_rejected
-    pytest.param("differs", "slurmdl: step 4: parameter 1.bias is not the same on all ranks: rank 0 on n0 differs "
-                 "from rank 1 on n1; expected ", marks=pytest.mark.nightly)])
-def test_difference_is_reported_in_one_line(case: str, words: str) -> None:
-    proc = mpirun(2, SCRIPT, case, per_rank="export SLURMD_NODENAME=n$R")
-    assert (proc.returncode, proc.stdout) == (76, "")
-    messages = [line for line in proc.stderr.splitlines() if line.startswith("slurmdl:")]
-    assert len(messages) == 1, proc.stderr
-    assert messages[0].startswith(words)
-
-
-@pytest.mark.parametrize("method", [*METHODS, StrategyConfig("gossip")], ids=method_name)
-def test_unfrozen_parameter_is_rejected(method: StrategyConfig) -> None:
-    def program(run: Run) -> Any:
-        model = Blocks()
-        model.blocks[2].requires_grad_(False)
-        opt = sgd(model)
-        if not attach_or_serve(run, model, opt):
-            return None
-        train(model, opt, in_one_pass, *worker_samples(run), steps=2)
-        model.blocks[2].requires_grad_(True)
-        before = flat(model)
-        try:
-            train(model, opt, in_one_pass, *worker_samples(run), steps=1)
-        finally:
-            assert torch.equal(before, flat(model)), "updated all the same"
-    with pytest.raises(TrainError, match=r"step 3: parameter blocks.2.0.weight is trained now, but was not at "
-                                         r"run.wrap.*learning rate of 0"):
-        run_workers(2, method, program)
-
-
-def diverging_program(rank: int, at: int, steps: int) -> Callable[[Run], Any]:
-    """One rank changes a parameter by hand after a number of steps."""
-    def program(run: Run) -> Any:
-        model = Blocks()
-        opt = sgd(model)
-        run.attach(model, opt)
-        for step in range(steps):
-            if run.worker_rank == rank and step == at:
-                model.blocks[1][0].bias.data[2] += 1e-6
-            train(model, opt, in_one_pass, *worker_samples(run), steps=1)
-        return run.step
-    return program
-
-
-@pytest.mark.parametrize("at, steps, step, options", [
-    (0, 3, 1, {}), (2, 9, 4, {}), (9, 16, 12, {"check_every": 6}), (20, 23, 23, {})])
-def test_different_replicas_are_rejected(at: int, steps: int, step: int, options: dict[str, int]) -> None:
-    with pytest.raises(InvalidRunError,
-                       match=rf"^step {step}: parameter blocks.1.0.bias is not the same on all ranks: "
-                                      r"rank 0 on \S+ differs from rank 1 on .*expected "):
-        run_workers(3, StrategyConfig("allreduce"), diverging_program(1, at, steps), **options)
-
-
-def test_replicas_are_not_compared_if_disabled_or_unequal() -> None:
-    """With check_every=0, and with a strategy that does not require equal replicas."""
-    assert run_workers(2, StrategyConfig("allreduce"), diverging_program(1, 0, 3), check_every=0) == [3, 3]
-    assert run_workers(2, StrategyConfig("gossip"), diverging_program(1, 0, 3)) == [3, 3]
-
-
-def test_different_rounding_warns_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    count = iter(range(4))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: next(count))
-    assert run_workers(2, StrategyConfig("allreduce"), diverging_program(1, 0, 5)) == [5, 5]
-    assert capsys.readouterr().err.count("are not bitwise equal, and are not compared any more") == 1
 
 
 def test_change_after_last_step_is_permitted_and_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -426,16 +331,6 @@ def test_memory_formats_are_kept(method: StrategyConfig) -> None:
     assert observed == [[(stride, stride) for stride in strides]] * 2
     for model, expected_model in zip(models, expected, strict=True):
         assert torch.allclose(model, expected_model, rtol=0, atol=1e-5)
-
-
-def test_different_memory_formats_are_rejected() -> None:
-    def program(run: Run) -> None:
-        model = Convolutions(run.rank == 1)
-        run.wrap(model, sgd(model))
-    with pytest.raises(InvalidRunError, match=r"rank 1 on \S+ has parameter 0.weight \(5, 3, 3, 3\) float32 strides "
-                                      r"\(27, 1, 9, 3\) trained where rank 0 has parameter 0.weight \(5, 3, 3, 3\) "
-                                      "float32 trained"):
-        run_workers(2, StrategyConfig("allreduce"), program)
 
 
 def test_parameters_with_memory_gaps_become_contiguous() -> None:
