@@ -58,9 +58,6 @@ def test_snapshot_merges_pyslurm_and_scontrol(write_pyslurm: Callable[[str], Non
         "ClusterName = c\n")
     assert snapshot.to_json() == expected.to_json()
     assert (output.has_zones, (tmp_path / "queries").read_text()) == (False, "show partitions\n")
-
-
-def test_generic_resources_and_zones_come_from_scontrol(write_pyslurm: Callable[[str], None], tmp_path: Path) -> None:
     write_pyslurm(WORKING_PYSLURM.replace("gres_types=[]", "gres_types=['gpu']"))
     load.query_cluster("pyslurm", with_topology=True)
     assert (tmp_path / "queries").read_text() == "show nodes\nshow partitions\nshow topoconf\nshow topology\n"
@@ -82,17 +79,15 @@ def test_unusable_pyslurm_is_reported(write_pyslurm: Callable[[str], None], text
     assert "\n" not in str(error.value)
 
 
-def test_hanging_pyslurm_times_out(write_pyslurm: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    write_pyslurm("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(9)")
-    monkeypatch.setattr(process, "run_command", functools.partial(process.run_command, timeout=0.5))
-    with pytest.raises(UnavailableError, match=r"^PySlurm: no answer within 0\.5 s$"):
-        load._fetch_with_pyslurm()
-
-
-def test_failing_scontrol_is_reported(write_pyslurm: Callable[[str], None], tmp_path: Path) -> None:
+def test_hanging_pyslurm_and_failing_scontrol(write_pyslurm: Callable[[str], None], tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
     write_pyslurm(WORKING_PYSLURM)
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
     with pytest.raises(UnavailableError, match="scontrol: Unable to contact"):
+        load._fetch_with_pyslurm()
+    write_pyslurm("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(9)")
+    monkeypatch.setattr(process, "run_command", functools.partial(process.run_command, timeout=0.5))
+    with pytest.raises(UnavailableError, match=r"^PySlurm: no answer within 0\.5 s$"):
         load._fetch_with_pyslurm()
 
 

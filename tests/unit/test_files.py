@@ -134,39 +134,23 @@ def test_file_replaceable_by_others_is_not_trusted(directory: Path, mode: int, t
 
 
 @as_root
-def test_parent_directory_of_another_user_is_not_trusted(directory: Path) -> None:
-    folder = directory / "his" / "mine"
+def test_parent_directories_links_and_open_files_are_checked(directory: Path) -> None:
+    folder, forged = directory / "his" / "mine", directory / "forged.json"
     folder.mkdir(parents=True)
-    (folder / "scores.json").write_text("{}")
-    os.chown(directory / "his", OTHER, OTHER)
+    for file in (folder / "scores.json", forged):
+        file.write_text("{}")
+    for path in (directory / "his", forged):
+        os.chown(path, OTHER, OTHER)
     assert f"user {OTHER} owns {directory / 'his'}" in read_as(0, folder / "scores.json")
-
-
-@as_root
-def test_symbolic_link_is_checked_by_its_target(directory: Path) -> None:
-    (directory / "forged.json").write_text("{}")
-    os.chown(directory / "forged.json", OTHER, OTHER)
-    link = directory / "link.json"
-    link.symlink_to(directory / "forged.json")
-    assert f"user {OTHER} owns it" in read_as(0, link)
-    shared = directory / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
-    (shared / "mine.json").symlink_to(directory / "scores.json")
-    os.lchown(shared / "mine.json", OTHER, OTHER)
-    assert read_as(0, shared / "mine.json") == "read"  # the target belongs to root
-
-
-@as_root
-def test_opened_file_is_checked_after_replacement(directory: Path) -> None:
-    forged = directory / "forged.json"
-    forged.write_text("{}")
-    os.chown(forged, OTHER, OTHER)
-    opened = os.open(forged, os.O_RDONLY)
-    os.replace(directory / "scores.json", forged)
-    with pytest.raises(InputError, match=f"user {OTHER} owns it"):
-        files.read_trusted_text(f"/proc/self/fd/{opened}")
-    os.close(opened)
+    (directory / "link.json").symlink_to(forged)
+    assert f"user {OTHER} owns it" in read_as(0, directory / "link.json")
+    (directory / "other.json").symlink_to(directory / "scores.json")
+    os.lchown(directory / "other.json", OTHER, OTHER)
+    assert read_as(0, directory / "other.json") == "read"  # the target belongs to root
+    with forged.open() as opened:
+        os.replace(directory / "scores.json", forged)
+        with pytest.raises(InputError, match=f"user {OTHER} owns it"):
+            files.read_trusted_text(f"/proc/self/fd/{opened.fileno()}")
 
 
 @as_root

@@ -12,6 +12,7 @@ import pytest
 
 from slurmdl.cli.main import main
 from slurmdl.topology import check, drawing, load
+from slurmdl.topology.source import tree_topology
 from slurmdl.topology.topology import Topology
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +91,7 @@ def test_show_folds_no_more_than_needed(lines: int, expected: int) -> None:
     assert max(map(len, drawing.format_tree(groups, height=lines).splitlines())) <= 80
     data = {**groups.to_json(), "nodes": [*groups.nodes, "lost"], "leaf": [*groups.leaf.tolist(), -1]}
     assert drawing.format_tree(Topology.from_json(data)).splitlines()[-1] == "without a zone: 1 node  lost"
+    assert [len(drawing.format_tree(tree_topology((n, n))).splitlines()) for n in (22, 23)] == [23, 2]  # of 24
 
 
 def test_show_all_neither_truncates_nor_folds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,12 +109,11 @@ def test_show_one_of_several_as_json(capsys: pytest.CaptureFixture[str]) -> None
     topology("diff", "two.yaml", "all.json")
 
 
-@pytest.mark.parametrize(("name", "limits"), [("named", ()), ("dots", (4, 20_000)), ("counts", (4, 5))])
+@pytest.mark.parametrize(("name", "limits"), [("named", (15, 20_000)), ("dots", (14, 15)), ("counts", (4, 14))])
 def test_svg(name: str, limits: tuple[int, ...], golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zones and nodes with names, as dots, and as counts of nodes; zones of uneven size, and nodes without one."""
-    if limits:
-        monkeypatch.setattr(drawing, "MAX_NAMED_NODES", limits[0])
-        monkeypatch.setattr(drawing, "MAX_DOTS", limits[1])
+    for limit, value in zip(("MAX_NAMED_NODES", "MAX_DOTS"), limits, strict=True):
+        monkeypatch.setattr(drawing, limit, value)
     source = {**load.load_topology("odd.conf").to_json(), "name": "odd", "source": "a file with a name " * 9}
     source["nodes"], source["leaf"] = [*source["nodes"], "lost&found", "lost"], [*source["leaf"], -1, -1]
     source["zones"][0] = "a root whose name is longer than 24 characters"
@@ -193,32 +194,39 @@ def test_check_reports_missing_cluster(capsys: pytest.CaptureFixture[str]) -> No
     assert "not compared with the cluster (scontrol: No such file" in capsys.readouterr().out
 
 
-def test_diff_of_two_files(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
-    topology("diff", "topology.conf", "topology.conf")
-    assert capsys.readouterr().out == "0 differences between topology.conf and topology.conf\n"
+B12, B21 = ("".join(f"BlockName=b{i} Nodes=n[{i}1-{i}2]\n" for i in order) + "BlockSizes=2\n"
+            for order in ("12", "21"))
+
+
+@pytest.mark.parametrize(("left", "right", "lines"), [
+    (FILES["odd.conf"], FILES["odd.conf"], []),
+    (B12, B21, ["order of blocks: number 1 is b1 in left, b2 in right"]),
+    (B12, "BlockName=b1 Nodes=n[11-12]\n", ["zone b2: only in left", "nodes n[21-22] (2): only in left"]),
+    (B12, "SwitchName=b1 Nodes=n[11-12]\nSwitchName=b2 Nodes=n[21-22]\n", ["kind: block in left, tree in right"]),
+    ("SwitchName=s1 Nodes=n1 LinkSpeed=50000\nSwitchName=s2 Nodes=n2\n",
+     "SwitchName=s1 Nodes=n1 LinkSpeed=100000\nSwitchName=s2 Nodes=n2 LinkSpeed=7\n",
+     ["zone s1: 50 Gbit/s in left, 100 Gbit/s in right"]),
+    (FILES["two.yaml"], FILES["two.yaml"].replace("wires", "cables").replace("n[3-4]", "n[3,5]"),
+     ["topology wires: only in left", "topology cables: only in right", "racks: node n4: only in left",
+      "racks: node n5: only in right"]),
+    (FILES["two.yaml"], FILES["two.yaml"].replace("  cluster_default: yes\n", ""),
+     ["default topology: racks in left, wires in right"]),
+])
+def test_diff(left: str, right: str, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("left", left), ("right", right)):
+        Path(name).write_text(text)
+    topology("diff", "left", "right", status=int(bool(lines)))
+    assert capsys.readouterr().out.splitlines() == [
+        *lines, f"{len(lines)} difference{'s' * (len(lines) != 1)} between left and right"]
+
+
+def test_diff_of_examples(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     Path("other.conf").write_text("SwitchName=zoneA Nodes=n[1,3,5]\nSwitchName=zoneC Nodes=n[2,4,6-7,9]\n"
                                   "SwitchName=core Switches=zoneA,mid\nSwitchName=mid Switches=zoneC\n")
     topology("diff", "topology.conf", "other.conf", status=1)
     golden("topology/diff.txt", capsys.readouterr().out)
-
-
-def test_diff_of_blocks_and_of_several_topologies(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a.conf").write_text("BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2\n")
-    Path("b.conf").write_text("BlockName=b2 Nodes=n[3-4]\nBlockName=b1 Nodes=n[1-2]\nBlockSizes=2\n")
-    topology("diff", "a.conf", "b.conf", status=1)
-    assert capsys.readouterr().out.startswith("order of blocks: number 1 is b1 in a.conf, b2 in b.conf\n")
-    Path("one.yaml").write_text(FILES["two.yaml"].replace("wires", "cables").replace("n[3-4]", "n[3,5]"))
-    topology("diff", "two.yaml", "one.yaml", status=1)
-    out = capsys.readouterr().out
-    assert "topology wires: only in two.yaml\ntopology cables: only in one.yaml\n" in out
-    assert "racks: node n4: only in two.yaml\n" in out
     topology("diff", "topology.conf", "two.yaml", status=1)
     assert "topology default: only in topology.conf\n" in capsys.readouterr().out
-    Path("a.conf").write_text("SwitchName=s1 Nodes=n1 LinkSpeed=50000\nSwitchName=s2 Nodes=n2\n")
-    Path("b.conf").write_text("SwitchName=s1 Nodes=n1 LinkSpeed=100000\nSwitchName=s2 Nodes=n2 LinkSpeed=7\n")
-    topology("diff", "a.conf", "b.conf", status=1)
-    assert capsys.readouterr().out.splitlines() == [
-        "zone s1: 50 Gbit/s in a.conf, 100 Gbit/s in b.conf", "1 difference between a.conf and b.conf"]
 
 
 @pytest.mark.parametrize(("args", "golden_name"), [

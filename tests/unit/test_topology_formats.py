@@ -111,6 +111,7 @@ ACCEPTED = [
         (1, "4,8", "b1=n[4-7]"), (2, "4", "b1=n[4-7] b2=n[8-11]"),
         (2, '"2, 4"', "b[1-2]/b1=n[4-7] b[1-2]/b2=n[8-11] b[1-2]"),
         (3, "4,8", "b[1-2]/b1=n[4-7] b[1-2]/b2=n[8-11] b3=n[12-15] b[1-2]"),
+        (4, "4,16", "b[1-4]/b1=n[4-7] b[1-4]/b2=n[8-11] b[1-4]/b3=n[12-15] b[1-4]/b4=n[16-19] b[1-4]"),
         (3, "4,16,8", "b[1-3]/b[1-2]/b1=n[4-7] b[1-3]/b[1-2]/b2=n[8-11] b[1-3]/b3=n[12-15] b[1-3]/b[1-2] b[1-3]"))),
     ("yaml", YAML_TREE, "s1=n[1-2]"),
     ("yaml", TREE_BODY + "  - {switch: 0012, nodes: 'on,1e3,~'}\n  - {switch: yes, children: 0012}\n"
@@ -414,6 +415,8 @@ def test_example_file_shapes(name: str, zones: list[int], nodes: int) -> None:
 
 
 def test_uneven_shapes_are_split_evenly() -> None:
+    assert block_topology((40, 80)).path_of("n33") == tuple(
+        f"block{numbers}" for numbers in ("[17-32]", "[17-24]", "[17-20]", "[17-18]", "17"))
     assert outline(tree_topology((2, 3, 7))) == \
         "group1/leaf1=n[1-3] group1/leaf2=n[4-5] group2/leaf3=n[6-7] group1 group2"
     assert tree_topology((1, 1, 1, 1, 1, 2)).path_of("n1") == ("core4", "core3", "core", "group", "leaf")

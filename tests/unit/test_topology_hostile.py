@@ -56,7 +56,7 @@ def _laughs() -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize(("text", "line", "expected"), [
+CONF = [
     ("SwitchName=s1 Nodes=a[0-65535]b[0-65535]\n", 1, "names"),
     (f"SwitchName=s1 Nodes={WIDE}\n", 1, "names"),
     ("".join(f"SwitchName=s{i} Nodes=n{i}[0-65535]\n" for i in range(100)), None, "names"),
@@ -82,17 +82,8 @@ def _laughs() -> str:
     ("".join(f"SwitchName=s{i} Switches=s{i + 1}\n" for i in range(50_000)), 50_000, "expected a line"),
     ("".join(f"SwitchName=s{i} Switches=s{(i + 1) % 50_000}\n" for i in range(50_000)), 1, "above itself"),
     ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=" + "9" * 1_000_000 + "\n", 2, "BlockSizes"),
-])
-def test_conf(tmp_path: Path, text: str, line: int | None, expected: str) -> None:
-    path = tmp_path / "topology.conf"
-    path.write_text(text)
-    message = rejection(path)
-    assert expected in message
-    if line is not None:
-        assert f"topology.conf:{line}:" in message
-
-
-@pytest.mark.parametrize(("text", "line", "expected"), [
+]
+YAML = [
     (_laughs(), 2, "aliases"),
     ("- topology: t\n  tree:\n    switches:\n    - switch: s1\n      nodes: a[0-65535]b[0-65535]\n", 5, "names"),
     ("[" * 100_000, 1, "deeper"), ("{a: " * 100_000, 1, "deeper"), ("- " * 100_000, 1, "deeper"),
@@ -100,14 +91,17 @@ def test_conf(tmp_path: Path, text: str, line: int | None, expected: str) -> Non
     ("!!python/object/apply:os.system ['true']\n", 1, ""), ("a: b: c\n", 1, "YAML"), ("\t- x", 1, "YAML"),
     ("%YAML 9.9\n---\n- a\n", 1, ""), ("a" * 4_000_000, 1, ""), ("'" + "\n" * 4_000_000, None, "YAML"),
     ("- topology: \x1a\n", None, "YAML"),
-])
-def test_yaml(tmp_path: Path, text: str, line: int | None, expected: str) -> None:
-    path = tmp_path / "topology.yaml"
+]
+
+
+@pytest.mark.parametrize(("name", "text", "line", "expected"), [
+    *(("topology.conf", *row) for row in CONF), *(("topology.yaml", *row) for row in YAML)])
+def test_text(tmp_path: Path, name: str, text: str, line: int | None, expected: str) -> None:
+    path = tmp_path / name
     path.write_text(text)
     message = rejection(path)
     assert expected in message
-    if line is not None:
-        assert f"topology.yaml:{line}:" in message
+    assert line is None or f"{name}:{line}:" in message
 
 
 @pytest.mark.parametrize(("text", "expected"), [
