@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -28,46 +29,96 @@ def find(command: str, environ: dict[str, str] | None = None) -> LauncherCommand
     return launchers.find_launcher(shlex.split(command), ENVIRON | (environ or {}))
 
 
-def keep_map(command: str, rank0: str = "n1", environ: dict[str, str] | None = None) -> launchers.AdaptedCommand:
-    launcher = find(command, environ)
-    assert launcher
-    return launchers.keep_map(launcher, rank0, lambda host: "$" in host or host == rank0)
-
-
-@pytest.mark.parametrize(("command", "name", "nodes", "ranks"), [
-    ("torchrun --nnodes=6 --nproc-per-node=2 train.py", "torchrun", (6, 6), 2),
-    ("/opt/venv/bin/torchrun --nnodes 6 --nproc_per_node 2 train.py", "torchrun", (6, 6), 2),
-    ("torchrun --nnodes=2:6 --nproc=4 -m train", "torchrun", (2, 6), 4),
-    ("torchrun --nnodes=6 train.py --nproc-per-node=3", "torchrun", (6, 6), 1),
-    ("torchrun --nnodes=6 --nproc-per-node=gpu train.py", "torchrun", (6, 6), 8),
-    ("torchrun --nnodes=6 --nproc-per-node=cpu train.py", "torchrun", (6, 6), 0),
-    ("python3 -u -m torch.distributed.run --nnodes=6 train.py", "torchrun", (6, 6), 1),
-    ("ft_launcher --ignore-missing-fault-tol-cfg --nnodes=6 --ft-cfg-path c.yaml t.py", "torchrun", (6, 6), 1),
-    ("numactl --localalloc env A=1 torchrun --nnodes=6 train.py", "torchrun", (6, 6), 1),
+#: command -> launcher, fewest and most nodes, ranks per node of 8 GPUs, and whether the nodes form one world
+@pytest.mark.parametrize(("command", "name", "nodes", "ranks", "is_multi_node"), [
+    ("torchrun --nnodes=6 --nproc-per-node=2 train.py", "torchrun", (6, 6), 2, True),
+    ("/opt/venv/bin/torchrun --nnodes 6 --nproc_per_node 2 train.py", "torchrun", (6, 6), 2, True),
+    ("torchrun --nnodes=2:6 --nproc=4 -m train", "torchrun", (2, 6), 4, True),
+    ("torchrun --nnodes=6 train.py --nproc-per-node=3", "torchrun", (6, 6), 1, True),
+    ("torchrun --nnodes=6 --nproc-per-node=gpu train.py", "torchrun", (6, 6), 8, True),
+    ("torchrun --nnodes=6 --nproc-per-node=cpu train.py", "torchrun", (6, 6), 0, True),
+    ("torchrun --nproc-per-node=4 train.py", "torchrun", None, 4, False),
+    ("torchrun --standalone --nnodes=6 train.py", "torchrun", (6, 6), 1, False),
+    ("torchrun --nnodes=1:1 train.py", "torchrun", (1, 1), 1, False),
+    ("python3 -u -m torch.distributed.run --nnodes=6 train.py", "torchrun", (6, 6), 1, True),
+    ("ft_launcher --ignore-missing-fault-tol-cfg --nnodes=6 --ft-cfg-path c.yaml t.py", "torchrun", (6, 6), 1, True),
+    ("numactl --localalloc env A=1 torchrun --nnodes=6 train.py", "torchrun", (6, 6), 1, True),
     ("bash -lc 'cd /x && A=1 torchrun --nnodes=${SLURM_NNODES} --nproc_per_node \"2\" train.py; echo done'",
-     "torchrun", (6, 6), 2),
-    ("bash -c 'torchrun --nnodes=$UNKNOWN train.py'", "torchrun", None, 1),
-    ("env N=6 G=3 bash -c 'torchrun --nnodes=$N --nproc-per-node=$G train.py'", "torchrun", (6, 6), 3),
-    ("numactl --localalloc /bin/bash -c 'torchrun --nnodes=6 train.py'", "torchrun", (6, 6), 1),
-    ("apptainer exec --nv img.sif bash -c 'torchrun --nnodes=6 train.py'", "torchrun", (6, 6), 1),
-    ("torchrun --nnodes=6 --no-python bash -c 'torchrun --nnodes=3 train.py'", "torchrun", (6, 6), 1),
-    ("bash -c 'torchrun --nproc-per-node=$((2*4)) --nnodes=6 train.py'", "torchrun", (6, 6), 0),
-    ("bash -c 'torchrun --nproc-per-node=${G:-8} --nnodes=6 train.py'", "torchrun", (6, 6), 0),
-    ("accelerate launch --num_processes 12 --num-machines=6 train.py --num_machines 3", "accelerate", (6, 6), 2),
-    ("accelerate launch --config_file c.yaml train.py", "accelerate", None, 0),
-    ("deepspeed --no_ssh --num_nodes 6 --num_gpus 4 train.py", "deepspeed", (6, 6), 4),
-    ("ray symmetric-run --address n1:6379 -- python train.py", "ray", None, 0)])
-def test_launcher_nodes_and_ranks_are_read_from_the_command(command, name, nodes, ranks):
+     "torchrun", (6, 6), 2, True),
+    ("bash -c 'torchrun --nnodes=$UNKNOWN train.py'", "torchrun", None, 1, True),
+    ("env N=6 G=3 bash -c 'torchrun --nnodes=$N --nproc-per-node=$G train.py'", "torchrun", (6, 6), 3, True),
+    ("numactl --localalloc /bin/bash -c 'torchrun --nnodes=6 train.py'", "torchrun", (6, 6), 1, True),
+    ("apptainer exec --nv img.sif bash -c 'torchrun --nnodes=6 train.py'", "torchrun", (6, 6), 1, True),
+    ("torchrun --nnodes=6 --no-python bash -c 'torchrun --nnodes=3 train.py'", "torchrun", (6, 6), 1, True),
+    ("bash -c 'torchrun --nproc-per-node=$((2*4)) --nnodes=6 train.py'", "torchrun", (6, 6), 0, True),
+    ("bash -c 'torchrun --nproc-per-node=${G:-8} --nnodes=6 train.py'", "torchrun", (6, 6), 0, True),
+    ("accelerate launch --num_processes 12 --num-machines=6 t.py --num_machines 3", "accelerate", (6, 6), 2, True),
+    ("accelerate launch --num_processes 4 train.py", "accelerate", None, 4, False),
+    ("accelerate launch --config_file c.yaml train.py", "accelerate", None, 0, False),
+    ("deepspeed --no_ssh --num_nodes 6 --num_gpus 4 train.py", "deepspeed", (6, 6), 4, True),
+    ("ray symmetric-run --address n1:6379 -- python train.py", "ray", None, 0, True),
+    *((command, None, None, 0, False) for command in (
+        "python train.py", "python train.py torchrun", "bash run.sh", "bash -c 'echo $(torchrun --nnodes=6 x.py)'",
+        "accelerate config", "bash -c", "python train.py bash -c 'torchrun --nnodes=6 x.py'", ""))])
+def test_launcher_is_read_from_the_command(command, name, nodes, ranks, is_multi_node):
     launcher = find(command)
-    assert launcher
-    assert (launcher.name, launcher.node_count(), launcher.ranks_per_node("8")) == (name, nodes, ranks)
+    assert (launcher and (launcher.name, launcher.node_count(), launcher.ranks_per_node("8"),
+                          launcher.is_multi_node)) == (name and (name, nodes, ranks, is_multi_node))
 
 
-@pytest.mark.parametrize("command", ["python train.py", "python train.py torchrun", "bash run.sh",
-                                     "bash -c 'echo $(torchrun --nnodes=6 x.py)'", "accelerate config",
-                                     "bash -c", "python train.py bash -c 'torchrun --nnodes=6 x.py'", ""])
-def test_other_programs_are_no_launchers(command):
-    assert find(command) is None
+#: command -> the same with the planned order, "" if it keeps that; variables, and a part of the change for each
+@pytest.mark.parametrize(("command", "changed", "variables", "changes"), [
+    ("torchrun --nnodes=6 --nproc-per-node=2 t.py 'a b'", "", {}, []),
+    ("torchrun --nnodes 6 --rdzv_backend c10d --rdzv_endpoint n1:29500 train.py --rdzv_backend c10d", "", {},
+     ["PET_LOCAL_ADDR"]),
+    ("torchrun --nnodes=2:6 --max-restarts=3 --rdzv-backend=c10d --rdzv-endpoint=n3:1 t.py",
+     "torchrun --nnodes=2:6 --max-restarts=3 --rdzv-backend=c10d --rdzv-endpoint=n1:1 t.py", {},
+     ["PET_LOCAL_ADDR", "--rdzv-endpoint n3:1 -> n1:1"]),
+    ("torchrun --nnodes=6 --rdzv-b=c10d --rdzv-endpoint=n3:29500 -m train",
+     "torchrun --nnodes=6 --rdzv-b=c10d --rdzv-endpoint=n1:29500 -m train", {}, ["PET_LOCAL_ADDR", "n3:29500"]),
+    ("bash -c 'torchrun --nnodes=6 --rdzv-backend=\"c10d\" --rdzv-endpoint=\"$head:1\" t.py'", "", {},
+     ["PET_LOCAL_ADDR"]),
+    ("torchrun --nnodes=6 --node-rank=3 --master-addr n4 --master-port 1 train.py",
+     "torchrun --nnodes=6 --node-rank=3 --master-addr n1 --master-port 1 train.py", {}, ["--master-addr n4 -> n1"]),
+    ("bash -c 'torchrun --nnodes=$SLURM_NNODES --rdzv_backend \"c10d\" --rdzv_endpoint=$(hostname):1 t.py $X'", "",
+     {}, ["PET_LOCAL_ADDR"]),
+    ("env PET_NNODES=6 torchrun train.py", "", {"PET_RDZV_ENDPOINT": "n1:29400"},
+     ["PET_LOCAL_ADDR", "--rdzv-endpoint n2:29400 -> n1:29400"]),
+    ("accelerate launch --num_processes 12 --num_machines 6 --rdzv_backend c10d --main_process_ip n2 t.py",
+     "/bin/sh -c 'exec accelerate launch --machine_rank=\"$SLURM_PROCID\" --num_processes 12 --num_machines 6 "
+     "--rdzv_backend c10d --main_process_ip n1 t.py'", {},
+     ["PET_LOCAL_ADDR", "--main-process-ip n2 -> n1", "--machine_rank=$SLURM_PROCID added"]),
+    ("bash -c 'accelerate launch --num_machines 6 --machine_rank $SLURM_NODEID t.py'", "", {}, []),
+    ("deepspeed --num_nodes 6 --node_rank=2 --master_addr n3 t.py",
+     "deepspeed --num_nodes 6 --node_rank=2 --master_addr n1 t.py", {}, ["--master-addr n3 -> n1"])])
+def test_command_is_changed_where_it_would_lose_the_order(command, changed, variables, changes):
+    environ = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "n2:29400"} if "PET_" in command else {}
+    launcher = find(command, environ)
+    adapted = launchers.keep_map(launcher, "n1", lambda host: "$" in host or host == "n1")
+    assert list(adapted.program) == shlex.split(changed or command)
+    assert adapted.environ == {"SLURMDL_LAUNCHER": launcher.name, **variables}
+    assert not adapted.reason_map_not_kept
+    assert len(adapted.changes) == len(changes) and all(map(str.__contains__, adapted.changes, changes))
+
+
+@pytest.mark.parametrize(("command", "reason"), [
+    ("torchrun --nnodes=6 --rdzv-backend=c10d --local-addr=n7 t.py", "--local-addr=n7: .*; expected no --local-addr"),
+    ("torchrun --nnodes=6 --rdzv-backend=etcd --rdzv-endpoint=n3:1 t.py", "--rdzv-backend=etcd: .*; expected c10d"),
+    ("ray start --head", "ray numbers its workers itself")])
+def test_launch_that_numbers_nodes_itself_is_left_unchanged_with_the_reason(command, reason):
+    adapted = launchers.keep_map(find(command), "n1", lambda host: False)
+    assert (list(adapted.program), adapted.environ, adapted.changes) == (shlex.split(command), {}, ())
+    assert re.match(reason, adapted.reason_map_not_kept)
+
+
+@pytest.mark.parametrize(("command", "tasks_per_node", "message"), [
+    ("torchrun --nnodes=4 t.py", [1] * 6, "--nnodes: .* 4 nodes .* has 6; expected --nnodes=6"),
+    ("torchrun --nnodes=7:9 t.py", [1] * 6, "--nnodes: .* 7 nodes .* --nnodes=6"),
+    ("accelerate launch --num_machines 2 t.py", [1] * 6, "--num_machines=6"),
+    ("torchrun --nnodes=6 t.py", [2] * 6, "2 tasks on a node.*--ntasks-per-node=1")])
+def test_launcher_that_does_not_fit_the_step_is_rejected(command, tasks_per_node, message):
+    with pytest.raises(PlacementError, match=message):
+        launchers.check_launcher(find(command), tasks_per_node)
 
 
 def test_addresses_sort_as_the_ranks_of_their_nodes():
@@ -91,78 +142,12 @@ def test_addresses_sort_as_the_ranks_of_their_nodes():
     assert socket.getaddrinfo(texts[-1], 80)[0][4][0] == f"::ffff:{addresses[-1]}"
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "no-such-host.invalid", "x" * 300])
-def test_nodes_without_an_address_for_others(host):
-    assert step_inputs.node_addresses(("10.0.0.1", host)) == ()
-
-
-def test_too_many_nodes_to_sort():
-    hosts = ("10.0.0.1",) * step_inputs.MAX_SORTABLE_NODES
-    assert step_inputs.node_addresses(hosts) == hosts
-    assert step_inputs.node_addresses((*hosts, "10.0.0.1")) == ()
-
-
-@pytest.mark.parametrize(("command", "is_multi_node"), [
-    ("torchrun --nnodes=6 train.py", True), ("torchrun --nproc-per-node=4 train.py", False),
-    ("torchrun --standalone --nnodes=6 train.py", False), ("torchrun --nnodes=1:1 train.py", False),
-    ("accelerate launch --num_processes 4 train.py", False), ("accelerate launch --num_machines 6 train.py", True)])
-def test_one_world_per_node_is_not_a_multi_node_launch(command, is_multi_node):
-    assert find(command).is_multi_node == is_multi_node
-
-
-@pytest.mark.parametrize(("command", "expected"), [
-    ("torchrun --nnodes=6 --nproc-per-node=2 t.py 'a b'", "torchrun --nnodes=6 --nproc-per-node=2 t.py 'a b'"),
-    ("torchrun --nnodes 6 --rdzv_backend c10d --rdzv_endpoint n1:29500 train.py --rdzv_backend c10d",
-     "torchrun --nnodes 6 --rdzv_backend c10d --rdzv_endpoint n1:29500 train.py --rdzv_backend c10d"),
-    ("torchrun --nnodes=2:6 --max-restarts=3 --rdzv-backend=c10d --rdzv-endpoint=n3:1 t.py",
-     "torchrun --nnodes=2:6 --max-restarts=3 --rdzv-backend=c10d --rdzv-endpoint=n1:1 t.py"),
-    ("torchrun --nnodes=6 --rdzv-b=c10d --rdzv-endpoint=n3:29500 -m train",
-     "torchrun --nnodes=6 --rdzv-b=c10d --rdzv-endpoint=n1:29500 -m train"),
-    ("bash -c 'torchrun --nnodes=6 --rdzv-backend=\"c10d\" --rdzv-endpoint=\"$head:1\" t.py'",
-     "bash -c 'torchrun --nnodes=6 --rdzv-backend=\"c10d\" --rdzv-endpoint=\"$head:1\" t.py'"),
-    ("torchrun --nnodes=6 --node-rank=3 --master-addr n4 --master-port 1 train.py",
-     "torchrun --nnodes=6 --node-rank=3 --master-addr n1 --master-port 1 train.py"),
-    ("bash -c 'torchrun --nnodes=$SLURM_NNODES --rdzv_backend \"c10d\" --rdzv_endpoint=$(hostname):1 t.py $X'",
-     "bash -c 'torchrun --nnodes=$SLURM_NNODES --rdzv_backend \"c10d\" --rdzv_endpoint=$(hostname):1 t.py $X'"),
-    ("accelerate launch --num_processes 12 --num_machines 6 --rdzv_backend c10d --main_process_ip n2 t.py",
-     "/bin/sh -c 'exec accelerate launch --machine_rank=\"$SLURM_PROCID\" --num_processes 12 --num_machines 6 "
-     "--rdzv_backend c10d --main_process_ip n1 t.py'"),
-    ("bash -c 'accelerate launch --num_machines 6 --machine_rank $SLURM_NODEID t.py'",
-     "bash -c 'accelerate launch --num_machines 6 --machine_rank $SLURM_NODEID t.py'")])
-def test_command_is_changed_where_it_would_lose_the_order(command, expected):
-    adapted = keep_map(command)
-    assert list(adapted.program) == shlex.split(expected)
-    assert not adapted.reason_map_not_kept
-    assert bool(adapted.changes) == (shlex.split(command) != shlex.split(expected) or "c10d" in expected)
-
-
-def test_torchrun_options_in_the_environment_are_changed_there():
-    adapted = keep_map("torchrun train.py", environ={"PET_NNODES": "6", "PET_RDZV_BACKEND": "c10d",
-                                                     "PET_RDZV_ENDPOINT": "n2:29400"})
-    assert adapted.program == ("torchrun", "train.py")
-    assert adapted.environ == {"SLURMDL_LAUNCHER": "torchrun", "PET_RDZV_ENDPOINT": "n1:29400"}
-
-
-@pytest.mark.parametrize(("command", "facts"), [
-    ("torchrun --nnodes=6 --rdzv-backend=c10d --local-addr=n7 t.py", ("--local-addr=n7", "expected no")),
-    ("torchrun --nnodes=6 --rdzv-backend=etcd --rdzv-endpoint=n3:1 t.py", ("--rdzv-backend=etcd", "c10d")),
-    ("ray start --head", ("ray",))])
-def test_launch_that_numbers_nodes_itself_is_left_unchanged_with_the_reason(command, facts):
-    adapted = keep_map(command)
-    assert list(adapted.program) == shlex.split(command)
-    assert not adapted.environ
-    assert all(fact in adapted.reason_map_not_kept for fact in facts)
-
-
-@pytest.mark.parametrize(("command", "tasks_per_node", "facts"), [
-    ("torchrun --nnodes=4 t.py", [1] * 6, ("--nnodes", "4 nodes", "has 6", "--nnodes=6")),
-    ("torchrun --nnodes=7:9 t.py", [1] * 6, ("7", "--nnodes=6")),
-    ("accelerate launch --num_machines 2 t.py", [1] * 6, ("--num_machines=6",)),
-    ("torchrun --nnodes=6 t.py", [2] * 6, ("2 tasks on a node", "--ntasks-per-node=1"))])
-def test_launcher_that_does_not_fit_the_step_is_rejected(command, tasks_per_node, facts):
-    with pytest.raises(PlacementError) as error:
-        launchers.check_launcher(find(command), tasks_per_node)
-    assert all(fact in str(error.value) for fact in facts)
+@pytest.mark.parametrize("hosts", [
+    *(("10.0.0.1", host) for host in ("localhost", "127.0.0.1", "no-such-host.invalid", "x" * 300)),
+    ("10.0.0.1",) * (step_inputs.MAX_SORTABLE_NODES + 1)])
+def test_nodes_without_addresses_for_others_or_too_many_to_sort(hosts):
+    assert step_inputs.node_addresses(hosts[:-1]) == hosts[:-1]
+    assert step_inputs.node_addresses(hosts) == ()
 
 
 @pytest.mark.parametrize("traffic", [Traffic("allreduce"), Traffic("allreduce", pattern="hierarchical"),

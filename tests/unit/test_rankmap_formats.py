@@ -7,93 +7,80 @@ import sys
 
 import pytest
 
-from slurmdl.errors import PlacementError, UsageError
-from slurmdl.launch import rankmap_formats, srun
-from slurmdl.launch.rankmap_formats import RankMapInput
+from slurmdl.errors import PlacementError
+from slurmdl.launch import rankmap_formats
+from slurmdl.launch.rankmap_formats import FORMATS, RankMapInput, format_rank_map
 from slurmdl.plan import Plan, decode_plan, encode_plan
 
-#: servers on n2 and n1, workers by zone; n1 has two runs of ranks
-PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n3", "n2", "n4"), ("ps",) * 2 + ("worker",) * 5, {})
-NODES = ["n1", "n2", "n3", "n4"]
-EVEN = Plan("allreduce", ("n3", "n3", "n1", "n1", "n2", "n2"), ("worker",) * 6, {})
+NODES = ("n1", "n2", "n3", "n4")
 
 
-@pytest.mark.parametrize("name", sorted(rankmap_formats.FORMATS.keys() - {"torchrun", "shell", "env"}))
+def map_input(*nodes: str, **values: object) -> RankMapInput:
+    return RankMapInput(Plan("allreduce", nodes, ("worker",) * len(nodes), {}), sorted(set(nodes)),
+                        **values)  # type: ignore[arg-type]
+
+
+#: n1 and n2 have two runs of ranks; two ranks on each node
+RUNS = map_input("n2", "n1", "n1", "n3", "n3", "n2", "n4", job_id=7, task_variables={
+    "SLURMDL_ROLE_RANKS": "", "SLURMDL_ZONE_RANKS": "a'b:0-6;", "SLURMDL_PLAN": "file:/a b/plan",
+    "SLURMDL_MASTER_PORT": "1"})
+EVEN = map_input("n3", "n3", "n1", "n1", "n2", "n2", master_port=12345)
+
+
+@pytest.mark.parametrize("name", FORMATS.keys() - {"env"})
 def test_text_of_each_format(name, golden):
-    golden(f"launchers/{name}.txt", rankmap_formats.format_rank_map(name, RankMapInput(PLAN, NODES)))
+    golden(f"launchers/{name}.txt", format_rank_map(name, EVEN if name == "torchrun" else RUNS))
 
 
-def test_text_of_torchrun(golden):
-    map_input = RankMapInput(EVEN, NODES[:3], master_port=12345)
-    golden("launchers/torchrun.txt", rankmap_formats.format_rank_map("torchrun", map_input))
+@pytest.mark.parametrize(("name", "tasks", "expected"), [
+    # each task has its own CPUs
+    ("openmpi-rankfile", map_input("n2", "n1", "n1", "n2", cpus_per_task=2),
+     "rank 0=n2 slot=0-1\nrank 1=n1 slot=0-1\nrank 2=n1 slot=2-3\nrank 3=n2 slot=2-3\n"),
+    # intro_mpi(3): ranks that are listed first are placed on the first node. Slots: n1 n1 | n2 n2 | n3 n3
+    ("mpich-rank-order", EVEN, "2,3\n4,5\n0,1\n")])
+def test_text_of_a_map(name, tasks, expected):
+    assert format_rank_map(name, tasks) == expected
 
 
-def test_text_of_shell(golden):
-    variables = {"SLURMDL_ROLE_RANKS": "", "SLURMDL_ZONE_RANKS": "a'b:0-6;", "SLURMDL_PLAN": "file:/a b/plan",
-                 "SLURMDL_MASTER_PORT": "1"}
-    map_input = RankMapInput(PLAN, NODES, job_id=7, task_variables=variables)
-    golden("launchers/shell.txt", rankmap_formats.format_rank_map("shell", map_input))
+@pytest.mark.parametrize(("name", "nodes", "message"), [
+    ("torchrun", ("n1", "n2", "n1", "n2"), "not consecutive"),
+    ("torchrun", ("n1", "n1", "n2"), "nodes with 1 and with 2 tasks"),
+    ("shell", tuple(f"a-rather-long-name-of-a-node-{i}" for i in range(4000)), "SLURMDL_RANKMAP_NODES is longer")])
+def test_map_that_a_format_cannot_express_is_rejected(name, nodes, message):
+    with pytest.raises(PlacementError, match=rf"--print-rank-map={name}: .*{message}"):
+        format_rank_map(name, map_input(*nodes))
 
 
-def test_shell_reads_the_values_and_unsets_a_previous_map():
-    variables = {"SLURMDL_PLAN": "$(echo executed) `echo executed` '\"\n;"}
-    text = rankmap_formats.format_rank_map("shell", RankMapInput(PLAN, NODES, job_id=7, task_variables=variables))
-    previous = {"SLURMDL_RANKMAP_ROLE_RANKS": "ps:0;", "SLURMDL_RANKMAP_JOB": "6"}
-    names = ("JOB", "NODES", "ROLE_RANKS", "PLAN")
-    show = "; ".join(f'printf "%s\\0" "${{SLURMDL_RANKMAP_{name}-unset}}"' for name in names)
-    proc = subprocess.run(["sh", "-c", f'eval "$1"; {show}', "sh", text], env=previous, capture_output=True,
-                          text=True, check=True)
-    assert proc.stdout.split("\0") == ["7", "n2,n1(x2),n3(x2),n2,n4", "unset", variables["SLURMDL_PLAN"], ""]
-
-
-def test_env_exports_the_plan_and_the_address_of_rank_0():
-    map_input = RankMapInput(PLAN, NODES, master_port=12345, task_variables={"SLURMDL_PLAN": encode_plan(PLAN)})
-    text = rankmap_formats.format_rank_map("env", map_input)
-    show = "printf '%s\\0' \"$SLURMDL_PLAN\" \"$MASTER_ADDR\" \"$MASTER_PORT\""
-    proc = subprocess.run(["sh", "-c", f'eval "$1"; {show}', "sh", text], capture_output=True, text=True, check=True)
-    plan, *address = proc.stdout.split("\0")[:3]
-    assert decode_plan(plan) == PLAN
-    assert address == ["n2", "12345"]
-
-
-def test_map_longer_than_a_variable_is_rejected():
-    nodes = tuple(f"a-rather-long-name-of-a-node-{i}" for i in range(4000))
-    plan = Plan("allreduce", nodes, ("worker",) * len(nodes), {})
-    with pytest.raises(PlacementError, match="SLURMDL_RANKMAP_NODES is longer"):
-        rankmap_formats.format_rank_map("shell", RankMapInput(plan, nodes))
-
-
-def test_rankfile_gives_each_task_its_own_cpus():
-    text = rankmap_formats.format_rank_map("openmpi-rankfile", RankMapInput(PLAN, NODES, cpus_per_task=2))
-    assert text.splitlines()[:3] == ["rank 0=n2 slot=0-1", "rank 1=n1 slot=0-1", "rank 2=n1 slot=2-3"]
-    assert text.splitlines()[5] == "rank 5=n2 slot=2-3"
-
-
-def test_mpich_rank_order_lists_the_rank_of_each_slot():
-    """intro_mpi(3): ranks that are listed first are placed on the first node. Slots: n1 n1 | n2 n2 | n3 n3."""
-    assert rankmap_formats.format_rank_map("mpich-rank-order", RankMapInput(EVEN, NODES[:3])) == "2,3\n4,5\n0,1\n"
-
-
-@pytest.mark.parametrize(("nodes", "message"), [
-    (("n1", "n2", "n1", "n2"), "not consecutive"), (("n1", "n1", "n2"), "nodes with 1 and with 2 tasks")])
-def test_torchrun_rejects_unsupported_maps(nodes, message):
-    plan = Plan("allreduce", nodes, ("worker",) * len(nodes), {})
-    with pytest.raises(PlacementError, match=message):
-        rankmap_formats.format_rank_map("torchrun", RankMapInput(plan, NODES[:2]))
-
-
-def test_text_that_does_not_parse_to_the_map_is_rejected(monkeypatch):
-    format_text, parse_text = rankmap_formats.FORMATS["hydra-hostfile"]
-    monkeypatch.setitem(rankmap_formats.FORMATS, "hydra-hostfile",
-                        (lambda map_input: format_text(map_input).replace("n4:1\n", ""), parse_text))
+@pytest.mark.parametrize("name", FORMATS)
+def test_text_that_does_not_parse_to_the_map_is_rejected(monkeypatch, name):
+    """The text of another map, in which ranks 0 and 5 are swapped."""
+    other = map_input("n2", *EVEN.plan.nodes[1:5], "n3")
+    text = FORMATS[name][0](EVEN if name == "torchrun" else other)
+    text = text.replace("n3 --", "n4 --") if name == "torchrun" else text
+    monkeypatch.setitem(rankmap_formats.FORMATS, name, (lambda _: text, FORMATS[name][1]))
     with pytest.raises(PlacementError, match="would not put every rank"):
-        rankmap_formats.format_rank_map("hydra-hostfile", RankMapInput(PLAN, NODES))
+        format_rank_map(name, EVEN)
 
 
-@pytest.mark.parametrize("argv", [["--print-rank-map=rankfile"], ["--print-rank-map"], ["--print-rank-map="]])
-def test_unknown_format_is_a_usage_error(argv):
-    with pytest.raises(UsageError, match=r"--print-rank-map: .*openmpi-rankfile"):
-        srun.run_srun(argv, {"SLURM_JOB_ID": "1"})
+@pytest.mark.parametrize(("name", "variables", "previous", "expected"), [
+    ("shell", {"SLURMDL_PLAN": "$(echo executed) `echo executed` '\"\n;"},
+     {"SLURMDL_RANKMAP_ROLE_RANKS": "ps:0;", "SLURMDL_RANKMAP_JOB": "6"},
+     {"SLURMDL_RANKMAP_JOB": "7", "SLURMDL_RANKMAP_NODES": "n3(x2),n1(x2),n2(x2)",
+      "SLURMDL_RANKMAP_ROLE_RANKS": "unset", "SLURMDL_RANKMAP_PLAN": "$(echo executed) `echo executed` '\"\n;"}),
+    ("env", {"SLURMDL_PLAN": encode_plan(EVEN.plan)}, {"MASTER_PORT": "1"},
+     {"MASTER_ADDR": "n3", "MASTER_PORT": "12345", "SLURMDL_PLAN": encode_plan(EVEN.plan)})])
+def test_shell_reads_the_values_and_unsets_those_of_a_previous_map(name, variables, previous, expected):
+    tasks = map_input(*EVEN.plan.nodes, job_id=7, master_port=12345, task_variables=variables)
+    show = "; ".join(f'printf "%s\\0" "${{{variable}-unset}}"' for variable in expected)
+    proc = subprocess.run(["sh", "-c", f'eval "$1"; {show}', "sh", format_rank_map(name, tasks)], env=previous,
+                          capture_output=True, text=True, check=True)
+    assert proc.stdout.split("\0")[:-1] == list(expected.values())
+
+
+def test_env_of_a_map_without_variables_has_its_plan():
+    plan = Plan("ps", NODES, ("ps", *("worker",) * 3), {})
+    text = format_rank_map("env", RankMapInput(plan, NODES))
+    assert decode_plan(text.split("\n")[0].removeprefix("export SLURMDL_PLAN=")) == plan
 
 
 def test_messages_never_go_to_stdout():

@@ -1,4 +1,4 @@
-"""Commands of mapped steps, and the task shell. Real steps run in tests/cluster/test_steps.py."""
+"""Commands of steps, the task shell, and the inputs of a step. Real steps run in tests/cluster/test_steps.py."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 from hypothesis import given
 from hypothesis import strategies as st
 from placing import SCORES, two_level
 
 from slurmdl import plan
 from slurmdl.config import Config
-from slurmdl.dl_options import DlOptions
 from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
-from slurmdl.launch import srun, step_command, step_inputs, step_plan, traffic_file
+from slurmdl.launch import srun, step_command, step_inputs
+from slurmdl.launch.step_command import TASK_SHELL, UNMAPPED_TASK_SHELL, StepCommand
 from slurmdl.plan import Plan
 from slurmdl.slurm import hostlist, slurm_conf, step_layout
 from slurmdl.slurm.jobs import Allocation
@@ -27,98 +27,71 @@ from slurmdl.slurm.slurm_conf import SlurmConfig
 
 PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n2", "n4"), ("ps", "worker", "worker", "worker", "ps", "worker"),
             {"n1": ("core", "zoneA"), "n3": ("core", "zoneA"), "n2": ("core", "zoneB"), "n4": ("core", "zoneB")})
+VARIABLES = step_command.task_variables(PLAN, 12345)
+SHELLS = [shell for shell in (("/bin/sh",), ("/bin/dash",), ("/bin/bash", "--posix")) if Path(shell[0]).exists()]
 
 
-def parse(*argv: str) -> step_command.SrunArgs:
-    return step_command.parse_srun_argv(argv)
+def mapped(*argv: str, environ: dict[str, str] | None = None, added: tuple[str, ...] = (),
+           with_ulfm: bool = False) -> StepCommand:
+    """The command of a step with PLAN, and the options `added` to srun."""
+    args, environ = step_command.parse_srun_argv(argv), environ or {}
+    task = step_inputs.build_task_command(args.line, args.step_starter, environ)
+    if args.step_starter == "mpirun":
+        return step_command.mpirun_command(args, PLAN, task, VARIABLES, environ, with_ulfm)
+    return step_command.srun_command(args, PLAN, task, VARIABLES, environ, added)
 
 
-def srun_command(args: step_command.SrunArgs, options: Sequence[str] = (), variables: Mapping[str, str] | None = None,
-                 environ: Mapping[str, str] | None = None) -> step_command.StepCommand:
-    task = step_inputs.build_task_command(args.line, "srun", environ or {})
-    return step_command.srun_command(args, PLAN, task, variables or {}, environ or {}, options)
+# --- the command of a step ---
+
+@pytest.mark.parametrize(("name", "argv"), [
+    ("options", ["-lun", "6", "--dl-ps=2", "-N4", "--ntasks-per-node=2", "-c", "2", "-w", "n[1-4]", "--mem", "1G",
+                 "--mpi=pmix", "program", "a  b", "-n", ""]),
+    ("multi_prog", ["-n6", "--multi-prog", "programs", "more"]),
+    ("mpirun", ["-n", "6", "--step-starter=mpirun", "program", "argument"])])
+def test_command_of_a_mapped_step(golden, tmp_path, monkeypatch, name, argv):
+    """Arguments (one per line), files and variable names; other tests run the values."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "programs").write_text(
+        "# a comment\n0,2-3 first %t 'quoted  text'\n  4 second \\\n  * of the line before\n\n* third\n")
+    added = ("--mpi=pmix",) if name == "multi_prog" else ()
+    command = mapped(*argv, environ={"SLURM_JOB_NAME": "mine"}, added=added)
+    golden(f"srun/{name}.txt", "\n".join([
+        *command.argv_with_files(lambda file: file.name), "--- variables", *sorted(command.environ_set),
+        *(f"--- {file.name}\n{file.text}" for file in command.inline_files())]))
 
 
-def mpirun_command(args: step_command.SrunArgs, variables: Mapping[str, str],
-                   **options: bool) -> step_command.StepCommand:
-    task = step_inputs.build_task_command(args.line, "mpirun", {})
-    return step_command.mpirun_command(args, PLAN, task, variables, {}, **options)
+def test_mpirun_with_ulfm_has_an_option_for_it_and_a_message_of_failure():
+    argv = ("-n6", "--step-starter=mpirun", "program")
+    plain, with_ulfm = mapped(*argv), mapped(*argv, with_ulfm=True)
+    index = with_ulfm.argv.index("--with-ft")
+    assert with_ulfm.argv[index + 1] == "ulfm" and plain.argv == with_ulfm.argv[:index] + with_ulfm.argv[index + 2:]
+    assert (plain.failure_message, with_ulfm.failure_message) == ("", "has lost communication with a remote daemon")
 
 
-def format_command(command: step_command.StepCommand) -> str:
-    """Format arguments (one per line), files and variable names of a command; other tests run the values."""
-    lines = command.argv_with_files(lambda file: file.name)
-    files = [f"--- {file.name}\n{file.text}" for file in command.inline_files()]
-    return "\n".join([*lines, "--- variables", *sorted(command.environ_set), *files])
+@pytest.mark.parametrize(("argv", "message"), [
+    (["--step-starter=mpirun", "--label", "p"], "--label: mpirun has no such option; .* --cpus-per-task, --distribu"),
+    (["--multi-prog", "no-such-file"], "--multi-prog: no-such-file: No such file or directory")])
+def test_step_that_cannot_be_mapped(argv, message):
+    with pytest.raises(PlacementError, match=message):
+        mapped(*argv)
 
 
-def test_srun_command_line(golden):
-    line = parse("-lun", "6", "--dl-ps=2", "-N4", "--ntasks-per-node=2", "-c", "2", "-w", "n[1-4]", "--mem", "1G",
-                 "--mpi=pmix", "program", "a  b", "-n", "")
-    command = srun_command(line, [], step_command.task_variables(PLAN, 12345), {"SLURM_JOB_NAME": "mine"})
-    golden("srun/options.txt", format_command(command))
-
-
-def test_srun_command_line_with_multi_prog(golden, tmp_path):
-    path = tmp_path / "programs"
-    path.write_text("# a comment\n0,2-3 first %t 'quoted  text'\n  4 second \\\n  * of the line before\n\n* third\n")
-    command = srun_command(parse("-n6", "--multi-prog", str(path), "more"), ["--mpi=pmix"])
-    golden("srun/multi_prog.txt", format_command(command))
-
-
-def test_mpirun_command_line(golden):
-    line = parse("-n", "6", "--step-starter=mpirun", "program", "argument")
-    golden("srun/mpirun.txt", format_command(mpirun_command(line, step_command.task_variables(PLAN, 12345))))
-
-
-def test_mpirun_command_with_ulfm_adds_its_option():
-    line = parse("-n", "6", "--step-starter=mpirun", "program", "argument")
-    plain, with_ulfm = (list(mpirun_command(line, {}, with_ulfm=ulfm).argv) for ulfm in (False, True))
-    index = with_ulfm.index("--with-ft")
-    assert with_ulfm[index:index + 2] == ["--with-ft", "ulfm"]
-    assert with_ulfm[:index] + with_ulfm[index + 2:] == plain
-
-
-@pytest.mark.parametrize(("version", "has_ulfm"), [
-    ("mpirun (Open MPI) 4.1.4", False), ("mpirun (Open MPI) 5.0.10", True), ("HYDRA build details:", False)])
-def test_mpirun_has_ulfm_from_open_mpi_5_on(tmp_path, version, has_ulfm):
-    (tmp_path / "mpirun").write_text(f"#!/bin/sh\necho '{version}'\n")
-    (tmp_path / "mpirun").chmod(0o755)
-    assert slurm_conf.mpirun_has_ulfm({"PATH": f"{tmp_path}:/usr/bin:/bin"}) == has_ulfm
-
-
-def write_program(path: Path, text: str) -> None:
-    """Write an executable shell script."""
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-
-
-def test_mpirun_command_rejects_options_of_srun():
-    with pytest.raises(PlacementError, match="--label"):
-        mpirun_command(parse("--label", "program"), {})
-
-
-def test_srun_command_names_the_step_after_the_program():
-    assert "--job-name=program" in srun_command(parse("/bin/program")).argv
-    assert srun_command(parse("-J", "mine", "program")).argv[:3] == ("srun", "-J", "mine")
-
-
-def test_missing_multi_prog_file_is_a_placement_error():
-    with pytest.raises(PlacementError, match="no-such-file"):
-        srun_command(parse("--multi-prog", "no-such-file"))
+def test_step_is_named_after_its_program_unless_the_user_names_it():
+    assert "--job-name=program" in mapped("/bin/program").argv
+    assert mapped("-J", "mine", "program").argv[:4] == ("srun", "-J", "mine", "--ntasks=6")
 
 
 def test_program_is_found_in_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "program").touch()
     monkeypatch.chdir(tmp_path)
-    assert srun_command(parse("program"), environ={"PATH": "/nowhere"}).argv[-1] == str(tmp_path / "program")
-    assert srun_command(parse("sh"), environ={"PATH": "/bin"}).argv[-1] == "sh"
+    assert mapped("program", environ={"PATH": "/nowhere"}).argv[-1] == str(tmp_path / "program")
+    assert mapped("sh", environ={"PATH": "/bin"}).argv[-1] == "sh"
 
 
 def test_long_plan_is_written_to_a_file(tmp_path):
     nodes = tuple(f"{os.urandom(6).hex()}" for _ in range(12_000))
     large = Plan("gossip", nodes, ("worker",) * len(nodes), dict.fromkeys(nodes, ("leaf",)))
-    long = step_command.StepCommand(("srun",), step_command.task_variables(large, 12345))
+    long = StepCommand(("srun",), step_command.task_variables(large, 12345))
     assert long.environ_set["SLURMDL_ZONE_RANKS"] == "leaf:0-11999;"
     command = srun.with_plan_file(long, str(tmp_path / "plans"))
     assert command.environ_set["SLURMDL_PLAN"] == f"file:{command.plan_file}"
@@ -138,19 +111,18 @@ def test_fold_ranks_can_be_expanded(ranks):
     assert text.count(",") + 1 <= max(1, len(ranks))
 
 
-SHELLS = [shell for shell in (("/bin/sh",), ("/bin/dash",), ("/bin/bash", "--posix")) if Path(shell[0]).exists()]
-
+# --- the task shell ---
 
 def run_task(shell, argv: list[str], rank: int, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     """Run the task shell as srun would for one rank of PLAN."""
-    node = sorted(set(PLAN.nodes)).index(PLAN.nodes[rank])
-    command = srun_command(parse("-n6", *argv), [], step_command.task_variables(PLAN, 12345),
-                           {"SLURM_JOB_NAME": "mine"})
-    task_environ = {"PATH": os.environ["PATH"], "SLURM_PROCID": str(rank), "SLURM_NODEID": str(node),
-            "SLURM_LOCALID": str(PLAN.nodes[:rank].count(PLAN.nodes[rank])), "SLURM_STEP_ID": "3",
-            "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x2)", "SLURM_DISTRIBUTION": "arbitrary", "SLURM_JOB_NAME": "sh"}
-    return subprocess.run([*shell, *step_command.TASK_SHELL[1:], *argv], capture_output=True, text=True, check=False,
-                          env={**task_environ, **command.environ_set, **(environ or {})}, timeout=120)
+    command = mapped("-n6", *argv, environ={"SLURM_JOB_NAME": "mine"})
+    task_environ = {
+        "PATH": os.environ["PATH"], "SLURM_PROCID": str(rank), "SLURM_STEP_ID": "3", "SLURM_JOB_NAME": "sh",
+        "SLURM_NODEID": str(sorted(set(PLAN.nodes)).index(PLAN.nodes[rank])),
+        "SLURM_LOCALID": str(PLAN.nodes[:rank].count(PLAN.nodes[rank])),
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x2)", "SLURM_DISTRIBUTION": "arbitrary"}
+    return subprocess.run([*shell, *TASK_SHELL[1:], *argv], capture_output=True, text=True, check=False, timeout=120,
+                          env={**task_environ, **command.environ_set, **(environ or {})})
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -158,15 +130,12 @@ def run_task(shell, argv: list[str], rank: int, environ: dict[str, str] | None =
 def test_task_shell_sets_the_variables_of_each_task(shell, rank):
     proc = run_task(shell, ["env", "-0"], rank, {"at": "mine"})
     variables = dict(pair.split("=", 1) for pair in proc.stdout.split("\0") if pair)
-    node = PLAN.nodes[rank]
-    role = PLAN.roles[rank]
-    assert variables["SLURMDL_ROLE"] == role and variables["SLURMDL_ROLE_RANK"] == str(PLAN.roles[:rank].count(role))
-    assert variables["SLURMDL_ZONE"] == PLAN.leaf_zone(rank)
-    assert (variables["RANK"], variables["WORLD_SIZE"]) == (str(rank), "6")
-    assert variables["LOCAL_RANK"] == str(PLAN.nodes[:rank].count(node))
-    assert variables["LOCAL_WORLD_SIZE"] == str(PLAN.nodes.count(node))
-    assert variables["MASTER_ADDR"] == "n2" and variables["MASTER_PORT"] == variables["SLURMDL_MASTER_PORT"]
-    assert variables["SLURM_JOB_NAME"] == "mine" and variables["at"] == "mine"
+    node, role = PLAN.nodes[rank], PLAN.roles[rank]
+    assert variables.items() >= {
+        "SLURMDL_ROLE": role, "SLURMDL_ROLE_RANK": str(PLAN.roles[:rank].count(role)), "at": "mine",
+        "SLURMDL_ZONE": PLAN.leaf_zone(rank), "RANK": str(rank), "WORLD_SIZE": "6", "SLURM_JOB_NAME": "mine",
+        "LOCAL_RANK": str(PLAN.nodes[:rank].count(node)), "LOCAL_WORLD_SIZE": str(PLAN.nodes.count(node)),
+        "MASTER_ADDR": "n2", "MASTER_PORT": "12345"}.items()
     assert plan.decode_plan(variables["SLURMDL_PLAN"]) == PLAN
     assert not [name for name in variables if name.startswith("_dl")]
     assert not variables.keys() & {"SLURMDL_TASK_SCRIPT", "SLURM_DISTRIBUTION"}
@@ -179,29 +148,27 @@ def test_task_shell_keeps_user_variables_and_lists_added_ones():
     assert (variables["RANK"], variables["MASTER_ADDR"], variables["WORLD_SIZE"]) == ("7", "", "6")
     inherited = step_command.inherited_variables(variables)
     assert "WORLD_SIZE" in inherited and "RANK" not in inherited and "MASTER_ADDR" not in inherited
-    inner = step_command.StepCommand((), environ_unset=inherited).apply_to_environ(variables)
+    inner = StepCommand((), environ_unset=inherited).apply_to_environ(variables)
     assert not [name for name in inner if name.startswith("SLURMDL_")] and inner["RANK"] == "7"
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_task_shell_of_an_unmapped_step_takes_the_first_node_as_that_of_rank_0(shell):
-    args = parse("-N2", "env")
+    args = step_command.parse_srun_argv(["-N2", "env"])
     task = step_inputs.build_task_command(args.line, "srun", {}, is_mapped=False)
     command = step_command.unmapped_command(args, task, {"SLURM_JOB_NAME": "mine"}, [], 12345)
-    assert command.argv == ("srun", "--job-name=env", "-N2", *step_command.UNMAPPED_TASK_SHELL, "env")
+    assert command.argv == ("srun", "--job-name=env", "-N2", *UNMAPPED_TASK_SHELL, "env")
     for nodes in ("n3", "n3,m1", "n[03-05,7]", "n[7,9]-ib,m1", "a1-[2-3]b[007]x[1-2]-y", "a-b.c,d[1-2]"):
         environ = {"PATH": os.environ["PATH"], "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
                    "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
                    "SLURM_STEP_NODELIST": nodes, "SLURM_DISTRIBUTION": "cyclic", "SLURM_JOB_NAME": "env"}
-        proc = subprocess.run([*shell, *step_command.UNMAPPED_TASK_SHELL[1:], "env"], capture_output=True, text=True,
+        proc = subprocess.run([*shell, *UNMAPPED_TASK_SHELL[1:], "env"], capture_output=True, text=True,
                               check=True, env={**environ, **command.environ_set}, timeout=120)
         variables = dict(line.split("=", 1) for line in proc.stdout.splitlines())
-        added = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "12345",
-                 "MASTER_ADDR": hostlist.expand_hostlist(nodes)[0]}
-        exported = {"SLURMDL_EXPORTED": "".join(f" {name}" for name in (
-            "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))}
+        added = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+                 "MASTER_ADDR": hostlist.expand_hostlist(nodes)[0], "MASTER_PORT": "12345"}
         assert {name: value for name, value in variables.items() if name not in ("PWD", "_", "SHLVL", "OLDPWD")} == {
-            **environ, **added, **exported, "SLURM_JOB_NAME": "mine"}
+            **environ, **added, "SLURMDL_EXPORTED": "".join(f" {name}" for name in added), "SLURM_JOB_NAME": "mine"}
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -216,23 +183,22 @@ def test_task_shell_passes_arguments_and_exit_status(shell):
 
 
 def test_task_shell_is_bash_if_a_variable_name_is_no_identifier():
-    odd = {"BASH_FUNC_f%%": "() { :; }"}
-    assert step_command.TASK_SHELL[0] in srun_command(parse("p"), environ={"PLAIN_1": ""}).argv
-    assert ("/bin/bash" in srun_command(parse("p"), environ=odd).argv) == Path("/bin/bash").exists()
+    assert TASK_SHELL[0] in mapped("p", environ={"PLAIN_1": ""}).argv
+    odd = mapped("p", environ={"BASH_FUNC_f%%": "() { :; }"}).argv
+    assert ("/bin/bash" in odd) == Path("/bin/bash").exists()
 
 
-CONFIG = """Configuration data as of 2026-01-05T10:00:00
+# --- the controller's configuration, and the MPI in PATH ---
+
+def slurm_config(version: str = "22.05.8", packs: str = "", plugins: str = "/lib/slurm") -> SlurmConfig:
+    return SlurmConfig.from_scontrol(f"""Configuration data as of 2026-01-05T10:00:00
 MpiDefault              = none
 PluginDir               = {plugins}
 SelectTypeParameters    = CR_CORE_MEMORY{packs}
 SLURM_VERSION           = {version}
 TopologyPlugin          = topology/tree
 Slurmctld(primary) at login is UP
-"""
-
-
-def slurm_config(version: str = "22.05.8", packs: str = "", plugins: str = "/lib/slurm") -> SlurmConfig:
-    return SlurmConfig.from_scontrol(CONFIG.format(version=version, packs=packs, plugins=plugins))
+""")
 
 
 def test_slurm_config_from_scontrol():
@@ -253,16 +219,16 @@ def test_srun_cpus_per_task_depends_on_the_release(version, environ, expected):
 @pytest.mark.parametrize(("launcher", "option"), [("orterun", "--mpi=pmix"), ("mpiexec.hydra", "--mpi=pmi2"),
                                                   ("mpirun.of.another", None)])
 def test_mpi_type_option_matches_the_mpi_in_path(tmp_path, launcher, option):
-    (tmp_path / launcher).write_text("")
-    (tmp_path / launcher).chmod(0o755)
-    (tmp_path / "mpirun").symlink_to(launcher)
+    slurm = FakeSlurm(tmp_path)
+    (tmp_path / "mpirun").symlink_to(slurm.command(launcher))
     for name in ("pmix", "pmi2"):
         (tmp_path / f"mpi_{name}.so").touch()
-    config, environ = slurm_config(plugins=f"/nowhere:{tmp_path}"), {"PATH": str(tmp_path)}
-    assert slurm_conf.mpi_type_option(parse("p").line, lambda: config, environ) == ([option] if option else [])
-    assert slurm_conf.mpi_type_option(parse("--mpi=none", "p").line, lambda: config, environ) == []
-    assert slurm_conf.mpi_type_option(parse("p").line, lambda: config, {**environ, "SLURM_MPI_TYPE": "pmi2"}) == []
-    assert slurm_conf.mpi_type_option(parse("p").line, slurm_config, environ) == [], "no such plugin"
+    config = slurm_config(plugins=f"/nowhere:{tmp_path}")
+    for argv, variables, answer, expected in (
+            ("p", {}, config, [option] if option else []), ("--mpi=none p", {}, config, []),
+            ("p", {"SLURM_MPI_TYPE": "pmi2"}, config, []), ("p", {}, slurm_config(), [])):
+        line, environ = step_command.parse_srun_argv(argv.split()).line, {"PATH": str(tmp_path), **variables}
+        assert slurm_conf.mpi_type_option(line, lambda answer=answer: answer, environ) == expected
 
 
 @pytest.mark.parametrize(("listed", "options"), [("none\n\tpmix\n", ["--mpi=pmix"]), ("none\n\tpmi2", [])])
@@ -270,12 +236,36 @@ def test_mpi_type_option_without_the_controller_uses_the_list_of_srun(tmp_path, 
     def no_answer() -> SlurmConfig:
         raise UnavailableError("scontrol: no answer within 5 s")
 
-    write_program(tmp_path / "orterun", "")
-    (tmp_path / "mpirun").symlink_to("orterun")
-    write_program(tmp_path / "srun", f"[ $* = --mpi=list ] && printf 'MPI plugin types are...\\n\t{listed}' >&2")
-    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    assert slurm_conf.mpi_type_option(parse("p").line, no_answer, environ) == options
+    slurm = FakeSlurm(tmp_path)
+    (tmp_path / "mpirun").symlink_to(slurm.command("orterun"))
+    slurm.command("srun", f"[ $* = --mpi=list ] && printf 'MPI plugin types are...\\n\t{listed}' >&2")
+    line = step_command.parse_srun_argv(["p"]).line
+    assert slurm_conf.mpi_type_option(line, no_answer, slurm.environ) == options
 
+
+@pytest.mark.parametrize(("version", "has_ulfm"), [
+    ("mpirun (Open MPI) 4.1.4", False), ("mpirun (Open MPI) 5.0.10", True), ("HYDRA build details:", False)])
+def test_mpirun_has_ulfm_from_open_mpi_5_on(tmp_path, version, has_ulfm):
+    slurm = FakeSlurm(tmp_path)
+    slurm.command("mpirun", f"echo '{version}'")
+    assert slurm_conf.mpirun_has_ulfm(slurm.environ) == has_ulfm
+
+
+@pytest.mark.parametrize(("text", "status"), [("has lost communication with a remote daemon.", 76), ("", 0)])
+def test_mpirun_that_lost_a_node_exits_with_76(tmp_path, text, status):
+    FakeSlurm(tmp_path).command("mpirun", f"echo out; echo 'PRTE {text}' >&2; cat $1")
+    call = "import os; from slurmdl.launch import srun, step_command as c; " \
+           "file = c.InlineFile('', 'HOSTFILE', 'n1\\n'); " \
+           "srun._exec_step(c.StepCommand(('mpirun', file), {}, (), c.NODE_LOST_MESSAGE), os.environ)"
+    proc = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False, timeout=120,
+                          env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert (proc.returncode, proc.stdout) == (status, "out\nn1\n")
+    first, *messages = proc.stderr.splitlines()
+    assert first == f"PRTE {text}"
+    assert [line[:28] for line in messages] == ["slurmdl: mpirun has lost com"] * (status == 76)
+
+
+# --- the call ---
 
 @pytest.mark.parametrize(("command", "spans"), [
     ("--het-group=0,1 program", True), ("--het-group=0-1 program", True), ("--het-group=1 program", False),
@@ -287,51 +277,23 @@ def test_step_over_components_is_recognized(command, spans):
 @pytest.mark.parametrize(("command", "is_added"), [
     ("slurmdl train --steps 9", True), ("python -m slurmdl.train", True), ("/x/python3.11 -u -m slurmdl.train", True),
     ("python3 -m slurmdl train", True), ("python3 -m slurmdl bench", False),
-    ("python3 train.py -m slurmdl.train", False),
-    ("python3 -m torch.distributed.run", False), ("slurmdl", False), ("./mpi_program", False), ("python3", False),
-    ("-K0 slurmdl train", False), ("--kill-on-bad-exit slurmdl train", False)])
+    ("python3 train.py -m slurmdl.train", False), ("python3 -m torch.distributed.run", False), ("slurmdl", False),
+    ("./mpi_program", False), ("python3", False), ("-K0 slurmdl train", False),
+    ("--kill-on-bad-exit slurmdl train", False)])
 def test_kill_on_bad_exit_is_added_for_the_trainer_only(command, is_added):
     args = step_command.parse_srun_argv(command.split())
     assert args.kill_on_bad_exit_option({}) == (["--kill-on-bad-exit=1"] if is_added else [])
     assert args.kill_on_bad_exit_option({"SLURM_KILL_BAD_EXIT": "0"}) == []
 
 
-@pytest.mark.parametrize(("text", "status"), [("has lost communication with a remote daemon.", 76), ("", 0)])
-def test_mpirun_that_lost_a_node_exits_with_76(tmp_path, text, status):
-    write_program(tmp_path / "mpirun", f"echo out; echo 'PRTE {text}' >&2; cat $1")
-    call = "import os; from slurmdl.launch import srun, step_command as c; " \
-           "file = c.InlineFile('', 'HOSTFILE', 'n1\\n'); " \
-           "srun._exec_step(c.StepCommand(('mpirun', file), {}, (), c.NODE_LOST_MESSAGE), os.environ)"
-    proc = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False, timeout=120,
-                          env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    assert (proc.returncode, proc.stdout) == (status, "out\nn1\n")
-    first, *messages = proc.stderr.splitlines()
-    assert first == f"PRTE {text}"
-    assert len(messages) == (status == 76)
-    assert all(line.startswith("slurmdl: mpirun has lost") for line in messages)
-
-
-LAYOUT = step_layout.StepLayout((("n1", 2), ("n2", 1)))
-
-
-def test_build_plan_has_zone_costs():
-    plan, _ = step_plan.build_plan(LAYOUT, two_level(["n1"], ["n2"]), SCORES, DlOptions())
-    assert plan.costs == {"z0|z0": 1e-3, "z0|z1": 0.02, "z1|z1": 1e-3}
-
-
-def test_build_plan_has_the_requested_pattern():
-    topology, dl = two_level(["n1"], ["n2"]), DlOptions("gossip", comm_pattern="one-peer-exponential")
-    assert step_plan.build_plan(LAYOUT, topology, SCORES, dl)[0].comm_pattern == "one-peer-exponential"
-    assert step_plan.build_plan(LAYOUT, topology, SCORES, DlOptions())[0].comm_pattern == ""
-
-
-def test_build_plan_with_matrices_has_no_pattern(tmp_path):
-    file = tmp_path / "flow.csv"
-    file.write_text("0,1,0\n0,0,1\n1,0,0\n")
-    dl = DlOptions("gossip", comm_pattern=str(file))
-    plan, _ = step_plan.build_plan(LAYOUT, two_level(["n1"], ["n2"]), SCORES, dl,
-                                      traffic_file.load_traffic(dl))
-    assert plan.comm_pattern == ""
+@pytest.mark.parametrize(("argv", "message"), [
+    (["--dl-strategy=best", "p"], "--dl-strategy.*'best'.*allreduce"), (["--dl-sort", "p"], "--dl-sort.*--dl-strict"),
+    (["--step-starter=ssh", "p"], "--step-starter.*'ssh'.*srun, mpirun"),
+    *((argv, r"--print-rank-map: .*openmpi-rankfile") for argv in (
+        ["--print-rank-map=rankfile"], ["--print-rank-map"], ["--print-rank-map="]))])
+def test_invalid_option_is_a_usage_error(argv, message):
+    with pytest.raises(UsageError, match=message):
+        srun.run_srun(argv, {"SLURM_JOB_ID": "1"})
 
 
 def test_strict_srun_outside_a_job_is_a_usage_error(capfd):
@@ -339,37 +301,25 @@ def test_strict_srun_outside_a_job_is_a_usage_error(capfd):
     assert "not inside a job" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("argv", "facts"), [
-    (["--dl-strategy=best", "p"], "--dl-strategy.*'best'.*allreduce"), (["--dl-sort", "p"], "--dl-sort.*--dl-strict"),
-    (["--step-starter=ssh", "p"], "--step-starter.*'ssh'.*srun, mpirun")])
-def test_run_srun_with_an_invalid_option_is_a_usage_error(argv, facts):
-    with pytest.raises(UsageError, match=facts):
-        srun.run_srun(argv, {"SLURM_JOB_ID": "1"})
-
-
 @pytest.mark.skipif(shutil.which("srun") is None, reason="no srun")
 @pytest.mark.parametrize("argv", [["--version"], ["-V", "--dl-explain"]])
 def test_passthrough_options_run_plain_srun(argv):
-    call = "import sys; from slurmdl.cli.main import main; sys.exit(main())"
-    proc = subprocess.run([sys.executable, "-c", call, "srun", *argv], capture_output=True, text=True,
+    proc = subprocess.run([sys.executable, "-m", "slurmdl", "srun", *argv], capture_output=True, text=True,
                           env={**os.environ, "SLURM_JOB_ID": "1"}, check=False, timeout=120)
     plain = subprocess.run(["srun", "--version"], capture_output=True, text=True, check=False, timeout=120)
     assert (proc.returncode, proc.stdout, proc.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
-def test_option_after_the_program_is_passed_to_it_with_a_warning(tmp_path, monkeypatch, capsys):
-    (tmp_path / "srun").write_text("")
-    (tmp_path / "srun").chmod(0o755)
-    started = []
-    monkeypatch.setattr(srun, "_exec_step",
-                        lambda command, _: started.extend(command.argv_with_files(lambda file: file.name)))
-    environ = {"SLURM_JOB_ID": "7", "PATH": str(tmp_path), "HOME": str(tmp_path)}
-    monkeypatch.setenv("PATH", str(tmp_path))
-    srun.run_srun(["-n1", "program", "--dl-explain", "--dl-ps=1"], environ)
-    assert started[-3:] == ["program", "--dl-explain", "--dl-ps=1"]
-    stderr = capsys.readouterr().err
-    assert re.search(r"^slurmdl: --dl-explain .*program program", stderr, re.MULTILINE)
+def test_option_after_the_program_is_passed_to_it_with_a_warning(tmp_path):
+    slurm = FakeSlurm(tmp_path)
+    slurm.command("srun")
+    proc = subprocess.run([sys.executable, "-m", "slurmdl", "srun", "-n1", "program", "--dl-explain", "--dl-ps=1"],
+                          env={**slurm.environ, "SLURM_JOB_ID": "7"}, capture_output=True, text=True, check=False)
+    assert slurm.calls("srun")[-1] == "srun -n1 program --dl-explain --dl-ps=1"
+    assert re.search(r"^slurmdl: --dl-explain .*program program", proc.stderr, re.MULTILINE)
 
+
+# --- inputs ---
 
 def test_topology_yaml_applies_regardless_of_topology_plugin(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))

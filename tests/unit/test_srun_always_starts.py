@@ -1,6 +1,6 @@
-"""`slurmdl srun` starts the user's step despite any failure, and leaves no files.
+"""`slurmdl srun` starts the user's step whatever fails, and leaves no files.
 
-These tests replace Slurm's commands by scripts to inject every failure; real steps run in tests/cluster.
+Scripts play Slurm's commands, so that each of them can fail; real steps run in tests/cluster.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 
 import pytest
+from fake_slurm import FakeSlurm
 
 import slurmdl
 from slurmdl import config, dl_options, plan
@@ -34,45 +34,34 @@ MpiDefault = none
 PluginDir = /nowhere
 TopologyPlugin = topology/tree
 """
-TOPOLOGY = """SwitchName=zoneA Nodes=n[1,3]
-SwitchName=zoneB Nodes=n[2,4]
-SwitchName=core Switches=zoneA,zoneB
-"""
-#: prints its arguments and its plan
-SRUN = """#!/bin/sh
-printf '%s\\n' "$@"
-echo "plan ${SLURMDL_PLAN:-none}"
-[ -z "$PLAN_COPY" ] || cp "${SLURMDL_PLAN#file:}" "$PLAN_COPY"
-[ -z "$SRUN_WAITS" ] || { echo up; exec sleep 60; }
-exit 3
-"""
 ARGS = ["-n", str(NODES), "program", "a  b", ""]
+SHELL = step_command.UNMAPPED_TASK_SHELL
+#: the step in srun's own order, and how its tasks start
+PLAIN = [*ARGS[:2], *SHELL, *ARGS[2:], "plan none"]
+NAMED_PLAIN = ["--job-name=program", *PLAIN]
 
 
 class Job:
-    """The environment inside a job on that cluster."""
+    """The environment inside a job on n1 to n4 in two zones; srun prints its arguments and its plan."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, nodes: int = NODES) -> None:
-        self.folder, self.bin = folder, folder / "bin"
-        names = ",".join(f"n{i}" for i in range(1, nodes + 1))
-        self.bin.mkdir()
-        answers = f"case $* in *config) cat {folder}/config ;; *) echo NodeList={names} ;; esac"
-        record = f"case $* in *--format=%A*) echo '71|71|71|N/A|RUNNING|main|||{nodes}|{names}|n1|None' ;; " \
-                 "*--Format=*) echo '71|N/A|1|1|0' ;; esac"
-        for name, text in (("srun", SRUN), ("squeue", f"#!/bin/sh\n{record}\n"),
-                           ("scontrol", f"#!/bin/sh\n{answers}\n")):
-            (self.bin / name).write_text(text)
-            (self.bin / name).chmod(0o755)
-        (folder / "config").write_text(CONFIG)
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.slurm = folder, FakeSlurm(folder)
+        self.slurm.command("srun", """printf '%s\\n' "$@"
+echo "plan ${SLURMDL_PLAN:-none}"
+[ -z "$PLAN_COPY" ] || cp "${SLURMDL_PLAN#file:}" "$PLAN_COPY"
+[ -z "$SRUN_WAITS" ] || { echo up; exec sleep 60; }
+exit 3""")
+        self.slurm.answer("scontrol", CONFIG)
+        self.slurm.job(71, "n1,n2,n3,n4", NODES)
         (folder / "slurm.conf").touch()
-        (folder / "topology.conf").write_text(TOPOLOGY)
-        self.configuration = folder / "home/slurmdl/slurmdl.yaml"
+        (folder / "topology.conf").write_text("SwitchName=zoneA Nodes=n[1,3]\nSwitchName=zoneB Nodes=n[2,4]\n"
+                                              "SwitchName=core Switches=zoneA,zoneB\n")
+        self.configuration = folder / "config/slurmdl/slurmdl.yaml"
         self.configuration.parent.mkdir(parents=True)
         self.environ = {
-            "PATH": f"{self.bin}:/usr/bin:/bin", "XDG_CONFIG_HOME": str(folder / "home"), "HOME": str(folder),
-            "SLURM_CONF": str(folder / "slurm.conf"), "SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": names,
-            "SLURM_NNODES": str(nodes), "SLURM_JOB_CPUS_PER_NODE": f"1(x{nodes})",
-            "SLURM_TASKS_PER_NODE": f"1(x{nodes})", "SLURM_JOB_NAME": "job"}
+            **self.slurm.environ, "HOME": str(folder), "SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "n1,n2,n3,n4",
+            "SLURM_NNODES": str(NODES), "SLURM_JOB_CPUS_PER_NODE": f"1(x{NODES})",
+            "SLURM_TASKS_PER_NODE": f"1(x{NODES})", "SLURM_JOB_NAME": "job"}
         for name in os.environ:
             if name.startswith(("SLURM", "XDG_", "HOME", "PATH")):
                 monkeypatch.delenv(name)
@@ -82,9 +71,11 @@ class Job:
 
     plans: Path  # set by `large_job`
 
-    def start(self, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def start(self, *args: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        """Run `slurmdl srun`; a variable that is None is not set."""
+        environ = {name: value for name, value in {**self.environ, **variables}.items() if value is not None}
         return subprocess.run([sys.executable, "-m", "slurmdl", "srun", *args], capture_output=True, text=True,
-                              env={**self.environ, **variables}, cwd=self.folder, timeout=60, check=False)
+                              env=environ, cwd=self.folder, timeout=60, check=False)
 
 
 @pytest.fixture
@@ -96,24 +87,34 @@ class Started(Exception):
     """Raised in place of the start of srun."""
 
 
-SHELL = step_command.UNMAPPED_TASK_SHELL
-#: the step in srun's own order, and how its tasks start
-PLAIN = [*ARGS[:2], *SHELL, *ARGS[2:], "plan none"]
-NAMED_PLAIN = ["--job-name=program", *PLAIN]
+BROKEN_CONFIGURATIONS = ("plan_dir: 2024-13-01\n", "[" * 20_000, "a: " * 3, "planned: 1\n", "\x00",
+                         "options: {strategy: gossip, ps: 2}\n", "options: {ps: 99}\n", "link_scores: {file: 7}\n")
+#: what fails: text of a file, answer of scontrol, variables; text of the reason
+FAILURES = [
+    *(({"config/slurmdl/slurmdl.yaml": text}, {}, "") for text in BROKEN_CONFIGURATIONS),
+    ({}, {"SLURMDL_SUBMISSION": "{"}, "SLURMDL_SUBMISSION is malformed"),
+    ({}, {"SLURM_JOB_CPUS_PER_NODE": "1(x3)"}, "SLURM_JOB_CPUS_PER_NODE=1(x3) does not fit the job's 4 nodes"),
+    ({}, {"SLURM_CONSTRAINT": "gpu"}, "SLURM_CONSTRAINT is set"),
+    ({"scontrol.answer": CONFIG.replace("CR_CORE", "CR_CORE,CR_PACK_NODES")}, {}, "CR_Pack_Nodes"),
+    ({"scontrol": "#!/bin/sh\nexit 1\n"}, {}, "scontrol: exit status 1"),
+    ({"numpy.py": "raise MemoryError"}, {"PYTHONPATH": "."}, "internal error: MemoryError"),
+    ({"numpy.py": "import os; os.kill(os.getpid(), 9)"}, {"PYTHONPATH": "."},
+     "the choice of the rank map ended by signal 9"),
+]
 
 
-@pytest.mark.parametrize("text", [
-    "plan_dir: 2024-13-01\n", "[" * 20_000, "a: " * 3, "planned: 1\n", "\x00", "options: {strategy: gossip, ps: 2}\n",
-    "options: {ps: 99}\n", "link_scores: {file: 7}\n"])
-def test_broken_configuration_file_does_not_prevent_the_step(job, text):
-    job.configuration.write_text(text)
-    proc = job.start(*ARGS)
-    assert proc.stdout.splitlines() == NAMED_PLAIN
+@pytest.mark.parametrize(("files", "variables", "reason"), FAILURES)
+def test_whatever_fails_the_step_starts(job, files, variables, reason):
+    """With --dl-strict nothing starts."""
+    for name, text in files.items():
+        (job.folder / name).write_text(text)
+    proc = job.start(*ARGS, **variables)
+    # without an answer of the controller the order of srun's ranks is not known
+    assert proc.stdout.splitlines() == ([*ARGS, "plan none"] if "scontrol" in files else NAMED_PLAIN)
     assert proc.returncode == 3
-    assert proc.stderr.startswith("slurmdl: ")
-    assert proc.stderr.endswith("; the step runs in srun's own order\n")
-    assert proc.stderr.count("\n") == 1
-    strict = job.start("--dl-strict", *ARGS)
+    assert proc.stderr.startswith("slurmdl: ") and reason in proc.stderr
+    assert proc.stderr.endswith("; the step runs in srun's own order\n") and proc.stderr.count("\n") == 1
+    strict = job.start("--dl-strict", *ARGS, **variables)
     assert (strict.stdout, strict.stderr.count("\n")) == ("", 1)
     assert strict.returncode >= 64
 
@@ -126,38 +127,31 @@ def test_options_of_the_submission_apply_despite_a_broken_configuration(job):
 
 
 def test_mpi_type_is_chosen_for_an_unmapped_step(job):
-    (job.bin / "orterun").write_text("#!/bin/sh\n")
-    (job.bin / "orterun").chmod(0o755)
-    (job.bin / "mpirun").symlink_to("orterun")
-    (job.bin / "mpi_pmix.so").touch()
-    (job.folder / "config").write_text(CONFIG.replace("/nowhere", str(job.bin)))
+    (job.folder / "mpirun").symlink_to(job.slurm.command("orterun"))
+    (job.folder / "mpi_pmix.so").touch()
+    job.slurm.answer("scontrol", CONFIG.replace("/nowhere", str(job.folder)))
     job.configuration.write_text("planned: 1\n")
-    assert job.start(*ARGS).stdout.splitlines() == ["--mpi=pmix", *NAMED_PLAIN]
-    assert job.start("-Jmine", *ARGS).stdout.splitlines() == ["--mpi=pmix", "-Jmine", *PLAIN]
-    assert job.start("-O", "--mpi=none", "-Jmine", *ARGS).stdout.splitlines() == [
-        "-O", "--mpi=none", "-Jmine", *PLAIN]
-    assert job.start("-n4", "-O", "slurmdl", "train").stdout.splitlines() == [
-        "--mpi=pmix", "--kill-on-bad-exit=1", "--job-name=slurmdl", "-n4", "-O", *SHELL, "slurmdl", "train",
-        "plan none"]
+    for args, started in (
+            (ARGS, ["--mpi=pmix", *NAMED_PLAIN]), (["-Jmine", *ARGS], ["--mpi=pmix", "-Jmine", *PLAIN]),
+            (["-O", "--mpi=none", "-Jmine", *ARGS], ["-O", "--mpi=none", "-Jmine", *PLAIN]),
+            (["-n4", "-O", "slurmdl", "train"], ["--mpi=pmix", "--kill-on-bad-exit=1", "--job-name=slurmdl", "-n4",
+                                                 "-O", *SHELL, "slurmdl", "train", "plan none"])):
+        assert job.start(*args).stdout.splitlines() == started
 
 
-def test_step_that_srun_alone_can_start_stays_as_written(job):
-    """The tasks are no ranks, rank 0 may be on another node than the first, or a shell may not be at hand."""
-    config = job.folder / "config"
-    old = config.read_text()
-    for args in (["--pty", "-n2", "-N2", "bash"], ["--bcast=/tmp/p", "-n2", "-N2", "p"], ["--multi-prog", "-N2", "f"],
-                 ["--container=/image", "-n2", "p"], ["--no-such-option=1", "-n2", "p"], ["-m", "arbitrary", "p"],
-                 ["-w", "./nodes", "p"], ["--jobid=8", "p"], ["--het-group=0", "p"], ["-n2", "p", ":", "-n2", "p"],
-                 ["-N2", "torchrun", "--nnodes=4", "train.py"], ["-N2", "bash", "-c", "torchrun --nnodes=4 t.py"]):
-        assert job.start(*args).stdout.splitlines() == [*args, "plan none"], args
-    for variables in ({"SLURM_HOSTFILE": "f"}, {"SLURM_DISTRIBUTION": "arbitrary"}, {"SLURM_HET_SIZE": "2"},
-                      {"SLURMDL_OPT_LAUNCHER": "auto:2"}):
-        assert job.start("-N2", "p", **variables).stdout.splitlines() == ["-N2", "p", "plan none"], variables
-    config.write_text(old.replace("22.05.8", "26.05.0"))
-    assert job.start("-N2", "p").stdout.splitlines() == ["-N2", "p", "plan none"]
-    del job.environ["SLURM_JOB_ID"]
-    config.write_text(old)
-    assert job.start("-N2", "p").stdout.splitlines() == ["-N2", "p", "plan none"]
+@pytest.mark.parametrize(("command", "variables"), [
+    *((command, {}) for command in (
+        "--pty -n2 -N2 bash", "--bcast=/tmp/p -n2 -N2 p", "--multi-prog -N2 f", "--container=/image -n2 p",
+        "--no-such-option=1 -n2 p", "-m arbitrary p", "-w ./nodes p", "--jobid=8 p", "--het-group=0 p",
+        "-n2 p : -n2 p", "-N2 torchrun --nnodes=4 train.py", "-N2 bash -c torchrun\t--nnodes=4\tt.py")),
+    *(("-N2 p", variables) for variables in (
+        {"SLURM_HOSTFILE": "f"}, {"SLURM_DISTRIBUTION": "arbitrary"}, {"SLURM_HET_SIZE": "2"},
+        {"SLURMDL_OPT_LAUNCHER": "auto:2"}, {"SLURM_JOB_ID": None}, {"VERSION": "26.05.0"}))])
+def test_step_that_srun_alone_can_start_stays_as_written(job, command, variables):
+    """The tasks are not ranks, rank 0 may be on another node than the first, or a shell may not be at hand."""
+    job.slurm.answer("scontrol", CONFIG.replace("22.05.8", variables.get("VERSION", "22.05.8")))
+    args = command.split(" ")
+    assert job.start(*args, **variables).stdout.splitlines() == [*args, "plan none"]
 
 
 def test_step_without_a_map_starts_if_the_environment_is_too_long_with_it(job, monkeypatch):
@@ -173,7 +167,7 @@ def test_step_without_a_map_starts_if_the_environment_is_too_long_with_it(job, m
     monkeypatch.setattr(process, "exec_program", record)
     with pytest.raises(Started) as started:
         srun.run_srun(ARGS, dict(os.environ))
-    assert started.value.args[0] == [str(job.bin / "srun"), *ARGS]
+    assert started.value.args[0] == [str(job.folder / "srun"), *ARGS]
 
 
 # --- plans that exceed the size limit of a variable ---
@@ -197,30 +191,25 @@ def large_job(tmp_path, monkeypatch) -> Job:
     return job
 
 
-def files(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir())
-
-
 def test_plan_file_is_removed_with_the_step(large_job):
     copy = large_job.folder / "copy"
     proc = large_job.start("program", PLAN_COPY=str(copy))
     assert (proc.returncode, proc.stderr) == (3, "")
     path = Path(proc.stdout.splitlines()[-1].removeprefix("plan file:"))
-    assert path.parent == large_job.plans
+    assert path.parent == large_job.plans and not list(large_job.plans.iterdir())
     assert len(plan.decode_plan(f"file:{copy}")) == 16_000
-    assert files(large_job.plans) == []
+    dry_run = large_job.start("--dl-dry-run", "program")
+    assert "export SLURMDL_PLAN=file:PLAN\n" in dry_run.stdout and not list(large_job.plans.iterdir())
 
 
-def test_link_at_the_path_of_a_plan_file_is_not_followed(large_job):
-    """Another user with write access to the directory may guess the job ID and the process ID."""
-    target = large_job.folder / "precious"
-    target.write_text("mine")
-    start = f'ln -s {target} {large_job.plans}/plan-71-$$; exec "$@"'
-    proc = subprocess.run(["sh", "-c", start, "sh", sys.executable, "-m", "slurmdl", "srun", "program"],
-                          capture_output=True, text=True, env=large_job.environ, timeout=60, check=False)
-    assert proc.returncode == 3
-    assert "plan file:" in proc.stdout
-    assert target.read_text() == "mine"
+def test_link_at_the_path_of_a_plan_file_is_not_followed(tmp_path, monkeypatch):
+    """Another user with write access to the directory may guess the name."""
+    monkeypatch.setattr(os, "urandom", bytes)
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / f"plan-{bytes(8).hex()}").symlink_to("precious")
+    with pytest.raises(FileExistsError):
+        plan.write_plan_file("text", str(tmp_path))
+    assert (tmp_path / "precious").read_text() == "mine"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -228,20 +217,14 @@ def test_plan_file_is_removed_when_a_signal_ends_the_step(large_job, number):
     child = subprocess.Popen([sys.executable, "-m", "slurmdl", "srun", "program"], stdout=subprocess.PIPE, text=True,
                              env={**large_job.environ, "SRUN_WAITS": "1"})
     args = list(iter(child.stdout.readline, "up\n"))
-    path, = files(large_job.plans)
+    path, = large_job.plans.iterdir()
     assert f"plan file:{path}\n" in args
     status = path.stat()
     assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o600, os.geteuid())
     child.send_signal(number)
     child.communicate(timeout=120)
     assert child.returncode == -number
-    assert files(large_job.plans) == []
-
-
-def test_dry_run_writes_no_plan_file(large_job):
-    proc = large_job.start("--dl-dry-run", "program")
-    assert "export SLURMDL_PLAN=file:PLAN\n" in proc.stdout
-    assert files(large_job.plans) == []
+    assert not list(large_job.plans.iterdir())
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
@@ -335,15 +318,6 @@ def run(calls: Calls, args: list[str]) -> Exception | int:
         sys.settrace(None)
 
 
-@pytest.fixture
-def started(monkeypatch, one_process) -> Callable[[list[str], dict[str, str]], None]:
-    def raise_started(argv: list[str], environ: dict[str, str]) -> None:
-        raise Started(argv, environ)
-
-    monkeypatch.setattr(process, "exec_program", raise_started)
-    return raise_started
-
-
 LATE = submission_record.SubmissionRecord(dl_options.DlOptions(), "", 1, os.uname().nodename.partition(".")[0], {},
                                           submission_record.RequestedSize(NODES - 1))
 JOBS = {"mapped": {}, "shrunk": {"SLURMDL_SUBMISSION": LATE.to_env_value(), "SLURM_NTASKS": "3"}}
@@ -351,13 +325,18 @@ JOBS = {"mapped": {}, "shrunk": {"SLURMDL_SUBMISSION": LATE.to_env_value(), "SLU
 
 @pytest.mark.parametrize("variables", [
     JOBS["mapped"], pytest.param(JOBS["shrunk"], marks=pytest.mark.nightly)], ids=JOBS)
-def test_fault_in_any_call_starts_the_step_without_a_map(job, started, capfd, monkeypatch, variables):
+@pytest.mark.usefixtures("one_process")
+def test_fault_in_any_call_starts_the_step_without_a_map(job, capfd, monkeypatch, variables):
     """With --dl-strict the fault is an error."""
+    def raise_started(argv: list[str], environ: dict[str, str]) -> None:
+        raise Started(argv, environ)
+
+    monkeypatch.setattr(process, "exec_program", raise_started)
     job.configuration.write_text("options: {strategy: gossip, explain: true}\nlink_scores: {max_age: 60}\n")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     args = ARGS[2:] if variables else ARGS
-    srun_path = str(job.bin / "srun")
+    srun_path = str(job.folder / "srun")
     words = args.index("program")
     plain = ([srun_path, *args], [srun_path, "--job-name=program", *args[:words], *SHELL, *args[words:]])
     run(Calls(), args)  # imports modules

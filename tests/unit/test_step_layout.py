@@ -36,15 +36,25 @@ def counts(*arguments, **keywords) -> list[int]:
     ("-N 4 -n 5", [2, 1, 1, 1]), ("-N4-4", [1, 1, 1, 1]), ("--ntasks-per-node=3", [3, 3, 3, 3]),
     ("--tasks-per-node=2", [2, 2, 2, 2]), ("-c 2", [2, 2, 2, 2]), ("-c 3", [1, 1, 1, 1]), ("-c2 -n 5", [2, 1, 1, 1]),
     ("--label -u --exact -n 7 --mpi=pmix -K", [2, 2, 2, 1]), ("-m block -n 7 -p main --mail-type=END", [2, 2, 2, 1]),
-    ("--mem-per-cpu=1", [1, 1, 1, 1]), ("-n 8 -G 8 --cpus-per-gpu=1", [2, 2, 2, 2])])
+    ("--mem-per-cpu=1", [1, 1, 1, 1]), ("-n 8 -G 8 --cpus-per-gpu=1", [2, 2, 2, 2]),
+    # it contradicts the tasks, and changes nothing
+    ("-n 6 --ntasks-per-node=4", [2, 2, 1, 1])])
 def test_tasks_on_equal_nodes(options, expected):
     assert counts(options) == expected
 
 
-@pytest.mark.parametrize(("options", "expected"), [
+@pytest.mark.parametrize(("tasks", "expected"), [
     ("", [1, 1, 1]), ("-n 4", [2, 1, 1]), ("-n 5", [2, 2, 1]), ("-n 6", [3, 2, 1]), ("-n 7", [4, 2, 1])])
-def test_tasks_on_unequal_nodes(options, expected):
-    assert counts(options, allocation=UNEVEN) == expected
+def test_tasks_on_unequal_nodes(tasks, expected):
+    assert counts(tasks, allocation=UNEVEN) == expected
+
+
+@pytest.mark.parametrize(("options", "environ", "cpus_per_task", "expected"), [
+    ("", {"SLURM_NTASKS": "6"}, None, [2, 2, 1, 1]), ("-n 5", {"SLURM_NTASKS": "6"}, None, [2, 1, 1, 1]),
+    ("", {"SLURM_NTASKS_PER_NODE": "2"}, None, [2, 2, 2, 2]), ("", {}, 2, [2, 2, 2, 2]),
+    ("-c 1 -n 6", {}, 4, [2, 2, 1, 1]), ("-n 4", {"SLURM_NNODES": "4"}, None, [1, 1, 1, 1])])
+def test_environment_counts_like_options(options, environ, cpus_per_task, expected):
+    assert counts(options, environ=environ, cpus_per_task=cpus_per_task) == expected
 
 
 @pytest.mark.parametrize(("options", "nodes"), [
@@ -61,19 +71,25 @@ def test_layouts_that_depend_on_other_steps(options, alone):
     assert compute_layout(options).only_if_alone == alone
 
 
-@pytest.mark.parametrize(("options", "word"), [
+@pytest.mark.parametrize(("options", "message"), [
     ("-N 2", "Slurm chooses"), ("-n 3", "Slurm chooses"), ("-N 2-4", "fixed count"), ("-w n1 -N 2", "Slurm chooses"),
     ("-x n1", "Slurm chooses"), ("-x n1 -N 2", "Slurm chooses"), ("-w n9 -N1", "n9"), ("-w ./file -N 1", "file"),
     ("-w n[2-1] -N 1", "nodelist"), ("-w n1 -x n1", "same node"), ("-r 3 -N 2", "relative"), ("-r 2", "relative"),
     ("-n 17", "do not fit"), ("-c 5", "do not fit"), ("-n 4k", "fixed count"), ("-n 0", "fixed count"),
     ("-m cyclic", "cyclic"), ("--distribution=block:block", "block:block"), ("-O", "-O"),
-    ("--het-group=1", "--het-group"),
-    ("--bcast", "--bcast"), ("--no-such=1", "--no-such"), ("-F hosts", "-F"),
-    ("-n 5 --mem-per-cpu=1", "--mem-per-cpu"),
-    ("-n 5 --ntasks-per-core=1", "--ntasks-per-core"), ("-c 2 -N 2", "-c")])
-def test_options_that_are_not_mapped(options, word):
-    with pytest.raises(PlacementError, match=word):
+    ("--het-group=1", "--het-group"), ("--bcast", "--bcast"), ("--no-such=1", "--no-such"), ("-F hosts", "-F"),
+    ("-n 5 --mem-per-cpu=1", "--mem-per-cpu"), ("-n 5 --ntasks-per-core=1", "--ntasks-per-core"),
+    ("-c 2 -N 2", "-c without -n"), (": b", "heterogeneous")])
+def test_options_that_are_not_mapped(options, message):
+    with pytest.raises(PlacementError, match=message):
         compute_layout(options)
+
+
+@pytest.mark.parametrize(("variable", "message"), [
+    ("SLURM_HET_SIZE", "heterogeneous"), *((name, f"{name} is set") for name in step_layout.UNSUPPORTED_ENV)])
+def test_variables_that_are_not_mapped(variable, message):
+    with pytest.raises(PlacementError, match=message):
+        compute_layout("", environ={variable: "2"})
 
 
 def test_options_that_prevent_mapping_are_one_list():
@@ -91,32 +107,7 @@ def test_option_without_its_value_is_not_mapped():
             getopt.parse_command_line(["-n"], step_layout.SHORT_OPTIONS, step_layout.LONG_OPTIONS), {}, None)
 
 
-def test_heterogeneous_steps_are_not_mapped():
-    line = getopt.parse_command_line(["-n4", "a", ":", "b"], step_layout.SHORT_OPTIONS, step_layout.LONG_OPTIONS)
-    with pytest.raises(PlacementError, match="heterogeneous"):
-        parse_step_request(line, {}, None)
-    with pytest.raises(PlacementError, match="heterogeneous"):
-        compute_layout("", environ={"SLURM_HET_SIZE": "2"})
-
-
-@pytest.mark.parametrize("variable", step_layout.UNSUPPORTED_ENV)
-def test_unsupported_variables_are_not_mapped(variable):
-    with pytest.raises(PlacementError, match=variable):
-        compute_layout("", environ={variable: "1"})
-
-
-def test_environment_counts_like_options():
-    assert counts("", environ={"SLURM_NTASKS": "6"}) == [2, 2, 1, 1]
-    assert counts("-n 5", environ={"SLURM_NTASKS": "6"}) == [2, 1, 1, 1]
-    assert counts("", environ={"SLURM_NTASKS_PER_NODE": "2"}) == [2, 2, 2, 2]
-    assert counts("", cpus_per_task=2) == [2, 2, 2, 2]
-    assert counts("-c 1 -n 6", cpus_per_task=4) == [2, 2, 1, 1]
-    layout = compute_layout("-n 4", environ={"SLURM_NNODES": "4"})
-    assert [node for node, _ in layout.node_tasks] == ["n1", "n2", "n3", "n4"]
-
-
-def test_contradictory_ntasks_per_node_is_mapped_if_it_changes_nothing():
-    assert counts("-n 6 --ntasks-per-node=4") == [2, 2, 1, 1]
+def test_ntasks_per_node_that_contradicts_the_tasks_is_not_mapped():
     with pytest.raises(PlacementError, match="contradicts"):
         counts("-n 6 --ntasks-per-node=2", allocation=Allocation(1, ("n1", "n2"), (8, 1)))
 

@@ -1,16 +1,19 @@
-"""Zone costs, calculated by hand, and the comparison of a step with the promise of its submission."""
+"""The plan of a step: zone costs, calculated by hand, its pattern, and the promise of its submission."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from placing import SCORES, two_level
 
 from slurmdl.dl_options import DlOptions
-from slurmdl.launch.step_plan import MAX_ZONES, broken_promise, compute_zone_costs
+from slurmdl.launch.step_plan import MAX_ZONES, broken_promise, build_plan, compute_zone_costs
 from slurmdl.launch.submission_record import Promise, SubmissionRecord
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.result import Cost, RankMap
 from slurmdl.plan import Plan
+from slurmdl.slurm.step_layout import StepLayout
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 
@@ -24,23 +27,29 @@ def test_slowest_link_of_the_path_decides() -> None:
     # a: its median node; a-b: b's uplink; a-c: the uplink of m, above a; b-c: b's
     assert compute_zone_costs(network_links(topology.nodes, topology, scores)) == {
         "a|a": 1 / 100, "a|b": 1 / 10, "a|c": 1 / 20, "b|b": 1 / 100, "b|c": 1 / 10, "c|c": 1 / 80}
-
-
-def test_slow_inter_leaf_path_has_its_measured_cost() -> None:
-    leaves = [ZoneDecl(name, nodes=(f"{name}1",)) for name in "abc"]
-    topology = build_topology([*leaves, ZoneDecl("r", children=("a", "b", "c"))], kind="tree", source="")
-    scores = LinkScores(inter_leaf={"a|c": LinkScore(20.0), "a|b": LinkScore(90.0)}, default_node_bandwidth=100.0,
-                        default_zone_bandwidth=(100.0,))
-    assert compute_zone_costs(network_links(topology.nodes, topology, scores)) == {
-        "a|a": 1 / 100, "a|b": 1 / 100, "a|c": 1 / 20, "b|b": 1 / 100, "b|c": 1 / 100, "c|c": 1 / 100}
+    # a measured inter-leaf path counts if it is slower than its links
+    measured = LinkScores(inter_leaf={"a|c": LinkScore(5.0), "a|b": LinkScore(90.0)}, default_node_bandwidth=100.0,
+                          default_zone_bandwidth=(50.0, 20.0))
+    assert compute_zone_costs(network_links(topology.nodes, topology, measured)) == {
+        "a|a": 1 / 100, "a|b": 1 / 50, "a|c": 1 / 5, "b|b": 1 / 100, "b|c": 1 / 20, "c|c": 1 / 100}
 
 
 def test_no_costs_without_zones_or_with_too_many() -> None:
     assert compute_zone_costs(network_links(["a", "b"], Topology.flat(["a", "b"]), LinkScores())) == {}
-    many = build_topology([ZoneDecl(f"z{i}", nodes=(f"n{i}",)) for i in range(MAX_ZONES + 1)], kind="tree", source="")
+    many = two_level(*((f"n{i}",) for i in range(MAX_ZONES + 1)))
     assert compute_zone_costs(network_links(many.nodes, many, LinkScores())) == {}
     costs = compute_zone_costs(network_links(many.nodes[1:], many, LinkScores()))
     assert len(costs) == MAX_ZONES * (MAX_ZONES + 1) / 2
+
+
+@pytest.mark.parametrize(("dl", "matrices", "pattern"), [
+    (DlOptions(), (), ""), (DlOptions("gossip", comm_pattern="one-peer-exponential"), (), "one-peer-exponential"),
+    (DlOptions("gossip", comm_pattern="flow.csv"), (np.roll(np.eye(3), 1, axis=1),), "")])
+def test_plan_has_zone_costs_and_the_requested_pattern(dl: DlOptions, matrices: tuple[np.ndarray, ...],
+                                                       pattern: str) -> None:
+    plan, _ = build_plan(StepLayout((("n1", 2), ("n2", 1))), two_level(["n1"], ["n2"]), SCORES, dl, matrices)
+    assert plan.costs == {"z0|z0": 1e-3, "z0|z1": 0.02, "z1|z1": 1e-3}
+    assert plan.comm_pattern == pattern
 
 
 @pytest.mark.parametrize(("promise", "dl", "text"), [
