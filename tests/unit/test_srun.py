@@ -24,6 +24,7 @@ from slurmdl.plan import Plan
 from slurmdl.slurm import hostlist, slurm_conf, step_layout
 from slurmdl.slurm.jobs import Allocation
 from slurmdl.slurm.slurm_conf import SlurmConfig
+from slurmdl.traffic import Traffic
 
 PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n2", "n4"), ("ps", "worker", "worker", "worker", "ps", "worker"),
             {"n1": ("core", "zoneA"), "n3": ("core", "zoneA"), "n2": ("core", "zoneB"), "n4": ("core", "zoneB")})
@@ -340,5 +341,5 @@ def test_ranks_per_node_are_those_of_one_task_under_srun_only(options, ranks_per
     call = step_inputs.StepCall(args, args.merge_options({}), {}, None, Config(), slurm_config, pytest.fail)
     inputs = step_inputs.StepInputs(call, Allocation(1, ("n1", "n2"), (1, 1)),
                                     step_layout.StepLayout((("n1", 1), ("n2", 1))), 1, two_level(["n1"], ["n2"]),
-                                    "", SCORES, (), 12345)
+                                    "", SCORES, Traffic(), 12345)
     assert step_inputs.with_launcher(inputs).ranks_per_task == ranks_per_task

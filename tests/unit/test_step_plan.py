@@ -16,6 +16,7 @@ from slurmdl.plan import Plan
 from slurmdl.slurm.step_layout import StepLayout
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
+from slurmdl.traffic import Traffic
 
 
 def test_slowest_link_of_the_path_decides() -> None:
@@ -42,12 +43,12 @@ def test_no_costs_without_zones_or_with_too_many() -> None:
     assert len(costs) == MAX_ZONES * (MAX_ZONES + 1) / 2
 
 
-@pytest.mark.parametrize(("dl", "matrices", "pattern"), [
-    (DlOptions(), (), ""), (DlOptions("gossip", comm_pattern="one-peer-exponential"), (), "one-peer-exponential"),
-    (DlOptions("gossip", comm_pattern="flow.csv"), (np.roll(np.eye(3), 1, axis=1),), "")])
-def test_plan_has_zone_costs_and_the_requested_pattern(dl: DlOptions, matrices: tuple[np.ndarray, ...],
-                                                       pattern: str) -> None:
-    plan, _ = build_plan(StepLayout((("n1", 2), ("n2", 1))), two_level(["n1"], ["n2"]), SCORES, dl, matrices)
+@pytest.mark.parametrize(("traffic", "pattern"), [
+    (None, ""), (Traffic("gossip", pattern="one-peer-exponential"), "one-peer-exponential"),
+    (Traffic("gossip", pattern="flow.csv", matrices=(np.roll(np.eye(3), 1, axis=1),)), "")])
+def test_plan_has_zone_costs_and_the_requested_pattern(traffic: Traffic | None, pattern: str) -> None:
+    layout = StepLayout((("n1", 2), ("n2", 1)))
+    plan, _ = build_plan(layout, two_level(["n1"], ["n2"]), SCORES, DlOptions(), traffic)
     assert plan.costs == {"z0|z0": 1e-3, "z0|z1": 0.02, "z1|z1": 1e-3}
     assert plan.comm_pattern == pattern
 
