@@ -34,7 +34,7 @@ COMMANDS = {
 #: command -> module and function, if not slurmdl.cli.COMMAND and run
 _ENTRY_POINTS = {
     "sbatch": ("slurmdl.launch.sbatch", "run_sbatch"), "train": ("slurmdl.train.__main__", "main"),
-    "srun": ("slurmdl.cli.step", "srun"), "env": ("slurmdl.cli.step", "env"),
+    "srun": ("slurmdl.launch.srun", "run_srun"), "env": ("slurmdl.cli.step", "env"),
     "verify": ("slurmdl.cli.step", "verify"),
     "preflight": ("slurmdl.cli.health", "preflight"), "requeue": ("slurmdl.cli.health", "requeue"),
     "audit": ("slurmdl.cli.history", "audit"), "replay": ("slurmdl.cli.history", "replay"),

@@ -1,4 +1,4 @@
-"""Commands of steps: `slurmdl srun`, `slurmdl env` and `slurmdl verify`."""
+"""Commands of steps besides `slurmdl srun`: `slurmdl env` and `slurmdl verify`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,6 @@ from collections.abc import Mapping
 from slurmdl.errors import UsageError
 from slurmdl.text import print_escaped
 
-SRUN_HELP = """\
-usage: slurmdl srun [--dl-*] [--step-starter=NAME] [--print-rank-map=FORMAT] [srun options] program [args]
-
-Inside a job or an salloc: orders the ranks of the step by the zones of the allocated nodes, then executes srun
-with all its options unchanged. srun determines tasks per node and CPUs per task.
-A step that cannot be mapped, or outside a job, runs as plain srun, with one line on stderr that gives the reason.
-
-  --step-starter=srun|mpirun  program that starts the tasks (default: srun; mpirun is Open MPI's)
-  --print-rank-map=FORMAT     print the rank map instead of starting a step; needs no program. FORMAT is
-                              slurm-hostfile, openmpi-rankfile, openmpi-seq, mpich-rank-order, intel-machinefile,
-                              hydra-hostfile, torchrun, or shell: variables for `srun --dl-rank-map`, an option of
-                              slurmdl's SPANK plugin:
-                                  eval "$(slurmdl srun --print-rank-map=shell)"
-                              Open MPI 5 rejects rank files with a dash in the name.
-"""
 ENV_HELP = """\
 usage: slurmdl env [options of srun and --dl-*]
 
@@ -39,17 +24,6 @@ PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT and PET_LOCAL_ADDR for torchrun:
 """
 
 
-def srun(argv: list[str]) -> int:
-    if argv[:1] in (["--help"], ["-h"]):
-        from slurmdl import dl_options
-
-        print(f"{SRUN_HELP}\n{dl_options.help_text()}\nsrun's own options: srun --help")
-        return 0
-    from slurmdl.launch.srun import run_srun
-
-    return run_srun(argv, os.environ)
-
-
 def env(argv: list[str]) -> int:
     if argv[:1] in (["--help"], ["-h"]):
         print_escaped(ENV_HELP)
@@ -59,7 +33,7 @@ def env(argv: list[str]) -> int:
     if not jobs.is_srun_task(os.environ):
         from slurmdl.launch.srun import run_srun
 
-        return run_srun([*argv, "--print-rank-map=env"], os.environ)
+        return run_srun([*argv, "--print-rank-map=env"])
     if argv:
         raise UsageError(f"env: {argv[0]}: options belong to the call in the job script; expected none in a task")
     for name, value in task_environ(os.environ).items():

@@ -50,7 +50,7 @@ class RankReport:
 
 
 def format_result(planned: Sequence[str], reports: Sequence[RankReport]) -> tuple[str, str]:
-    """The verdict and the line of `compare_ranks`; "misplaced" also if the world has another size.
+    """The outcome and the line of `compare_ranks`; "misplaced" also if the world has another size.
 
     `planned` is the node of each rank in the plan.
     """
@@ -231,11 +231,11 @@ def check_node(task_pid: int, environ: Mapping[str, str]) -> None:
     reports = [report, *others]
     if not any(node_report.ranks for node_report in reports):
         return  # the program has ended at once, or its ranks have no RANK
-    verdict, line = format_result(planned, reports)
-    if verdict == "misplaced" and "SLURMDL_LAUNCHER" not in environ:
+    outcome, line = format_result(planned, reports)
+    if outcome == "misplaced" and "SLURMDL_LAUNCHER" not in environ:
         line += "; the launcher was not recognized in the command, expected --dl-launcher=torchrun"
     warn(line + plans.segments_text(plan, environ))
-    if mode == "strict" and verdict == "misplaced":
+    if mode == "strict" and outcome == "misplaced":
         warn("--dl-strict: the step is canceled")
         process.run_command(["scancel", f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"])
 
@@ -259,9 +259,9 @@ def verify_rank(environ: Mapping[str, str]) -> bool:
     if rank == "0":
         with socket.create_server(("", address[1]), backlog=1024) as server:
             others = receive_reports(server, key, set(range(1, len(plan))), lambda: time.monotonic() > end)
-        verdict, line = format_result(plan.nodes, [report, *others])
+        outcome, line = format_result(plan.nodes, [report, *others])
         warn(line + plans.segments_text(plan, environ))
-        return verdict == "correct"
+        return outcome == "correct"
     try:
         send_report(report, address, key, lambda: time.monotonic() > end)
     except OSError as error:

@@ -36,6 +36,21 @@ from slurmdl.slurm import getopt, jobs, process, slurm_conf
 from slurmdl.slurm.slurm_conf import SlurmConfig, start_config_query
 from slurmdl.text import print_escaped
 
+SRUN_HELP = """\
+usage: slurmdl srun [--dl-*] [--step-starter=NAME] [--print-rank-map=FORMAT] [srun options] program [args]
+
+Inside a job or an salloc: orders the ranks of the step by the zones of the allocated nodes, then executes srun
+with all its options unchanged. srun determines tasks per node and CPUs per task.
+A step that cannot be mapped, or outside a job, runs as plain srun, with one line on stderr that gives the reason.
+
+  --step-starter=srun|mpirun  program that starts the tasks (default: srun; mpirun is Open MPI's)
+  --print-rank-map=FORMAT     print the rank map instead of starting a step; needs no program. FORMAT is
+                              slurm-hostfile, openmpi-rankfile, openmpi-seq, mpich-rank-order, intel-machinefile,
+                              hydra-hostfile, torchrun, or shell: variables for `srun --dl-rank-map`, an option of
+                              slurmdl's SPANK plugin:
+                                  eval "$(slurmdl srun --print-rank-map=shell)"
+                              Open MPI 5 rejects rank files with a dash in the name.
+"""
 #: directory of plans that are too long for the environment, unless the configuration names one
 DEFAULT_PLAN_DIR = ".slurmdl"
 
@@ -58,7 +73,7 @@ class Outcome:
     output: str = ""
 
 
-def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run_srun(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Replace this process by srun (or mpirun), so that signals and the exit status are those of the program.
 
     Returns only after a dry run, after --print-rank-map, which start nothing, and after an error that is printed
@@ -66,6 +81,9 @@ def run_srun(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     (--dl-preflight). Raises UsageError for an unknown --dl-* option, step starter, format or value, UnavailableError
     if srun (or mpirun with --step-starter=mpirun) is missing.
     """
+    if argv[:1] in (["--help"], ["-h"]):
+        print(f"{SRUN_HELP}\n{dl_options.help_text()}\nsrun's own options: srun --help")
+        return 0
     args = step_command.parse_srun_argv(argv, partial(getopt.plugin_options, "srun"))
     if args.starts_no_step:
         _exec_step(step_command.plain_command(args, environ), environ)
@@ -107,13 +125,12 @@ def _decide(args: SrunArgs, outcome: Outcome, on_warning: Callable[[str], None],
         send(records.to_json(outcome))
         call = StepCall(args, options, environ, record, site_config, get_slurm_config, on_warning)
         size, excluded = record.requested_size if record else None, frozenset[str]()
-        if options.preflight and not (options.dry_run or args.map_format):
+        checks_nodes = options.preflight and not (options.dry_run or args.map_format)
+        if checks_nodes or size:
             from slurmdl.launch import job_start
-
+        if checks_nodes:
             excluded = job_start.check_nodes_once(call)
         if size:
-            from slurmdl.launch import job_start
-
             outcome = replace(outcome, environ=job_start.environ_with_requested_size(environ, size))
             call = job_start.reduce_job(replace(call, environ=outcome.environ), size, excluded)
             outcome = replace(outcome, environ=call.environ)
@@ -241,7 +258,7 @@ def _exec_step(command: StepCommand, environ: Mapping[str, str]) -> NoReturn:
     argv, variables = [program, *args[1:]], command.apply_to_environ(environ)
     if not (command.plan_file or command.failure_message):
         process.exec_program(argv, variables)
-    from slurmdl.launch import supervisor
+    from slurmdl.slurm import supervisor
 
     try:
         supervisor.exec_supervised(argv, variables, remove_file=command.plan_file,

@@ -25,13 +25,13 @@ ZONE = "zoneA\x1bc\x9b1m\x7f\u202e"
 #: calls of print, except in bench/ and train/, that do not escape their text: fixed texts, and output for programs
 RAW = {
     # an interpreter without imports of slurmdl; it names the program that was found on PATH
-    ("launch/supervisor.py", "f'slurmdl: {argv[0]}: {error.strerror}'"),
-    ("launch/supervisor.py",
+    ("slurm/supervisor.py", "f'slurmdl: {argv[0]}: {error.strerror}'"),
+    ("slurm/supervisor.py",
      "f'slurmdl: {name} {failure_message}, and has ended all tasks; its own exit status is 0'"),
     ("cli/main.py", "'\\n'.join(['usage: slurmdl COMMAND [options]', '', *lines, '', '`slurmdl COMMAND --help` "
                     "lists its options.'])"),
     ("cli/place.py", "HELP"),
-    ("cli/step.py", 'f"{SRUN_HELP}\\n{dl_options.help_text()}\\nsrun\'s own options: srun --help"'),
+    ("launch/srun.py", 'f"{SRUN_HELP}\\n{dl_options.help_text()}\\nsrun\'s own options: srun --help"'),
     # progress: the name of a policy and numbers, after the control sequence that clears the line
     ("cli/history.py", "f'\\r\\x1b[K{text}'"),
     ("cli/links.py", "format_sample_lines(samples)"),

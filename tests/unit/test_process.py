@@ -39,7 +39,7 @@ supervised = pytest.mark.parametrize("failure_message", ["", "lost a node"], ids
 def supervisor_command(failure_message: str, *argv: str) -> list[str]:
     """A command line that supervises a program."""
     # numpy starts threads, which must not take the signals
-    return [sys.executable, "-c", "import os, numpy; from slurmdl.launch import supervisor; "
+    return [sys.executable, "-c", "import os, numpy; from slurmdl.slurm import supervisor; "
             f"supervisor.exec_supervised({['/usr/bin/env', *argv]!r}, os.environ, "
             f"failure_message={failure_message!r})"]
 
@@ -125,7 +125,7 @@ def test_query_keeps_its_limit_if_a_descendant_outside_its_group_holds_the_pipes
 def test_programs_start_with_default_signal_actions(call):
     """Python ignores SIGPIPE, and started programs inherit ignored signals."""
     grep = ["/bin/grep", "^Sig[BI]", "/proc/self/status"]
-    script = "import os; from slurmdl.launch import supervisor; from slurmdl.slurm import process; " \
+    script = "import os; from slurmdl.slurm import process, supervisor; " \
              f"{call}({grep!r}, os.environ)"
     outputs = [subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120).stdout.split()
                for argv in ([sys.executable, "-c", script], grep)]
