@@ -32,8 +32,6 @@ RAW = {
                     "lists its options.'])"),
     ("cli/place.py", "HELP"),
     ("launch/srun.py", 'f"{SRUN_HELP}\\n{dl_options.help_text()}\\nsrun\'s own options: srun --help"'),
-    # progress: the name of a policy and numbers, after the control sequence that clears the line
-    ("cli/history.py", "f'\\r\\x1b[K{text}'"),
     ("cli/links.py", "format_sample_lines(samples)"),
     ("cli/topology.py", "text"), ("cli/topology.py", "write.format_topology(TopologySet.single(topology), None, "
                                                      "options.format)"),
