@@ -74,7 +74,7 @@ def test_requests_get_the_predicted_nodes_and_tasks(sandbox: Sandbox) -> None:
     predicted = {" ".join(request): model.answer(request, cluster) for request in REQUESTS}
     answers = dict(zip(predicted, gpu_requests.ask_slurm(sandbox, REQUESTS), strict=True))
     assert predicted == answers
-    assert 0.2 < sum(answer is None for answer in answers.values()) / len(answers) < 0.4
+    assert 0.2 < sum(answer is None for answer in answers.values()) / len(answers) < 0.45
 
 
 @pytest.mark.parametrize("request_", UNCERTAIN, ids=" ".join)
