@@ -217,8 +217,8 @@ fuzz-plugin: system-deps
 test-plugin-releases: install
 	-@tools/install-debian-deps debootstrap
 	$(AS_ROOT) tools/test-plugin-releases
-	$(AS_ROOT) env SLURMDL_NIGHTLY=1 $(BIN)/pytest -p no:cacheprovider tests/cluster/test_spank_releases.py tests/cluster/test_segment_releases.py \
-		tests/cluster/test_preference_releases.py tests/cluster/test_task_order_releases.py
+	$(AS_ROOT) env SLURMDL_NIGHTLY=1 $(BIN)/pytest -p no:cacheprovider tests/cluster/test_spank_releases.py \
+		tests/cluster/test_releases.py
 
 pyslurm: install
 	-@tools/install-debian-deps debootstrap
