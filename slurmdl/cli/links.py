@@ -65,11 +65,11 @@ HealthCheckProgram, in a Prolog or from a systemd timer. A state file keeps the 
     ingest = command("ingest", "store samples and publish link scores", """
 
 Reads samples as JSON lines from files and a spool directory, stores them in a database on a local disk, and publishes
-a snapshot for `--dl-link-scores=auto`. Runs once, or with --interval until terminated.""")
+a score file for `--dl-link-scores=auto`. Runs once, or with --interval until terminated.""")
     ingest.add_argument("files", nargs="*", metavar="FILE", help="samples as JSON lines; - for stdin")
     ingest.add_argument("--database", default=DEFAULT_DATABASE, metavar="FILE",
                         help="database of samples, on a local disk (default: %(default)s)")
-    ingest.add_argument("--snapshot", metavar="FILE",
+    ingest.add_argument("--score-file", metavar="FILE",
                         help="published link scores (default: link_scores.file of slurmdl.yaml)")
     ingest.add_argument("--textfile", default="", metavar="FILE", help="publish link scores as Prometheus text, too")
     ingest.add_argument("--spool-dir", metavar="DIR", help="store the samples of its *.jsonl files and remove them")
@@ -233,8 +233,8 @@ def _ingest(options: argparse.Namespace) -> int:
     settings = config.load_config().link_scores
     trusted_users = _trusted_users(options.users, settings.trusted_owner)
     with SampleStore.open(options.database) as store:
-        collector = Collector(store, options.snapshot or settings.file, settings, options.textfile, trusted_users,
-                              _known_link_names())
+        collector = Collector(store, options.score_file or settings.file, settings, options.textfile,
+                              trusted_users, _known_link_names())
         for file in options.files:
             store.add(collector.parse_samples(files.read_trusted_lines(file, trusted_users), time()))
         if options.interval is None:

@@ -149,7 +149,7 @@ class Collector:
     """State of one collector.
 
     Attributes:
-        snapshot_path: file of scores for readers on a shared file system.
+        scores_path: file of scores for readers on a shared file system.
         textfile_path: file of Prometheus text, "" for none.
         trusted_users: whose spool files are accepted (see files.py).
         known_names: names of nodes and zones; samples of other links are rejected. None if the topology is unknown.
@@ -157,7 +157,7 @@ class Collector:
     """
 
     store: SampleStore
-    snapshot_path: str
+    scores_path: str
     settings: LinkScoresConfig
     textfile_path: str = ""
     trusted_users: str = ""
@@ -232,15 +232,15 @@ class Collector:
         now = time()
         samples = self.store.samples_since(now - self.settings.max_age)
         scores = aggregate.aggregate_scores(samples, now, self._load_previous_scores(now), self.settings)
-        publish_file(self.snapshot_path, scores.to_text())
+        publish_file(self.scores_path, scores.to_text())
         if self.textfile_path:
             publish_file(self.textfile_path, prometheus.exposition_text(scores))
         self.store.prune(now)
 
     def _load_previous_scores(self, now: float) -> LinkScores | None:
-        """Scores of the last snapshot; None if it is missing or not valid."""
+        """Scores of the last score file; None if it is missing or not valid."""
         try:
-            return parse_scores(files.read_trusted_text(self.snapshot_path, self.trusted_users), now)
+            return parse_scores(files.read_trusted_text(self.scores_path, self.trusted_users), now)
         except InputError:
             return None
 

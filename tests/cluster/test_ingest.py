@@ -1,4 +1,4 @@
-"""Samples of a real cluster in a shared spool, files and pipes: owners, database, snapshot, rejected files."""
+"""Samples of a real cluster in a shared spool, files and pipes: owners, database, score file, rejected files."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def spool(site) -> Path:
 
 def ingest_command(spool: Path, directory: Path, *options: str) -> list[str]:
     return ["slurmdl", "links", "ingest", f"--spool-dir={spool}", f"--database={directory}/samples.db",
-            f"--snapshot={directory}/scores.json", *options]
+            f"--score-file={directory}/scores.json", *options]
 
 
 def published_nodes(directory: Path) -> set[str]:
-    """Return the nodes in the snapshot."""
+    """Return the nodes in the score file."""
     return set(json.loads((directory / "scores.json").read_text())["nodes"])
 
 
@@ -88,7 +88,7 @@ def test_samples_of_a_pipe_are_stored(site):
     line = json.dumps({"kind": "node", "name": "n1", "time": time.time(), "source": "probe", "throughput": 1e8})
     (directory / "samples").write_text(line)
     done = site.run(["sh", "-c", f"cat {directory}/samples | slurmdl links ingest - "
-                                 f"--database={directory}/samples.db --snapshot={directory}/scores.json"])
+                                 f"--database={directory}/samples.db --score-file={directory}/scores.json"])
     assert done.returncode == 0, done.stderr
     assert published_nodes(directory) == {"n1"}
 
@@ -99,7 +99,7 @@ def test_probe_file_is_accepted_from_trusted_users_only(site):
     site.run(["slurmdl", "links", "probe", "--nodes=n[1-2]", "--budget=2s", f"--output={directory}/probe.jsonl"],
              directory=directory).check_returncode()
     argv = ["slurmdl", "links", "ingest", f"{directory}/probe.jsonl", f"--database={directory}/samples.db",
-             f"--snapshot={directory}/scores.json"]
+             f"--score-file={directory}/scores.json"]
     rejected = site.run(argv, as_root=True)
     assert rejected.returncode == 65 and "probe.jsonl: is ignored: user " in rejected.stderr
     assert not (directory / "scores.json").exists()

@@ -195,7 +195,7 @@ def test_all_nodes_of_a_busy_cluster_get_scores(new_cluster):
     assert nodes_with_loss(spool) == set(target)
     published, history = cluster.shared / "scores.json", cluster.shared / "samples.db"
     cluster.run(["slurmdl", "links", "ingest", f"--spool-dir={spool}", f"--database={history}",
-                 f"--snapshot={published}"], as_root=True).check_returncode()
+                 f"--score-file={published}"], as_root=True).check_returncode()
     table = cluster.run(["slurmdl", "links", "show", f"--link-scores={published}"]).stdout
     assert "20 of 20 nodes (100.0%) with a link score younger than" in table, table
     scores = json.loads(published.read_text())["nodes"]

@@ -124,7 +124,7 @@ class Services:
         self.spool.mkdir()
         arguments = {
             "ingest": ["-m", "slurmdl", "links", "ingest", "--interval=1", f"--database={directory}/h.db",
-                       f"--spool-dir={self.spool}", f"--snapshot={directory}/scores.json"],
+                       f"--spool-dir={self.spool}", f"--score-file={directory}/scores.json"],
             "reflector": ["-c", REFLECT]}
         environ = {**os.environ, "SLURM_CONF": str(directory / "slurm.conf"),
                    "XDG_CONFIG_HOME": str(directory / "xdg")}

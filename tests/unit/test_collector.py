@@ -190,7 +190,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ingest(site: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """A function that runs the command, compares its exit status, and returns stderr, of one line at most."""
     def run(*args: str | Path, status: int = 0) -> str:
-        files = ["--database", str(site / "h.db"), "--snapshot", str(site / "scores.json")]
+        files = ["--database", str(site / "h.db"), "--score-file", str(site / "scores.json")]
         assert main(["links", "ingest", *files, *map(str, args)]) == status
         output = capsys.readouterr()
         assert output.out == "" and output.err.count("\n") <= 1
@@ -292,7 +292,7 @@ class Service:
         self.spool, self.snapshot, self.database = place / "spool", place / "scores.json", str(place / "h.db")
         self.child = subprocess.Popen(
             [sys.executable, "-m", "slurmdl", "links", "ingest", f"--interval={interval_s}",
-             f"--spool-dir={self.spool}", f"--database={self.database}", f"--snapshot={self.snapshot}"],
+             f"--spool-dir={self.spool}", f"--database={self.database}", f"--score-file={self.snapshot}"],
             text=True, stderr=subprocess.PIPE)
         self.wait_until(self.snapshot.exists)
 
