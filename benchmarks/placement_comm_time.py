@@ -55,7 +55,7 @@ def measure(transport: Transport, job: Mapping[str, Any], size: int) -> list[flo
         if transport.rank in servers:
             strategy.serve_step(step)
         else:
-            strategy.before_optimizer_step(step)
+            strategy.finish_gradients(step)
             strategy.after_optimizer_step(step)
         seconds.append(comm_thread.blocked_seconds - blocked_before)
     comm_thread.close()

@@ -173,7 +173,7 @@ def run_server_rank(transport: Transport, config: StrategyConfig, servers: int, 
         on_step(worker, step)
         transport.emulate_compute(seconds)
         ctx.gradients[:] = gradient(worker, ctx.parameters)
-        strategy.before_optimizer_step(step)
+        strategy.finish_gradients(step)
     strategy.finish()
     ctx.comm_thread.close()
     return ctx.parameters, strategy

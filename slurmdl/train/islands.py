@@ -313,11 +313,11 @@ class OuterSync:
             raise InvalidRunError("outer(): a DistributedDataParallel was made of the model afterwards; expected it "
                                   "before outer()")
         if optimizer_hooks.apply_grad_scaler(optimizer, self._tensors):
-            self._skipped_gradients = optimizer_hooks.hide_gradients(self._tensors)
+            self._skipped_gradients = optimizer_hooks.stash_gradients(self._tensors)
 
     def _after_step(self) -> None:
         if self._skipped_gradients:
-            optimizer_hooks.show_gradients(self._tensors, self._skipped_gradients)
+            optimizer_hooks.restore_gradients(self._tensors, self._skipped_gradients)
             self._skipped_gradients = []
         self.strategy.after_optimizer_step(self._step)
         self._step += 1
@@ -328,7 +328,7 @@ class OuterSync:
         The key is the rank in the island: torch.distributed.checkpoint saves each island in a directory of its own,
         as models of islands differ.
         """
-        self.strategy.quiesce(self._step)
+        self.strategy.drain(self._step)
         buffer = io.BytesIO()
         save_state("outer()", {"step": self._step, "strategy": self.strategy.state_dict(),
                                "rounding": self._part.rounding}, buffer)

@@ -17,7 +17,7 @@ import numpy as np
 
 from slurmdl.errors import TrainError, warn
 from slurmdl.text import pluralize
-from slurmdl.train.stateful import Stateful
+from slurmdl.train.checkpointed_fields import CheckpointedFields
 
 #: distance of a message: same node, another node of the zone, another zone
 LOCALITY_LEVELS = ("intra_node", "intra_zone", "inter_zone")
@@ -85,7 +85,7 @@ MAX_SAMPLES = 512
 MAX_LISTED_WORKERS, UNEVEN_RATIO = 16, 1.05
 
 
-class Series(Stateful):
+class Series(CheckpointedFields):
     """Count, sum and last value of a per-step quantity."""
 
     state_fields: tuple[str, ...] = ("count", "total", "last")
@@ -123,7 +123,7 @@ class SampledSeries(Series):
         return float(np.median(self._reservoir[:self.count])) if self.count else 0.0
 
 
-class StepMeter(Stateful):
+class StepMeter(CheckpointedFields):
     """Step times of one rank in seconds, in constant memory.
 
     Attributes:

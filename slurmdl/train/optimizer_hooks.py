@@ -154,7 +154,7 @@ def apply_grad_scaler(optimizer: Any, tensors: Iterable[Any]) -> bool:
     return overflows
 
 
-def hide_gradients(tensors: Iterable[Any]) -> list[Any]:
+def stash_gradients(tensors: Iterable[Any]) -> list[Any]:
     """Remove the gradients, so that the optimizer's step changes nothing; return them."""
     hidden = []
     for tensor in tensors:
@@ -163,7 +163,7 @@ def hide_gradients(tensors: Iterable[Any]) -> list[Any]:
     return hidden
 
 
-def show_gradients(tensors: Iterable[Any], hidden: list[Any]) -> None:
+def restore_gradients(tensors: Iterable[Any], hidden: list[Any]) -> None:
     """Restore hidden gradients."""
     for tensor, gradient in zip(tensors, hidden, strict=True):
         tensor.grad = gradient

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import InvalidOptionsError
+from slurmdl.train.checkpointed_fields import CheckpointedFields
 from slurmdl.train.compressors import COMPRESSORS
-from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategy_config import DEFAULT_COMM_BUDGET, StrategyConfig
 
 FloatArray = npt.NDArray[np.float32]
@@ -42,7 +42,7 @@ MAX_INTERVAL = 64
 MAX_COORDINATES = 4096
 
 
-class DriftEstimator(Stateful):
+class DriftEstimator(CheckpointedFields):
     """Drift of a model since the last reset, estimated on MAX_COORDINATES coordinates.
 
     Args:
@@ -101,7 +101,7 @@ class CommCost:
     one_off: float = 0.0
 
 
-class CommBudget(Stateful):
+class CommBudget(CheckpointedFields):
     """Controls the threshold in each due step: log(threshold) += GAIN (exchanged - affordable).
 
     The budget is a share of the bytes of fp32 gossip in every step. All bytes count: exchanges with headers,
@@ -154,7 +154,7 @@ class CommBudget(Stateful):
             self._log_factor = min(MAX_LOG_FACTOR, max(-MAX_LOG_FACTOR, self._log_factor))
 
 
-class Trigger(Stateful):
+class Trigger(CheckpointedFields):
     """An exchange every `exchange_period` steps, or of a fragment in each equal part of them, by all ranks.
 
     Args:
@@ -183,8 +183,8 @@ class Trigger(Stateful):
         """
         return due_step
 
-    def urgency(self, due_step: int) -> float:
-        """This rank's current urgency of an exchange in a due step; from 1 it requests one."""
+    def drift_ratio(self, due_step: int) -> float:
+        """Drift of this rank's model as a multiple of the threshold in a due step; from 1 it requests an exchange."""
         return 1.0
 
     def observe(self, step: int, exchanged: bool) -> None:
@@ -234,7 +234,7 @@ class DriftTrigger(Trigger):
     def decision_step(self, due_step: int) -> int:
         return due_step - self._decision_interval // 2
 
-    def urgency(self, due_step: int) -> float:
+    def drift_ratio(self, due_step: int) -> float:
         if self.next_due(due_step) - self._last_exchange_step > self._budget.max_interval:
             return math.inf
         rate = self._learning_rate()

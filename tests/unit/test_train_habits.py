@@ -21,10 +21,10 @@ from virtual_ranks import attach_or_serve, flat, library, process_group
 from slurmdl.errors import InvalidRunError, TrainError
 from slurmdl.train import init, outer
 from slurmdl.train.library.checkpoint import CheckpointDir
-from slurmdl.train.library.context import RunState
+from slurmdl.train.library.context import Counters
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.run import Run
-from slurmdl.train.library.step_hooks import GradientTracker
+from slurmdl.train.library.training_step import GradientTracker
 from slurmdl.train.strategy_config import StrategyConfig
 
 
@@ -159,7 +159,7 @@ def test_error_in_a_backward_pass_may_be_caught(method: StrategyConfig, no_sync:
 
 def test_error_in_a_backward_pass_that_has_sent_gradients_is_named() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    GradientTracker(Replica(model), RunState(), 1, True, on_start=lambda: None, on_ready=lambda start: True,
+    GradientTracker(Replica(model), Counters(), 1, True, on_start=lambda: None, on_ready=lambda start: True,
                     on_complete=lambda: None)
     fail_once(model[0].weight)
     with pytest.raises(MemoryError):

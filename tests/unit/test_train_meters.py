@@ -202,7 +202,7 @@ def test_large_model_is_sent_when_partner_is_ready(size: int, sent_at: float) ->
                               lambda part: NoOpOptimizer())
         strategy = STRATEGIES["gossip"](ctx)
         transport.emulate_compute(float(transport.rank))
-        strategy.before_optimizer_step(0)
+        strategy.finish_gradients(0)
         strategy.after_optimizer_step(0)
 
     virtual.run_virtual_ranks(2, program, RecordingNetwork())

@@ -154,7 +154,7 @@ def test_server_with_two_shards_equals_two_servers(config: StrategyConfig) -> No
             else:
                 for step in range(5):
                     ctx.gradients[:] = 0.1 * ctx.parameters + np.arange(SIZE)
-                    strategy.before_optimizer_step(step)
+                    strategy.finish_gradients(step)
                 strategy.finish()
             return ctx.parameters
         return run_rank

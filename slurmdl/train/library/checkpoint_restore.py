@@ -12,7 +12,7 @@ from slurmdl.errors import InputError, InvalidRunError, warn
 from slurmdl.text import pluralize
 from slurmdl.train.library import consistency
 from slurmdl.train.library.checkpoint import CheckpointDir, CorruptCheckpointError, Manifest, write_checkpoint_file
-from slurmdl.train.library.context import RunContext, RunState
+from slurmdl.train.library.context import Context, Counters
 from slurmdl.train.strategies import Strategy
 from slurmdl.train.strategies.parameter_server import PSServerBase
 from slurmdl.train.world import World
@@ -58,7 +58,7 @@ class DeferredState:
 class CheckpointRestorer:
     """One rank's restoration from a checkpoint; `loaded` is the one to resume from, None for a new run."""
 
-    def __init__(self, ctx: RunContext, state: RunState, checkpoint_dir: CheckpointDir, rank_file_name: str,
+    def __init__(self, ctx: Context, state: Counters, checkpoint_dir: CheckpointDir, rank_file_name: str,
                  run_identity: Mapping[str, str]) -> None:
         self._ctx, self._state, self._world = ctx, state, ctx.world
         self._checkpoint_dir, self._rank_file_name, self._run_identity = checkpoint_dir, rank_file_name, run_identity

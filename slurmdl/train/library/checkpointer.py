@@ -23,7 +23,7 @@ from slurmdl.errors import TrainError, warn
 from slurmdl.train.library import checkpoint, consistency
 from slurmdl.train.library.checkpoint import CheckpointDir, Manifest
 from slurmdl.train.library.checkpoint_restore import CheckpointRestorer, DeferredState, model_holder, rank_layout
-from slurmdl.train.library.context import RunContext, RunState
+from slurmdl.train.library.context import Context, Counters
 from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.p2p import CommThread
 from slurmdl.train.strategies.parameter_server import PSServerBase
@@ -216,7 +216,7 @@ class Checkpointer:
     The signature has (name, value) of further properties that a resuming run must have, e.g. parameter shapes.
     """
 
-    def __init__(self, ctx: RunContext, state: RunState, options: CheckpointOptions,
+    def __init__(self, ctx: Context, state: Counters, options: CheckpointOptions,
                  signature: Sequence[tuple[str, str]]) -> None:
         self._ctx, self._state, self._world = ctx, state, ctx.world
         self.path, self._every = options.path, options.every
@@ -294,7 +294,7 @@ class Checkpointer:
         if not world.is_server:  # on a server the buffers are newer than its model
             replica.mark_changed()
             replica.copy_to_host()
-        self._recovery.strategy.quiesce(number)
+        self._recovery.strategy.drain(number)
         replica.copy_to_device()
         name, rank_file, fault = self._rank_file_name, None, ""
         try:

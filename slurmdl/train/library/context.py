@@ -13,7 +13,7 @@ from slurmdl.train.world import World
 
 
 @dataclass(frozen=True)
-class RunContext:
+class Context:
     """Objects of one rank that exist from `Run.attach` to the end of the run.
 
     `device_backend` : see StrategyContext.
@@ -71,7 +71,7 @@ class EpochPosition:
 
 
 @dataclass
-class RunState:
+class Counters:
     """Counters of one rank.
 
     Attributes:

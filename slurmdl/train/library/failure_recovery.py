@@ -132,7 +132,7 @@ class FailureRecovery:
             call(lambda: consistency.average_models(self._context.p2p, workers, self._replica.parameters, weight))
             self._replica.copy_to_device()
         self._context = replace(self._context, workers=workers, servers=servers, parameters=self._replica.parameters)
-        self.strategy = old.shrink(self._context)
+        self.strategy = old.without_failed_ranks(self._context)
         for group in self.strategy.replica_groups:
             if world.rank in group:  # its ranks may differ by one step
                 source = max(group, key=lambda rank: entries[rank][0])

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
-from slurmdl.train.library.context import RunState
+from slurmdl.train.library.context import Counters
 from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.library.sampling import (
     BalanceRound,
@@ -278,7 +278,7 @@ class LoadBalancer:
                 self._model_weights = tuple(size / self._global_batches.batch_size for size in sizes)
 
 
-class WorkAssignment:
+class SampleAssignment:
     """One worker's assigned work and its measured speed.
 
     Attributes:
@@ -286,7 +286,7 @@ class WorkAssignment:
         model_weights: entry i is the weight of worker i's model; () if all are equal.
     """
 
-    def __init__(self, world: World, p2p: MeteredP2P, state: RunState) -> None:
+    def __init__(self, world: World, p2p: MeteredP2P, state: Counters) -> None:
         self._world, self._p2p, self._state = world, p2p, state
         self.current_slice: BatchSlice | None = None
         self.model_weights: tuple[float, ...] = ()

@@ -15,35 +15,35 @@ import numpy.typing as npt
 from slurmdl.errors import Preempted, TrainError
 from slurmdl.train.library import checkpointer, shutdown
 from slurmdl.train.library.checkpointer import Checkpointer
-from slurmdl.train.library.context import EpochPosition, RunContext, RunState
+from slurmdl.train.library.context import Context, Counters, EpochPosition
 from slurmdl.train.library.failure_recovery import FailureRecovery
-from slurmdl.train.library.load_balance import WorkAssignment
+from slurmdl.train.library.load_balance import SampleAssignment
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.sampling import BatchSlice, GlobalBatches, SliceSampler
-from slurmdl.train.library.step_hooks import StepHooks
+from slurmdl.train.library.training_step import TrainingStep
 from slurmdl.train.slow_ranks import SlowRankMonitor
 
 
-class BatchBoundary:
+class StepBoundary:
     """Callbacks of the loaders. Before `bind`, i.e. without a model, only the work assignment is updated."""
 
-    def __init__(self, state: RunState, work_assignment: WorkAssignment) -> None:
-        self._state, self._work_assignment = state, work_assignment
-        self._hooks: StepHooks | None = None
+    def __init__(self, state: Counters, sample_assignment: SampleAssignment) -> None:
+        self._state, self._sample_assignment = state, sample_assignment
+        self._hooks: TrainingStep | None = None
         self._checkpointer: Checkpointer | None = None
-        self._ctx: RunContext
+        self._ctx: Context
         self._recovery: FailureRecovery
         self._replica_check: ReplicaCheck
         self._slow_rank_monitor: SlowRankMonitor
 
-    def bind(self, ctx: RunContext, recovery: FailureRecovery, hooks: StepHooks, replica_check: ReplicaCheck,
+    def bind(self, ctx: Context, recovery: FailureRecovery, hooks: TrainingStep, replica_check: ReplicaCheck,
              slow_rank_monitor: SlowRankMonitor, checkpointer: Checkpointer | None) -> None:
         self._ctx, self._recovery, self._hooks = ctx, recovery, hooks
         self._replica_check, self._slow_rank_monitor = replica_check, slow_rank_monitor
         self._checkpointer = checkpointer
 
     @property
-    def _active_hooks(self) -> StepHooks | None:
+    def _active_hooks(self) -> TrainingStep | None:
         return None if self._state.finished else self._hooks
 
     def on_fetch(self) -> None:
@@ -51,7 +51,7 @@ class BatchBoundary:
         if self._active_hooks:
             self.checkpoint_if_due()
             self._active_hooks.timer.enter("data")
-            self._work_assignment.start_fetch()
+            self._sample_assignment.start_fetch()
 
     def checkpoint_if_due(self, last: bool = False) -> None:
         """Write a checkpoint between two steps if due; `last` after the last step."""
@@ -116,7 +116,7 @@ class BatchBoundary:
     def on_batch(self, batch_slice: BatchSlice) -> None:
         """The batch of a slice is ready."""
         self.start_forward()
-        self._work_assignment.begin_step(batch_slice)
+        self._sample_assignment.begin_step(batch_slice)
         if self._active_hooks:
             self._active_hooks.set_gradient_weight(batch_slice.gradient_weight)
 
@@ -124,7 +124,7 @@ class BatchBoundary:
         self.on_resume()
         if self._active_hooks:
             self._active_hooks.timer.enter("forward")
-            self._work_assignment.end_fetch()
+            self._sample_assignment.end_fetch()
 
 
 IntArray = npt.NDArray[np.int64]
@@ -157,7 +157,7 @@ class Loader(EpochPosition):
     """
 
     def __init__(self, global_batches: GlobalBatches, sampler: SliceSampler, data_source: DataSource,
-                 boundary: BatchBoundary) -> None:
+                 boundary: StepBoundary) -> None:
         super().__init__()
         self._global_batches, self._sampler, self._boundary = global_batches, sampler, boundary
         self._make_batches = data_source.make_batches

@@ -270,13 +270,13 @@ class Replica(DeviceCopies):
         if self._host_grad is not None:
             self._host_grad.zero_()
 
-    def hide_gradients(self) -> None:
+    def stash_gradients(self) -> None:
         """Remove the gradients, so that the optimizer's step changes nothing."""
-        self._hidden_gradients = optimizer_hooks.hide_gradients(self.tensors)
+        self._hidden_gradients = optimizer_hooks.stash_gradients(self.tensors)
 
-    def show_gradients(self) -> None:
+    def restore_gradients(self) -> None:
         """Restore the gradients."""
-        optimizer_hooks.show_gradients(self.tensors, self._hidden_gradients)
+        optimizer_hooks.restore_gradients(self.tensors, self._hidden_gradients)
         self._hidden_gradients = []
 
     def make_gradients_sparse(self, parameter_ids: Collection[int]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from slurmdl.errors import InvalidRunError, warn
 from slurmdl.train.library import consistency
-from slurmdl.train.library.context import RunContext, RunState
+from slurmdl.train.library.context import Context, Counters
 from slurmdl.train.library.failure_recovery import FailureRecovery
 
 #: batches whose checksums each worker keeps
@@ -29,7 +29,7 @@ class ReplicaCheck:
     unless `run.loader` provides them; with other strategies only at the end of the run. `every` 0 disables all.
     """
 
-    def __init__(self, ctx: RunContext, state: RunState, recovery: FailureRecovery, every: int) -> None:
+    def __init__(self, ctx: Context, state: Counters, recovery: FailureRecovery, every: int) -> None:
         self._ctx, self._state, self._world = ctx, state, ctx.world
         self._every = every if ctx.world.worker_count > 1 else 0
         self._recovery = recovery

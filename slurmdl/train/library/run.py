@@ -15,13 +15,13 @@ from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.text import pluralize
 from slurmdl.train.library import consistency, shard_optimizer, shutdown
 from slurmdl.train.library.checkpointer import Checkpointer, CheckpointOptions
-from slurmdl.train.library.context import RunContext, RunState
+from slurmdl.train.library.context import Context, Counters
 from slurmdl.train.library.failure_recovery import FailureRecovery
-from slurmdl.train.library.load_balance import WorkAssignment
+from slurmdl.train.library.load_balance import SampleAssignment
 from slurmdl.train.library.loader import (
-    BatchBoundary,
     DataSource,
     Loader,
+    StepBoundary,
     check_options,
     is_iterable_dataset,
     make_data_source,
@@ -29,7 +29,7 @@ from slurmdl.train.library.loader import (
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.sampling import GlobalBatches
-from slurmdl.train.library.step_hooks import StepHooks
+from slurmdl.train.library.training_step import TrainingStep
 from slurmdl.train.meters import RankReport, StepMeter, Trace, format_summary, summarize
 from slurmdl.train.mixing.mixers import spectral_gap
 from slurmdl.train.p2p import CommThread, MeteredP2P
@@ -69,17 +69,17 @@ class Run:
         self._backward_passes, self._check_every = backward_passes, check_every
         self._checkpoint_options = checkpoints
         self.p2p = MeteredP2P(world.transport, world.locality_levels())
-        self.meter, self.state = StepMeter(), RunState()
+        self.meter, self.state = StepMeter(), Counters()
         self.consensus_distance = 0.0
         self._trace = Trace(trace_dir, self.rank, world.nodes[self.rank]) if trace_dir else None
         self._score_before_averaging: tuple[float, float] | None = None
-        self._work_assignment = WorkAssignment(world, self.p2p, self.state)
-        self._boundary = BatchBoundary(self.state, self._work_assignment)
-        self._ctx: RunContext | None = None
+        self._sample_assignment = SampleAssignment(world, self.p2p, self.state)
+        self._boundary = StepBoundary(self.state, self._sample_assignment)
+        self._ctx: Context | None = None
         self._checkpointer: Checkpointer | None = None
         self._replica_check: ReplicaCheck
         self._slow_rank_monitor: SlowRankMonitor
-        self._hooks: StepHooks | None = None
+        self._hooks: TrainingStep | None = None
         self._served_strategy: Strategy | None = None
         self._summary: dict[str, Any] | None = None
 
@@ -101,7 +101,7 @@ class Run:
     @property
     def global_step(self) -> int:
         """Mean number of steps of the workers, for LR schedules; not `step` with --load-balance and --async."""
-        return self._work_assignment.global_step
+        return self._sample_assignment.global_step
 
     def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """Synchronize a model with the other ranks from now on, and return model and optimizer. Collective.
@@ -144,13 +144,13 @@ class Run:
         threaded = world.transport.supports_comm_thread and len(world.nodes) > 1
         comm_thread = CommThread(threaded, world.transport.now, p2p.peer_wait_seconds, self._trace)
         try:
-            self._start(RunContext(world, p2p, comm_thread, replica, model, optimizer, self.meter,
+            self._start(Context(world, p2p, comm_thread, replica, model, optimizer, self.meter,
                                    choose_device_backend(world, replica.device_gradients.device)), signature)
         except BaseException:
             comm_thread.close()
             raise
 
-    def _start(self, ctx: RunContext, signature: list[tuple[str, str]]) -> None:
+    def _start(self, ctx: Context, signature: list[tuple[str, str]]) -> None:
         """Build all parts of the run; the order restores model, strategy and hooks as in an uninterrupted run."""
         checkpointer = Checkpointer(ctx, self.state, self._checkpoint_options, signature) \
             if self._checkpoint_options else None
@@ -161,8 +161,8 @@ class Run:
         replica_check = ReplicaCheck(ctx, self.state, recovery, self._check_every)
         monitor = SlowRankMonitor(
             ctx.world, ctx.comm_thread, (lambda: checkpointer.coordinator.request_stop()) if checkpointer else None)
-        self._work_assignment.bind(ctx.comm_thread, recovery)
-        hooks = StepHooks(ctx, self.state, recovery, self._work_assignment, replica_check, monitor,
+        self._sample_assignment.bind(ctx.comm_thread, recovery)
+        hooks = TrainingStep(ctx, self.state, recovery, self._sample_assignment, replica_check, monitor,
                           self._backward_passes, self._trace)
         if checkpointer:
             checkpointer.restore_strategy(recovery)
@@ -176,7 +176,7 @@ class Run:
         for index in range(len(self.state.loaders)):
             self._restore_loader(index)
 
-    def _strategy_context(self, ctx: RunContext) -> StrategyContext:
+    def _strategy_context(self, ctx: Context) -> StrategyContext:
         world, replica, optimizer = ctx.world, ctx.replica, ctx.optimizer
         return StrategyContext(
             ctx.p2p, ctx.comm_thread, world.ranks_with_role("worker"), world.ranks_with_role("ps"),
@@ -185,7 +185,7 @@ class Run:
             lambda: float(optimizer.param_groups[0]["lr"]),
             lambda part: shard_optimizer.make_shard_optimizer(optimizer, replica, part),
             lambda: shard_optimizer.hyperparameters(optimizer), shard_optimizer.lr_indices(optimizer),
-            model_weights=lambda: self._work_assignment.model_weights,
+            model_weights=lambda: self._sample_assignment.model_weights,
             relocate_parameters=replica.relocate_parameters,
             relocate_gradients=None if replica.on_gpu else replica.relocate_gradients, device_copies=replica,
             device_gradients=replica.device_gradients if ctx.device_backend else None,
@@ -223,7 +223,7 @@ class Run:
     def loader_from_source(self, data_source: DataSource, batch_size: int, shuffle: bool = True) -> Loader:
         """As `loader`, for a source that is the same on all workers."""
         batches = GlobalBatches(data_source.num_samples, self.worker_count, batch_size, shuffle, self.seed)
-        sampler = self._work_assignment.make_sampler(batches, data_source.prefetch)
+        sampler = self._sample_assignment.make_sampler(batches, data_source.prefetch)
         loader = Loader(batches, sampler, data_source, self._boundary)
         self._add_loader(loader)
         return loader
@@ -338,7 +338,7 @@ class Run:
         if not self.is_server:  # on a server the buffers are newer than its model
             ctx.replica.mark_changed()
             ctx.replica.copy_to_host()
-        self._work_assignment.finish()
+        self._sample_assignment.finish()
         self.recovery.retry_until_agreed(lambda: self._finalize(ctx, evaluate), self.step)
         ctx.comm_thread.close()
         ctx.replica.copy_to_device()
@@ -347,7 +347,7 @@ class Run:
             self._summary = self._gather_summary()
             self.world.transport.close()
 
-    def _finalize(self, ctx: RunContext, evaluate: EvaluateFn | None) -> None:
+    def _finalize(self, ctx: Context, evaluate: EvaluateFn | None) -> None:
         """Collective part of `finish`; repeated on the surviving ranks after a failure."""
         if self.is_server:
             self.serve()
@@ -371,7 +371,7 @@ class Run:
                     self.p2p, self.world.alive_with_role("worker"), ctx.replica.parameters, weight))
         call(lambda: consistency.unify_buffers(self.world, self.p2p, ctx.model, weight))
 
-    def _measure_distance(self, ctx: RunContext) -> None:
+    def _measure_distance(self, ctx: Context) -> None:
         """Measure the distance of models that should be equal, unless they are. Collective."""
         workers, parameters = self.world.alive_with_role("worker"), ctx.replica.parameters
         checksums = self.world.transport.allgather(0 if self.is_server else zlib.crc32(parameters))
@@ -433,7 +433,7 @@ class Run:
             "needs the same number of steps (run.loader provides them)"))
 
 
-def _summary_header(ctx: RunContext, recovery: FailureRecovery, seed: int) -> dict[str, Any]:
+def _summary_header(ctx: Context, recovery: FailureRecovery, seed: int) -> dict[str, Any]:
     """Strategy, ranks and failures of a run.
 
     `spectral_gap` is that of the gossip graph (of nodes with shared memory, or of islands), None for others;

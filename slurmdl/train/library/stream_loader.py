@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from slurmdl.errors import TrainError
 from slurmdl.text import pluralize
 from slurmdl.train.library.context import EpochPosition
-from slurmdl.train.library.loader import BatchBoundary
+from slurmdl.train.library.loader import StepBoundary
 from slurmdl.train.library.sampling import BatchSlice
 
 
@@ -49,7 +49,7 @@ class StreamLoader(EpochPosition):
     """
 
     def __init__(self, dataset: Any, worker: int, worker_count: int, batch_size: int, options: Mapping[str, Any],
-                 boundary: BatchBoundary) -> None:
+                 boundary: StepBoundary) -> None:
         super().__init__()
         if batch_size < 1:
             raise TrainError(f"a batch of {batch_size} samples; expected 1 or more")

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from slurmdl.errors import TrainError
 from slurmdl.gossip_graphs import GRAPHS, Graph, MixingRound
+from slurmdl.train.checkpointed_fields import CheckpointedFields
 from slurmdl.train.compressors import COMPRESSORS, Compressor
-from slurmdl.train.stateful import Stateful
 
 FloatArray = npt.NDArray[np.float32]
 #: exchange(send_to, send_buffer, recv_from, recv_buffer), which returns when both are complete
@@ -27,7 +27,7 @@ class GossipEdge:
     weight: float
 
 
-class Mixer(Stateful):
+class Mixer(CheckpointedFields):
     """Moves a model towards another one over an edge; the sum of all models is preserved.
 
     Attributes:

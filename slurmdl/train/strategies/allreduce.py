@@ -13,8 +13,14 @@ import numpy as np
 from slurmdl import comm_layout
 from slurmdl.errors import TrainError, warn
 from slurmdl.plan import group_ranks
-from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, FloatArray, bruck_allgather
-from slurmdl.train.mixing.node_allreduce import NodeAllreduceOp, NodeVectors
+from slurmdl.train.mixing.collectives import (
+    AllreduceOp,
+    CollectivePipeline,
+    FloatArray,
+    NodeAllreduceOp,
+    NodeVectors,
+    bruck_allgather,
+)
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies.strategy import SideStream, Strategy, StrategyContext
 from slurmdl.train.transports.torch_distributed import collective_timeout, naming_lost_rank
@@ -113,7 +119,7 @@ class Allreduce(Strategy):
         self._pipeline.add(self._bucket_ops[index].coroutine(len(self._ctx.workers), self._bucket_tags[index]))
         self._pipeline.progress(should_stop=lambda: self._ctx.comm_thread.has_queued)
 
-    def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
+    def finish_gradients(self, step: int, skip_update: bool = False) -> None:
         if not self.overlaps_backward:
             return
         self.on_gradients_ready(0)
@@ -169,7 +175,7 @@ class DeviceAllreduce(Strategy):
         self._ctx.p2p.exchange([(workers[(position + 1) % len(workers)], empty)], [(workers[position - 1], empty)],
                                Tag.STEP)
 
-    def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
+    def finish_gradients(self, step: int, skip_update: bool = False) -> None:
         self.on_gradients_ready(0)
         assert self._token
         self._ctx.comm_thread.wait(self._token)

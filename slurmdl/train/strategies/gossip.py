@@ -74,11 +74,11 @@ class Gossip(TriggeredStrategy):
                                  (self._outer_momentum, "_outer_momentum")):
                 vector[:] = sum(state[name].numpy() for state in states) / np.float32(len(states))
 
-    def decide(self, urgency: float) -> bool:
+    def decide(self, drift_ratio: float) -> bool:
         edge, p2p = self._current_edge(), self._ctx.p2p
         if edge.send_to == p2p.rank:
             return False
-        self._vote[0] = urgency >= 1
+        self._vote[0] = drift_ratio >= 1
         p2p.exchange([(edge.send_to, self._vote)], [(edge.recv_from, self._peer_vote)])
         return bool(self._vote[0] or self._peer_vote[0])
 
@@ -174,17 +174,17 @@ class PushSum(Strategy):
         self.exchanges_skipped += not pushed and has_partner
         return pushed
 
-    def quiesce(self, checkpoint_number: int) -> None:
+    def drain(self, checkpoint_number: int) -> None:
         """Receive all models sent to this rank, whose number the ranks exchange."""
         ctx, counts = self._ctx, self._sent_counts
         ctx.comm_thread.call(AllreduceOp(ctx.p2p, [ctx.workers], counts).run)
-        ctx.comm_thread.call(lambda: self._drain(int(counts[ctx.worker_rank])))
+        ctx.comm_thread.call(lambda: self._receive_all(int(counts[ctx.worker_rank])))
         self._merge_received()
         self._sent_counts.fill(0)
         self._received_count = 0
 
     def finish(self) -> None:
-        self.quiesce(0)
+        self.drain(0)
         self._ctx.comm_thread.remove_poller(self._progress)
 
     def _send_model(self, target: int) -> None:
@@ -249,7 +249,7 @@ class PushSum(Strategy):
             self._recv_request, moved = None, True
         return moved or self._send_request is not None or self._recv_request is not None
 
-    def _drain(self, expected: int) -> None:
+    def _receive_all(self, expected: int) -> None:
         """Advance messages until all expected ones are received; no rank sends more."""
         while self._received_count < expected or self._send_request is not None:
             self._progress()

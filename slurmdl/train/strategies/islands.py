@@ -85,8 +85,8 @@ class Islands(TriggeredStrategy):
     def on_gradients_ready(self, start: int) -> bool:
         return self._inner.on_gradients_ready(start)
 
-    def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
-        self._inner.before_optimizer_step(step, skip_update)
+    def finish_gradients(self, step: int, skip_update: bool = False) -> None:
+        self._inner.finish_gradients(step, skip_update)
 
     def start_exchange(self) -> None:
         for outer in self._current_pieces():
@@ -109,10 +109,10 @@ class Islands(TriggeredStrategy):
                 ring_allgather(p2p, [ring], np.float32, Tag.STEP)))
         return exchanged
 
-    def decide(self, urgency: float) -> bool:
+    def decide(self, drift_ratio: float) -> bool:
         decided = False
         for outer in self._current_pieces():
-            decided = outer.decide(urgency)  # equal for all pieces; all their holders take part
+            decided = outer.decide(drift_ratio)  # equal for all pieces; all their holders take part
         return decided
 
     def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:
@@ -121,10 +121,10 @@ class Islands(TriggeredStrategy):
         for start, outer in self._outer.items():
             outer.resume_from_average([state_of_piece(saved, self._pieces[start])], step)
 
-    def quiesce(self, checkpoint_number: int) -> None:
-        super().quiesce(checkpoint_number)
+    def drain(self, checkpoint_number: int) -> None:
+        super().drain(checkpoint_number)
         for outer in self._outer.values():
-            outer.quiesce(checkpoint_number)
+            outer.drain(checkpoint_number)
 
     def finish(self) -> None:
         super().finish()

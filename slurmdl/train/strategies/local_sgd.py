@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from slurmdl.comm_layout import split_offsets
+from slurmdl.train.checkpointed_fields import CheckpointedFields
 from slurmdl.train.compressors import COMPRESSORS
 from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, exchange_arrays
-from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategies.strategy import FloatArray, StrategyContext, TriggeredStrategy
 from slurmdl.train.transports.transport import CommCoroutine, Tag
 from slurmdl.train.triggers import CommCost
 
 
-class RingMean(Stateful):
+class RingMean(CheckpointedFields):
     """Mean of a vector over all workers in fp32, bitwise equal on all of them; see collectives.AllreduceOp.
 
     Attributes:
@@ -190,8 +190,8 @@ class LocalSGD(TriggeredStrategy):
             np.subtract(self._pseudo_gradient[part], reducer.contribution, out=self._residual[part])
             self._pending_update = reducer.mean
 
-    def quiesce(self, checkpoint_number: int) -> None:
-        super().quiesce(checkpoint_number)
+    def drain(self, checkpoint_number: int) -> None:
+        super().drain(checkpoint_number)
         self._complete_reduction()
 
     def finish(self) -> None:

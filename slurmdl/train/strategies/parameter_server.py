@@ -223,17 +223,17 @@ class PSWorker(Strategy):
         self._gradient_sends = [(shard.server, ctx.gradients[shard.part]) for shard in self._assignments]
         self._parameter_receives = [(shard.server, ctx.parameters[shard.part]) for shard in self._assignments]
 
-    def shrink(self, ctx: StrategyContext) -> Strategy:
+    def without_failed_ranks(self, ctx: StrategyContext) -> Strategy:
         return type(self)(ctx, reassign(self._assignments, self._ctx.servers, ctx.servers))
 
-    def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
+    def finish_gradients(self, step: int, skip_update: bool = False) -> None:
         self._header[1:] = self._ctx.hyperparameters()
         if not skip_update:
             self._ctx.device_copies.copy_gradients_to_host(slice(None))()
         self._exchange(SKIP_UPDATE if skip_update else 1, self._gradient_sends, self._parameter_receives)
         self.exchanges += 1
 
-    def quiesce(self, checkpoint_number: int) -> None:
+    def drain(self, checkpoint_number: int) -> None:
         self._exchange(CHECKPOINT_REQUEST + checkpoint_number)
 
     def finish(self) -> None:
@@ -276,7 +276,7 @@ class PSServerBase(Strategy):
         """Buffers for a worker's gradients or parameters."""
         return [self._ctx.parameters[shard.part].copy() for shard in self._owned]
 
-    def shrink(self, ctx: StrategyContext) -> Strategy:
+    def without_failed_ranks(self, ctx: StrategyContext) -> Strategy:
         assignments = reassign(self._assignments, self._ctx.servers, ctx.servers)
         owned_by_start = {shard.part.start: shard for shard in self._owned}
         owned = [owned_by_start.get(shard.part.start) or self._recover_shard(shard, ctx)

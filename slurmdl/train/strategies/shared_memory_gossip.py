@@ -161,9 +161,9 @@ class SharedMemoryGossip(Strategy):
             self.exchanges += self._inter_node.exchanges - before[0]
             self.exchanges_skipped += self._inter_node.exchanges_skipped - before[1]
 
-    def quiesce(self, checkpoint_number: int) -> None:
+    def drain(self, checkpoint_number: int) -> None:
         if self._inter_node:
-            self._inter_node.quiesce(checkpoint_number)
+            self._inter_node.drain(checkpoint_number)
 
     def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:
         super().resume_from_average(states, step)
@@ -174,7 +174,7 @@ class SharedMemoryGossip(Strategy):
         """Leave the window open, because closing it would involve the failed rank."""
         self._leave_window()
 
-    def shrink(self, ctx: StrategyContext) -> Strategy:
+    def without_failed_ranks(self, ctx: StrategyContext) -> Strategy:
         return SharedMemoryGossip(ctx, self._make_inter_node)
 
     def finish(self) -> None:

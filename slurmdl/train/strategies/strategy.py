@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from slurmdl.errors import TrainError
 from slurmdl.plan import group_ranks
+from slurmdl.train.checkpointed_fields import CheckpointedFields
 from slurmdl.train.meters import LOCALITY_LEVELS
 from slurmdl.train.p2p import CommThread, MeteredP2P
-from slurmdl.train.stateful import Stateful
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports.transport import Tag
 from slurmdl.train.triggers import CommCost, DriftTrigger, Trigger
@@ -149,16 +149,16 @@ class StrategyContext:
         return tuple(relative[self.workers.index(rank)] for rank in ranks)
 
 
-class Strategy(Stateful):
+class Strategy(CheckpointedFields):
     """A synchronization strategy on one rank. Steps are counted from 0.
 
     Attributes:
         updates_locally: whether the worker's own optimizer updates the parameters; otherwise servers do.
         averages_gradients: whether each step uses the mean gradient of all workers, which keeps their models equal.
         identical_at_end: whether all models are equal after `finish`; otherwise they are averaged.
-        survives_rank_failure: whether the other ranks can continue after a rank failure, see `shrink`.
+        survives_rank_failure: whether the other ranks can continue after a rank failure, see `without_failed_ranks`.
         overlaps_backward: whether gradients are sent during the backward pass (`on_gradients_ready`). If so,
-            `before_optimizer_step` is called at its end, otherwise right before the optimizer step.
+            `finish_gradients` is called at its end, otherwise right before the optimizer step.
         model_weight: relative weight of this rank's model in the final average.
         lockstep: whether all workers are at the same step at a checkpoint.
         requested_checkpoint: on a server, the number of the checkpoint that the workers request, or None.
@@ -193,7 +193,7 @@ class Strategy(Stateful):
         """
         return False
 
-    def before_optimizer_step(self, step: int, skip_update: bool = False) -> None:
+    def finish_gradients(self, step: int, skip_update: bool = False) -> None:
         """All gradients of the step are ready, and the optimizer is about to use them.
 
         Args:
@@ -211,7 +211,7 @@ class Strategy(Stateful):
         """Serve a step of the workers, on a server; return False when all workers have ended."""
         return False
 
-    def quiesce(self, checkpoint_number: int) -> None:
+    def drain(self, checkpoint_number: int) -> None:
         """Complete all communication in flight, so that `state_dict` is the whole state, before a checkpoint.
 
         Collective over the workers, between two steps; they involve the servers.
@@ -225,7 +225,7 @@ class Strategy(Stateful):
     def abort(self) -> None:
         """Abandon communication in flight and shared resources after a rank failure, without other ranks."""
 
-    def shrink(self, ctx: StrategyContext) -> Strategy:
+    def without_failed_ranks(self, ctx: StrategyContext) -> Strategy:
         """Return the replacement after `abort`, for the surviving workers and servers of `ctx`. Collective.
 
         Its steps are counted from 0. Strategies that mix models require equal models. Raises TrainError if the
@@ -269,8 +269,8 @@ class TriggeredStrategy(Strategy):
         trigger = self._trigger
         if not trigger.is_unconditional(self._due_step) and step == trigger.decision_step(self._due_step):
             self._ctx.device_copies.copy_to_host()
-            urgency = trigger.urgency(self._due_step)
-            self._decision_future = self._ctx.comm_thread.submit(lambda: self.decide(urgency))
+            drift_ratio = trigger.drift_ratio(self._due_step)
+            self._decision_future = self._ctx.comm_thread.submit(lambda: self.decide(drift_ratio))
         if self._ctx.config.overlap and step == self._due_step - self._ctx.config.overlap:
             self._ctx.device_copies.copy_to_host()
             self.start_exchange()
@@ -304,14 +304,14 @@ class TriggeredStrategy(Strategy):
         """Make or complete the current exchange; return False if this rank has no partner in it."""
         raise NotImplementedError
 
-    def decide(self, urgency: float) -> bool:
+    def decide(self, drift_ratio: float) -> bool:
         """Decide on the current exchange; an op on all ranks that take part in it."""
         raise NotImplementedError
 
     def next_exchange(self, step: int) -> int:
         return self._trigger.next_due(step - 1)
 
-    def quiesce(self, checkpoint_number: int) -> None:
+    def drain(self, checkpoint_number: int) -> None:
         self._await_decision()
 
     def resume_from_average(self, states: Sequence[Mapping[str, Any]], step: int) -> None:

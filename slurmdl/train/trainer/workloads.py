@@ -7,15 +7,15 @@ from itertools import pairwise
 from typing import Any
 
 from slurmdl.comm_layout import FORWARD_SHARE, split_offsets
+from slurmdl.train.checkpointed_fields import CheckpointedFields
 from slurmdl.train.library.loader import DataSource, IntArray
 from slurmdl.train.library.sampling import GlobalBatches
-from slurmdl.train.stateful import Stateful
 from slurmdl.train.trainer import models
 from slurmdl.train.trainer.data_readers import LabeledDataset
 from slurmdl.train.trainer.options import Options
 
 
-class Classification(Stateful):
+class Classification(CheckpointedFields):
     """Classification of images, or of the next byte of a text, with the torch module `module`, one of `models`.
 
     `device` is the torch.device of the module, or its name.
@@ -102,7 +102,7 @@ class Classification(Stateful):
         return loss / self._data.test_y.size, correct / self._data.test_y.size
 
 
-class SyntheticWorkload(Stateful):
+class SyntheticWorkload(CheckpointedFields):
     """Equal layers of parameters with constant random gradients, ready one after the other in emulated time.
 
     A batch is a number of samples, and `compute_seconds` returns the seconds of a step for it.

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 
-class Stateful:
+class CheckpointedFields:
     """An object with checkpoint state.
 
     Attributes:
         state_fields: names of the saved attributes, in addition to those of base classes. Values are numbers, arrays,
-            dicts of these, Stateful objects, dicts of these, or None; all others are rebuilt from the options.
+            dicts of these, CheckpointedFields, dicts of these, or None; all others are rebuilt from the options.
     """
 
     state_fields: tuple[str, ...] = ()
@@ -26,11 +26,11 @@ class Stateful:
         """Load a state into an object built with the same options; arrays are filled in place."""
         for name in self._field_names():
             current, saved = getattr(self, name), state[name]
-            if isinstance(current, Stateful):
+            if isinstance(current, CheckpointedFields):
                 current.load_state_dict(saved)
             elif isinstance(current, np.ndarray):
                 current[...] = saved.numpy()
-            elif isinstance(current, dict) and any(isinstance(item, Stateful) for item in current.values()):
+            elif isinstance(current, dict) and any(isinstance(item, CheckpointedFields) for item in current.values()):
                 for key, item in current.items():
                     item.load_state_dict(saved[key])
             else:
@@ -44,7 +44,7 @@ class Stateful:
 def _to_plain(value: Any) -> Any:
     import torch
 
-    if isinstance(value, Stateful):
+    if isinstance(value, CheckpointedFields):
         return value.state_dict()
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)

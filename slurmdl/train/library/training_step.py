@@ -15,9 +15,9 @@ from typing import Any
 from slurmdl.errors import TrainError
 from slurmdl.train import optimizer_hooks
 from slurmdl.train.library import consistency
-from slurmdl.train.library.context import RunContext, RunState
+from slurmdl.train.library.context import Context, Counters
 from slurmdl.train.library.failure_recovery import FailureRecovery
-from slurmdl.train.library.load_balance import WorkAssignment
+from slurmdl.train.library.load_balance import SampleAssignment
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.meters import PhaseTimer, Trace
@@ -40,7 +40,7 @@ class GradientTracker:
         passes_done: backward passes of the current step so far.
     """
 
-    def __init__(self, replica: Replica, state: RunState, backward_passes: int, forbid_repeats: bool,
+    def __init__(self, replica: Replica, state: Counters, backward_passes: int, forbid_repeats: bool,
                  on_start: Callable[[], None], on_ready: Callable[[int], bool],
                  on_complete: Callable[[], None]) -> None:
         self._replica, self._state = replica, state
@@ -176,14 +176,14 @@ def _outer_pass_nodes() -> list[Any]:
     return [node for node, _ in current.next_functions if node] if current else []
 
 
-class StepHooks:
+class TrainingStep:
     """Steps of one rank: communication of gradients, and mixing of models."""
 
-    def __init__(self, ctx: RunContext, state: RunState, recovery: FailureRecovery, work_assignment: WorkAssignment,
+    def __init__(self, ctx: Context, state: Counters, recovery: FailureRecovery, sample_assignment: SampleAssignment,
                  replica_check: ReplicaCheck, slow_rank_monitor: SlowRankMonitor, backward_passes: int,
                  trace: Trace | None) -> None:
         self._ctx, self._state, self._recovery = ctx, state, recovery
-        self._work_assignment, self._replica_check = work_assignment, replica_check
+        self._sample_assignment, self._replica_check = sample_assignment, replica_check
         self._slow_rank_monitor = slow_rank_monitor
         self.timer = PhaseTimer(ctx.meter, ctx.world.transport.now, lambda: ctx.comm_thread.peer_wait_seconds, trace)
         self._overlapped_comm = 0.0
@@ -209,13 +209,13 @@ class StepHooks:
             self._model_hooks = [model.register_forward_pre_hook(_ModuleHook(self._before_forward))]
         self._model_hooks.append(model.register_forward_hook(_ModuleHook(self._after_forward)))
         if hasattr(optimizer, "register_step_pre_hook"):
-            optimizer_hooks.install(optimizer, self._before_optimizer_step, self._after_optimizer_step)
+            optimizer_hooks.install(optimizer, self._finish_gradients, self._after_optimizer_step)
             return
         original_step = optimizer.step  # PyTorch before 2.0
 
         @wraps(original_step)
         def step(*arguments: Any, **kwargs: Any) -> Any:
-            arguments, kwargs = self._before_optimizer_step(optimizer, arguments, kwargs)
+            arguments, kwargs = self._finish_gradients(optimizer, arguments, kwargs)
             result = original_step(*arguments[1:], **kwargs)
             self._after_optimizer_step(optimizer, arguments, kwargs)
             return result
@@ -263,7 +263,7 @@ class StepHooks:
         if torch.is_grad_enabled() and not self._state.finished:
             if self.timer.is_between_steps:
                 self.timer.enter("forward")
-            if not self._work_assignment.current_slice:
+            if not self._sample_assignment.current_slice:
                 self._replica_check.record_batch(args, kwargs)
 
     def _after_forward(self, model: Any, args: Any, output: Any) -> None:
@@ -300,7 +300,7 @@ class StepHooks:
                 self._is_behind = True
                 return
             with recovery.recovering(step):
-                strategy.before_optimizer_step(step, self._skips_update)
+                strategy.finish_gradients(step, self._skips_update)
             if recovery.strategy is strategy or not strategy.replica_groups:
                 return
             self._ctx.replica.drop_gradients()
@@ -326,7 +326,7 @@ class StepHooks:
                 self._check_finite(self._nonfinite_parameter, f"{culprit}: the gradient")
         self._check_finite(self._nonfinite_parameter, "the mean of the ranks' gradients")
 
-    def _before_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments:
+    def _finish_gradients(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepArguments:
         """Everything before the optimizer's own step; returns the arguments of that."""
         replica, strategy = self._ctx.replica, self._recovery.strategy
         replica.mark_changed()
@@ -342,7 +342,7 @@ class StepHooks:
         if not strategy.updates_locally:
             replica.copy_to_device()
         if self._skips_update or self._is_behind or not strategy.updates_locally:
-            replica.hide_gradients()
+            replica.stash_gradients()
         else:
             replica.make_gradients_sparse(self._sparse_ids)
         return args, kwargs
@@ -369,7 +369,7 @@ class StepHooks:
         if self._recovery.has_checkpoints and state.last_checkpoint_check < state.step:
             raise TrainError(f"{prefix}checkpoints are written when a batch is requested; expected batches of "
                              "run.loader(), or `with run.data_phase():` around the code that makes a batch")
-        if self._ctx.world.config.load_balance and not self._work_assignment.current_slice:
+        if self._ctx.world.config.load_balance and not self._sample_assignment.current_slice:
             raise TrainError(f"{prefix}--load-balance requires a batch of run.loader() for each step; expected such "
                              "batches, or no --load-balance")
 
@@ -392,7 +392,7 @@ class StepHooks:
     def _after_optimizer_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         ctx, state, recovery = self._ctx, self._state, self._recovery
         if self._skips_update or self._is_behind or not recovery.strategy.updates_locally:
-            ctx.replica.show_gradients()
+            ctx.replica.restore_gradients()
         else:
             ctx.replica.make_gradients_dense(self._sparse_ids)
         self._skips_update, self._is_behind, self._nonfinite_parameter = False, False, ""
@@ -406,7 +406,7 @@ class StepHooks:
         self.timer.end_step()
         meter, comm_thread = ctx.meter, ctx.comm_thread
         compute_seconds = meter.wall.last - meter.exposed_comm.last
-        meter.samples.add(self._work_assignment.end_step(compute_seconds))
+        meter.samples.add(self._sample_assignment.end_step(compute_seconds))
         self._slow_rank_monitor.after_step(state.step, compute_seconds)
         overlapped_comm = comm_thread.busy_seconds - comm_thread.blocked_seconds
         meter.overlapped_comm += overlapped_comm - self._overlapped_comm
