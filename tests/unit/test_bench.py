@@ -109,23 +109,20 @@ def rank_result(number: int, forward: float = 1.0, metered: bool = True, **furth
             if number else {"10.0.0.9": 6}, **further}
 
 
-def test_figures_of_a_metered_runtime() -> None:
-    figures = report.job_figures(CellResult(SLURMDL, 0, "done", ranks=(rank_result(0), rank_result(1))), SPEC)
-    assert (figures.images, figures.seconds) == (2 * 10 / 4, 4.0)
-    assert figures.phases["peer_wait"] == 0.5
-    assert (figures.overlapped_comm, figures.memory, figures.seconds_to_accuracy) == (0.25, 101, 8.0)
-    assert figures.bytes == {"intra_node": 0, "intra_zone": 10, "inter_zone": 20}
-    assert figures.phase_sum_ratio == pytest.approx(4 / 4)
-
-
-def test_figures_of_unmetered_runtime_estimate_peer_wait_and_overlap() -> None:
-    """One rank computes for a second longer than the other, which is idle in that time."""
-    ranks = rank_result(0, 1.0, False), rank_result(1, 2.0, False)
-    values = report.job_figures(CellResult(DDP, 0, "done", ranks=ranks), SPEC)
-    assert values.phases["peer_wait"] == pytest.approx((1.0 + 0.0) / 2)
-    assert values.phases["communication"] == pytest.approx((1.5 + 0.5) / 2 - 0.5)
-    assert values.overlapped_comm == pytest.approx(2.0 - 1.0)
-    assert values.bytes == {"intra_node": 0, "intra_zone": 20, "inter_zone": 3}
+@pytest.mark.parametrize(("cell", "ranks", "expected"), [
+    (SLURMDL, (rank_result(0), rank_result(1)), {
+        "images": 2 * 10 / 4, "seconds": 4.0, "peer_wait": 0.5, "communication": 1.0, "overlapped_comm": 0.25,
+        "memory": 101, "seconds_to_accuracy": 8.0, "bytes": {"intra_node": 0, "intra_zone": 10, "inter_zone": 20}}),
+    # not metered: one rank computes for a second longer than the other, which is idle in that time
+    (DDP, (rank_result(0, 1.0, False), rank_result(1, 2.0, False)), {
+        "peer_wait": 0.5, "communication": (1.5 + 0.5) / 2 - 0.5, "overlapped_comm": 2.0 - 1.0,
+        "bytes": {"intra_node": 0, "intra_zone": 20, "inter_zone": 3}}),
+], ids=["metered", "estimated"])
+def test_figures_of_a_job(cell: Cell, ranks: tuple[dict[str, Any], ...], expected: dict[str, object]) -> None:
+    figures = report.job_figures(CellResult(cell, 0, "done", ranks=ranks), SPEC)
+    found = {**vars(figures), **figures.phases}
+    assert {name: found[name] for name in expected} == expected
+    assert figures.phase_sum_ratio == pytest.approx(1.0)
 
 
 def test_tcp_bytes_sent_are_counted_by_peer() -> None:

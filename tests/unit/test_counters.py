@@ -58,31 +58,29 @@ def fake_kernel(root: Path, *, sent: int = 0, retransmitted: int = 0, spurious: 
     return str(root)
 
 
-def sample_of_two(tmp_path: Path, first: dict, second: dict) -> LinkSample | None:
-    before = counters.read_counters(fake_kernel(tmp_path, **first))
-    return counters.sample_from_counters(before, counters.read_counters(fake_kernel(tmp_path, **second)), "n1", 5.0)
+IB = {"port_rcv_packets": 1000, "port_xmit_packets": 1000, "port_rcv_errors": 5, "port_xmit_discards": 5}
+LATER = {**IB, "port_rcv_packets": 11_000, "port_rcv_errors": 105}
 
 
-def test_loss_is_retransmissions_without_spurious_ones(tmp_path):
-    sample = sample_of_two(tmp_path, {"sent": 1000, "retransmitted": 50, "spurious": 20},
-                           {"sent": 11000, "retransmitted": 350, "spurious": 120, "uptime": 1e5 + 60})
-    assert sample == LinkSample("node", "n1", 5.0, "counters", loss=0.02)
-
-
-@pytest.mark.parametrize(("first", "second"), [
-    ({"sent": 1000}, {"sent": 1999, "retransmitted": 500}),  # too few segments
-    ({"sent": 5000}, {"sent": 9000, "retransmitted": 100, "boot": "two"}),  # reboot
-    ({"sent": 5000, "retransmitted": 90}, {"sent": 9000, "retransmitted": 10}),  # counter wrap
-    ({"sent": 5000}, {"sent": 100}),
-    ({"sent": 0, "uptime": 9e5}, {"sent": 9000, "uptime": 10}),  # uptime decreased
+@pytest.mark.parametrize(("first", "second", "expected"), [
+    # retransmissions without spurious ones
+    ({"sent": 1000, "retransmitted": 50, "spurious": 20},
+     {"sent": 11000, "retransmitted": 350, "spurious": 120, "uptime": 1e5 + 60}, {"loss": 0.02}),
+    ({"sent": 1000}, {"sent": 1999, "retransmitted": 500}, None),  # too few segments
+    ({"sent": 5000}, {"sent": 9000, "retransmitted": 100, "boot": "two"}, None),  # reboot
+    ({"sent": 5000, "retransmitted": 90}, {"sent": 9000, "retransmitted": 10}, None),  # counter wrap
+    ({"sent": 5000}, {"sent": 100}, None), ({"sent": 0, "uptime": 9e5}, {"sent": 9000, "uptime": 10}, None),
+    # an RDMA port replaces the counters of TCP
+    ({"port": IB, "sent": 0}, {"port": LATER, "sent": 10**6, "retransmitted": 10**5},
+     {"throughput": 100 * 125e6, "loss": 0.01, "rdma": True}),
+    ({"port": LATER}, {"port": IB}, {"throughput": 100 * 125e6, "loss": None, "rdma": True}),
+    # nothing to compare the first reading with
+    (None, {"sent": 10**9, "retransmitted": 10**6, "speeds": {"eth0": "1000"}}, {"throughput": 125e6}),
 ])
-def test_sample_without_usable_counters_is_none(tmp_path, first, second):
-    assert sample_of_two(tmp_path, first, second) is None
-
-
-def test_sample_of_first_reading_has_no_loss(tmp_path):
-    now = counters.read_counters(fake_kernel(tmp_path, sent=10**9, retransmitted=10**6, speeds={"eth0": "1000"}))
-    assert counters.sample_from_counters(None, now, "n1", 5.0) == LinkSample("node", "n1", 5.0, "counters", 125e6)
+def test_sample_of_two_readings(tmp_path, first, second, expected):
+    before = None if first is None else counters.read_counters(fake_kernel(tmp_path, **first))
+    sample = counters.sample_from_counters(before, counters.read_counters(fake_kernel(tmp_path, **second)), "n1", 5.0)
+    assert sample == (expected and LinkSample("node", "n1", 5.0, "counters", **expected))
 
 
 def test_bandwidth_counts_physical_interfaces_only(tmp_path):
@@ -94,17 +92,7 @@ def test_bandwidth_counts_physical_interfaces_only(tmp_path):
     assert counters.read_counters(root, "none").bandwidth == 0
 
 
-IB = {"port_rcv_packets": 1000, "port_xmit_packets": 1000, "port_rcv_errors": 5, "port_xmit_discards": 5}
-
-
-def test_rdma_port_replaces_tcp_counters(tmp_path):
-    later = {**IB, "port_rcv_packets": 11_000, "port_rcv_errors": 105}
-    sample = sample_of_two(tmp_path, {"port": IB, "sent": 0}, {"port": later, "sent": 10**6, "retransmitted": 10**5})
-    assert sample == LinkSample("node", "n1", 5.0, "counters", 100 * 125e6, loss=0.01, rdma=True)
-    restarted = counters.read_counters(fake_kernel(tmp_path, port=IB))
-    before = counters.read_counters(fake_kernel(tmp_path, port=later))
-    decreased = counters.sample_from_counters(before, restarted, "n1", 5.0)
-    assert decreased.loss is None
+def test_rdma_port_that_is_down_or_of_unknown_rate(tmp_path):
     assert counters.read_counters(fake_kernel(tmp_path, port=IB, state="1: DOWN")).rdma_ports == {}
     unknown_rate = counters.read_counters(fake_kernel(tmp_path, port=IB, rate="unknown"))
     assert unknown_rate.rdma_ports["mlx5_0/1"].bandwidth == 0
