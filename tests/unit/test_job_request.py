@@ -9,11 +9,12 @@ from slurmdl import dl_options, records
 from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError, UsageError
 from slurmdl.job_request import JobRequest, JobSize, build_request, resolve_job_size
-from slurmdl.launch import submission
+from slurmdl.launch import submission, submission_record
 
 
-def read(*argv, script="#!/bin/sh\ntrue\n", environ=None, defaults=None):
-    call = submission.SbatchCall.from_argv(argv, read_stdin=script.encode)
+def read(*argv, script="true", environ=None, defaults=None, program=""):
+    """Parse a submission whose script has these lines; sbatch has the plugin unless `program` is one without it."""
+    call = submission.SbatchCall.from_argv(argv, program, f"#!/bin/sh\n{script}\n".encode)
     return submission.parse_submission(call, environ or {}, defaults)
 
 
@@ -21,12 +22,17 @@ def dl(*argv, **layers) -> DlOptions:
     return read(*argv, **layers).request.dl
 
 
-def test_precedence_script_environment_command_line():
-    script = "#!/bin/sh\n#DL --dl-strategy=gossip\n"
-    assert dl(script=script, defaults={"strategy": "adaptive-gossip"}).strategy == "gossip"
-    assert dl(script=script, environ={"SLURMDL_OPT_STRATEGY": "ps"}).strategy == "ps"
-    chosen = dl("--dl-strategy=allreduce", script=script, environ={"SLURMDL_OPT_STRATEGY": "ps"})
-    assert chosen.strategy == "allreduce"
+@pytest.mark.parametrize(("argv", "layers", "ps"), [
+    ([], {"defaults": {"ps": "1"}}, 1), ([], {"defaults": {"ps": "1"}, "script": "#DL --dl-ps=2"}, 2),
+    ([], {"script": "#DL --dl-ps=2", "environ": {"SLURMDL_OPT_PS": "3"}}, 3),
+    (["--dl-ps=4"], {"script": "#DL --dl-ps=2", "environ": {"SLURMDL_OPT_PS": "3"}}, 4),
+    # lines of the plugin are weaker than #DL lines
+    ([], {"script": "#SBATCH -N2 --dl-ps 5"}, 5), ([], {"script": "#SBATCH --dl-ps=5\n#DL --dl-ps=2"}, 2),
+    ([], {"script": "#SBATCH --dl-ps=5", "environ": {"SLURMDL_OPT_PS": "3"}}, 3),
+    (["--dl-ps=4"], {"script": "#SBATCH --dl-ps=5", "environ": {"SLURMDL_OPT_PS": "3"}}, 4),
+    ([], {"script": "#SBATCH --job-name --dl-ps=2"}, 0)])
+def test_precedence_site_script_environment_command_line(argv, layers, ps):
+    assert dl(*argv, **layers).ps == ps
 
 
 EVERY_OPTION = {
@@ -52,7 +58,7 @@ def test_option_in_every_layer(values, expected):
     words = [f"--dl-{name.replace('_', '-')}={value}" for name, value in values.items()]
     assert dl(*words) == expected
     assert dl(*(part for word in words for part in word.split("=", 1))) == expected
-    assert dl(script="#!/bin/sh\n" + "\n".join(f"#DL {word}" for word in words)) == expected
+    assert dl(script="\n".join(f"#DL {word}" for word in words)) == expected
     assert dl(environ={f"SLURMDL_OPT_{name.upper()}": value for name, value in values.items()}) == expected
 
 
@@ -136,17 +142,41 @@ def test_invalid_options_raise_usage_error_with_valid_options(argv, message):
         read(*argv)
 
 
-@pytest.mark.parametrize(("script", "error", "message"), [
-    ("#!/bin/sh\n\n#DL --dl-nothing\n", UsageError, "standard input:3: unknown option --dl-nothing; expected"),
-    ("#!/bin/sh\n#DL strategy=ps\n", UsageError, "standard input:2: 'strategy=ps' is invalid after #DL"),
-    ("#!/bin/sh\n#DL -N 2\n", UsageError, "standard input:2: '-N' is invalid after #DL"),
-    ("#!/bin/sh\n#DL --dl-ps=2 --dl-zone='x\n", UsageError, "standard input:2: .*quote ' is not closed"),
-    ("#!/bin/sh\n#SBATCH -N 2 --dl-dry-run\n", UsageError,
-     "standard input:2: '--dl-dry-run' is not an option of sbatch; .*DL"),
-])
-def test_invalid_directives_raise_usage_error_with_the_line(script, error, message):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(("script", "message"), [
+    ("\n#DL --dl-nothing", "standard input:3: unknown option --dl-nothing; expected"),
+    ("#DL strategy=ps", "standard input:2: 'strategy=ps' is invalid after #DL"),
+    ("#DL -N 2", "standard input:2: '-N' is invalid after #DL"),
+    ("#DL --dl-ps=2 --dl-zone='x", "standard input:2: .*quote ' is not closed"),
+    ("#SBATCH -N 2 --dl-dry-run", "2: '--dl-dry-run' is not an option of sbatch; expected #DL --dl-dry-run"),
+    ("#SBATCH --dl-pss=2", "'--dl-pss=2' is not an option of sbatch"), ("#SBATCH --dl-ps=two", "whole number")])
+def test_invalid_directives_raise_usage_error_with_the_line(script, message):
+    with pytest.raises(UsageError, match=message):
         read(script=script)
+
+
+def test_lines_of_the_plugin_need_the_plugin(fake_slurm):
+    program = str(fake_slurm.command("sbatch"))
+    assert read(script="#SBATCH -N2 -J --dl-ps\n#DL --dl-ps=1", program=program).request.dl.ps == 1
+    assert not fake_slurm.calls(), "without such lines"
+    with pytest.raises(UsageError, match=r"2: '--dl-ps=2' in a #SBATCH line needs the plugin .* #DL --dl-ps=2"):
+        read(script="#SBATCH -N2 --dl-ps=2", program=program)
+    assert fake_slurm.calls() == ["sbatch --help"]
+    fake_slurm.command("sbatch", "echo --dl-ps")
+    assert read(script="#SBATCH -N2 --dl-ps=2", program=program).request.dl.ps == 2
+
+
+def test_environment_has_typed_options_only():
+    """The wrapper removes typed options from the command line and passes them to the plugin in the environment."""
+    job = read("--dl-ps=3", "--dl-explain", script="#SBATCH --dl-ps=2 --dl-rank0=any")
+    command = submission.build_submit_command(job, {})
+    exported = {name: value for name, value in command.env.items() if name.startswith("SLURMDL_OPT_")}
+    assert exported == {"SLURMDL_OPT_PS": "3"}
+    record = submission_record.parse_record(command.env[submission_record.ENV_VARIABLE])
+    in_job = {**exported, "SLURMDL_OPT_RANK0": "any", "SLURMDL_OPT_STRATEGY": "gossip"}
+    assert record.options.ps == 3 and record.options.rank0 == "any"
+    assert record.environ_without_inputs(in_job) == {"SLURMDL_OPT_STRATEGY": "gossip"}
+    command = submission.build_submit_command(read("--dl-ps=3", script="#DL --dl-ps=2"), {})
+    assert set(command.env) == {submission_record.ENV_VARIABLE}, "without lines of the plugin"
 
 
 def test_unknown_variable_raises_usage_error_with_similar_names():
@@ -155,7 +185,7 @@ def test_unknown_variable_raises_usage_error_with_similar_names():
 
 
 def test_directives_end_at_the_first_command_and_comments_are_ignored():
-    script = "#!/bin/sh\n#DLang\n# DL --dl-ps=9\n #DL --dl-ps=9\n\n#DL\t--dl-ps=2 # why\nx=1\n#DL --dl-ps=5\n"
+    script = "#DLang\n# DL --dl-ps=9\n #DL --dl-ps=9\n\n#DL\t--dl-ps=2 # why\nx=1\n#DL --dl-ps=5\n"
     assert dl(script=script).ps == 2
 
 
@@ -240,20 +270,20 @@ REASONS = {
 @pytest.mark.parametrize(("field", "given", "reason"),
                          [(field, *case) for field, cases in REASONS.items() for case in cases])
 def test_options_that_decide_elsewhere_give_a_reason(field, given, reason):
-    request = read(script=f"#!/bin/sh\n{given}").request if isinstance(given, str) else read(*given).request
+    request = read(script=given).request if isinstance(given, str) else read(*given).request
     reasons = {name: getattr(request, name) for name in REASONS}
     assert reason in reasons.pop(field)
     assert field == "unplaceable_reason" or not any(reasons.values())
 
 
 def test_export_of_the_first_component_that_has_it_counts():
-    script = "#!/bin/sh\n#SBATCH -N1\n#SBATCH hetjob\n#SBATCH --export=A\n#SBATCH hetjob\n#SBATCH --export=B\n"
+    script = "#SBATCH -N1\n#SBATCH hetjob\n#SBATCH --export=A\n#SBATCH hetjob\n#SBATCH --export=B\n"
     assert read(script=script).settings == {"export": "A"}
     assert read("-N1", ":", "--export=A", ":", "--export=B").settings["export"] == "A"
 
 
 def test_ignored_pbs_lines_have_no_effect():
-    script = "#!/bin/sh\n#SBATCH --ignore-pbs\n#PBS -l nodes=4\n"
+    script = "#SBATCH --ignore-pbs\n#PBS -l nodes=4\n"
     assert not read("--ignore-pbs", script=script).request.unplaceable_reason
 
 
