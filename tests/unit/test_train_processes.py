@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,8 @@ import torch
 from mpi import free_port, mpirun, needs_mpi, preloaded, python, torchrun
 from strategy_harness import global_batches
 
-from slurmdl.errors import InvalidOptionsError
 from slurmdl.plan import Plan, encode_plan
-from slurmdl.train import world
 from slurmdl.train.library.sampling import GlobalBatches
-from slurmdl.train.strategy_config import StrategyConfig
-from slurmdl.train.transports import torch_distributed
-from slurmdl.train.transports.mpi import open_mpi_major
 
 DIRECTORY = Path(__file__).parent
 SCRIPT = str(DIRECTORY / "library_programs.py")
@@ -531,47 +525,3 @@ def test_different_data_are_rejected(tmp_path: Path) -> None:
     start, middle, end = line.split("data digits ")
     assert start == "slurmdl: rank 1 on n1 has " and middle.endswith(" where rank 0 has ")
     assert end.endswith(": all ranks need the same model, optimizer and data")
-
-
-def test_world_lists_many_ranks_in_groups() -> None:
-    nodes = tuple(f"n{rank // 4}" for rank in range(40))
-    zones = tuple("A" if rank < 20 else "" for rank in range(40))
-    ranks = world.World(SimpleNamespace(rank=0), StrategyConfig("ps", "shards"), nodes, zones,
-                        ("ps",) * 4 + ("worker",) * 36, {})
-    assert str(ranks) == ("0 to 3 on n0 (A ps), 4 to 19 on 4 nodes from n1 to n4 (A worker), "
-                          "20 to 39 on 5 nodes from n5 to n9 (worker)")
-
-
-@pytest.mark.parametrize(("words", "first"), [
-    ("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4", 4), ("Open MPI v5.0.8, package: x", 5),
-    ("Open MPI vmaster, package: x", 0), ("MPICH Version:      4.0.2", 0),
-    ("Intel(R) MPI Library 2021.9 for Linux", 0)])
-def test_open_mpi_major(words: str, first: int) -> None:
-    assert open_mpi_major(SimpleNamespace(Get_library_version=lambda: words)) == first
-
-
-@pytest.mark.parametrize(("environ", "expected"), [
-    ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)), ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"}, (2, 3)),
-    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "3"}, (0, 1)),  # a batch script
-    ({"RANK": "1", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, (1, 4)), ({}, (0, 1))])
-def test_rank_and_size(environ: dict[str, str], expected: tuple[int, int]) -> None:
-    assert torch_distributed.rank_and_size(environ) == expected
-
-
-def test_port_differs_between_steps() -> None:
-    ports = {torch_distributed.rank_zero_address({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": str(step)})[1]
-             for step in range(20)}
-    assert len(ports) > 15 and all(1024 < port < 32768 for port in ports)
-
-
-@pytest.mark.parametrize(("environ", "expected"), [
-    ({}, "mpi"), ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpi"), ({"PMIX_RANK": "0"}, "mpi"),
-    ({"RANK": "0", "WORLD_SIZE": "2"}, "torch"), ({"TORCHELASTIC_RUN_ID": "x", "PMI_RANK": "0"}, "torch"),
-    ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "torch")])
-def test_offered_backend(environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "_has_mpi", lambda: True)
-    assert world._offered_backend(environ) == expected
-    monkeypatch.setattr(world, "_has_mpi", lambda: False)
-    assert world._offered_backend(environ) == "torch"
-    with pytest.raises(InvalidOptionsError, match=r"--backend 'nccl' is not one of auto, mpi, torch"):
-        world.init_transport("nccl")

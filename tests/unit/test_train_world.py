@@ -1,8 +1,7 @@
-"""Unit tests of the training runtime on a single rank."""
+"""The world of a rank: roles, zones, plan and backend; its flat buffers, and the summary."""
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +11,7 @@ from mpi import python
 
 from slurmdl import records
 from slurmdl.comm_layout import split_offsets
-from slurmdl.errors import InputError, InvalidRunError, UnavailableError, UsageError
+from slurmdl.errors import InputError, InvalidOptionsError, InvalidRunError
 from slurmdl.plan import Plan, decode_plan, encode_plan
 from slurmdl.train import world as world_module
 from slurmdl.train.library.replica import Replica
@@ -20,60 +19,13 @@ from slurmdl.train.meters import PHASES, RankReport, StepMeter, summarize
 from slurmdl.train.strategies import STRATEGIES
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer import models
-from slurmdl.train.trainer.data_readers import LabeledDataset, load_dataset
-from slurmdl.train.trainer.options import Options, parse_train_options
-
-
-def digits(seed: int) -> LabeledDataset:
-    return load_dataset("digits", seed)
-
-
-def test_digits_are_split_and_normalized() -> None:
-    data = digits(1)
-    assert (len(data.train_y), len(data.test_y), data.classes) == (1437, 360, 10)
-    assert data.train_x.dtype == np.float32
-    assert np.abs(data.train_x.mean(0)).max() < 1e-4
-    varying = data.train_x.std(0) > 0
-    assert np.allclose(data.train_x.std(0)[varying], 1, atol=1e-3)
-    assert not np.array_equal(data.test_y, digits(2).test_y)
-    assert np.array_equal(data.test_x, digits(1).test_x)
-
-
-def test_digits_equal_scikit_learn() -> None:
-    from sklearn.datasets import load_digits
-    bunch = load_digits()
-    data = digits(1)
-    assert np.array_equal(np.bincount(np.concatenate([data.train_y, data.test_y])), np.bincount(bunch.target))
-    test_indices = np.random.default_rng(1).permutation(1797)[:360]
-    assert np.array_equal(data.test_y, bunch.target[test_indices])
-
-
-def test_digits_without_scikit_learn_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [])
-    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
-    with pytest.raises(UnavailableError, match="scikit-learn"):
-        digits(1)
-
-
-def test_worker_partitions_are_disjoint_and_used_once_per_epoch() -> None:
-    data = digits(1)
-    workers, batch = 4, 16
-    steps = data.steps_per_epoch(workers, batch)
-    images = []
-    for worker in range(workers):
-        batches = data.batches(worker, workers, batch, 1)
-        images += [image.tobytes() for _ in range(steps) for image in next(batches)[0]]
-    assert len(images) == workers * batch * steps
-    assert len(set(images)) == len(images)
-
-
-def test_batch_larger_than_partition() -> None:
-    with pytest.raises(UsageError, match="only 359 samples"):
-        digits(1).steps_per_epoch(4, 360)
+from slurmdl.train.trainer.data_readers import load_dataset
+from slurmdl.train.transports import torch_distributed
+from slurmdl.train.transports.mpi import open_mpi_major
 
 
 def test_replica_trains_through_its_flat_buffers() -> None:
-    data = digits(1)
+    data = load_dataset("digits", 1)
     network = models.build_model("mlp:32", (1, 8, 8), 10, 1)
     replica = Replica(network)
     assert replica.parameters.size == 64 * 32 + 32 + 32 * 10 + 10
@@ -104,36 +56,6 @@ def test_replica_reports_each_completed_gradient(old: bool, monkeypatch: pytest.
     assert dict(completed) == {
         index: replica.gradients[replica.slice_of(index)].tolist() for index in range(4)}
     assert dict(completed)[3] == [2.0]
-
-
-def test_models_are_determined_by_seed() -> None:
-    first, repeated, other_seed = (Replica(models.build_model("mlp:8", (64,), 10, seed)).parameters
-                                   for seed in (1, 1, 2))
-    assert np.array_equal(first, repeated)
-    assert not np.array_equal(first, other_seed)
-
-
-@pytest.mark.parametrize("spec", ["cnn", "mlp:a", "mlp:0", "mlp:16,-2"])
-def test_unknown_models_are_rejected(spec: str) -> None:
-    with pytest.raises(UsageError, match="mlp"):
-        models.build_model(spec, (64,), 10, 1)
-
-
-@pytest.mark.parametrize("argv, culprit", [
-    (["--strategy", "gosip"], "--strategy: invalid value 'gosip'; expected gossip, "),
-    (["--ps", "-1"], "--ps: invalid value '-1'"), (["--steps", "0"], "--steps: invalid value '0'"),
-    (["--batch-size", "x"], "--batch-size: invalid value 'x'"), (["--lr", "nan"], "--lr: invalid value 'nan'"),
-    (["--momentum", "1"], "--momentum: invalid value '1'"), (["--data", "mnist"], "'mnist'"),
-    (["--step", "3"], "--step"), (["more"], "more")])
-def test_invalid_options_are_rejected(argv: list[str], culprit: str) -> None:
-    with pytest.raises(UsageError) as error:
-        parse_train_options(argv)
-    assert culprit in str(error.value)
-
-
-def test_parser_defaults_equal_class_defaults() -> None:
-    assert parse_train_options([]) == Options()
-    assert parse_train_options(["--ps", "2", "--lr", "0.5"]) == Options(strategy_config=StrategyConfig(ps=2), lr=0.5)
 
 
 @pytest.mark.parametrize("address, pattern, path", [
@@ -269,3 +191,47 @@ def test_plan_of_other_nodes_is_ignored_with_one_line(planned, facts, capsys) ->
     text = capsys.readouterr().err
     assert text.count("\n") == 1
     assert all(fact in text for fact in facts)
+
+
+def test_world_lists_many_ranks_in_groups() -> None:
+    nodes = tuple(f"n{rank // 4}" for rank in range(40))
+    zones = tuple("A" if rank < 20 else "" for rank in range(40))
+    ranks = world_module.World(SimpleNamespace(rank=0), StrategyConfig("ps", "shards"), nodes, zones,
+                        ("ps",) * 4 + ("worker",) * 36, {})
+    assert str(ranks) == ("0 to 3 on n0 (A ps), 4 to 19 on 4 nodes from n1 to n4 (A worker), "
+                          "20 to 39 on 5 nodes from n5 to n9 (worker)")
+
+
+@pytest.mark.parametrize(("words", "first"), [
+    ("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4", 4), ("Open MPI v5.0.8, package: x", 5),
+    ("Open MPI vmaster, package: x", 0), ("MPICH Version:      4.0.2", 0),
+    ("Intel(R) MPI Library 2021.9 for Linux", 0)])
+def test_open_mpi_major(words: str, first: int) -> None:
+    assert open_mpi_major(SimpleNamespace(Get_library_version=lambda: words)) == first
+
+
+@pytest.mark.parametrize(("environ", "expected"), [
+    ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)), ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"}, (2, 3)),
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "3"}, (0, 1)),  # a batch script
+    ({"RANK": "1", "WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, (1, 4)), ({}, (0, 1))])
+def test_rank_and_size(environ: dict[str, str], expected: tuple[int, int]) -> None:
+    assert torch_distributed.rank_and_size(environ) == expected
+
+
+def test_port_differs_between_steps() -> None:
+    ports = {torch_distributed.rank_zero_address({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": str(step)})[1]
+             for step in range(20)}
+    assert len(ports) > 15 and all(1024 < port < 32768 for port in ports)
+
+
+@pytest.mark.parametrize(("environ", "expected"), [
+    ({}, "mpi"), ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpi"), ({"PMIX_RANK": "0"}, "mpi"),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "torch"), ({"TORCHELASTIC_RUN_ID": "x", "PMI_RANK": "0"}, "torch"),
+    ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "torch")])
+def test_offered_backend(environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world_module, "_has_mpi", lambda: True)
+    assert world_module._offered_backend(environ) == expected
+    monkeypatch.setattr(world_module, "_has_mpi", lambda: False)
+    assert world_module._offered_backend(environ) == "torch"
+    with pytest.raises(InvalidOptionsError, match=r"--backend 'nccl' is not one of auto, mpi, torch"):
+        world_module.init_transport("nccl")
