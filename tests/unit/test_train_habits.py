@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from user_scripts import Lookahead
 from virtual_ranks import attach_or_serve, flat, library, process_group
 
 from slurmdl.errors import InvalidRunError, TrainError
@@ -185,28 +184,6 @@ def test_lightning_clips_gradients_with_mixed_precision(precision: Any) -> None:
     plugin.scaler.step(opt) if plugin.scaler else opt.step()
     assert float((flat(model) - before).norm()) == pytest.approx(0.5, rel=1e-3)
     run.close()
-
-
-def train_with_lookahead(run: Run | None) -> tuple[int, Any]:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2)
-    opt = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5))
-    if run:
-        run.attach(model, opt)
-    for _ in range(5):
-        opt.base.zero_grad()
-        model(torch.ones(2, 3)).square().mean().backward()
-        opt.step()
-    return run.step if run else 5, flat(model)
-
-
-@pytest.mark.parametrize("method", ["allreduce", "gossip"])
-def test_optimizer_wrapper_without_super_init(method: str) -> None:
-    results = library(2, StrategyConfig(method), train_with_lookahead)
-    expected_steps, expected = train_with_lookahead(None)
-    for steps, result in results:
-        assert steps == expected_steps
-        assert torch.allclose(result, expected, atol=1e-6)
 
 
 def test_different_initial_models_are_replaced_by_that_of_rank_0() -> None:

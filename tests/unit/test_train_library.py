@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from copy import deepcopy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from strategy_harness import global_batches
 from torch import nn
-from user_scripts import Net, X, Y, sgd
+from user_scripts import Net, X, Y, backward, make_mlp, sgd
 from virtual_ranks import attach_or_serve, flat, library
 
 from slurmdl.errors import TrainError
-from slurmdl.train import init
 from slurmdl.train.library.run import Run
 from slurmdl.train.library.sampling import GlobalBatches
 from slurmdl.train.strategy_config import StrategyConfig
-from slurmdl.train.transports import virtual
 
 SAMPLES, BATCH, EPOCHS = 100, 7, 2
 
@@ -103,20 +100,6 @@ def test_synchronous_training_equals_one_process(optimizer: str, method: Strateg
             assert torch.allclose(model, expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("ps"), StrategyConfig("gossip")],
-                         ids=method_name)
-def test_gradients_of_none_and_hooks_of_older_pytorch_give_same_model(method: StrategyConfig,
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch 1.13 has neither optimizer step hooks nor post-accumulate gradient hooks."""
-    expected = library(3, method, script("sgd", False))[-1]
-    assert torch.equal(library(3, method, script("sgd", True))[-1], expected)
-    for owner, name in ((torch.optim.Optimizer, "register_step_pre_hook"),
-                        (torch.optim.Optimizer, "register_step_post_hook"),
-                        (torch.Tensor, "register_post_accumulate_grad_hook")):
-        monkeypatch.delattr(owner, name)
-    assert torch.equal(library(3, method, script("sgd", False))[-1], expected)
-
-
 @pytest.mark.parametrize("ranks", [1, 3, 5])
 def test_gossip_finish_averages_models(ranks: int) -> None:
     def program(run: Run) -> Any:
@@ -141,27 +124,6 @@ def test_wrap_broadcasts_rank_0_state() -> None:
         assert torch.equal(model, flat(nn.Sequential(Net(0), nn.BatchNorm1d(3))))
         assert not mean.any()
         assert tracked == 0
-
-
-def test_several_backward_passes_per_step_equal_one() -> None:
-    def program(passes: int) -> Callable[[virtual.VirtualTransport], Any]:
-        def rank(transport: virtual.VirtualTransport) -> Any:
-            run = init(StrategyConfig("allreduce"), environ={}, transport=transport, backward_passes_per_step=passes)
-            model = Net()
-            opt = sgd(model)
-            run.wrap(model, opt)
-            samples = X[run.rank::2], Y[run.rank::2]
-            for _ in range(3):
-                opt.zero_grad()
-                for part in range(passes):
-                    nn.functional.cross_entropy(model(samples[0][part::passes]), samples[1][part::passes]).div(
-                        passes).backward()
-                opt.step()
-            return flat(model)
-        return rank
-    single_pass, parts = (virtual.run_virtual_ranks(2, program(passes)) for passes in (1, 5))
-    assert torch.equal(parts[0], parts[1])
-    assert torch.allclose(single_pass[0], parts[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("ps", ps=1)], ids=method_name)
@@ -194,40 +156,6 @@ def test_passes_over_a_smaller_last_batch_are_weighted_by_samples(method: Strate
         assert torch.allclose(result, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("silent", "exchanges_per_step"), [
-    (frozenset({0, 1, 2}), 1), (frozenset({0, 1, 2, 3}), 1), (frozenset({0, 2}), 2), (frozenset({1, 2, 3}), 2),
-    (frozenset(), 4)])
-def test_no_sync_accumulates_without_exchange(silent: frozenset[int], exchanges_per_step: int) -> None:
-    """Four passes per step, some of them in `no_sync`; the model is that of one process on all samples."""
-    steps, ranks = 3, 2
-
-    def program(run: Run) -> Any:
-        model = Net()
-        opt = sgd(model)
-        run.wrap(model, opt)
-        samples = X[run.rank:80:ranks], Y[run.rank:80:ranks]  # parts of equal size
-        for _ in range(steps):
-            opt.zero_grad()
-            for part in range(4):
-                with run.no_sync() if part in silent else nullcontext():
-                    nn.functional.cross_entropy(model(samples[0][part::4]), samples[1][part::4]).div(4).backward()
-            opt.step()
-        run.finish()
-        return flat(model), run.strategy.exchanges
-
-    model = Net()
-    opt = sgd(model)
-    for _ in range(steps):
-        opt.zero_grad()
-        nn.functional.cross_entropy(model(X[:80]), Y[:80]).backward()
-        for tensor in model.unused.parameters():
-            tensor.grad = torch.zeros_like(tensor)  # see "Unused parameters" in docs/library.md
-        opt.step()
-    for result, exchanges in library(ranks, StrategyConfig("allreduce"), program):
-        assert torch.allclose(result, flat(model), rtol=0, atol=1e-6)
-        assert exchanges == steps * exchanges_per_step
-
-
 def test_samples_of_all_batches_of_a_step_are_counted() -> None:
     def program(run: Run) -> int:
         model = Net()
@@ -242,20 +170,6 @@ def test_samples_of_all_batches_of_a_step_are_counted() -> None:
         return int(run.meter.samples.total)
 
     assert library(2, StrategyConfig("allreduce"), program, backward_passes_per_step=2) == [50, 50]
-
-
-def test_gradients_are_averaged_when_backward_returns() -> None:
-    """Clipping by norm therefore has the same effect as in one process."""
-    def program(run: Run) -> Any:
-        model = Net()
-        run.wrap(model, sgd(model))
-        nn.functional.cross_entropy(model(X[run.rank::2]), Y[run.rank::2]).backward()
-        return torch.cat([tensor.grad.reshape(-1) for tensor in model.parameters() if tensor.grad is not None])
-    model = Net()
-    nn.functional.cross_entropy(model(X), Y).backward()
-    expected = torch.cat([tensor.grad.reshape(-1) for tensor in model.parameters() if tensor.grad is not None])
-    for result in library(2, StrategyConfig("allreduce"), program):
-        assert torch.allclose(result[result != 0], expected[expected != 0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("method", "ranks", "sends"), [
@@ -318,78 +232,6 @@ def test_wrap_keeps_classes_and_state() -> None:
     library(2, StrategyConfig("allreduce"), program)
 
 
-@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip"),
-                                    StrategyConfig("ps", ps=1)], ids=method_name)
-def test_parameters_may_be_assigned(method: StrategyConfig) -> None:
-    """Before and after a step, and before finish()."""
-    def program(assigns: bool) -> Callable[[Run], Any]:
-        def rank(run: Run) -> Any:
-            model = Net()
-            opt = sgd(model)
-            if not attach_or_serve(run, model, opt):
-                return None
-            for _ in range(3):
-                step(model, opt)
-                for tensor in model.parameters() if assigns else ():
-                    tensor.data = tensor.detach().clone()
-            run.finish()
-            return flat(model), bool(run.replica.relocated_parameter())
-        return rank
-    for result, expected in zip(*(library(3, method, program(assigns)) for assigns in (True, False)), strict=True):
-        assert result is expected is None or (torch.equal(result[0], expected[0]) and not result[1])
-
-
-@pytest.mark.parametrize("method", [StrategyConfig("allreduce"), StrategyConfig("gossip"),
-                                    StrategyConfig("ps", ps=1)], ids=method_name)
-@pytest.mark.parametrize("by_name", [False, True])
-def test_closure_gives_the_same_model(method: StrategyConfig, by_name: bool) -> None:
-    """As Lightning's automatic optimization does it."""
-    def program(run: Run) -> tuple[Any, list[float]] | None:
-        model = Net()
-        opt = sgd(model)
-        run.attach(model, opt)
-        loader = run.loader((X, Y), BATCH)
-        if run.is_server:
-            run.serve()
-            return None
-        losses = []
-        for x, y in loader:
-            def closure(x: Any = x, y: Any = y) -> Any:
-                opt.zero_grad()
-                loss = nn.functional.cross_entropy(model(x), y)
-                loss.backward()
-                return loss
-
-            if with_closure:
-                loss = opt.step(closure=closure) if by_name else opt.step(closure)
-            else:
-                loss = closure()
-                opt.step()
-            losses.append(float(loss.detach()))
-        return flat(model), losses
-
-    with_closure = False
-    expected = library(3, method, program)
-    with_closure = True
-    found = library(3, method, program)
-    for (model, losses), (expected_model, expected_losses) in zip(filter(None, found), filter(None, expected),
-                                                                 strict=True):
-        assert np.array_equal(model, expected_model) and losses == expected_losses
-
-
-def test_sparse_gradients_are_converted() -> None:
-    def program(run: Run) -> Any:
-        model = nn.Embedding(5, 3, sparse=True)
-        nn.init.ones_(model.weight)
-        model, opt = run.wrap(model, torch.optim.SGD(model.parameters(), lr=0.5))
-        for _ in range(2):
-            opt.zero_grad()
-            model(torch.tensor([run.rank])).sum().backward()
-            opt.step()
-        return model.weight.detach()[:, 0].tolist()
-    assert library(2, StrategyConfig("allreduce"), program) == [[0.5, 0.5, 1, 1, 1]] * 2
-
-
 def test_ps_serves_until_last_worker_ends() -> None:
     def program(run: Run) -> int:
         model = Net()
@@ -401,3 +243,35 @@ def test_ps_serves_until_last_worker_ends() -> None:
             step(model, opt)
         return run.step
     assert library(4, StrategyConfig("ps"), program) == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "gossip", "local-sgd"])
+def test_all_ranks_start_with_the_optimizer_state_of_rank_0(strategy: str) -> None:
+    def train(model: Any, opt: Any, x: Any, y: Any) -> Any:
+        for _ in range(4):
+            opt.zero_grad()
+            backward(model, x, y)
+            opt.step()
+        return flat(model)
+
+    def adam(model: Any) -> Any:
+        return torch.optim.Adam(model.parameters(), lr=0.1)
+
+    earlier = make_mlp()
+    saved = adam(earlier)
+    train(earlier, saved, X[:24], Y[:24])
+
+    def program(ranks: int) -> Callable[[Run], Any]:
+        def rank_program(run: Run) -> Any:
+            model = make_mlp()
+            opt = adam(model)
+            if run.rank < ranks:
+                opt.load_state_dict(deepcopy(saved.state_dict()))
+            run.wrap(model, opt)
+            return train(model, opt, X[run.rank:24:2], Y[run.rank:24:2])
+        return rank_program
+
+    loaded, loaded_by_all, loaded_by_none = (
+        library(2, StrategyConfig(strategy), program(ranks)) for ranks in (1, 2, 0))
+    assert all(torch.equal(*models) for models in zip(loaded, loaded_by_all, strict=True))
+    assert not torch.equal(loaded[1], loaded_by_none[1])
