@@ -21,8 +21,8 @@ from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import FloatArray, IntArray
 from slurmdl.placement.iteration_cost import network_links, predict_cost
 from slurmdl.placement.place import MAX_BLOCK_TIE
-from slurmdl.placement.quotas import fill_largest_first, zone_quotas
 from slurmdl.placement.result import SortKey
+from slurmdl.placement.zones import fill_largest_first, zone_quotas
 from slurmdl.traffic import Traffic
 
 #: strategies whose time follows from the nodes, with one rank per node, and what is assumed of them

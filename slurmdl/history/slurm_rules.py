@@ -15,7 +15,7 @@ import numpy as np
 from slurmdl.errors import InputError
 from slurmdl.history.leaves import Leaves
 from slurmdl.placement.arrays import IntArray
-from slurmdl.placement.slurm_limits import BlockRule, block_rule
+from slurmdl.placement.candidate_nodes import BlockRule, block_rule
 
 
 class SlurmRule(Protocol):

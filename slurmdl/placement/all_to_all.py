@@ -15,7 +15,6 @@ import numpy as np
 from slurmdl.job_request import JobSize
 from slurmdl.placement.arrays import BoolArray, FloatArray, IntArray
 from slurmdl.placement.candidate_nodes import CandidateNodes
-from slurmdl.placement.quotas import take_nodes
 from slurmdl.placement.zones import (
     LatencyCap,
     Proposal,
@@ -23,6 +22,7 @@ from slurmdl.placement.zones import (
     SearchProblem,
     make_choice,
     relevant_latency_caps,
+    take_nodes,
 )
 from slurmdl.traffic import Phase
 

@@ -20,11 +20,11 @@ from slurmdl.job_request import JobSize
 from slurmdl.placement.all_to_all import AllToAllEstimate, rank_zones_all_to_all
 from slurmdl.placement.arrays import BoolArray, IntArray, sorted_unique
 from slurmdl.placement.candidate_nodes import CandidateNodes, subset
-from slurmdl.placement.quotas import fill_largest_first
 from slurmdl.placement.zones import (
     Proposal,
     RankedZone,
     SearchProblem,
+    fill_largest_first,
     make_choice,
     path_widths,
     relevant_latency_caps,

@@ -19,14 +19,22 @@ from slurmdl.job_request import JobRequest, JobSize, resolve_job_size
 from slurmdl.links import capacity
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.arrays import IntArray, run_starts
-from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_nodes
+from slurmdl.placement.candidate_nodes import CandidateNodes, SlurmLimits, build_candidate_nodes, in_idle_leaf
 from slurmdl.placement.eligibility import candidate_partitions, eligible_tasks, split_tasks
 from slurmdl.placement.lower_bound import compute_lower_bound
-from slurmdl.placement.quotas import even_choices, group_choices, segment_choices, uneven_choices
 from slurmdl.placement.rank_orders import RankOrders, best_rank_map, rank_orders
 from slurmdl.placement.result import ConsideredChoice, Placement, best_cost, format_zone_counts
-from slurmdl.placement.slurm_limits import SlurmLimits, in_idle_leaf
-from slurmdl.placement.zones import NodeChoice, Proposal, SearchProblem, make_choice, rank_zones
+from slurmdl.placement.zones import (
+    NodeChoice,
+    Proposal,
+    SearchProblem,
+    even_choices,
+    group_choices,
+    make_choice,
+    rank_zones,
+    segment_choices,
+    uneven_choices,
+)
 from slurmdl.text import pluralize, sample_names
 from slurmdl.topology.topology import Topology
 from slurmdl.traffic import Traffic

@@ -269,10 +269,10 @@ class GroupOrders(RankOrders):
 
     traffic: GroupTraffic
 
-    def __init__(self, slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
-                 rank0: str = "first", *, node_by_node: bool = False) -> None:
-        super().__init__(slots, topology, scores, traffic, rank0, node_by_node=node_by_node)
-        self._orders_inside: dict[tuple[str, bytes], IntArray] = {}
+    @cached_property
+    def _orders_inside(self) -> dict[tuple[str, bytes], IntArray]:
+        """Orders that were found: group and its nodes -> the node of each rank."""
+        return {}
 
     def rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
         """The best order of the groups."""

@@ -9,8 +9,8 @@ from slurmdl.dl_options import DlOptions
 from slurmdl.errors import PlacementError
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.candidate_nodes import BlockRule, block_rule
 from slurmdl.placement.place import place_job
-from slurmdl.placement.slurm_limits import BlockRule, block_rule
 from slurmdl.topology.source import block_topology
 from tests.placing import cluster, node
 

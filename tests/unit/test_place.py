@@ -21,8 +21,8 @@ from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.placement.candidate_nodes import build_candidate_nodes
 from slurmdl.placement.explain import explain_placement
 from slurmdl.placement.place import place_job
-from slurmdl.placement.quotas import fill_largest_first, uneven_choices, water_fill
 from slurmdl.placement.rank_orders import best_rank_map
+from slurmdl.placement.zones import fill_largest_first, uneven_choices, water_fill
 from slurmdl.plan import Plan
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from placing import cost_of, idle, job, node, three_level, two_level
+from slurmdl.placement.quotas import segment_quotas, take_nodes
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.gpu_request import GpuRequest
@@ -29,7 +30,6 @@ from slurmdl.placement.candidate_nodes import CandidateNodes, build_candidate_no
 from slurmdl.placement.iteration_cost import network_links
 from slurmdl.placement.parameter_servers import PsSearch
 from slurmdl.placement.place import place_job
-from slurmdl.placement.quotas import segment_quotas, take_nodes
 from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.result import Cost, Placement, RankMap
 from slurmdl.placement.zones import UNCAPPED

@@ -14,8 +14,8 @@ from slurmdl.history.leaves import Leaves
 from slurmdl.history.slurm_rules import SlurmBlockRule, SlurmTreeRule, slurm_rule
 from slurmdl.job_request import JobRequest
 from slurmdl.links.link_scores import LinkScores
+from slurmdl.placement.candidate_nodes import BlockRule
 from slurmdl.placement.place import MAX_BLOCK_TIE, place_job
-from slurmdl.placement.slurm_limits import BlockRule
 from slurmdl.topology.source import ZoneDecl, block_topology, build_topology, tree_topology
 from slurmdl.topology.topology import Topology
 
