@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from placing import cost_of, idle, job, node, three_level, two_level
-from slurmdl.placement.quotas import segment_quotas, take_nodes
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.gpu_request import GpuRequest
@@ -32,7 +31,7 @@ from slurmdl.placement.parameter_servers import PsSearch
 from slurmdl.placement.place import place_job
 from slurmdl.placement.rank_orders import best_rank_map
 from slurmdl.placement.result import Cost, Placement, RankMap
-from slurmdl.placement.zones import UNCAPPED
+from slurmdl.placement.zones import UNCAPPED, segment_quotas, take_nodes
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
 from slurmdl.traffic import Traffic, count_shards
