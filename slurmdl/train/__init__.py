@@ -2,8 +2,8 @@
 
 It is independent of placement and launch, and imports few shared modules of slurmdl. Training scripts use
 `from slurmdl.train import init`, see `slurmdl.train.library.startup`. Scripts on DistributedDataParallel have
-`watch_slow_ranks`, see `slurmdl.train.slow_ranks`, and `hierarchical_hook`; these and scripts on FSDP2 have `outer`,
-see `slurmdl.train.islands`.
+`watch_slow_ranks`, see `slurmdl.train.slow_ranks`, and `hierarchical_hook`; these and scripts on FSDP2 have
+`sync_islands`, see `slurmdl.train.islands`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slurmdl.train.islands import HierarchicalState as HierarchicalState
     from slurmdl.train.islands import hierarchical_hook as hierarchical_hook
-    from slurmdl.train.islands import outer as outer
+    from slurmdl.train.islands import sync_islands as sync_islands
     from slurmdl.train.library.startup import init as init
     from slurmdl.train.slow_ranks import watch_slow_ranks as watch_slow_ranks
 
 
 #: public name -> its module, which imports NumPy or torch
-_LAZY = {"init": "library.startup", "watch_slow_ranks": "slow_ranks", "outer": "islands",
+_LAZY = {"init": "library.startup", "watch_slow_ranks": "slow_ranks", "sync_islands": "islands",
          "HierarchicalState": "islands", "hierarchical_hook": "islands"}
 
 

@@ -9,10 +9,10 @@ A communication hook averages gradients, compressed between islands::
 
 Or islands exchange models::
 
-    from slurmdl.train import outer
+    from slurmdl.train import sync_islands
 
     model = DistributedDataParallel(network, process_group=group)      # or fully_shard(network, mesh=mesh["fsdp"])
-    sync = outer(model, optimizer, group)                               # on all ranks
+    sync = sync_islands(model, optimizer, group)                        # on all ranks
     ...                                                                 # training
     sync.finish()                                                       # the mean of all islands
 """
@@ -249,8 +249,8 @@ class _Shard:
 _STRATEGIES = ("local-sgd", "gossip")
 
 
-def outer(model: Any, optimizer: Any, group: Any, config: StrategyConfig | None = None, *,
-          seed: int = 1) -> OuterSync:
+def sync_islands(model: Any, optimizer: Any, group: Any, config: StrategyConfig | None = None, *,
+                 seed: int = 1) -> IslandSync:
     """Exchange the models of islands from now on, after steps of the optimizer. Collective over all ranks.
 
     An island is the group of ranks that DistributedDataParallel or FSDP2 keeps together, so that their models are
@@ -273,10 +273,10 @@ def outer(model: Any, optimizer: Any, group: Any, config: StrategyConfig | None 
         config: strategy local-sgd (default) or gossip; None: from the variables SLURMDL_TRAIN_*.
         seed: of random partners and of compression.
     """
-    return OuterSync(model, optimizer, group, config or resolve({}, os.environ), seed)
+    return IslandSync(model, optimizer, group, config or resolve({}, os.environ), seed)
 
 
-class OuterSync:
+class IslandSync:
     """One rank's part in the exchanges.
 
     Attributes:
@@ -291,7 +291,7 @@ class OuterSync:
         tensors = [tensor for group_ in optimizer.param_groups for tensor in group_["params"] if tensor.requires_grad]
         self.is_sharded = any(_is_sharded(tensor) for tensor in tensors)
         self._islands = islands = IslandGroup(
-            "outer", group, (self.is_sharded, [_local(tensor).numel() for tensor in tensors]),
+            "sync_islands", group, (self.is_sharded, [_local(tensor).numel() for tensor in tensors]),
             "the same model, sharded in the same way, in each island")
         self.islands, self.p2p = islands.islands, islands.p2p
         self._ddp = find_ddp(tensors)
@@ -310,8 +310,8 @@ class OuterSync:
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if not self._step and len(find_ddp(self._tensors)) > len(self._ddp):
-            raise InvalidRunError("outer(): a DistributedDataParallel was made of the model afterwards; expected it "
-                                  "before outer()")
+            raise InvalidRunError("sync_islands(): a DistributedDataParallel was made of the model afterwards; "
+                                  "expected it before sync_islands()")
         if optimizer_hooks.apply_grad_scaler(optimizer, self._tensors):
             self._skipped_gradients = optimizer_hooks.stash_gradients(self._tensors)
 
@@ -330,7 +330,7 @@ class OuterSync:
         """
         self.strategy.drain(self._step)
         buffer = io.BytesIO()
-        save_state("outer()", {"step": self._step, "strategy": self.strategy.state_dict(),
+        save_state("sync_islands()", {"step": self._step, "strategy": self.strategy.state_dict(),
                                "rounding": self._part.rounding}, buffer)
         return {self._state_key: buffer.getvalue()}
 
@@ -345,8 +345,8 @@ class OuterSync:
             saved = torch.load(io.BytesIO(state[self._state_key]), weights_only=True)
             self.strategy.load_state_dict(saved["strategy"])
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, EOFError, UnpicklingError) as error:
-            raise InvalidRunError(f"outer(): the state has no exchanges of {self._state_key} with this strategy and "
-                                  "model; expected a state of the same island and options") from error
+            raise InvalidRunError(f"sync_islands(): the state has no exchanges of {self._state_key} with this "
+                                  "strategy and model; expected a state of the same island and options") from error
         self._step, self._part.rounding = saved["step"], saved["rounding"]
 
     @property
@@ -356,8 +356,8 @@ class OuterSync:
     def finish(self) -> None:
         """Replace the models of all islands by their mean, after the last step. Collective over all ranks."""
         if not self._step and self.p2p.rank == 0 and any(tensor.grad is not None for tensor in self._tensors):
-            warn("train: the model has gradients, but no step was made; expected steps of the optimizer that outer() "
-                 "got")
+            warn("train: the model has gradients, but no step was made; expected steps of the optimizer that "
+                 "sync_islands() got")
         self._remove_hooks()
         self.strategy.finish()
         self._part.copy_to_host()
@@ -419,8 +419,8 @@ class _ModelPart(DeviceCopies):
 def _checked_config(config: StrategyConfig) -> StrategyConfig:
     strategy = config.strategy or "local-sgd"
     if strategy not in _STRATEGIES:
-        raise InvalidOptionsError(f"outer(): strategy {strategy}; expected {' or '.join(_STRATEGIES)}, since no rank "
-                                  "sees the whole model")
+        raise InvalidOptionsError(f"sync_islands(): strategy {strategy}; expected {' or '.join(_STRATEGIES)}, since "
+                                  "no rank sees the whole model")
     config = replace(config, strategy=strategy, islands="zone",
                      comm_pattern=config.comm_pattern or default_pattern(strategy, False))
     check_compatibility(config)
@@ -434,13 +434,13 @@ def _average_gradients_inside(model: Any, islands: IslandGroup) -> None:
 
     own, averaged = (set(dist.get_process_group_ranks(group)) for group in (islands.group, model.process_group))
     if not own <= averaged:
-        raise InvalidRunError(f"outer(): the model averages gradients over the ranks {sorted(averaged)}; expected "
-                              f"the ranks of the island {sorted(own)}, or all ranks")
+        raise InvalidRunError(f"sync_islands(): the model averages gradients over the ranks {sorted(averaged)}; "
+                              f"expected the ranks of the island {sorted(own)}, or all ranks")
     if own < averaged:
         try:
             model.register_comm_hook(islands.group, default_hooks.allreduce_hook)
         except RuntimeError as error:
-            raise InvalidRunError("outer(): the model has a communication hook already; expected "
+            raise InvalidRunError("sync_islands(): the model has a communication hook already; expected "
                                   "DistributedDataParallel(..., process_group=group)") from error
 
 

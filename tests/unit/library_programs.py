@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from slurmdl import comm_layout
-from slurmdl.train import init, outer
+from slurmdl.train import init, sync_islands
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.transports import torch_distributed
 
@@ -153,7 +153,7 @@ def long_run(kind):
         model, opt = run.wrap(model, opt)
     else:
         islands = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-        run = outer(model, opt, islands[dist.get_rank()], StrategyConfig("local-sgd", period=1))
+        run = sync_islands(model, opt, islands[dist.get_rank()], StrategyConfig("local-sgd", period=1))
     for step in range(4):
         if step == 2 and dist.get_rank() == 0:
             time.sleep(limit_s + 2)

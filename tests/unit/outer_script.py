@@ -1,11 +1,11 @@
-"""Islands of two ranks kept together by DistributedDataParallel or FSDP2, with outer(); one case after the other.
+"""Islands of two ranks that DistributedDataParallel or FSDP2 keeps together, with sync_islands(); one case each.
 
     torchrun --nproc-per-node=4 outer_script.py CASE...
 
 Rank 0 prints a line with the results of all ranks per case: ddp, ddp-of-all-ranks, inner or compiled, for which
-outer() gets the module inside or the result of torch.compile, fsdp, subclass, whose optimizer calls super().step(),
-bfloat16, whose second island moves by the least change in each step, or scaler, with which its gradients overflow in
-two steps. With -resumed, other models continue
+sync_islands() gets the module inside or the result of torch.compile, fsdp, subclass, whose optimizer calls
+super().step(), bfloat16, whose second island moves by the least change in each step, or scaler, with which its
+gradients overflow in two steps. With -resumed, other models continue
 after 7 steps from a checkpoint of torch.distributed; -overlapped has an exchange in flight then. After bad-groups,
 drift, model, other-group, late-ddp or bad-state each rank prints its error, and ends.
 """
@@ -19,7 +19,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from slurmdl.train import outer
+from slurmdl.train import sync_islands
 from slurmdl.train.strategy_config import StrategyConfig
 
 mesh = init_islands()
@@ -51,7 +51,7 @@ def build(kind, seed):
                             outer_momentum=0.4, overlap=2 if "overlapped" in kind else 0)
     try:
         given = model.module if kind == "inner" else torch.compile(model) if kind == "compiled" else model
-        sync = outer(given, optimizer, group, config)
+        sync = sync_islands(given, optimizer, group, config)
         if kind == "bad-state":
             sync.load_state_dict({f"rank {rank % 2}": next(iter(sync.state_dict().values()))[:-100]})
         if kind == "late-ddp":
@@ -85,7 +85,7 @@ def train_bfloat16():
         network.weight.fill_(1.0)
     model = torch.nn.parallel.DistributedDataParallel(network, process_group=mesh["inside"].get_group())
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0 ** -7)
-    sync = outer(model, optimizer, mesh["inside"].get_group(), StrategyConfig(
+    sync = sync_islands(model, optimizer, mesh["inside"].get_group(), StrategyConfig(
         "local-sgd", period=1, outer_lr=1.0, outer_momentum=0.0))
     for _ in range(8):
         optimizer.zero_grad()
@@ -99,7 +99,7 @@ def train(kind):
     """The model, bytes sent between islands, whether it is sharded, number of exchanges and of skipped steps."""
     if kind == "bfloat16":
         return train_bfloat16()
-    # outer() starts all islands with the first one's model
+    # sync_islands() starts all islands with the first one's model
     model, optimizer, sync = build(kind, 2 if kind != "ddp" else 2 + rank // 2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=kind == "scaler")
     skipped = 0

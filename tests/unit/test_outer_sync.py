@@ -1,4 +1,4 @@
-"""outer(): exchanges between islands of DistributedDataParallel and FSDP2 ranks, under torchrun."""
+"""sync_islands(): exchanges between islands of DistributedDataParallel and FSDP2 ranks, under torchrun."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def test_checkpoint_of_torch_distributed_resumes(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "message"), [
-    ("bad-groups", "InvalidRunError: outer(): groups of the ranks (0, 1), (0, 1, 2, 3), (2, 3); expected groups of"),
-    pytest.param("bad-state", "InvalidRunError: outer(): the state has no exchanges of rank ",
+    ("bad-groups", "InvalidRunError: sync_islands(): groups of the ranks (0, 1), (0, 1, 2, 3), (2, 3); expected "),
+    pytest.param("bad-state", "InvalidRunError: sync_islands(): the state has no exchanges of rank ",
                  marks=pytest.mark.nightly),
-    pytest.param("drift", "InvalidOptionsError: outer(): strategy adaptive-gossip; expected local-sgd or",
+    pytest.param("drift", "InvalidOptionsError: sync_islands(): strategy adaptive-gossip; expected local-sgd or",
                  marks=pytest.mark.nightly),
-    pytest.param("other-group", "InvalidRunError: outer(): the model averages gradients over the ranks [0, 2]; "
-                 "expected the ranks of the island [0, 1], or all ranks", marks=pytest.mark.nightly),
-    pytest.param("late-ddp", "InvalidRunError: outer(): a DistributedDataParallel was made of the model afterwards",
+    pytest.param("other-group", "InvalidRunError: sync_islands(): the model averages gradients over the ranks "
+                 "[0, 2]; expected the ranks of the island [0, 1], or all ranks", marks=pytest.mark.nightly),
+    pytest.param("late-ddp", "InvalidRunError: sync_islands(): a DistributedDataParallel was made of the model ",
                  marks=pytest.mark.nightly),
-    pytest.param("model", "InvalidRunError: outer(): ranks 0 and 2 do not exchange the same; expected the same model",
+    pytest.param("model", "InvalidRunError: sync_islands(): ranks 0 and 2 do not exchange the same; expected ",
                  marks=pytest.mark.nightly)])
 def test_what_does_not_fit_is_rejected(kind: str, message: str) -> None:
     lines = torchrun_lines(4, SCRIPT, kind)

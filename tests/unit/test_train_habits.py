@@ -18,7 +18,7 @@ from torch import nn
 from virtual_ranks import attach_or_serve, flat, library, process_group
 
 from slurmdl.errors import InvalidRunError, TrainError
-from slurmdl.train import init, outer
+from slurmdl.train import init, sync_islands
 from slurmdl.train.library.checkpoint import CheckpointDir
 from slurmdl.train.library.context import Counters
 from slurmdl.train.library.replica import Replica
@@ -319,13 +319,13 @@ def test_outer_without_steps_is_reported(steps: bool, capsys: pytest.CaptureFixt
     with process_group() as group:
         model = nn.Linear(3, 2)
         opt, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
-        sync = outer(model, opt, group)
+        sync = sync_islands(model, opt, group)
         model(torch.ones(2, 3)).sum().backward()
         (opt if steps else other).step()
         sync.finish()
     assert capsys.readouterr().err == (not steps) * (
-        "slurmdl: train: the model has gradients, but no step was made; expected steps of the optimizer that outer() "
-        "got\n")
+        "slurmdl: train: the model has gradients, but no step was made; expected steps of the optimizer that "
+        "sync_islands() got\n")
 
 
 class BothOptimizers(torch.optim.Optimizer):

@@ -287,7 +287,7 @@ def _reject_unsupported(model: Any, optimizer: Any) -> None:
 
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise TrainError("wrap(): FullyShardedDataParallel distributes the model over ranks; expected a model on "
-                         "each rank, or fully_shard() and slurmdl.train.outer(model, optimizer, group)")
+                         "each rank, or fully_shard() and slurmdl.train.sync_islands(model, optimizer, group)")
     if hasattr(optimizer, "consolidate_state_dict"):
         raise TrainError(f"wrap(): {type(optimizer).__name__} distributes its state over ranks; expected the "
                          "optimizer that it wraps")
@@ -299,8 +299,8 @@ def _reject_unsupported(model: Any, optimizer: Any) -> None:
             raise TrainError(f"{name} has no shape yet; expected a first forward pass of the model before wrap()")
         if hasattr(tensor, "placements"):
             raise TrainError(f"{name} is a DTensor, which fully_shard or tensor parallelism distributes over ranks; "
-                             "expected a model on each rank, or slurmdl.train.outer(model, optimizer, group), which "
-                             "exchanges models between groups of ranks")
+                             "expected a model on each rank, or slurmdl.train.sync_islands(model, optimizer, group), "
+                             "which exchanges models between groups of ranks")
         if tensor.layout != torch.strided:
             raise TrainError(f"{name} is sparse ({str(tensor.layout).removeprefix('torch.')}); expected a dense one "
                              "(to_dense()), or an attribute of the module that is not registered")
