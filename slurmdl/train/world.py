@@ -172,13 +172,13 @@ def _offered_backend(environ: Mapping[str, str]) -> str:
     if is_torchrun(environ):
         return "torch"
     by_mpi = any(name.startswith(_MPI_LAUNCHER_PREFIXES) for name in environ)
-    if not by_mpi and _has_process_group():  # of torch.multiprocessing.spawn, without variables
+    if not by_mpi and has_torch_ranks():  # of torch.multiprocessing.spawn, without variables
         return "torch"
     return "mpi" if (by_mpi or rank_and_size(environ)[1] == 1) and _has_mpi() else "torch"
 
 
-def _has_process_group() -> bool:
-    """Whether the script has connected several ranks by torch.distributed."""
+def has_torch_ranks() -> bool:
+    """Whether this process is connected to other ranks by torch.distributed."""
     distributed = sys.modules.get("torch.distributed")
     return bool(distributed and distributed.is_available() and distributed.is_initialized()
                 and distributed.get_world_size() > 1)

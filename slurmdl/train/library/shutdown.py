@@ -27,7 +27,7 @@ from slurmdl.train.library import checkpointer
 from slurmdl.train.slow_ranks import requeue_without_nodes
 from slurmdl.train.transports.torch_distributed import LostRankError, finalize_process_group
 from slurmdl.train.transports.transport import CHECK_INTERVAL_S, RankFailedError
-from slurmdl.train.world import World, finalize_mpi, is_rank_zero, node_name
+from slurmdl.train.world import World, finalize_mpi, has_torch_ranks, is_rank_zero, node_name
 
 #: seconds that the first surviving rank has to abort all ranks
 _FIRST_RANK_GRACE_SECONDS = 1.0
@@ -65,7 +65,7 @@ def report_failure(error: BaseException) -> int:
     mpi = _initialized_mpi()
     text = str(error) if isinstance(error, SlurmdlError) else \
         f"{internal_error_text(error)} (SLURMDL_DEBUG=1 shows where)"
-    if mpi and isinstance(error, RankFailedError) and _lower_rank_alive(mpi):
+    if mpi and isinstance(error, RankFailedError) and set(range(mpi.COMM_WORLD.Get_rank())) - set(_failed_ranks(mpi)):
         # the first surviving rank reports and aborts all; another one if it does not within the grace period
         time.sleep(_CONTROLLER_TIMEOUT_SECONDS if error.resumable else _FIRST_RANK_GRACE_SECONDS)
     if isinstance(error, LostRankError):
@@ -92,7 +92,9 @@ def install_excepthook() -> None:
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if hasattr(sys, "ps1") or (sys.flags.interactive and not _has_other_ranks()):
+        mpi = _initialized_mpi()
+        has_other_ranks = (mpi and mpi.COMM_WORLD.Get_size() > 1) or has_torch_ranks()
+        if hasattr(sys, "ps1") or (sys.flags.interactive and not has_other_ranks):
             # an interactive interpreter goes on, or starts after a script (python -i)
             previous(kind, error, trace)
             return
@@ -118,7 +120,7 @@ def exit_if_gloo_runs() -> None:
 
     A thread of gloo that drops a tensor while the interpreter shuts down would abort the process (pytorch#190489).
     """
-    if _has_torch_ranks():
+    if has_torch_ranks():
         exit_process(0)
 
 
@@ -234,27 +236,10 @@ def _abort_all(status: int) -> int:
     return status
 
 
-def _lower_rank_alive(mpi: Any) -> bool:
-    """Whether a lower rank is alive."""
-    failed = _failed_ranks(mpi)
-    return any(rank not in failed for rank in range(mpi.COMM_WORLD.Get_rank()))
-
-
 def _failed_ranks(mpi: Any) -> list[int]:
     """The ranks that MPI knows to have failed (MPI_Comm_get_failed of ULFM)."""
     world = mpi.COMM_WORLD
     return list(mpi.Group.Translate_ranks(world.Get_failed(), None, world.Get_group()))
-
-
-def _has_other_ranks() -> bool:
-    mpi = _initialized_mpi()
-    return bool(mpi and mpi.COMM_WORLD.Get_size() > 1) or _has_torch_ranks()
-
-
-def _has_torch_ranks() -> bool:
-    """Whether there are other ranks over torch.distributed."""
-    distributed = sys.modules.get("torch.distributed")
-    return bool(distributed and distributed.is_initialized() and distributed.get_world_size() > 1)
 
 
 def _torch_rank() -> int | None:

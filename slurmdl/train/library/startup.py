@@ -17,7 +17,7 @@ from slurmdl.train.strategy_config import RunOptions, StrategyConfig, resolve, r
 from slurmdl.train.transports.mpi import MpiTransport
 from slurmdl.train.transports.torch_distributed import TorchTransport
 from slurmdl.train.transports.transport import Transport, Watchdog
-from slurmdl.train.world import World, create_world, init_transport
+from slurmdl.train.world import create_world, init_transport
 
 #: runs to close at the end of the program, in the order of their start
 _open_runs: list[Run] = []
@@ -61,8 +61,9 @@ def init(config: StrategyConfig | None = None, *, seed: int = 1, backward_passes
             **(resume_must_match or {}), **own_options}) if options.checkpoint_dir else None
     run = consistency.call_on_all(world, lambda: Run(world, seed, backward_passes_per_step, options.check_every,
                                                      options.trace_dir, checkpoints, owns_process))
-    if checkpoints:
-        _require_common_steps(world)
+    if checkpoints and world.config.load_balance and world.config.asynchronous:
+        raise InvalidOptionsError("--checkpoint-dir: not valid with --load-balance --async, which gives workers "
+                                  "different numbers of steps; expected one of the two, or neither")
     if owns_process:
         _close_at_exit(run)
     return run
@@ -82,13 +83,6 @@ def watch_waits(transport: MpiTransport | TorchTransport, limit_s: float) -> Non
     if limit_s:
         transport.watch(Watchdog(transport, limit_s),
                         lambda error: shutdown.exit_process(shutdown.report_failure(error)))
-
-
-def _require_common_steps(world: World) -> None:
-    """Reject checkpoints of workers without a common step."""
-    if world.config.load_balance and world.config.asynchronous:
-        raise InvalidOptionsError("--checkpoint-dir: not valid with --load-balance --async, which gives workers "
-                                  "different numbers of steps; expected one of the two, or neither")
 
 
 def _close_at_exit(run: Run) -> None:
