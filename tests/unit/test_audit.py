@@ -122,7 +122,7 @@ def test_all_jobs_of_the_best_nodes_have_factor_one():
     assert summarize_audit(result).worst_jobs == ()
 
 
-@pytest.mark.parametrize("leaf_bandwidth", [0.0, 5000.0])
+@pytest.mark.parametrize("leaf_bandwidth", [0.0, 500.0, 5000.0])
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip"])
 def test_cached_costs_are_those_of_the_cost_model(strategy, leaf_bandwidth):
     topology = three_level(3, 3, 4)

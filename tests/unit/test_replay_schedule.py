@@ -8,7 +8,7 @@ from placing import three_level, two_level
 
 from slurmdl.history.best_nodes import CommCosts
 from slurmdl.history.leaves import Leaves
-from slurmdl.history.replay import ReplaySettings, jobs_with_slurmdl, replay_policies, usable_trace
+from slurmdl.history.replay import ReplaySettings, jobs_with_slurmdl, replay_policies, summarize_values, usable_trace
 from slurmdl.history.scheduler import Communication, Machine, SchedulerTiming, Simulation
 from slurmdl.history.traces import JobTrace
 from slurmdl.links.link_scores import LinkScores
@@ -56,6 +56,17 @@ def random_trace(seed, nodes, jobs=60):
 ])
 def test_schedule_computed_by_hand(jobs, starts):
     assert simulate(trace(*jobs))[1].start_s.tolist() == starts
+
+
+def test_backfill_takes_other_nodes_than_those_of_the_reservation():
+    # blocks of 6 nodes: the third job needs the whole block of the first at 10; the last fits best beside it
+    jobs = trace((0, 4, 10, 10), (0, 3, 100, 100), (1, 6, 5, 5), (2, 2, 50, 50))
+    _, schedule = simulate(jobs, block_topology((2, 12), (6,)))
+    assert schedule.start_s.tolist() == [0, 0, 10, 2]
+
+
+def test_summary_of_values():
+    assert summarize_values(np.arange(101) ** 2.0) == {"median": 2500, "mean": 3350, "p95": 9025}
 
 
 def test_utilization_and_largest_startable_job_are_averages_over_time():
