@@ -56,6 +56,8 @@ def find(command: str, environ: dict[str, str] | None = None) -> LauncherCommand
     ("accelerate launch --num_processes 4 train.py", "accelerate", None, 4, False),
     ("accelerate launch --config_file c.yaml train.py", "accelerate", None, 0, False),
     ("deepspeed --no_ssh --num_nodes 6 --num_gpus 4 train.py", "deepspeed", (6, 6), 4, True),
+    ("deepspeed --num_nodes=6 train.py", "deepspeed", (6, 6), 0, True),
+    ("torchrun --nnodes=6 --nproc-per-node", "torchrun", (6, 6), 1, True),
     ("ray symmetric-run --address n1:6379 -- python train.py", "ray", None, 0, True),
     *((command, None, None, 0, False) for command in (
         "python train.py", "python train.py torchrun", "bash run.sh", "bash -c 'echo $(torchrun --nnodes=6 x.py)'",

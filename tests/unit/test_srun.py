@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,18 +11,14 @@ import pytest
 from fake_slurm import FakeSlurm
 from hypothesis import given
 from hypothesis import strategies as st
-from placing import SCORES, two_level
 
 from slurmdl import plan
-from slurmdl.config import Config
 from slurmdl.errors import InputError, PlacementError, UnavailableError, UsageError
 from slurmdl.launch import srun, step_command, step_inputs
 from slurmdl.launch.step_command import TASK_SHELL, UNMAPPED_TASK_SHELL, StepCommand
 from slurmdl.plan import Plan
-from slurmdl.slurm import hostlist, slurm_conf, step_layout
-from slurmdl.slurm.jobs import Allocation
+from slurmdl.slurm import hostlist, slurm_conf
 from slurmdl.slurm.slurm_conf import SlurmConfig
-from slurmdl.traffic import Traffic
 
 PLAN = Plan("ps", ("n2", "n1", "n1", "n3", "n2", "n4"), ("ps", "worker", "worker", "worker", "ps", "worker"),
             {"n1": ("core", "zoneA"), "n3": ("core", "zoneA"), "n2": ("core", "zoneB"), "n4": ("core", "zoneB")})
@@ -302,22 +296,19 @@ def test_strict_srun_outside_a_job_is_a_usage_error(capfd):
     assert "not inside a job" in capfd.readouterr().err
 
 
-@pytest.mark.skipif(shutil.which("srun") is None, reason="no srun")
-@pytest.mark.parametrize("argv", [["--version"], ["-V", "--dl-explain"]])
-def test_passthrough_options_run_plain_srun(argv):
-    proc = subprocess.run([sys.executable, "-m", "slurmdl", "srun", *argv], capture_output=True, text=True,
-                          env={**os.environ, "SLURM_JOB_ID": "1"}, check=False, timeout=120)
-    plain = subprocess.run(["srun", "--version"], capture_output=True, text=True, check=False, timeout=120)
-    assert (proc.returncode, proc.stdout, proc.stderr) == (plain.returncode, plain.stdout, plain.stderr)
-
-
-def test_option_after_the_program_is_passed_to_it_with_a_warning(tmp_path):
+@pytest.mark.parametrize(("argv", "call", "message"), [
+    ("--version", "--version", ""), ("-V --dl-explain", "-V", ""), ("--mpi=list p", "--mpi=list p", ""),
+    ("-n1", "-n1", ""),
+    ("-n1 p --dl-explain", "-n1 p --dl-explain", "--dl-explain follows the program p and is passed to it; expected"),
+    ("-Q -n1 p --dl-explain", "-Q -n1 p --dl-explain", "")])
+def test_srun_starts_what_is_no_step_and_gets_options_after_the_program(tmp_path, argv, call, message):
     slurm = FakeSlurm(tmp_path)
     slurm.command("srun")
-    proc = subprocess.run([sys.executable, "-m", "slurmdl", "srun", "-n1", "program", "--dl-explain", "--dl-ps=1"],
-                          env={**slurm.environ, "SLURM_JOB_ID": "7"}, capture_output=True, text=True, check=False)
-    assert slurm.calls("srun")[-1] == "srun -n1 program --dl-explain --dl-ps=1"
-    assert re.search(r"^slurmdl: --dl-explain .*program program", proc.stderr, re.MULTILINE)
+    proc = subprocess.run([sys.executable, "-m", "slurmdl", "srun", *argv.split()], capture_output=True, text=True,
+                          env={**slurm.environ, "SLURM_JOB_ID": "7"}, check=True)
+    assert slurm.calls("srun")[-1] == f"srun {call}"
+    first = proc.stderr.partition("\n")[0]
+    assert first.startswith(f"slurmdl: {message}") if message else first == ""
 
 
 # --- inputs ---
@@ -331,15 +322,3 @@ def test_topology_yaml_applies_regardless_of_topology_plugin(tmp_path, monkeypat
     (tmp_path / "topology.yaml").rename(tmp_path / "topology.conf")
     with pytest.raises(UnavailableError, match="no zones"):
         step_inputs.load_job_topology(flat, ["n1"], "", True)
-
-
-@pytest.mark.parametrize(("options", "ranks_per_task"), [
-    ("", 4), ("--step-starter=mpirun", 1), ("--dl-launcher=none", 4)])
-def test_ranks_per_node_are_those_of_one_task_under_srun_only(options, ranks_per_task):
-    """mpirun starts every rank of the plan itself."""
-    args = step_command.parse_srun_argv([*options.split(), "--dl-launcher=auto:4", "program"])
-    call = step_inputs.StepCall(args, args.merge_options({}), {}, None, Config(), slurm_config, pytest.fail)
-    inputs = step_inputs.StepInputs(call, Allocation(1, ("n1", "n2"), (1, 1)),
-                                    step_layout.StepLayout((("n1", 1), ("n2", 1))), 1, two_level(["n1"], ["n2"]),
-                                    "", SCORES, Traffic(), 12345)
-    assert step_inputs.with_launcher(inputs).ranks_per_task == ranks_per_task

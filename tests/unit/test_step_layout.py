@@ -107,7 +107,9 @@ def test_option_without_its_value_is_not_mapped():
             getopt.parse_command_line(["-n"], step_layout.SHORT_OPTIONS, step_layout.LONG_OPTIONS), {}, None)
 
 
-def test_ntasks_per_node_that_contradicts_the_tasks_is_not_mapped():
+def test_tasks_that_do_not_fit_a_node_or_contradict_its_number_are_not_mapped():
+    with pytest.raises(PlacementError, match="do not fit"):
+        counts("-c 2 -n 3", allocation=UNEVEN)
     with pytest.raises(PlacementError, match="contradicts"):
         counts("-n 6 --ntasks-per-node=2", allocation=Allocation(1, ("n1", "n2"), (8, 1)))
 
