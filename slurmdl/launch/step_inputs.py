@@ -128,7 +128,7 @@ def read_inputs(call: StepCall) -> StepInputs:
     allocation = jobs.read_allocation(environ)
     slurm_config = call.get_slurm_config()
     if slurm_config.pack_nodes:
-        raise PlacementError("SelectTypeParameters has CR_Pack_Nodes: its layout is not mapped")
+        raise PlacementError("SelectTypeParameters: CR_Pack_Nodes prevents rank mapping")
     request = step_layout.parse_step_request(args.line, environ, slurm_config.srun_cpus_per_task(environ))
     layout = step_layout.compute_step_layout(allocation, request)
     if layout.only_if_alone and jobs.other_steps_run(jobs.own_job_id(environ)):

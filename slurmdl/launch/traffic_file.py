@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import zipfile
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
@@ -37,6 +36,8 @@ def load_traffic(dl: DlOptions) -> Traffic:
     path, patterns = dl.comm_pattern, COMM_PATTERNS[dl.strategy]
     if not path or path in patterns:
         return dl.traffic
+    import zipfile
+
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -75,6 +76,8 @@ def _check_matrices(matrices: dict[str, Matrix], path: str) -> None:
 
 def _read_npz(path: str) -> dict[str, Matrix]:
     """Read the arrays in the order of their names. Sizes are checked before unpacking; pickles are rejected."""
+    import zipfile
+
     matrices = {}
     remaining_bytes = MAX_TRAFFIC_BYTES
     try:

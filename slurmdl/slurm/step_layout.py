@@ -144,15 +144,15 @@ def parse_step_request(line: CommandLine, environ: Mapping[str, str], cpus_per_t
         # the options of other plugins do not change the layout
         is_understood = option.name in MAPPED or option.name not in LONG_OPTIONS
         if not option.is_known or not option.is_complete or not is_understood:
-            raise PlacementError(f"{option.args[0].partition('=')[0]}: steps with it are not mapped")
+            raise PlacementError(f"{option.args[0].partition('=')[0]}: prevents rank mapping")
     for variable in UNSUPPORTED_ENV:
         if variable in environ:
-            raise PlacementError(f"{variable} is set: steps with it are not mapped")
+            raise PlacementError(f"{variable}: prevents rank mapping")
     distribution = line.last_value("distribution") or environ.get("SLURM_DISTRIBUTION", "block")
     if distribution.lower() not in DEFAULT_DISTRIBUTIONS:
         raise PlacementError(f"--distribution={distribution}: only block, Slurm's default, is mapped")
     if environ.get("SLURM_HET_SIZE", "1") != "1" or ":" in line.operands:
-        raise PlacementError("heterogeneous jobs and steps are not mapped")
+        raise PlacementError("heterogeneous jobs and steps have no rank map")
     limiting = [f"--{o.name}" for o in line.options if o.name in TASK_LIMITING]
     limiting += [variable for variable in TASK_LIMITING_ENV if variable in environ]
     per_node = ("tasks-per-node",) if line.has_option("tasks-per-node") else \
@@ -187,7 +187,7 @@ def _parse_fixed_count(line: CommandLine, environ: Mapping[str, str], name: str,
 def _parse_node_names(line: CommandLine, name: str) -> tuple[str, ...]:
     text = line.last_value(name) or ""
     if "/" in text:
-        raise PlacementError(f"--{name}={text}: a file of nodes is not mapped")
+        raise PlacementError(f"--{name}={text}: a file of nodes prevents rank mapping")
     try:
         return tuple(hostlist.expand_hostlist(text))
     except InputError as error:
@@ -203,7 +203,7 @@ def compute_step_layout(allocation: Allocation, request: StepRequest) -> StepLay
         if request.ntasks_per_node:
             ntasks = node_count * request.ntasks_per_node
         elif request.cpus_per_task and node_count < total_nodes:
-            raise PlacementError("-c without -n on a part of the nodes is not mapped")
+            raise PlacementError("-c: on a part of the nodes it prevents rank mapping; expected also -n")
         elif request.cpus_per_task:
             # with only CPUs per task given, srun fills the allocation (_set_ntasks)
             ntasks = max(total_nodes, sum(cpus // request.cpus_per_task for cpus in allocation.cpus_per_node))

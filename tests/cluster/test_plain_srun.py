@@ -130,7 +130,7 @@ def test_step_over_components_of_a_heterogeneous_job_ends(mpi):
     cluster.wait(cluster.submit(["sbatch", "-n", "2", ":", "-n", "2", str(script)], directory=directory))
     stderr = (directory / "err").read_text()
     assert lines((directory / "out").read_text()) == expected_rank_lines(4), stderr
-    assert "--het-group: steps with it are not mapped" in stderr
+    assert "--het-group: prevents rank mapping" in stderr
     assert ("without --mpi=pmix" in stderr) != has_mpi
 
 

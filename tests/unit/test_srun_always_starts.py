@@ -94,7 +94,7 @@ FAILURES = [
     *(({"config/slurmdl/slurmdl.yaml": text}, {}, "") for text in BROKEN_CONFIGURATIONS),
     ({}, {"SLURMDL_SUBMISSION": "{"}, "SLURMDL_SUBMISSION is malformed"),
     ({}, {"SLURM_JOB_CPUS_PER_NODE": "1(x3)"}, "SLURM_JOB_CPUS_PER_NODE=1(x3) does not fit the job's 4 nodes"),
-    ({}, {"SLURM_CONSTRAINT": "gpu"}, "SLURM_CONSTRAINT is set"),
+    ({}, {"SLURM_CONSTRAINT": "gpu"}, "SLURM_CONSTRAINT: prevents rank mapping"),
     ({"scontrol.answer": CONFIG.replace("CR_CORE", "CR_CORE,CR_PACK_NODES")}, {}, "CR_Pack_Nodes"),
     ({"scontrol": "#!/bin/sh\nexit 1\n"}, {}, "scontrol: exit status 1"),
     ({"numpy.py": "raise MemoryError"}, {"PYTHONPATH": "."}, "internal error: MemoryError"),
