@@ -183,7 +183,7 @@ def print_traceback(error: BaseException) -> None:
 
 
 def internal_error_text(error: BaseException) -> str:
-    """Text of an exception that is no SlurmdlError."""
+    """Text of an exception that is not a SlurmdlError."""
     if isinstance(error, ImportError) and error.__cause__:
         error = error.__cause__  # NumPy puts a page of advice before it
     return f"internal error: {type(error).__name__}{f': {error}' if str(error) else ''}"

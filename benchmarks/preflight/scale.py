@@ -16,7 +16,7 @@ from benchmarks.preflight import simulated_nodes
 from benchmarks.results import Row, make_row
 from slurmdl.health import preflight
 from slurmdl.topology.topology import Topology
-from slurmdl.topology.topology_conf import declare_topology_conf
+from slurmdl.topology.topology_conf import parse_topology_conf
 
 NODES, REPEATS, GOAL_S = 1000, 5, 60.0
 ZONES = 25
@@ -59,4 +59,4 @@ def _zones_of_equal_size(path: Path) -> Topology:
     size = NODES // ZONES
     lines = [f"SwitchName=leaf{zone} Nodes=n[{zone * size + 1}-{(zone + 1) * size}]" for zone in range(ZONES)]
     path.write_text("\n".join([*lines, f"SwitchName=core Switches=leaf[0-{ZONES - 1}]\n"]))
-    return declare_topology_conf(str(path)).to_topology()
+    return parse_topology_conf(str(path)).to_topology()

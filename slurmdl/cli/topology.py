@@ -93,11 +93,11 @@ def _show(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from slurmdl.topology import load
-    from slurmdl.topology.check import check_source, finding_from_error, sort_findings
+    from slurmdl.topology.check import check_declarations, finding_from_error, sort_findings
 
     errors: list[InputError] = []
     try:
-        sources = load.load_sources(options.file, errors.append)
+        sources = load.load_declarations(options.file, errors.append)
     except InputError as error:
         errors.append(error)
         sources = []
@@ -112,7 +112,8 @@ def _check(options: argparse.Namespace) -> int:
             nodes = [node.name for node in _load_snapshot(options.cluster).nodes]
         except UnavailableError as error:
             comparison_note = f"; not compared with the cluster ({error})"
-    findings = [*map(finding_from_error, errors), *(f for source in sources for f in check_source(source, nodes))]
+    findings = [*map(finding_from_error, errors),
+                *(finding for source in sources for finding in check_declarations(source, nodes))]
     for finding in sort_findings(findings):
         print_escaped(f"{finding.severity}: {finding.text}")
     severities = [finding.severity for finding in findings]

@@ -70,7 +70,7 @@ def version_mismatch_reason(pyslurm_version: str, controller_version: str) -> st
 
 
 def _parse_release(version: str) -> tuple[int, ...]:
-    """Parse 26.05.5 or 26.5.0 -> (26, 5); () if the text is no version."""
+    """Parse 26.05.5 or 26.5.0 -> (26, 5); () if the text is not a version."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 

@@ -151,7 +151,9 @@ def _build_snapshot(lines: Sequence[str], partitions: Sequence[Partition],
     memory = np.maximum(0, numbers("RealMemory") - numbers("MemSpecLimit"))
     return ClusterSnapshot(
         tuple(line_of_name), np.array(profile_index, np.int32),
-        tuple(_parse_profile(*texts) for texts in profiles), cpus,
+        tuple(NodeProfile(*_parse_state(state), _split_list(features), _split_list(partitions), _gres_items(gres),
+                          _gres_items(gres_used))
+              for state, features, gres, gres_used, partitions in profiles), cpus,
         np.maximum(0, cpus - numbers("CPUAlloc")), memory, np.maximum(0, memory - numbers("AllocMem")),
         numbers("Weight"), tuple(partitions), tuple(reservations), name)
 
@@ -209,16 +211,11 @@ def _gres_used(gres: str, state: str, configured: str, allocated: str) -> tuple[
 
 
 def _parse_fields(line: str) -> dict[str, str]:
-    """Return values by key. The first of duplicate keys counts: `Reason=broken State=IDLE` is no state."""
+    """Return values by key. The first of duplicate keys counts: `Reason=broken State=IDLE` has no state."""
     fields: dict[str, str] = {}
     for key, value in _KEY_VALUE.findall(line):
         fields.setdefault(key, "" if value in NULL_VALUES else value)
     return fields
-
-
-def _parse_profile(state: str, features: str, gres: str, gres_used: str, partitions: str) -> NodeProfile:
-    return NodeProfile(*_parse_state(state), _split_list(features), _split_list(partitions), _gres_items(gres),
-                       _gres_items(gres_used))
 
 
 # many profiles have the same texts

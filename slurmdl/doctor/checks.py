@@ -175,10 +175,10 @@ def check_topology(site: Site) -> Finding:
         return warning("the cluster has no zones: jobs are submitted unchanged",
                        "write a topology.conf next to slurm.conf, and set TopologyPlugin=topology/tree")
     errors: list[InputError] = []
-    sources = load.load_sources(None, errors.append)
+    sources = load.load_declarations(None, errors.append)
     nodes = [node.name for node in site.cluster.nodes]
     findings = [topology_check.finding_from_error(error) for error in errors]
-    findings += [finding for source in sources for finding in topology_check.check_source(source, nodes)]
+    findings += [finding for source in sources for finding in topology_check.check_declarations(source, nodes)]
     problems = [finding for finding in topology_check.sort_findings(findings) if finding.severity != "note"]
     if problems:
         further = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""

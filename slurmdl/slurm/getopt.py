@@ -67,7 +67,7 @@ def parse_command_line(argv: Sequence[str], short_options: Mapping[str, str], lo
 
     Follows getopt_long with a leading `+`, as sbatch and srun call it: clusters (`-lun4`), `-n4`, `-n 4`,
     `--name=value`, `--name value`, unique abbreviations of long names, optional values only if attached. `--` and the
-    first argument that is no option (including `-`) end the options.
+    first argument that is not an option (including `-`) end the options.
 
     Args:
         short_options: letter -> long name.

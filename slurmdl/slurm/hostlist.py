@@ -127,8 +127,8 @@ def _expand_group(text: str, word: str, max_names: int) -> list[str]:
     for match in _PART.finditer(text):
         part = _RANGE.fullmatch(match[0])
         if not part:
-            raise _hostlist_error(word, f"{truncate(match[0], 60)!r} is no range; expected N or LOW-HIGH, for "
-                                        "example [01-03,7]")
+            raise _hostlist_error(word, f"{truncate(match[0], 60)!r} is not a range; expected N or LOW-HIGH, "
+                                        "for example [01-03,7]")
         low = part[1]
         high = part[2] or low
         # checked before the conversion to numbers

@@ -30,7 +30,7 @@ _INDENTED_RECORD = re.compile(rf"^[ \t]+(?=(?:{_KEYS})=)", re.MULTILINE)
 #: a shell prompt, with or without a command
 _PROMPT = (r"(?:\[[^\]]*\]|[^\s=]*)[$#%>]"
            r"(?:\s*$| *(?:\S*/)?(?:scontrol|sinfo|squeue|sudo|ssh|cat|date|echo)(?:\s|$))")
-#: the beginning of a line that is no row of a table: a record, a prompt, a comment, a date or a message
+#: the beginning of a line that is not a row of a table: a record, a prompt, a comment, a date or a message
 _OTHER_LINE = re.compile(
     rf"\s*(?:{_KEYS})=|scontrol:|#|\.\.\.$|{_PROMPT}|(?:scontrol|sinfo)(?:\s|$)|No \w+ in the system"
     r"|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d( \w+)? \d{4}\s*$")

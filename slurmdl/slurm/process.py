@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from slurmdl.errors import UnavailableError, debug, is_debug_on, report_error
@@ -98,13 +97,14 @@ def _log_query(argv: Sequence[str], stdin: str, started: float, outcome: Command
     if not isinstance(outcome, str):
         outcome = f"{len(outcome.stdout.encode())} bytes, status {outcome.returncode}" + \
                   (f", {outcome.first_error}" if outcome.first_error else "")
-    debug("query: %s%s: %.0f ms, %s", _shown_command(argv), reports, (time.monotonic() - started) * 1000, outcome)
+    _log_command("query", argv, f"{reports}: {(time.monotonic() - started) * 1000:.0f} ms, {outcome}")
 
 
-def _shown_command(argv: Sequence[str]) -> str:
-    import shlex
+def _log_command(action: str, argv: Sequence[str], more: str = "") -> None:
+    if is_debug_on():
+        import shlex
 
-    return truncate(shlex.join(argv), _MAX_SHOWN_CHARS)
+        debug("%s: %s%s", action, truncate(shlex.join(argv), _MAX_SHOWN_CHARS), more)
 
 
 def _run_command(argv: Sequence[str], stdin: str, timeout: float, env: Mapping[str, str], cwd: str | None,
@@ -158,14 +158,14 @@ def start_thread(function: Callable[[], T]) -> Callable[..., T]:
     """
     import threading
 
-    outcome: list[Callable[[], T]] = []
+    values: list[T] = []
+    errors: list[Exception] = []
 
     def run() -> None:
         try:
-            value = function()
-            outcome.append(lambda: value)
+            values.append(function())
         except Exception as error:
-            outcome.append(partial(_raise, error))
+            errors.append(error)
 
     # a daemon thread: if this process fails meanwhile, it ends without waiting
     thread = threading.Thread(target=run, daemon=True)
@@ -173,15 +173,13 @@ def start_thread(function: Callable[[], T]) -> Callable[..., T]:
 
     def result(timeout_s: float | None = None) -> T:
         thread.join(timeout_s)
-        if not outcome:
+        if errors:
+            raise errors[0]
+        if not values:
             raise TimeoutError
-        return outcome[0]()
+        return values[0]
 
     return result
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
 
 
 @dataclass(frozen=True)
@@ -281,8 +279,7 @@ def stream_lines(argv: Sequence[str], *, stdin: str, timeout: float,
     import tempfile
     import threading
 
-    if is_debug_on():
-        debug("run: %s", _shown_command(argv))
+    _log_command("run", argv)
     name, deadline = os.path.basename(argv[0]), time.monotonic() + timeout
     with tempfile.TemporaryFile() as stderr:
         try:
@@ -309,10 +306,8 @@ def stream_lines(argv: Sequence[str], *, stdin: str, timeout: float,
                 yield line.decode(errors="replace")
         finally:
             _terminate(child, min(1.0, max(0.0, deadline - time.monotonic())))
-        if child.returncode:
-            stderr.seek(0)
-            text = stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
-            raise UnavailableError(f"{name}: exit status {child.returncode}: {text[-1]}")
+        stderr.seek(0)
+        CommandResult(name, child.returncode, "", stderr.read().decode(errors="replace")).checked_stdout()
 
 
 def _terminate(child: subprocess.Popen[bytes], grace_s: float) -> None:
@@ -333,8 +328,7 @@ def run_detached_after(argv: Sequence[str], delay_s: float) -> None:
     """Start a command after a delay, even if this process and its terminal are gone by then."""
     import subprocess
 
-    if is_debug_on():
-        debug("in %g s: %s", delay_s, _shown_command(argv))
+    _log_command(f"in {delay_s:g} s", argv)
     subprocess.Popen(["/bin/sh", "-c", 'sleep "$0"; exec "$@"', str(delay_s), *argv], cwd="/", start_new_session=True,
                      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -350,8 +344,7 @@ def exec_program(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | Non
         stdin: content of standard input; None leaves standard input unchanged.
         restore_signals: False lets the program ignore SIGPIPE and SIGXFSZ, as Python does.
     """
-    if is_debug_on():
-        debug("exec: %s", _shown_command(argv))
+    _log_command("exec", argv)
     restored = _IGNORED_BY_PYTHON if restore_signals else ()
     if stdin is not None:
         os.dup2(_memfd_containing(stdin), 0)
@@ -377,8 +370,7 @@ def run_passthrough(argv: Sequence[str], env: Mapping[str, str], stdin: bytes | 
     """
     import subprocess
 
-    if is_debug_on():
-        debug("run: %s", _shown_command(argv))
+    _log_command("run", argv)
     try:
         child = subprocess.Popen([os.path.basename(argv[0]), *argv[1:]], executable=argv[0], env=dict(env),
                                  stdin=None if stdin is None else _memfd_containing(stdin), stdout=subprocess.PIPE,
@@ -418,7 +410,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def flush_output() -> None:
-    """Flush stdout and stderr; a stream that cannot be written (closed, full disk) is no error."""
+    """Flush stdout and stderr; a stream that cannot be written (closed, full disk) does not matter."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             if stream is not None:

@@ -19,7 +19,7 @@ import numpy as np
 from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import fold_hostlist
 from slurmdl.text import pluralize, truncate
-from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl, unused_link_speeds_note
+from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, ZoneDecl, ZoneDeclarations, unused_link_speeds_note
 from slurmdl.topology.topology import Topology, TopologySet
 
 _MAX_PASSES = 21  # in which Slurm must find the level of each switch; after them it ends with "not a tree"
@@ -47,7 +47,7 @@ class TopologyFinding:
     line: int = 0
 
 
-def check_source(source: TopologySource, cluster_nodes: Sequence[str] | None = None) -> list[TopologyFinding]:
+def check_declarations(source: ZoneDeclarations, cluster_nodes: Sequence[str] | None = None) -> list[TopologyFinding]:
     """Return all findings on one topology; `cluster_nodes` are the cluster's node names, None if unknown."""
     zones, known = source.zones, {zone.name: zone for zone in reversed(source.zones)}
     findings = [*_bad_names(zones, known), *_undeclared_children(zones, known), *_cycles(zones, known),
@@ -140,7 +140,7 @@ def _level_passes(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> Iter
                                         "passes over the file; declare switches after their child switches")
 
 
-def _node_findings(source: TopologySource) -> Iterator[TopologyFinding]:
+def _node_findings(source: ZoneDeclarations) -> Iterator[TopologyFinding]:
     if source.zones and not any(zone.nodes for zone in source.zones):
         yield TopologyFinding("error", f"{source.source}: no zone has a node; Slurm before 25.05 rejects it")
     for zone in source.zones:
@@ -170,7 +170,7 @@ def _multiple_parents(zones: Sequence[ZoneDecl], known: dict[str, ZoneDecl]) -> 
                                                 "parent used")
 
 
-def _multiple_roots(source: TopologySource, known: dict[str, ZoneDecl]) -> Iterator[TopologyFinding]:
+def _multiple_roots(source: ZoneDeclarations, known: dict[str, ZoneDecl]) -> Iterator[TopologyFinding]:
     """Find disjoint trees, which no job can span. Blocks and rings need no common root."""
     if source.kind != "tree":
         return

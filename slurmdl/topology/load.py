@@ -20,7 +20,7 @@ from slurmdl.slurm.output import (
 )
 from slurmdl.slurm.slurm_conf import topology_file_path
 from slurmdl.topology import scontrol_topology, topology_conf
-from slurmdl.topology.source import TopologySource, build_topologies
+from slurmdl.topology.source import ZoneDeclarations, build_topologies
 from slurmdl.topology.topology import Topology, TopologySet
 
 MAX_JSON_BYTES = 16 * 2**20  # JSON names every node
@@ -75,15 +75,15 @@ def _query_output() -> SlurmOutput:
     return output
 
 
-def load_sources(file: str | None, on_error: OnError, on_warning: OnWarning = warn) -> list[TopologySource]:
+def load_declarations(file: str | None, on_error: OnError, on_warning: OnWarning = warn) -> list[ZoneDeclarations]:
     """Like `load_topologies`, but return the declarations, and pass recoverable errors to `on_error`."""
     path = file if file is not None else topology_file_path()
     if path is None:
-        return scontrol_topology.declare_topologies(_query_output(), on_error)[0]
+        return scontrol_topology.parse_declarations(_query_output(), on_error)[0]
     text, format_name = _read_any(path, on_warning) if file is not None else ("", _format_of_suffix(path))
     if format_name == "json":
-        return [TopologySource.from_topology(topology) for topology in _load_json(path).topologies]
-    return _declare(path, format_name, text, on_error, on_warning)[0]
+        return [ZoneDeclarations.from_topology(topology) for topology in _load_json(path).topologies]
+    return _read_declarations(path, format_name, text, on_error, on_warning)[0]
 
 
 def load_topology_file(path: str, on_warning: OnWarning = warn) -> TopologySet:
@@ -94,13 +94,13 @@ def load_topology_file(path: str, on_warning: OnWarning = warn) -> TopologySet:
     """
     text, format_name = _read_any(path, on_warning)
     return _load_json(path) if format_name == "json" else \
-        build_topologies(*_declare(path, format_name, text, on_warning=on_warning))
+        build_topologies(*_read_declarations(path, format_name, text, on_warning=on_warning))
 
 
 def load_slurm_topology_file() -> TopologySet | None:
     """Return the topologies of the file next to slurm.conf, read as Slurm does, or None if there is no such file."""
     path = topology_file_path()
-    return None if path is None else build_topologies(*_declare(path, _format_of_suffix(path)))
+    return None if path is None else build_topologies(*_read_declarations(path, _format_of_suffix(path)))
 
 
 def _read_any(path: str, on_warning: OnWarning) -> tuple[str, TopologyFormat]:
@@ -111,19 +111,19 @@ def _read_any(path: str, on_warning: OnWarning) -> tuple[str, TopologyFormat]:
     return decode_saved_text(data, path, on_warning) if format_name == "saved" else "", format_name
 
 
-def _declare(path: str, format_name: TopologyFormat, text: str = "", on_error: OnError = raise_error,
-             on_warning: OnWarning = warn) -> tuple[list[TopologySource], str]:
+def _read_declarations(path: str, format_name: TopologyFormat, text: str = "", on_error: OnError = raise_error,
+                       on_warning: OnWarning = warn) -> tuple[list[ZoneDeclarations], str]:
     """Return the declarations of a file and the name of the default topology; `text`: of a file of saved output."""
     if format_name == "conf":
-        source = topology_conf.declare_topology_conf(path, on_error)
+        source = topology_conf.parse_topology_conf(path, on_error)
         return [source], source.name
     if format_name == "yaml":
         from slurmdl.topology import topology_yaml  # lazy: imports PyYAML
 
-        return topology_yaml.declare_topology_yaml(read_text_limited(path), path, on_error)
+        return topology_yaml.parse_topology_yaml(read_text_limited(path), path, on_error)
     output = split_output(text, path)
     problems = Problems(output)
-    declared = scontrol_topology.declare_topologies(output, problems)
+    declared = scontrol_topology.parse_declarations(output, problems)
     problems.report(on_warning)
     return declared
 

@@ -12,7 +12,7 @@ from slurmdl.errors import InputError, OnError, raise_error
 from slurmdl.slurm import hostlist
 from slurmdl.slurm.output import SlurmOutput
 from slurmdl.text import pluralize, truncate
-from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl, build_topologies
+from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, ZoneDecl, ZoneDeclarations, build_topologies
 from slurmdl.topology.topology import MAX_LEVELS, TopologySet
 
 _PAIR = re.compile(r"(\w+)=(\S*)")
@@ -26,11 +26,11 @@ _LEVEL = re.compile(r"0*[1-9]\d*")
 
 
 def read_topologies(output: SlurmOutput, on_error: OnError = raise_error) -> TopologySet:
-    """Return the canonical form of `declare_topologies`; raise as `TopologySource.to_topology`, too."""
-    return build_topologies(*declare_topologies(output, on_error))
+    """Return the canonical form of `parse_declarations`; raise as `ZoneDeclarations.to_topology`, too."""
+    return build_topologies(*parse_declarations(output, on_error))
 
 
-def declare_topologies(output: SlurmOutput, on_error: OnError = raise_error) -> tuple[list[TopologySource], str]:
+def parse_declarations(output: SlurmOutput, on_error: OnError = raise_error) -> tuple[list[ZoneDeclarations], str]:
     """Return the topologies in the output of `show topoconf`, else `show topology`, and the name of the default.
 
     A malformed line is skipped if `on_error` returns. Raises InputError if no zone is left.
@@ -39,7 +39,7 @@ def declare_topologies(output: SlurmOutput, on_error: OnError = raise_error) -> 
         from slurmdl.topology import topology_yaml  # imports PyYAML
 
         try:
-            sources, default = topology_yaml.declare_topology_yaml(
+            sources, default = topology_yaml.parse_topology_yaml(
                 output.yaml, output.file or "scontrol show topoconf", on_error)
             if sources:
                 return sources, default
@@ -47,11 +47,11 @@ def declare_topologies(output: SlurmOutput, on_error: OnError = raise_error) -> 
             if not any(output.records[key] for key in _KINDS):
                 raise
             on_error(error)
-    source = _declare_shown_topology(output, on_error)
+    source = _parse_shown_topology(output, on_error)
     return [source], source.name
 
 
-def _declare_shown_topology(output: SlurmOutput, on_error: OnError) -> TopologySource:
+def _parse_shown_topology(output: SlurmOutput, on_error: OnError) -> ZoneDeclarations:
     """Return the topology in the output of `show topology`.
 
     A switch above the leaves has both Switches and Nodes here; its Nodes repeat those of its leaves. Aggregates of
@@ -93,7 +93,8 @@ def _declare_shown_topology(output: SlurmOutput, on_error: OnError) -> TopologyS
             notes = [TREE_APPROXIMATION_NOTE.format(kind.removesuffix("3d"))] * (kind in ("ring", "torus3d"))
             notes += filter(None, [_nodes_without_leaf_note(zones)])
             zones = [replace(zone, nodes=()) if zone.children else zone for zone in zones]  # those of its leaves
-            return TopologySource(tuple(zones), kind, file, notes=tuple(notes), block_sizes=tuple(sizes), shown=True)
+            return ZoneDeclarations(tuple(zones), kind, file, notes=tuple(notes), block_sizes=tuple(sizes),
+                                    shown=True)
     raise InputError("has no zone; " + ("expected the text of `scontrol show topology`, e.g. SwitchName=s1 Level=0 "
                                         "LinkSpeed=1 Nodes=n[1-4]" if output.file else
                                         "TopologyPlugin may be topology/flat or unset"), file)

@@ -80,7 +80,7 @@ def unused_link_speeds_note(zones: Iterable[ZoneDecl]) -> str:
 
 
 @dataclass(frozen=True)
-class TopologySource:
+class ZoneDeclarations:
     """One topology as its source declares it.
 
     Attributes:
@@ -98,7 +98,7 @@ class TopologySource:
     shown: bool = False
 
     @classmethod
-    def from_topology(cls, topology: Topology) -> TopologySource:
+    def from_topology(cls, topology: Topology) -> ZoneDeclarations:
         """Return the declaration of a topology, without file locations or implausible link speeds."""
         nodes, children = nodes_by_leaf(topology), children_by_zone(topology)
         speeds = [to_link_speed(speed) for speed in topology.uplink_bandwidth.tolist()]
@@ -124,8 +124,8 @@ class TopologySource:
                               block_sizes=self.block_sizes)
 
 
-def build_topologies(sources: Sequence[TopologySource], default: str) -> TopologySet:
-    """Return the canonical forms; InputError as `TopologySource.to_topology`."""
+def build_topologies(sources: Sequence[ZoneDeclarations], default: str) -> TopologySet:
+    """Return the canonical forms; InputError as `ZoneDeclarations.to_topology`."""
     return TopologySet(tuple(source.to_topology() for source in sources), default)
 
 
@@ -265,7 +265,7 @@ def tree_topology(counts: Sequence[int]) -> Topology:
         declared += [ZoneDecl(name, share, ()) if level else ZoneDecl(name, (), share)
                      for name, share in zip(names, _split_evenly(children, number), strict=True)]
         children = names
-    return TopologySource(tuple(declared), "tree", "example").to_topology()
+    return ZoneDeclarations(tuple(declared), "tree", "example").to_topology()
 
 
 def block_topology(counts: Sequence[int], sizes: Sequence[int] = ()) -> Topology:
@@ -275,7 +275,7 @@ def block_topology(counts: Sequence[int], sizes: Sequence[int] = ()) -> Topology
     shares = _split_evenly(_numbered_names("n", counts[1]), counts[0])
     blocks = [ZoneDecl(name, (), share)
               for name, share in zip(_numbered_names("block", counts[0]), shares, strict=True)]
-    return TopologySource(tuple(blocks), "block", "example", block_sizes=tuple(sizes)).to_topology()
+    return ZoneDeclarations(tuple(blocks), "block", "example", block_sizes=tuple(sizes)).to_topology()
 
 
 def _numbered_names(prefix: str, count: int) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from slurmdl.errors import InputError, OnError, raise_error
 from slurmdl.files import MAX_TEXT_BYTES, read_text_limited
 from slurmdl.slurm import hostlist
-from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl, parse_block_sizes
+from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, ZoneDecl, ZoneDeclarations, parse_block_sizes
 
 # the expression of s_p_parse_line: a value is never empty, so any word after `Nodes=` is its value
 _PAIR = re.compile(r"""\s*(?P<key>[\w.]+)\s*[-*+/]?=\s*(?:"(?P<quoted>[^"]*)"|(?P<bare>\S+))(?=\s|\Z)""", re.ASCII)
@@ -51,11 +51,11 @@ class LogicalLine:
             raise self.error(str(error)) from error
 
 
-def declare_topology_conf(path: str, on_error: OnError = raise_error) -> TopologySource:
+def parse_topology_conf(path: str, on_error: OnError = raise_error) -> ZoneDeclarations:
     """Return the declarations of a topology.conf; skip a faulty line if `on_error` returns.
 
     Raises InputError if the file cannot be read or declares no zone. With this and the checks of
-    `TopologySource.to_topology` slurmdl rejects each file that slurmctld rejects.
+    `ZoneDeclarations.to_topology` slurmdl rejects each file that slurmctld rejects.
     """
     declared: dict[str, list[ZoneDecl]] = {key: [] for key in _KINDS}
     notes: list[str] = []
@@ -87,7 +87,7 @@ def declare_topology_conf(path: str, on_error: OnError = raise_error) -> Topolog
                          "Nodes=LIST", file=path)
     if used_keys[0] == "RingName":
         notes.append(TREE_APPROXIMATION_NOTE.format("ring"))
-    return TopologySource(tuple(declared[used_keys[0]]), _KINDS[used_keys[0]], path, notes=tuple(notes),
+    return ZoneDeclarations(tuple(declared[used_keys[0]]), _KINDS[used_keys[0]], path, notes=tuple(notes),
                           block_sizes=sizes if used_keys[0] == "BlockName" else ())
 
 

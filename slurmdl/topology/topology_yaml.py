@@ -13,7 +13,7 @@ import yaml
 
 from slurmdl.errors import InputError, OnError, raise_error
 from slurmdl.slurm import hostlist
-from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, TopologySource, ZoneDecl, level_multiples
+from slurmdl.topology.source import TREE_APPROXIMATION_NOTE, ZoneDecl, ZoneDeclarations, level_multiples
 from slurmdl.yaml_input import yaml_syntax_error
 
 _TRUE_WORDS, _FALSE_WORDS = ("y", "yes", "t", "true", "on"), ("n", "no", "f", "false", "off")
@@ -58,8 +58,8 @@ class YamlNode:
         return self.value
 
 
-def declare_topology_yaml(text: str, source: str,
-                          on_error: OnError = raise_error) -> tuple[list[TopologySource], str]:
+def parse_topology_yaml(text: str, source: str,
+                        on_error: OnError = raise_error) -> tuple[list[ZoneDeclarations], str]:
     """Return the declarations of a text and the name of the default topology.
 
     A faulty zone or topology is skipped if `on_error` returns. InputError if the text is not YAML or has no topology;
@@ -87,7 +87,7 @@ class _Reader:
 
     def __init__(self, source: str, on_error: OnError) -> None:
         self.source, self.on_error = source, on_error
-        self.sources: dict[str, TopologySource] = {}
+        self.sources: dict[str, ZoneDeclarations] = {}
         self.default = ""
         self.notes: list[str] = []
         self.names_left = hostlist.MAX_NAMES
@@ -110,7 +110,7 @@ class _Reader:
         sizes = _parse_block_sizes(body.as_map().get("block_sizes")) if kind == "block" else ()
         if name in self.sources:
             raise fields["topology"].error(f"topology {name!r} is declared twice")
-        self.sources[name] = TopologySource(tuple(zones), kind, self.source, name, tuple(self.notes), sizes)
+        self.sources[name] = ZoneDeclarations(tuple(zones), kind, self.source, name, tuple(self.notes), sizes)
         if is_default and not self.default:
             self.default = name
 

@@ -16,7 +16,7 @@ import numpy as np
 from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import fold_hostlist, ranged_string
 from slurmdl.text import pluralize
-from slurmdl.topology.source import TopologySource, to_link_speed
+from slurmdl.topology.source import ZoneDeclarations, to_link_speed
 from slurmdl.topology.topology import Topology, TopologySet
 from slurmdl.topology.topology_conf import LogicalLine, logical_lines
 
@@ -66,7 +66,7 @@ def format_topology_conf(topology: Topology) -> str:
         raise InputError(f"{topology.source}: {topology.kind}: not valid in a topology.conf; expected "
                          f"{', '.join(_CONF_KEYS)}")
     lines = []
-    for zone in TopologySource.from_topology(topology).zones:
+    for zone in ZoneDeclarations.from_topology(topology).zones:
         lists = [f" {key}={checked_hostlist(names)}"
                  for key, names in (("Switches", zone.children), ("Nodes", zone.nodes)) if names]
         speed = f" LinkSpeed={zone.link_speed}" if zone.link_speed is not None else ""
@@ -93,7 +93,7 @@ def format_topology_yaml(topologies: TopologySet) -> str:
         if topology.block_sizes:
             lines += ["    block_sizes:", *(f"      - {size}" for size in topology.block_sizes)]
         lines.append(f"    {items}:")
-        for zone in TopologySource.from_topology(topology).zones:
+        for zone in ZoneDeclarations.from_topology(topology).zones:
             lines.append(f"      - {key}: {_yaml_scalar(checked_hostlist([zone.name]))}")
             lines += [f"        {field}: {_yaml_scalar(checked_hostlist(names))}"
                       for field, names in (("children", zone.children), ("nodes", zone.nodes)) if names]

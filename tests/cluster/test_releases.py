@@ -27,7 +27,7 @@ from slurmdl.launch.zone_options import prefer_zones
 from slurmdl.links.link_scores import LinkScores
 from slurmdl.placement.place import place_job
 from slurmdl.slurm.hostlist import expand_hostlist
-from slurmdl.topology.topology_conf import declare_topology_conf
+from slurmdl.topology.topology_conf import parse_topology_conf
 
 ZONES = {"zoneA": range(1, 5), "zoneB": range(5, 9), "zoneC": range(9, 13), "zoneD": range(13, 17)}
 TREE = "".join(f"SwitchName={zone} Nodes=n[{nodes[0]}-{nodes[-1]}]\n" for zone, nodes in ZONES.items()) \
@@ -60,7 +60,7 @@ def start(request, tmp_path_factory):
 
 
 def read_topology(cluster):
-    return declare_topology_conf(str(cluster.etc / "topology.conf")).to_topology()
+    return parse_topology_conf(str(cluster.etc / "topology.conf")).to_topology()
 
 
 def read_snapshot(cluster):

@@ -38,7 +38,7 @@ STRICTER = {
     "contains a NUL byte": "Slurm silently ignores the rest of the line",
     "expected a name": 'SwitchName="" is a switch that no line can refer to',
     "brackets must close": "22.05 reads n[1- as a host name, newer releases reject it",
-    "-' is no range": "as above, for n[1-]",
+    "-' is not a range": "as above, for n[1-]",
     "'Include' is not KEY=VALUE": "22.05 ignores an Include without a file",
     "is not a regular file": "a device or a directory has no topology",
     "Is a directory": "as above",
@@ -55,7 +55,7 @@ def _oracle() -> None:
 
 def read_topology(path: Path) -> Topology | InputError:
     try:
-        return topology_conf.declare_topology_conf(str(path)).to_topology()
+        return topology_conf.parse_topology_conf(str(path)).to_topology()
     except InputError as error:
         assert error.file, f"no file in {error}"
         assert len(str(error).splitlines()) == 1, str(error)

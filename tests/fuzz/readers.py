@@ -52,7 +52,8 @@ def _check(data: bytes) -> None:
     path = Path(_DIRECTORY.name, "checked.conf")
     path.write_bytes(data)
     errors: list[InputError] = []
-    for finding in check.check_source(topology_conf.declare_topology_conf(str(path), errors.append), ["n1", "n2"]):
+    declared = topology_conf.parse_topology_conf(str(path), errors.append)
+    for finding in check.check_declarations(declared, ["n1", "n2"]):
         assert "\n" not in finding.text
     assert all("\n" not in str(error) for error in errors)
 

@@ -15,7 +15,7 @@ from slurmdl.cluster import load as cluster_load
 from slurmdl.errors import InputError
 from slurmdl.slurm.output import split_output
 from slurmdl.topology import load, scontrol_topology
-from slurmdl.topology.source import TopologySource
+from slurmdl.topology.source import ZoneDeclarations
 from slurmdl.topology.topology import Topology
 
 bounded = settings(max_examples=60, deadline=None, derandomize=True)
@@ -48,14 +48,14 @@ def surrounded(draw: st.DrawFn, text: str) -> str:
 
 @bounded
 @given(st.data(), topology_sources())
-def test_topology_round_trip(data: st.DataObject, source: TopologySource) -> None:
+def test_topology_round_trip(data: st.DataObject, source: ZoneDeclarations) -> None:
     written = source.to_topology()
     text = data.draw(surrounded(format_show_topology(written)))
     warnings: list[str] = []
     with TemporaryDirectory() as directory:
         path = write(directory, text)
         parsed = load.load_topology_file(path, warnings.append).get()
-        declared = load.load_sources(path, warnings.append, warnings.append)[0].to_topology()
+        declared = load.load_declarations(path, warnings.append, warnings.append)[0].to_topology()
     live = scontrol_topology.read_topologies(split_output(format_show_topology(written))).get()
     assert warnings == []
     assert parsed.kind == declared.kind == live.kind == written.kind

@@ -18,8 +18,8 @@ from slurmdl.errors import InputError
 from slurmdl.slurm.hostlist import MAX_NAMES, expand_hostlist
 from slurmdl.slurm.output import split_output
 from slurmdl.topology import load, scontrol_topology, topology_conf, write
-from slurmdl.topology.check import check_source, diff_sets, diff_topologies
-from slurmdl.topology.source import TopologySource
+from slurmdl.topology.check import check_declarations, diff_sets, diff_topologies
+from slurmdl.topology.source import ZoneDeclarations
 from slurmdl.topology.topology import Topology, TopologySet
 
 bounded = settings(max_examples=80, deadline=None, derandomize=True)
@@ -36,7 +36,7 @@ def contents_without_source(topologies: TopologySet) -> object:
 
 
 @st.composite
-def topology_sources(draw: st.DrawFn, name: str = "default") -> TopologySource:
+def topology_sources(draw: st.DrawFn, name: str = "default") -> ZoneDeclarations:
     """A tree, blocks or rings, parsed from a generated topology.conf."""
     kind = draw(st.sampled_from(["SwitchName", "BlockName", "RingName"]))
     nodes = draw(st.lists(names, min_size=1, max_size=24, unique=True))
@@ -60,8 +60,8 @@ def topology_sources(draw: st.DrawFn, name: str = "default") -> TopologySource:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "topology.conf"
         path.write_text("\n".join(lines) + "\n")
-        source = topology_conf.declare_topology_conf(str(path))
-    return TopologySource(source.zones, source.kind, "x", name, (), source.block_sizes)
+        source = topology_conf.parse_topology_conf(str(path))
+    return ZoneDeclarations(source.zones, source.kind, "x", name, (), source.block_sizes)
 
 
 def reread(text: str, name: str) -> TopologySet:
@@ -79,7 +79,7 @@ def test_hostlist_round_trip(listed: list[str]) -> None:
 
 @bounded
 @given(topology_sources("first"), topology_sources("second"), st.sampled_from(["first", "second"]))
-def test_files_round_trip(first: TopologySource, second: TopologySource, default: str) -> None:
+def test_files_round_trip(first: ZoneDeclarations, second: ZoneDeclarations, default: str) -> None:
     """topology.conf holds one topology, topology.yaml no speeds."""
     written = TopologySet((first.to_topology(), second.to_topology(), Topology.flat((), name="third")), default)
     one = TopologySet.single(dataclasses.replace(first, name="default").to_topology())
@@ -96,7 +96,7 @@ def test_files_round_trip(first: TopologySource, second: TopologySource, default
 
 @bounded
 @given(topology_sources(), topology_sources())
-def test_diff_is_empty_only_if_zones_are_equal(source_a: TopologySource, source_b: TopologySource) -> None:
+def test_diff_is_empty_only_if_zones_are_equal(source_a: ZoneDeclarations, source_b: ZoneDeclarations) -> None:
     a, b = source_a.to_topology(), source_b.to_topology()
     same = (a.kind == b.kind and {z: a.parent[i] >= 0 and a.zones[a.parent[i]] for z, i in a.zone_index.items()}
             == {z: b.parent[i] >= 0 and b.zones[b.parent[i]] for z, i in b.zone_index.items()}
@@ -122,8 +122,8 @@ def test_check_reports_an_error_if_the_reader_rejects_the_file(lines: list[str])
         Path(path).write_text("\n".join(lines) + "\n")
         errors: list[InputError] = []
         try:
-            source = topology_conf.declare_topology_conf(path, errors.append)
-            findings = check_source(source, [f"n{i}" for i in range(1, 6)])
+            source = topology_conf.parse_topology_conf(path, errors.append)
+            findings = check_declarations(source, [f"n{i}" for i in range(1, 6)])
         except InputError as error:
             errors.append(error)
             findings = []

@@ -40,8 +40,8 @@ def test_names_of_a_hostlist(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    ("b[3-1]", "low bound"), ("n[1,,2]", "no range"), ("n[]", "no range"), ("n[0-8:2]", "no range"),
-    ("n[a-c]", "no range"), ("n[1-2", "close"), ("n1]", "close"), ("n[1-[2]]", "close"), ("n[1-70000]", "at most"),
+    ("b[3-1]", "low bound"), ("n[1,,2]", "not a range"), ("n[]", "not a range"), ("n[0-8:2]", "not a range"),
+    ("n[a-c]", "not a range"), ("n[1-2", "close"), ("n1]", "close"), ("n[1-[2]]", "close"), ("n[1-70000]", "at most"),
     ("switch{s1}", "controller"), ("block{b[1-2]}", "controller"),
     ("n[1-" + "9" * 40 + "]", "at most"), ("a[0-65535]b[0-65535]", "more than"), ("n[1-99999999]", "at most"),
     ("x" * 255 + "[1-2]", "names of 256 characters"), ("n[1-2]" + "y" * 253 + "[1-2]", "names of 256 characters"),

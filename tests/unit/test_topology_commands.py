@@ -168,8 +168,9 @@ LEAVES = "".join(f"SwitchName={name} Nodes=n[{name}1-{name}2]\n" for name in "12
 ])
 def test_findings(text: str, findings: list[str]) -> None:
     Path("x.conf").write_text(text)
+    declared = load.load_declarations("x.conf", pytest.fail)[0]
     found = [f"{each.severity} {each.line} " + re.sub(r"^x\.conf:\d+: '.*?'(?=: )", "", each.text)
-             for each in check.sort_findings(check.check_source(load.load_sources("x.conf", pytest.fail)[0]))]
+             for each in check.sort_findings(check.check_declarations(declared))]
     assert [text[:len(expected)] for text, expected in zip(found, findings, strict=True)] == findings
 
 

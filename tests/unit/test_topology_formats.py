@@ -376,14 +376,15 @@ def test_file_next_to_slurm_conf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert load.load_slurm_topology_file() is None
-    assert outline(load.load_topology()) == outline(load.load_sources(None, pytest.fail)[0].to_topology()) == "s0=n0"
+    for topology in (load.load_topology(), load.load_declarations(None, pytest.fail)[0].to_topology()):
+        assert outline(topology) == "s0=n0"
     for name, text, expected in (("topology.conf", S1, "s1=n1"), ("topology.yaml", YAML_TREE, "s1=n[1-2]")):
         Path(name).write_text(text)
         topologies = load.load_slurm_topology_file()
         assert topologies is not None and outline(topologies.get()) == expected
-        assert outline(load.load_sources(None, pytest.fail)[0].to_topology()) == expected
+        assert outline(load.load_declarations(None, pytest.fail)[0].to_topology()) == expected
     Path("zones.json").write_text(json.dumps(GOOD))
-    assert outline(load.load_sources("zones.json", pytest.fail)[0].to_topology()) == "b/a=n,m b"
+    assert outline(load.load_declarations("zones.json", pytest.fail)[0].to_topology()) == "b/a=n,m b"
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho no >&2\nexit 1\n")
     with pytest.raises(UnavailableError, match=r"scontrol show topology: no$"):
         load.query_topologies()
