@@ -159,20 +159,6 @@ def _parse_megatron(text: str, source: str) -> Mesh:
     return _checked(Mesh(names, counts, ("ep", "cp") if context > 1 else ("ep",)), f"{source}={text}")
 
 
-def size_mismatch(mesh: Mesh, ranks: int) -> str:
-    """Why a mesh does not fit a number of ranks, and the sizes that would; "" if it fits."""
-    if mesh.ranks == ranks:
-        return ""
-    line = f"--dl-mesh={mesh}: a mesh of {pluralize(mesh.ranks, 'rank')}; the job has {ranks}"
-    data = next((i for i, name in enumerate(mesh.names) if KINDS[name] in ("dp", "fsdp")), 0)
-    others = mesh.ranks // mesh.sizes[data]
-    if ranks % others == 0:
-        return f"{line}; expected {mesh.names[data]}={ranks // others}"
-    below = ranks // others * others
-    near = f"{below} or {below + others}" if below else f"{others}"
-    return f"{line}; expected {near} rank{'s' * (near != '1')}, or sizes whose product is {ranks}"
-
-
 @dataclass(frozen=True)
 class ModelShape:
     """Numbers of a transformer that its traffic depends on.
@@ -328,21 +314,33 @@ class MeshTraffic(Traffic):
         return ranks.transpose([*others, *dims]).reshape(-1, math.prod(sizes[i] for i in dims))
 
     def size_mismatch(self, nodes: int, ranks: int) -> str:
-        return size_mismatch(self.mesh, ranks)
+        mesh = self.mesh
+        if mesh.ranks == ranks:
+            return ""
+        line = f"--dl-mesh={mesh}: a mesh of {pluralize(mesh.ranks, 'rank')}; the job has {ranks}"
+        data = next((i for i, name in enumerate(mesh.names) if KINDS[name] in ("dp", "fsdp")), 0)
+        others = mesh.ranks // mesh.sizes[data]
+        if ranks % others == 0:
+            return f"{line}; expected {mesh.names[data]}={ranks // others}"
+        below = ranks // others * others
+        near = f"{below} or {below + others}" if below else f"{others}"
+        return f"{line}; expected {near} rank{'s' * (near != '1')}, or sizes whose product is {ranks}"
 
     def launched_ranks_per_node(self, tasks: int, nodes: int) -> int:
         ranks = self.mesh.ranks // nodes
         return ranks if tasks == nodes and ranks > 1 else 0
 
     def min_node_bytes(self, ranks_per_node: int) -> float:
-        return min_bytes_leaving(self, ranks_per_node)
+        """Least bytes that leave a node, over all boxes of this size; 0 if there is none."""
+        sizes = self.mesh.sizes
+        return min((bytes_leaving(self, box) for box in boxes(sizes, ranks_per_node, (1,) * len(sizes))), default=0.0)
 
     def rounds(self, phases: Sequence[Phase], ranks_per_node: int) -> float:
         return sum(dimension.rounds for dimension in self.dimensions if dimension.size > ranks_per_node)
 
     def phases(self, ranks: int, zone_of_rank: IntArray | None = None) -> list[Phase]:
         """Phases of one iteration: one for each dimension, two for pipelines."""
-        if mismatch := size_mismatch(self.mesh, ranks):
+        if mismatch := self.size_mismatch(0, ranks):
             raise PlacementError(mismatch)
         return [phase for dimension in self.dimensions for phase in self._dimension_phases(dimension)]
 
@@ -402,9 +400,3 @@ def _dimension_bytes(dimension: DimensionTraffic, sizes: Box, box: Box) -> float
         is_partial = is_partial or box[i] < sizes[i]
     directions = 2 if dimension.pairs == "line" else 1
     return directions * groups * parts * dimension.bytes_per_message
-
-
-def min_bytes_leaving(traffic: MeshTraffic, ranks: int) -> float:
-    """Least bytes that leave a node with this number of ranks, over all boxes; 0 if no box has that size."""
-    sizes = traffic.mesh.sizes
-    return min((bytes_leaving(traffic, box) for box in boxes(sizes, ranks, (1,) * len(sizes))), default=0.0)

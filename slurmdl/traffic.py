@@ -116,6 +116,14 @@ class Traffic:
         """Role of each rank: the name of its group, or ps or worker."""
         return ("ps",) * self.ps + ("worker",) * (ranks - self.ps)
 
+    def min_node_bytes(self, ranks_per_node: int) -> float | None:
+        """Least bytes that leave a node with this number of ranks; None if it follows from the phases."""
+        return None
+
+    def rounds(self, phases: Sequence[Phase], ranks_per_node: int) -> float:
+        """Message rounds of one iteration; of a mesh only the rounds of groups that no node can hold."""
+        return sum(phase.rounds for phase in phases)
+
     def phases(self, ranks: int, zone_of_rank: IntArray | None = None) -> list[Phase]:
         """Phases of one iteration; `zone_of_rank`, shape (ranks,), holds leaf zones, None if they are all the same.
 
@@ -156,14 +164,6 @@ class Traffic:
         off_diagonal = source != target
         source, target = source[off_diagonal], target[off_diagonal]
         return Phase(source, target, matrix[source, target])
-
-    def min_node_bytes(self, ranks_per_node: int) -> float | None:
-        """Least bytes that leave a node with this number of ranks; None if it follows from the phases."""
-        return None
-
-    def rounds(self, phases: Sequence[Phase], ranks_per_node: int) -> float:
-        """Message rounds of one iteration; of a mesh only the rounds of groups that no node can hold."""
-        return sum(phase.rounds for phase in phases)
 
 
 def check_rank_count(ranks: int) -> None:

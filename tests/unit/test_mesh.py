@@ -23,12 +23,10 @@ from slurmdl.mesh import (
     MeshTraffic,
     boxes,
     bytes_leaving,
-    min_bytes_leaving,
     model_volumes,
     parse_mesh,
     parse_model,
     parse_volumes,
-    size_mismatch,
 )
 from slurmdl.placement.explain import link_assumption
 from slurmdl.placement.iteration_cost import network_links, predict_cost
@@ -157,7 +155,7 @@ def test_layers() -> None:
 @pytest.mark.parametrize(("ranks", "message"), [
     (32, ""), (64, "expected dp=4"), (40, "expected 32 or 48 ranks, or sizes whose product is 40")])
 def test_mesh_of_another_size_names_the_sizes_that_fit(ranks: int, message: str) -> None:
-    mismatch = size_mismatch(parse_mesh("dp=2,pp=2,tp=8", "--dl-mesh"), ranks)
+    mismatch = DlOptions(mesh="dp=2,pp=2,tp=8").traffic.size_mismatch(1, ranks)
     assert mismatch.endswith(message) and bool(mismatch) == bool(message)
 
 
@@ -211,8 +209,8 @@ def test_bytes_that_leave_a_box_are_those_of_the_cost_model(mesh: str) -> None:
             outside = [any(at >= count for at, count in zip(position, box, strict=True)) for position in positions]
             assert bytes_leaving(traffic, box) == pytest.approx(
                 predict_cost(traffic.phases(traffic.mesh.ranks), links, np.array(outside, int)).seconds), (mesh, box)
-        assert min_bytes_leaving(traffic, ranks) == min(bytes_leaving(traffic, box) for box in found) > 0
-    assert min_bytes_leaving(traffic, 3) == 0.0
+        assert traffic.min_node_bytes(ranks) == min(bytes_leaving(traffic, box) for box in found) > 0
+    assert traffic.min_node_bytes(3) == 0.0
 
 
 @pytest.mark.parametrize(("sizes", "ranks", "box"), [
