@@ -17,7 +17,7 @@ from slurmdl import comm_layout
 from slurmdl.cli.main import main
 from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.links.link_scores import LinkScore, LinkScores
-from slurmdl.placement.iteration_cost import NetworkLinks, network_links
+from slurmdl.placement.iteration_cost import network_links
 from slurmdl.simulate import predict as predicting
 from slurmdl.simulate.compare import SimulatedJob
 from slurmdl.simulate.predict import (
@@ -42,21 +42,19 @@ PAIRS = two_level(("a", "b", "c"), ("d", "e", "f"))
 SIZE, PARAMETERS = 1e6, 250_000
 
 
-def network(*nodes: str, topology: Topology = PAIRS, scores: LinkScores = SCORES) -> NetworkLinks:
-    return network_links(nodes, topology, scores)
+NEAR, FAR = 2 * LATENCY, 4 * LATENCY
+PAIR = Traffic("gossip", SIZE, pattern="base-2")
+SLOW_PATH = LinkScores(default_node_bandwidth=NODE, default_zone_bandwidth=(UPLINK,), default_latency=LATENCY,
+                       inter_leaf={"z0|z1": LinkScore(1e5, rtt=0.2)})
+FLAT = Topology.flat(("x", "y"))
 
 
-def step(workload: TrainingWorkload, *nodes: str, scores: LinkScores = SCORES, granularity: str = "messages",
-         steps: int = 0) -> Prediction:
-    """Predict a step with one rank per node, in the order of the arguments."""
-    return predict_step(workload, network(*nodes, scores=scores), np.arange(len(nodes)), steps, granularity)
-
-
-def flow_seconds(nodes: NetworkLinks, *pairs: tuple[int, int]) -> float:
-    """Seconds of concurrent flows of SIZE bytes, without latency."""
-    spec = {**SimulatedNetwork(nodes).platform_spec(pairs),
-            "phases": [[[source, target, int(SIZE)] for source, target in pairs]]}
-    return float(predicting._run_engine(spec)[0])
+def step(workload: TrainingWorkload, nodes: str, topology: Topology = PAIRS, scores: LinkScores = SCORES,
+         granularity: str = "messages") -> Prediction:
+    """Predict a step whose ranks are on the nodes of these letters."""
+    links = network_links(tuple(dict.fromkeys(nodes)), topology, scores)
+    node_of_rank = np.array([links.nodes.index(name) for name in nodes])
+    return predict_step(workload, links, node_of_rank, granularity=granularity)
 
 
 @needs_simgrid
@@ -67,63 +65,47 @@ def flow_seconds(nodes: NetworkLinks, *pairs: tuple[int, int]) -> float:
     ([(0, 3), (0, 1)], SIZE / UPLINK),
 ], ids=["zone", "across", "uplink", "link", "duplex", "max-min"])
 def test_concurrent_flows_share_links(pairs: list[tuple[int, int]], seconds: float) -> None:
-    assert flow_seconds(network(*"abcdef"), *pairs) == pytest.approx(seconds, rel=1e-6)
+    """Of SIZE bytes, without latency."""
+    spec = {**SimulatedNetwork(network_links(tuple("abcdef"), PAIRS, SCORES)).platform_spec(pairs),
+            "phases": [[[source, target, int(SIZE)] for source, target in pairs]]}
+    assert predicting._run_engine(spec)[0] == pytest.approx(seconds, rel=1e-6)
+
+
+def ring_rounds(granularity: str) -> int:
+    """Of each of n ranks, which sends 2 (n - 1) / n of each bucket in turns."""
+    return 2 * sum(1 if granularity == "messages" and start < comm_layout.DIRECT_ELEMENTS else 2
+                   for start in comm_layout.bucket_starts(PARAMETERS))
 
 
 @needs_simgrid
 @pytest.mark.parametrize("granularity", ["messages", "flows"])
-def test_step_times_match_closed_forms(granularity: str) -> None:
-    near, far = 2 * LATENCY, 4 * LATENCY
-
-    def seconds(workload: TrainingWorkload, *nodes: str) -> float:
-        return step(workload, *nodes, granularity=granularity).step_seconds
-
-    pair = TrainingWorkload(Traffic("gossip", SIZE, pattern="base-2"), compute_seconds=0.5)
-    assert seconds(pair, "a", "b") == pytest.approx(0.5 + SIZE / NODE + near)
-    assert seconds(pair, "a", "d") == pytest.approx(0.5 + SIZE / UPLINK + far)
-    # each of n ranks sends 2 (n - 1) / n of each bucket in turns
-    ring = TrainingWorkload(Traffic("allreduce", SIZE))
-    turns = 2 * sum(1 if granularity == "messages" and start < comm_layout.DIRECT_ELEMENTS else 2
-                    for start in comm_layout.bucket_starts(PARAMETERS))
-    assert seconds(ring, "a", "b", "c") == pytest.approx(4 / 3 * SIZE / NODE + turns * near, rel=1e-4)
+@pytest.mark.parametrize(("traffic", "compute", "nodes", "topology", "scores", "seconds"), [
+    (PAIR, 0.5, "ab", PAIRS, SCORES, 0.5 + SIZE / NODE + NEAR),
+    (PAIR, 0.5, "ad", PAIRS, SCORES, 0.5 + SIZE / UPLINK + FAR),
+    *((PAIR, 0.0, nodes, PAIRS, SLOW_PATH, SIZE / 1e5 + 0.102) for nodes in ("ad", "da")),
+    (Traffic("allreduce", SIZE), 0.0, "abc", PAIRS, SCORES, None),
     # one server exchanges the model with three workers
-    server = TrainingWorkload(Traffic("ps", SIZE, 1), compute_seconds=1.0)
-    assert seconds(server, "d", "a", "b", "c") == pytest.approx(1 + 2 * 3 * SIZE / UPLINK + 2 * far, rel=1e-4)
-
-
-@needs_simgrid
-def test_slow_inter_leaf_path_slows_the_step() -> None:
-    slow = LinkScores(default_node_bandwidth=NODE, default_zone_bandwidth=(UPLINK,), default_latency=LATENCY,
-                      inter_leaf={"z0|z1": LinkScore(1e5, rtt=0.2)})
-    workload = TrainingWorkload(Traffic("gossip", SIZE, pattern="base-2"))
-    forward, backward = (step(workload, *nodes, scores=slow).step_seconds for nodes in ("ad", "da"))
-    assert forward > 4 * step(workload, "a", "d").step_seconds
-    assert forward == pytest.approx(backward)
-
-
-@needs_simgrid
-def test_step_on_one_node_and_on_nodes_without_zone() -> None:
-    flat = network_links(("x", "y"), Topology.flat(("x", "y")), SCORES)
-    workload = TrainingWorkload(Traffic("gossip", SIZE, pattern="base-2"))
-    for granularity in ("messages", "flows"):
-        apart, together = (predict_step(workload, flat, np.array(ranks), granularity=granularity).step_seconds
-                           for ranks in ([0, 1], [0, 0]))
-        assert apart == pytest.approx(SIZE / NODE + 2 * LATENCY)
-        assert together == pytest.approx(0, abs=1e-6)
+    (Traffic("ps", SIZE, 1), 1.0, "dabc", PAIRS, SCORES, 1 + 2 * 3 * SIZE / UPLINK + 2 * FAR),
+    # nodes without a zone, and a single node
+    (PAIR, 0.0, "xy", FLAT, SCORES, SIZE / NODE + NEAR), (PAIR, 0.0, "xx", FLAT, SCORES, 0.0),
+], ids=["near", "far", "slow-path", "slow-path-back", "ring", "server", "flat", "one-node"])
+def test_step_times_match_closed_forms(traffic: Traffic, compute: float, nodes: str, topology: Topology,
+                                       scores: LinkScores, seconds: float | None, granularity: str) -> None:
+    if seconds is None:
+        seconds = 4 / 3 * SIZE / NODE + ring_rounds(granularity) * NEAR
+    prediction = step(TrainingWorkload(traffic, compute_seconds=compute), nodes, topology, scores, granularity)
+    assert prediction.step_seconds == pytest.approx(seconds, rel=1e-4, abs=1e-6)
 
 
 @needs_simgrid
 def test_allreduce_overlaps_the_backward_pass() -> None:
-    def seconds(compute: float, overlap: bool) -> float:
-        workload = TrainingWorkload(Traffic("allreduce", SIZE), compute_seconds=compute, overlap=overlap)
-        return step(workload, "a", "b", "c").step_seconds
+    def predict(compute: float, overlap: bool) -> Prediction:
+        return step(TrainingWorkload(Traffic("allreduce", SIZE), compute_seconds=compute, overlap=overlap), "abc")
 
-    without_compute = seconds(0.0, True)
-    assert seconds(10.0, False) == pytest.approx(10 + without_compute)
-    assert 10 < seconds(10.0, True) < 10 + without_compute * 0.6
-    workload = TrainingWorkload(Traffic("allreduce", SIZE), compute_seconds=10.0, overlap=False)
-    expected = without_compute / (10 + without_compute)
-    assert step(workload, "a", "b", "c").exposed_comm_fraction == pytest.approx(expected)
+    alone = predict(0.0, True).step_seconds
+    assert predict(10.0, False).step_seconds == pytest.approx(10 + alone)
+    assert 10 < predict(10.0, True).step_seconds < 10 + alone * 0.6
+    assert predict(10.0, False).exposed_comm_fraction == pytest.approx(alone / (10 + alone))
 
 
 @needs_simgrid
@@ -137,10 +119,7 @@ def test_allreduce_overlaps_the_backward_pass() -> None:
     TrainingWorkload(Traffic("gossip", 2e6, pattern="base-2", islands="zone"), 0.1, period=2, compression="int4"),
 ], ids=["ring", "hierarchical", "exponential", "ps", "adaptive", "islands", "gossip-islands"])
 def test_flows_approximate_messages(workload: TrainingWorkload) -> None:
-    nodes = network(*"abcdef")
-    node_of_rank = np.array([0, 1, 3, 4, 2, 5])
-    by_message, by_flow = (predict_step(workload, nodes, node_of_rank, granularity=granularity)
-                           for granularity in ("messages", "flows"))
+    by_message, by_flow = (step(workload, "abdecf", granularity=granularity) for granularity in ("messages", "flows"))
     assert by_flow.step_seconds == pytest.approx(by_message.step_seconds, rel=0.1)
     assert by_flow.inter_zone_bytes == by_message.inter_zone_bytes
 
@@ -164,9 +143,11 @@ def test_merged_identical_nodes_give_the_same_time(monkeypatch: pytest.MonkeyPat
 
 @needs_simgrid
 def test_simulation_is_reproducible_by_seed() -> None:
+    links = network_links(tuple("abcdef"), PAIRS, SCORES)
+
     def seconds(seed: int) -> list[float]:
         workload = TrainingWorkload(Traffic("gossip", SIZE), seed=seed)
-        return step_end_times(workload, network(*"abcdef"), np.arange(6), 5)[:, -1].tolist()
+        return step_end_times(workload, links, np.arange(6), 5)[:, -1].tolist()
 
     assert seconds(1) == seconds(1) != seconds(2)
 
