@@ -65,6 +65,23 @@ def test_small_difference_is_no_fault(changes):
     assert faults(report(**changes)) == []
 
 
+@pytest.mark.parametrize(("usual", "changes"), [
+    ({"disk_write_seconds": 1.0}, {"disk_write_seconds": 4.5}), ({"cpu_withheld": 0.5}, {"cpu_withheld": 0.59}),
+    ({"loss": 0.01}, {"loss": 0.03}), ({"rtt": 5e-3}, {"rtt": 1.5e-2}),
+    ({"clock_offset": 60.0}, {"clock_offset": 64.0})])
+def test_what_all_nodes_have_is_no_fault(usual, changes):
+    reports = {f"n{i}": report(**usual) for i in range(5)} | {"n5": report(**changes)}
+    assert find_faults(reports, ALL, True) == []
+
+
+@pytest.mark.parametrize(("rates", "bad"), [
+    ((9e8, 8e8, 2e8), ["n2"]),  # of three nodes, noise cannot be told
+    ((9e8, 1e9, 3e8, 2.9e8), []), ((9e8, 1e9, 3e8, 2e7), ["n3"])])
+def test_noise_of_few_nodes(rates, bad):
+    reports = {f"n{i}": report(throughput=rate) for i, rate in enumerate(rates)}
+    assert [fault.node for fault in find_faults(reports, ALL, True)] == bad
+
+
 def test_node_that_does_not_answer_is_bad():
     silent, broken = NodeReport(), report()
     broken.values.pop("disk")
