@@ -148,10 +148,11 @@ def test_public_function_names_are_unique():
 
 @pytest.mark.parametrize("code", [
     "import slurmdl", "from slurmdl.cli.main import main\nmain(['--help'])",
+    "from slurmdl.launch import srun",  # the process that starts a step, which another one maps
     dry_run("--dl-node-binding=off", "--wrap=true"),
     dry_run("--array=1-2", "-N2", "--wrap=true"),
 ])
-def test_submission_without_placement_imports_nothing_heavy(code, slurm, tmp_path):
+def test_what_places_nothing_imports_nothing_heavy(code, slurm, tmp_path):
     assert not loaded_modules(code, tmp_path, **slurm) & {*HEAVY, "numpy", "yaml", "argparse", "subprocess",
                                                                "logging"}
 

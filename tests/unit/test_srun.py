@@ -71,16 +71,19 @@ def test_step_that_cannot_be_mapped(argv, message):
         mapped(*argv)
 
 
-def test_step_is_named_after_its_program_unless_the_user_names_it():
-    assert "--job-name=program" in mapped("/bin/program").argv
-    assert mapped("-J", "mine", "program").argv[:4] == ("srun", "-J", "mine", "--ntasks=6")
-
-
-def test_program_is_found_in_the_working_directory(tmp_path, monkeypatch):
-    (tmp_path / "program").touch()
+@pytest.mark.parametrize(("argv", "environ", "words"), [
+    (["/bin/program"], {}, ("srun", "--job-name=program", "--ntasks=6")),
+    (["-J", "mine", "p"], {}, ("srun", "-J", "mine", "--ntasks=6")),
+    (["local"], {"PATH": "/nowhere"}, (*TASK_SHELL, "{}/local")), (["sh"], {"PATH": "/bin"}, (*TASK_SHELL, "sh")),
+    (["--chdir=other", "local"], {"PATH": "/nowhere"}, (*TASK_SHELL, "local")),
+    (["p"], {"PLAIN_1": ""}, (*TASK_SHELL, "p")),
+    (["p"], {"BASH_FUNC_f%%": "() { :; }"}, ("/bin/bash", "--posix", *TASK_SHELL[1:], "p"))])
+def test_name_shell_and_program_of_a_step(tmp_path, monkeypatch, argv, environ, words):
+    """A program in the working directory is found, as by srun; bash keeps variables that are not identifiers."""
     monkeypatch.chdir(tmp_path)
-    assert mapped("program", environ={"PATH": "/nowhere"}).argv[-1] == str(tmp_path / "program")
-    assert mapped("sh", environ={"PATH": "/bin"}).argv[-1] == "sh"
+    (tmp_path / "local").touch()
+    started, words = mapped(*argv, environ=environ).argv, tuple(word.format(tmp_path) for word in words)
+    assert words in (started[:len(words)], started[-len(words):])
 
 
 def test_long_plan_is_written_to_a_file(tmp_path):
@@ -175,12 +178,6 @@ def test_task_shell_passes_arguments_and_exit_status(shell):
     missing = run_task(shell, ["no-such-program"], 0)
     assert missing.returncode == 2 and missing.stderr == "slurmdl: no-such-program: No such file or directory\n"
     assert run_task(shell, ["/etc/passwd"], 0).returncode == 13
-
-
-def test_task_shell_is_bash_if_a_variable_name_is_no_identifier():
-    assert TASK_SHELL[0] in mapped("p", environ={"PLAIN_1": ""}).argv
-    odd = mapped("p", environ={"BASH_FUNC_f%%": "() { :; }"}).argv
-    assert ("/bin/bash" in odd) == Path("/bin/bash").exists()
 
 
 # --- the controller's configuration, and the MPI in PATH ---

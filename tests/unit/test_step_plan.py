@@ -149,8 +149,8 @@ def test_explanation_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(("promise", "dl", "text"), [
-    (Promise(1.0, 4, "a x2 + b x2"), DlOptions(), "Slurm gave the job other nodes than the submission promised: "
-                                                  "a x3 + b x1 instead of a x2 + b x2, 3.00 times the promised time"),
+    (Promise(2.0, 4, "a x2 + b x2"), DlOptions(), "Slurm gave the job other nodes than the submission promised: "
+                                                  "a x3 + b x1 instead of a x2 + b x2, 1.50 times the promised time"),
     (Promise(1.0, 4, "a x3 + b x1"), DlOptions(),
      "links have become slower since the submission, 3.00 times the promised time"),
     (Promise(2.95, 4, "a x2 + b x2"), DlOptions(), ""),
