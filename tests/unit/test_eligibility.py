@@ -9,6 +9,7 @@ from placing import cluster, node
 
 from slurmdl.cluster.snapshot import ClusterSnapshot, Partition, Reservation
 from slurmdl.errors import PlacementError
+from slurmdl.gpu_request import GpuRequest
 from slurmdl.job_request import JobRequest
 from slurmdl.placement.eligibility import (
     candidate_partitions,
@@ -42,6 +43,12 @@ def test_node_state_limits_the_tasks(state: str, tasks: tuple[int, int, int]) ->
     (JobRequest(gres_per_node={"gpu:a100": 2}, memory_per_node_mb=1), [0, 0, 4]),
     (JobRequest(gres_per_node={"gpu:h100": 1}), [0, 0, 0]), (JobRequest(exclude=("n1",)), [0, 0, 4]),
     (JobRequest(ntasks_per_node=4, memory_per_node_mb=1), [4, 0, 4]),
+    *((JobRequest(gpus=gpus, memory_per_node_mb=1), expected) for gpus, expected in (
+        (GpuRequest(cpus_per_gpu=1), [0, 2, 4]), (GpuRequest(cpus_per_gpu=3), [0, 0, 4]),
+        (GpuRequest(per_node=2), [0, 0, 4]), (GpuRequest(per_task=1), [0, 1, 2]), (GpuRequest("gpu:h100"), [0, 0, 0]),
+        (GpuRequest(memory_per_gpu_mb=400), [0, 2, 4]), (GpuRequest(memory_per_gpu_mb=600), [0, 0, 4]),
+        (GpuRequest(per_node=2, memory_per_gpu_mb=600), [0, 0, 0]))),
+    (JobRequest(gpus=GpuRequest(cpus_per_gpu=3), exclusive=True, memory_per_node_mb=1), [0, 0, 0]),
 ])
 def test_request_limits_the_tasks_per_node(request_: JobRequest, expected: list[int]) -> None:
     nodes = cluster(node("n1", features=("fast",)),

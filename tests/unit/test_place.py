@@ -94,6 +94,7 @@ CHOICES: dict[str, tuple[Topology, ClusterSnapshot, JobRequest, LinkScores, dict
                                     {"b0": 4, "b2": 4}) for dl in (DlOptions(), GOSSIP, DlOptions("ps", ps=2))},
     "larger segment has no effect": (blocks(4, 4), idle(blocks(4, 4)), job(2, segment=4), SCORES, {"b0": 2}),
     "switches": (SIZES, idle(SIZES), job(6, switches=2), SCORES, {"z2": 4, "z0": 2}),
+    "one switch": (SIZES, idle(SIZES), job(3, switches=1), SCORES, {"z2": 3}),
     "as many zones as needed": (SIZES, SIX_UP, job(6), SCORES, {"z0": 2, "z1": 2, "z2": 2}),
     "block without other jobs": (blocks(4, 4), idle(blocks(4, 4), "b0n0"), job(
         2, exclusive=True, exclusive_blocks=True), SCORES, {"b1": 2}),
@@ -168,6 +169,7 @@ def test_busy_nodes_give_a_placement_that_is_not_free_now() -> None:
     (job(6, segment=6), idle(blocks(4, 4)), blocks(4, 4), "--segment=6: the largest block has 4 nodes"),
     (job(4, segment=3), idle(blocks(4, 4)), blocks(4, 4), "--segment=3 does not divide 4 nodes; expected 1, 2, 4"),
     (job(6, switches=2), SIX_UP, SIZES, "--switches=2: no choice of 6 nodes"),
+    (job(6, switches=1), idle(SIZES), SIZES, "--switches=1: no choice of 6 nodes"),
     (job(4, DlOptions(mesh="dp=2,pp=2,tp=8"), ntasks=8), idle(EIGHT), EIGHT,
      ".*a mesh of 32 ranks; the job has 8; expected 16 ranks, or"),
 ])
@@ -181,6 +183,9 @@ def test_unplaceable_job_is_an_error(request_: JobRequest, nodes: ClusterSnapsho
     (job(2, ntasks=5), "NO", [1, 4]), (job(2, ntasks=5, exclusive=True), "NO", [2, 3]),
     (job(2, ntasks=5), "EXCLUSIVE", [2, 3]), (job(2, ntasks=5, ntasks_per_node=3), "NO", [2, 3]),
     (job(2, DlOptions(launcher="auto:8"), ntasks_per_node=1), "NO", [8, 8]),
+    (job(2, script_ranks_per_node=8), "NO", [8, 8]), (job(4, PS, script_ranks_per_node=8), "NO", [1, 1, 1, 1]),
+    (job(2, DlOptions(launcher="auto:4"), ntasks_per_node=1, script_ranks_per_node=8), "NO", [4, 4]),
+    (job(2, ntasks=4, script_ranks_per_node=8), "NO", [1, 3]), (job(2, script_ranks_per_node=1), "NO", [1, 1]),
 ])
 def test_tasks_are_split_as_slurm_splits_them(request_: JobRequest, partition: str, split: list[int]) -> None:
     nodes = ClusterSnapshot.from_nodes(idle(EIGHT).nodes, (Partition("main", True, oversubscribe=partition),))

@@ -37,13 +37,17 @@ from slurmdl.topology.topology import Topology
 from slurmdl.traffic import Traffic, count_shards
 
 BYTES = 6.0
+#: leaves at different depths
+RAGGED = build_topology([
+    ZoneDecl("z0", nodes=("n0", "n1", "n2")), ZoneDecl("z1", nodes=("n3", "n4")), ZoneDecl("z2", nodes=("n5", "n6")),
+    ZoneDecl("m", children=("z1", "z2")), ZoneDecl("r", children=("z0", "m"))], kind="tree", source="test")
 
 
 def random_network(seed: int, has_latency: bool = False) -> tuple[Topology, LinkScores]:
     """Up to nine nodes in two or three levels, with unequal links."""
     generator = np.random.default_rng(seed)
     names = iter(f"n{i}" for i in range(99))
-    topology = three_level(2, 2, 2) if seed % 3 == 0 else two_level(
+    topology = three_level(2, 2, 2) if seed % 3 == 0 else RAGGED if seed % 3 == 1 else two_level(
         *([next(names) for _ in range(size)] for size in generator.integers(1, 4, int(generator.integers(2, 4)))))
 
     def score(*bandwidths: float) -> LinkScore:
@@ -374,8 +378,11 @@ def test_moved_servers_keep_the_limits() -> None:
     assert len({tuple(start) for start in starts.tolist()}) == len(starts) > 2 and [2, 1, 1] in starts.tolist()
     moved = {tuple(split) for split in search.neighbor_splits(np.array([2, 2, 0])).tolist()}
     assert moved == {(3, 1, 0), (1, 2, 1), (2, 1, 1)}
-    many = np.arange(6)
-    assert parameter_servers.limit_leaves(pool, many, JobSize(3, 3), root(pool), None) is many
+    singles = two_level(*([zone] for zone in "abcd"))
+    pool = build_candidate_nodes(JobRequest(), idle(singles), singles, LinkScores(), np.full(4, 4))
+    assert (PsSearch(pool, JobSize(4, 4), 3, BYTES).initial_splits() <= 1).all()
+    all_nodes = np.arange(4)
+    assert parameter_servers.limit_leaves(pool, all_nodes, JobSize(3, 3), root(pool), None) is all_nodes
 
 
 @pytest.mark.parametrize("dl", [DlOptions("gossip"), DlOptions("ps", ps=1)], ids=["all-to-all", "server"])
@@ -394,6 +401,17 @@ def test_estimated_times_are_those_of_the_cost_model(dl: DlOptions, seed: int) -
         seconds = best_rank_map(slots, topology, scores, dl.traffic, "any").cost.seconds
         ratios.append(proposal.estimated_seconds / seconds)
     assert 1 - 1e-6 <= min(ratios) < 1 + 2e-3
+
+
+def test_bisection_cuts_in_the_middle_at_the_highest_border(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = two_level(*([f"{zone}{i}" for i in range(2)] for zone in "abcd"))
+    links = network_links(sorted(topology.nodes), topology, LinkScores())
+    cuts: list[tuple[int, int]] = []
+    monkeypatch.setattr(rank_search, "_split_ranks", lambda flow, cut: (
+        cuts.append((len(flow), cut)), np.arange(len(flow)))[1])
+    nodes = np.repeat(np.arange(8), [1, 1, 1, 1, 1, 1, 2, 1])
+    assert rank_search.bisection_map(np.zeros((9, 9)), links, nodes).tolist() == nodes.tolist()
+    assert sorted(cuts) == [(2, 1), (2, 1), (2, 1), (3, 2), (4, 2), (5, 2), (9, 4)]
 
 
 def test_bisection_keeps_ranks_of_a_node_that_exchange_most() -> None:
