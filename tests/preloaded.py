@@ -22,7 +22,7 @@ import sys
 
 LENGTH = struct.Struct("!I")
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-LOADED = ("numpy.ma", "torch", "torch._subclasses.schema_check_mode", "torch.distributed.device_mesh",
+LOADED = ("numpy.ma", "torch", "torch._subclasses.schema_check_mode", "torch.distributed.checkpoint.state_dict",
           "torch.distributed.nn.functional", "torch.nn.parallel", "torch.profiler", "slurmdl.train.library.startup",
           "slurmdl.train.trainer.trainer", "slurmdl.train.transports.torch_distributed")
 

@@ -143,7 +143,7 @@ def wrap_convolution(run: Run, _: Any, __: Any) -> None:
      r"^rank 1 on \S+: SGD\.param_groups\[0\]\['copies'\]\[0\] is a copy of parameter weight, [^\n]*$"),
     (GOSSIP, 2, keep_copies("base"), r"^rank 1 on \S+: SGD\.base\.slow\[0\] is a copy of parameter weight, [^\n]*$"),
     (ALLREDUCE, 1, with_extra(sharded),
-     r"^parameter extra is a DTensor, .*; expected a model on each rank, or slurmdl.train.outer[^\n]*$"),
+     r"^parameter extra is a DTensor, .*; expected a model on each rank, or slurmdl.train.sync_islands[^\n]*$"),
     (ALLREDUCE, 1, with_extra(lambda: torch.eye(3).to_sparse()),
      r"^buffer extra is sparse \(sparse_coo\); expected a dense one[^\n]*$"),
     (ALLREDUCE, 1, with_extra(lambda: torch.eye(3).to_sparse_csr()),

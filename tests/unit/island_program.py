@@ -1,29 +1,42 @@
-"""Islands of two ranks that DistributedDataParallel or FSDP2 keeps together, with sync_islands(); one case each.
+"""Islands of two ranks kept together by DistributedDataParallel or FSDP2; one case after the other.
 
-    torchrun --nproc-per-node=4 outer_script.py CASE...
+    torchrun --nproc-per-node=4 island_program.py outer|hook CASE...
 
-Rank 0 prints a line with the results of all ranks per case: ddp, ddp-of-all-ranks, inner or compiled, for which
-sync_islands() gets the module inside or the result of torch.compile, fsdp, subclass, whose optimizer calls
-super().step(), bfloat16, whose second island moves by the least change in each step, or scaler, with which its
-gradients overflow in two steps. With -resumed, other models continue
-after 7 steps from a checkpoint of torch.distributed; -overlapped has an exchange in flight then. After bad-groups,
-drift, model, other-group, late-ddp or bad-state each rank prints its error, and ends.
+Rank 0 prints a line with each case and the results of all ranks. Cases that are rejected end the program: each rank
+prints its error.
+
+Of sync_islands(): ddp, ddp-of-all-ranks, inner or compiled, for which it gets the module inside or the result of
+torch.compile, fsdp, subclass, whose optimizer calls super().step(), bfloat16, whose second island moves by the least
+change in each step, or scaler, with which its gradients overflow in two steps. With -resumed, other models continue
+after 7 steps from a checkpoint of torch.distributed; -overlapped has an exchange in flight then. Rejected:
+bad-groups, drift, model, other-group, late-ddp and bad-state. Of hierarchical_hook: compressions, or plain.
 """
 
+import os
+import sys
 import tempfile
 
 import torch
 import torch.distributed as dist
-from island_cases import end_with_error, init_islands, run_cases
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from slurmdl.train import sync_islands
+from slurmdl.train import HierarchicalState, hierarchical_hook, sync_islands
 from slurmdl.train.strategy_config import StrategyConfig
 
-mesh = init_islands()
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
 rank = dist.get_rank()
+mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("islands", "inside"))
+group = mesh["inside"].get_group()
+
+
+def end_with_error(error):
+    """In one write: the ranks share an unbuffered stdout, and print writes twice."""
+    os.write(1, f"{type(error).__name__}: {error}\n".encode())
+    os._exit(0)
 
 
 class Subclass(torch.optim.SGD):
@@ -33,7 +46,7 @@ class Subclass(torch.optim.SGD):
 
 def build(kind, seed):
     """A model with its optimizer and exchanges."""
-    group = mesh["inside"].get_group()
+    own_group = group
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
     if kind.startswith("fsdp"):
@@ -44,14 +57,14 @@ def build(kind, seed):
             "other-group": mesh["islands"].get_group()}.get(kind, group))
     optimizer = (Subclass if kind == "subclass" else torch.optim.SGD)(model.parameters(), lr=0.1, momentum=0.9)
     if kind == "bad-groups":
-        group = dist.group.WORLD if rank == 0 else group
+        own_group = dist.group.WORLD if rank == 0 else group
     if kind == "model" and rank >= 2:
         optimizer = torch.optim.SGD([*model.parameters()][:2], lr=0.1)
     config = StrategyConfig("adaptive-gossip" if kind == "drift" else "local-sgd", period=3, outer_lr=0.6,
                             outer_momentum=0.4, overlap=2 if "overlapped" in kind else 0)
     try:
         given = model.module if kind == "inner" else torch.compile(model) if kind == "compiled" else model
-        sync = sync_islands(given, optimizer, group, config)
+        sync = sync_islands(given, optimizer, own_group, config)
         if kind == "bad-state":
             sync.load_state_dict({f"rank {rank % 2}": next(iter(sync.state_dict().values()))[:-100]})
         if kind == "late-ddp":
@@ -65,7 +78,7 @@ def build(kind, seed):
 
 def resume(kind, model, optimizer, sync):
     """Save model, optimizer and exchanges, and return others that have loaded them."""
-    group, folder = mesh["inside"].get_group(), [tempfile.mkdtemp()]
+    folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
     place = {"checkpoint_id": f"{folder[0]}/island{rank // 2}", "process_group": group}
     weights, state = get_state_dict(model, optimizer)
@@ -83,9 +96,9 @@ def train_bfloat16():
     network = torch.nn.Linear(1, 1, bias=False).bfloat16()
     with torch.no_grad():
         network.weight.fill_(1.0)
-    model = torch.nn.parallel.DistributedDataParallel(network, process_group=mesh["inside"].get_group())
+    model = torch.nn.parallel.DistributedDataParallel(network, process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0 ** -7)
-    sync = sync_islands(model, optimizer, mesh["inside"].get_group(), StrategyConfig(
+    sync = sync_islands(model, optimizer, group, StrategyConfig(
         "local-sgd", period=1, outer_lr=1.0, outer_momentum=0.0))
     for _ in range(8):
         optimizer.zero_grad()
@@ -127,4 +140,39 @@ def train(kind):
     return values.tolist(), inter_island, sync.is_sharded, sync.strategy.exchanges, skipped
 
 
-run_cases(train)
+def train_with_hook(compression):
+    """The model, bytes sent between islands, and the mean loss of the last steps."""
+    torch.manual_seed(2)
+    network = torch.nn.Sequential(torch.nn.Linear(5, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
+    # several buckets
+    model = torch.nn.parallel.DistributedDataParallel(network, bucket_cap_mb=0.001)
+    try:
+        state = None if compression == "plain" else HierarchicalState(group, compression)
+    except Exception as error:
+        end_with_error(error)
+    if state:
+        model.register_comm_hook(state, hierarchical_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+    losses = []
+    for step in range(40):
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        x = torch.randn(8, 5, generator=generator)
+        optimizer.zero_grad()
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    sent = sum(state.islands.p2p.bytes_sent.values()) if state else 0
+    if state:
+        state.close()
+    values = torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()])
+    return values.tolist(), sent, sum(losses[-5:]) / 5
+
+
+for case in sys.argv[2:]:
+    results = [None] * dist.get_world_size()
+    dist.all_gather_object(results, {"outer": train, "hook": train_with_hook}[sys.argv[1]](case))
+    dist.barrier()
+    if rank == 0:
+        print((case, results), flush=True)
+os._exit(0)
