@@ -12,6 +12,8 @@ import torch.distributed as dist
 from slurmdl.train import init
 from slurmdl.train.library.run import Run
 from slurmdl.train.strategy_config import StrategyConfig
+from slurmdl.train.trainer.options import parse_train_options
+from slurmdl.train.trainer.trainer import train
 from slurmdl.train.transports import virtual
 
 
@@ -65,3 +67,13 @@ def attach_or_serve(run: Run, model: Any, opt: Any) -> bool:
 def flat(model: Any) -> Any:
     """Return a copy of all parameters of a model, shape (D,)."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()]).clone()
+
+
+def train_summary(*words: str, **options: object) -> dict[str, Any]:
+    """Summary of a run of the trainer with these words, and further options by name."""
+    arguments = [argument for text in words for argument in text.split()]
+    for name, value in options.items():
+        arguments += [f"--{name.replace('_', '-')}", str(value)]
+    summary = train(parse_train_options(arguments, {}))
+    assert summary is not None
+    return summary

@@ -14,7 +14,7 @@ import torch
 from mpi import mpirun, needs_mpi
 from strategy_harness import global_batches, noise, run_strategy
 from torch import nn
-from virtual_ranks import flat
+from virtual_ranks import flat, train_summary
 
 from slurmdl.errors import InvalidRunError, TrainError, UsageError
 from slurmdl.train import init
@@ -23,7 +23,6 @@ from slurmdl.train.library.run import Run
 from slurmdl.train.library.sampling import MIN_STEPS_BETWEEN_CHANGES, GlobalBatches, WorkShares
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer.options import Straggler, parse_train_options
-from slurmdl.train.trainer.trainer import train
 from slurmdl.train.transports import virtual
 
 SAMPLES, BATCH, EPOCHS = 1000, 10, 3
@@ -277,11 +276,8 @@ def test_straggler_option_parses_step_ranges() -> None:
 
 @functools.cache
 def simulate_run(*arguments: str, slow: str = "5=4") -> dict[str, Any]:
-    summary = train(parse_train_options(["--virtual-ranks", "8", "--virtual-zones", "A:2x2,B:2x2", "--steps", "240",
-                                         "--model", "mlp:32",
-                         "--batch-size", "16", *(["--straggler", slow] if slow else []), *arguments], {}))
-    assert summary is not None
-    return summary
+    return train_summary("--virtual-ranks 8 --virtual-zones A:2x2,B:2x2 --steps 240 --model mlp:32 --batch-size 16",
+                         f"--straggler {slow}" if slow else "", *arguments)
 
 
 def balanced_runs() -> Iterator[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from strategy_harness import even_slices
+from virtual_ranks import train_summary
 
 from slurmdl import files
 from slurmdl.errors import InvalidRunError, Preempted, TrainError
@@ -22,8 +23,6 @@ from slurmdl.train.library.run import Run
 from slurmdl.train.library.sampling import GlobalBatches
 from slurmdl.train.strategies.parameter_server import assemble_shard
 from slurmdl.train.strategy_config import StrategyConfig
-from slurmdl.train.trainer.options import parse_train_options
-from slurmdl.train.trainer.trainer import train
 from slurmdl.train.transports import virtual
 
 SYNCHRONOUS = {
@@ -56,12 +55,8 @@ def short_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_summary(words: str, ranks: int = 4, steps: int = 40, **options: object) -> dict[str, Any]:
     """Return the summary of a run on virtual ranks; `options` are further trainer options."""
-    arguments = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    common = ["--virtual-ranks", str(ranks), "--steps", str(steps), "--model", "mlp:16", "--batch-size", "16",
-              "--dirichlet-alpha", "0.3"]
-    summary = train(parse_train_options([*words.split(), *common, *arguments], {}))
-    assert summary is not None
-    return summary
+    return train_summary(words, "--model mlp:16 --batch-size 16 --dirichlet-alpha 0.3", virtual_ranks=ranks,
+                         steps=steps, **options)
 
 
 def outcome(summary: dict[str, Any]) -> dict[str, Any]:

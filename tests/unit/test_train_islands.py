@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from mpi import mpirun, needs_mpi, torchrun
-from virtual_ranks import flat, library, on_zones
+from virtual_ranks import flat, library, on_zones, train_summary
 
 from slurmdl.errors import InvalidOptionsError, InvalidRunError
 from slurmdl.plan import Plan, decode_plan, encode_plan, group_ranks
@@ -315,11 +315,7 @@ def test_islands_of_the_plan_are_used() -> None:
 
 
 def summary(words: str, steps: int = 20, **options: Any) -> dict[str, Any]:
-    arguments = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    common = ["--islands", "zone", "--steps", str(steps), "--model", "mlp:16"]
-    result = train(parse_train_options([*words.split(), *common, *arguments], {}))
-    assert result is not None
-    return result
+    return train_summary(words, "--islands zone --model mlp:16", steps=steps, **options)
 
 
 @pytest.mark.parametrize("words", ["--strategy local-sgd --period 4", "--strategy gossip --period 4",
@@ -364,7 +360,7 @@ def test_state_of_a_piece_is_joined_from_others() -> None:
     ("--strategy gossip --async", ("--islands zone", "no --islands")),
     ("--strategy gossip --shared-memory", ("--shared-memory: not valid with --islands zone",)),
     ("--preset noloco --islands zone --async", ("--outer-lr: not valid with strategy gossip", "without --async")),
-    ("--strategy allreduce --outer-momentum 0.5", ("--outer-momentum", "expected local-sgd, or gossip"))])
+    ("--strategy allreduce --outer-momentum 0.5", ("--outer-momentum", "expected local-sgd or gossip"))])
 def test_invalid_combination_is_rejected(words: str, facts: tuple[str, ...]) -> None:
     with pytest.raises(InvalidOptionsError) as caught:
         summary(f"{words} --virtual-ranks 4 --virtual-zones A:2,B:2")

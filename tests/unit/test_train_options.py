@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from virtual_ranks import train_summary
 
 from slurmdl.errors import InputError, InvalidOptionsError, InvalidRunError, TrainError, UsageError
 from slurmdl.train.__main__ import main
 from slurmdl.train.strategy_config import StrategyConfig
 from slurmdl.train.trainer import models
 from slurmdl.train.trainer.options import EmulatedCompute, Options, parse_train_options
-from slurmdl.train.trainer.trainer import Progress, choose_device, train
+from slurmdl.train.trainer.trainer import Progress, choose_device
 
 torch.set_num_threads(1)
 
@@ -221,10 +222,8 @@ def test_without_a_gpu_auto_is_the_cpu(capsys: pytest.CaptureFixture[str]) -> No
     assert "--device cuda: PyTorch" in message and "sees no GPU; expected auto or cpu" in message
 
 
-def run_summary(*arguments: str) -> dict[str, Any]:
-    summary = train(parse_train_options(["--steps", "30", "--model", "mlp:16", "--batch-size", "16", *arguments], {}))
-    assert summary is not None
-    return summary
+def run_summary(*words: str) -> dict[str, Any]:
+    return train_summary("--steps 30 --model mlp:16 --batch-size 16", *words)
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "gossip", "ps"])
