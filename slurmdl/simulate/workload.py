@@ -1,6 +1,6 @@
 """Training workload of a simulation, and the messages of its ranks, as the strategies of slurmdl.train send them.
 
-Follows train.mixing and train.strategies.allreduce, gossip, islands and parameter_server.
+Follows train.collectives and train.strategies.allreduce, gossip, islands and parameter_server.
 """
 
 from __future__ import annotations

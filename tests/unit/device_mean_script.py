@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from slurmdl.train.mixing.collectives import AllreduceOp
+from slurmdl.train.collectives import AllreduceOp
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.strategies.allreduce import DeviceMean
 from slurmdl.train.transports.torch_distributed import TorchTransport

@@ -12,7 +12,7 @@ import pytest
 from mpi import mpirun, needs_mpi
 
 from slurmdl.plan import group_ranks
-from slurmdl.train.mixing.collectives import AllreduceOp, NodeAllreduceOp, NodeVectors
+from slurmdl.train.collectives import AllreduceOp, NodeAllreduceOp, NodeVectors
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.transports import virtual
 

@@ -17,8 +17,8 @@ from placing import matrix
 from slurmdl.gossip_graphs import GRAPHS
 from slurmdl.plan import COMM_PATTERNS, group_ranks
 from slurmdl.traffic import Traffic
-from slurmdl.train.mixing.collectives import AllreduceOp
-from slurmdl.train.mixing.mixers import spectral_gap
+from slurmdl.train.collectives import AllreduceOp
+from slurmdl.train.mixers import spectral_gap
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.transports.transport import MPI_INTER_ZONE_CHUNK_BYTES
 

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from slurmdl.errors import InvalidOptionsError, InvalidRunError, SlurmdlError, TrainError, UsageError
 from slurmdl.train import optimizer_hooks
+from slurmdl.train.collectives import AllreduceOp
 from slurmdl.train.library import shard_optimizer
 from slurmdl.train.library.checkpoint import save_state
-from slurmdl.train.mixing.collectives import AllreduceOp
 from slurmdl.train.p2p import MeteredP2P
 from slurmdl.train.transports.transport import Tag, decode_object, encode_object
 from slurmdl.train.world import World

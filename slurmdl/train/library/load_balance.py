@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.errors import TrainError
+from slurmdl.train.collectives import bruck_allgather
 from slurmdl.train.library.context import Counters
 from slurmdl.train.library.failure_recovery import FailureRecovery
 from slurmdl.train.library.sampling import (
@@ -24,7 +25,6 @@ from slurmdl.train.library.sampling import (
     WorkShares,
     even_rounds,
 )
-from slurmdl.train.mixing.collectives import bruck_allgather
 from slurmdl.train.p2p import CommThread, MeteredP2P
 from slurmdl.train.strategies import Strategy
 from slurmdl.train.transports.transport import Tag

@@ -31,7 +31,7 @@ from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.library.sampling import GlobalBatches
 from slurmdl.train.library.training_step import TrainingStep
 from slurmdl.train.meters import RankReport, StepMeter, Trace, format_summary, summarize
-from slurmdl.train.mixing.mixers import spectral_gap
+from slurmdl.train.mixers import spectral_gap
 from slurmdl.train.p2p import CommThread, MeteredP2P
 from slurmdl.train.slow_ranks import SlowRankMonitor
 from slurmdl.train.strategies import Strategy, StrategyContext, make_strategy

@@ -14,6 +14,7 @@ from typing import Any
 
 from slurmdl.errors import TrainError
 from slurmdl.train import optimizer_hooks
+from slurmdl.train.collectives import bruck_allgather
 from slurmdl.train.library import consistency
 from slurmdl.train.library.context import Context, Counters
 from slurmdl.train.library.failure_recovery import FailureRecovery
@@ -21,7 +22,6 @@ from slurmdl.train.library.load_balance import SampleAssignment
 from slurmdl.train.library.replica import Replica
 from slurmdl.train.library.replica_check import ReplicaCheck
 from slurmdl.train.meters import PhaseTimer, Trace
-from slurmdl.train.mixing.collectives import bruck_allgather
 from slurmdl.train.optimizer_hooks import StepArguments
 from slurmdl.train.slow_ranks import SlowRankMonitor
 

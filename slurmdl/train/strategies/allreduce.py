@@ -13,7 +13,7 @@ import numpy as np
 from slurmdl import comm_layout
 from slurmdl.errors import TrainError, warn
 from slurmdl.plan import group_ranks
-from slurmdl.train.mixing.collectives import (
+from slurmdl.train.collectives import (
     AllreduceOp,
     CollectivePipeline,
     FloatArray,

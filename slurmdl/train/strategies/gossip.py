@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slurmdl.gossip_graphs import GRAPHS
+from slurmdl.train.collectives import AllreduceOp
 from slurmdl.train.compressors import COMPRESSORS
-from slurmdl.train.mixing.collectives import AllreduceOp
-from slurmdl.train.mixing.mixers import GossipEdge, WeightedGraph, make_mixer
+from slurmdl.train.mixers import GossipEdge, WeightedGraph, make_mixer
 from slurmdl.train.strategies.shared_memory_gossip import SharedMemoryGossip
 from slurmdl.train.strategies.strategy import FloatArray, Strategy, StrategyContext, TriggeredStrategy
 from slurmdl.train.transports.transport import Tag

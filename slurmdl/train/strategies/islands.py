@@ -12,7 +12,7 @@ import numpy as np
 from slurmdl.comm_layout import shard_pieces, split_offsets
 from slurmdl.errors import TrainError
 from slurmdl.plan import group_ranks
-from slurmdl.train.mixing.collectives import Ring, bruck_allgather, ring_allgather
+from slurmdl.train.collectives import Ring, bruck_allgather, ring_allgather
 from slurmdl.train.strategies.allreduce import make_allreduce
 from slurmdl.train.strategies.gossip import Gossip
 from slurmdl.train.strategies.local_sgd import LocalSGD

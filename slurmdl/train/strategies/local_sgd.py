@@ -11,8 +11,8 @@ import numpy as np
 
 from slurmdl.comm_layout import split_offsets
 from slurmdl.train.checkpointed_fields import CheckpointedFields
+from slurmdl.train.collectives import AllreduceOp, CollectivePipeline, exchange_arrays
 from slurmdl.train.compressors import COMPRESSORS
-from slurmdl.train.mixing.collectives import AllreduceOp, CollectivePipeline, exchange_arrays
 from slurmdl.train.strategies.strategy import FloatArray, StrategyContext, TriggeredStrategy
 from slurmdl.train.transports.transport import CommCoroutine, Tag
 from slurmdl.train.triggers import CommCost

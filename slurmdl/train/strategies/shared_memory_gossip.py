@@ -12,7 +12,7 @@ import numpy as np
 from slurmdl.errors import TrainError
 from slurmdl.gossip_graphs import Base2Graph
 from slurmdl.plan import group_ranks
-from slurmdl.train.mixing.mixers import WeightedGraph
+from slurmdl.train.mixers import WeightedGraph
 from slurmdl.train.strategies.strategy import DeviceCopies, Strategy, StrategyContext
 from slurmdl.train.transports.transport import RankFailedError
 from slurmdl.train.transports.window import ModelWindow, mix_pair, weighted_mean

@@ -1,1 +1,0 @@
-"""Mixing of models: sums, means, weighted pairs."""
