@@ -27,6 +27,7 @@ Thu Nov 26 19:49:12 2026
 NODELIST   NODES PARTITION       STATE CPUS    S:C:T MEMORY TMP_DISK WEIGHT AVAIL_FE REASON
 n1             1     main*       mixed 2       2:1:1   4000        0      1    zoneA none
 n1             1       all       mixed 2       2:1:1   4000        0      1    zoneA none
+n1             1       all       mixed 2       2:1:1   4000        0      1    zoneA none
 n2             1     main*        idle 2       2:1:1   4000        0      7    zoneB none
 n3             1     main*    drained* 2       2:1:1   4000        0      1    zoneB bad disk = 3 State=I
 """
@@ -83,10 +84,16 @@ def test_used_gpus_without_details_and_without_tres() -> None:
     snapshot, warnings = read_cluster("".join(format_node(i, True, False, counts_gres=False) for i in (1, 2, 3)))
     assert [dict(node.gres_used) for node in snapshot.nodes] == [{"gpu:a100": n} for n in (0, 4, 4)]
     assert len(warnings) == 1
-    assert "nodes in use count as without free generic resources" in warnings[0]
+    assert warnings[0].startswith("nodes.txt: 3 nodes without GresUsed (scontrol without -d), or the same in CfgTRES")
+    draining = format_node(2, True, False, counts_gres=False).replace("State=MIXED", "State=MIXED+DRAIN")
+    assert read_cluster(draining)[0].nodes[0].gres_used == {"gpu:a100": 4}
+    warnings = read_cluster("".join(format_node(i, True, False) for i in (1, 2, 3)))[1]
+    assert warnings == ["nodes.txt: 3 nodes without GresUsed (scontrol without -d); used generic resources are those "
+                        "of AllocTRES"]
     mixed = "gpu:a100:4,gpu:h100:2"
-    nodes = read_cluster(format_node(1, True, False, mixed) + format_node(2, True, False, mixed))[0].nodes
-    assert [list(node.gres_used.values()) for node in nodes] == [[0, 0], [4, 2]]
+    snapshot, warnings = read_cluster(format_node(1, True, False, mixed) + format_node(2, True, False, mixed))
+    assert [list(node.gres_used.values()) for node in snapshot.nodes] == [[0, 0], [4, 2]]
+    assert [warning.partition(" without")[0] for warning in warnings] == ["nodes.txt: 1 node"] * 2
 
 
 @pytest.mark.parametrize("name", ["dump.txt", "topology.conf", "topology.yaml", "topology.json", "dump"])
@@ -198,13 +205,17 @@ def test_sinfo_with_own_columns(separator: str) -> None:
     """CPUs are sums over the nodes of a row."""
     rows = ("HOSTNAMES", "STATECOMPLETE", "CPUS(A/I/O/T)", "MEMORY", "ALLOCMEM", "GRES", "GRES_USED"), \
         ("n1", "mixed+planned", "3/5/0/8", "1000", "400", "gpu:a100:4(S:0)", "gpu:a100:1(IDX:0)"), \
-        ("n[2,4]", "idle", "0/16/0/16", "1000", "0", "(null)", "(null)")
+        ("n[2,4]", "idle", "0/16/0/16", "1000", "0", "(null)", "(null)"), \
+        ("n[5-6]", "alloc", "12/4/0/16", "1000", "0", "(null)", "(null)"), \
+        ("n[7-8]", "mix", "4/12/0/16", "1000", "0", "(null)", "(null)")
     snapshot, warnings = read_cluster("".join(separator.join(row) + "\n" for row in rows))
-    n1, n2, n4 = snapshot.nodes
+    n1, n2, n4, *others = snapshot.nodes
     assert (n1.state, n1.cpus, n1.cpus_unallocated, n1.memory_unallocated) == (("MIXED", "PLANNED"), 8, 5, 600)
     assert (dict(n1.gres), dict(n1.gres_used)) == ({"gpu:a100": 4}, {"gpu:a100": 1})
     assert (n2.cpus, n4.cpus_unallocated, n4.name) == (8, 8, "n4")
-    assert warnings == ["nodes.txt:1: table of sinfo: no column PARTITION, partitions are not known"]
+    assert [(node.cpus, node.cpus_unallocated, node.memory_unallocated) for node in others] == [(8, 0, 0)] * 4
+    assert warnings == ["nodes.txt:1: table of sinfo: free CPUs of 2 mixed nodes not known, none is assumed; no "
+                        "column PARTITION, partitions are not known"]
 
 
 def test_sinfo_states_replace_those_of_scontrol() -> None:
