@@ -14,7 +14,7 @@ from slurmdl import planned_group, planned_mesh
 from slurmdl.config import load_config
 from slurmdl.dl_options import DlOptions, merge_layers
 from slurmdl.errors import InputError, PlacementError, UsageError
-from slurmdl.groups import parse_group_bytes, parse_groups
+from slurmdl.groups import GroupTraffic, parse_group_bytes, parse_groups
 from slurmdl.links.link_scores import LinkScore, LinkScores
 from slurmdl.links.score_sources import load_from_sources
 from slurmdl.mesh import (
@@ -178,6 +178,16 @@ A = 4096 * 4096 * 2  # bytes of the activations of DEFAULT_MODEL
 def test_volumes_of_a_model(model: str, mesh: str, expected: dict[str, tuple[float, float]]) -> None:
     volumes = model_volumes(parse_model(model, "--dl-model"), parse_mesh(mesh, "--dl-mesh"))
     assert {kind: (volumes[kind].bytes, volumes[kind].operations) for kind in expected} == expected
+
+
+def test_given_bytes_replace_those_of_the_model() -> None:
+    traffic = DlOptions(mesh="hsdp=4x8", model=DEFAULT_MODEL, bytes="dp=5").traffic
+    assert isinstance(traffic, MeshTraffic)
+    assert traffic.mesh.sizes == (4, 8)
+    assert (traffic.volumes["dp"].bytes, traffic.volumes["fsdp"].bytes) == (5, 3 * 7e9 * 2)
+    groups = DlOptions(groups="a=2,b=1", mesh="a:dp=2", bytes="b=3,dp=7").traffic
+    assert isinstance(groups, GroupTraffic)
+    assert (groups.inside, groups.meshes["a"].volumes["dp"].bytes) == ({"b": 3}, 7)
 
 
 @pytest.mark.parametrize(("mesh", "volumes", "expected"), [
