@@ -265,6 +265,19 @@ def test_launcher_numbers_the_ranks_of_a_node_consecutively() -> None:
     assert DlOptions(mesh="dp=2,tp=3").traffic.launched_ranks_per_node(6, 6) == 0  # a task is a rank
 
 
+@pytest.mark.parametrize("tasks", [(2, 1, 1, 2), (1, 2, 2, 1), (3, 1, 1, 1)])
+@pytest.mark.parametrize("node_by_node", [False, True])
+def test_mesh_on_nodes_with_different_numbers_of_tasks(tasks: tuple[int, ...], node_by_node: bool) -> None:
+    slots = [(f"n{i}", count) for i, count in enumerate(tasks, 1)]
+    traffic = traffic_of("dp=3,tp=2", "dp=10,tp=1000")
+    rank_map = best_rank_map(slots, TWO_ZONES, SCORES, traffic, node_by_node=node_by_node)
+    assert {name: rank_map.nodes.count(name) for name, _ in slots} == dict(slots) and rank_map.nodes[0] == "n1"
+    # two ranks that exchange most share a zone if the zones have pairs of tasks
+    pairs = zip(rank_map.nodes[::2], rank_map.nodes[1::2], strict=True)
+    apart = sum(TWO_ZONES.leaf_of(left) != TWO_ZONES.leaf_of(right) for left, right in pairs)
+    assert node_by_node or apart == (tasks[0] + tasks[2]) % 2
+
+
 def test_a_leaf_zone_with_a_network_of_its_own_is_preferred() -> None:
     """Three nodes in the zone of fast node links, or with NVLink between four slow ones."""
     nodes = {f"n{i}": LinkScore(4000.0 if i % 2 else 1000.0, 0.0) for i in range(1, 9)}

@@ -183,6 +183,7 @@ def test_unplaceable_job_is_an_error(request_: JobRequest, nodes: ClusterSnapsho
     (job(2, ntasks=5), "NO", [1, 4]), (job(2, ntasks=5, exclusive=True), "NO", [2, 3]),
     (job(2, ntasks=5), "EXCLUSIVE", [2, 3]), (job(2, ntasks=5, ntasks_per_node=3), "NO", [2, 3]),
     (job(2, DlOptions(launcher="auto:8"), ntasks_per_node=1), "NO", [8, 8]),
+    (job(2, DlOptions("ps", ps=2), ntasks=5), "NO", [1, 4]), (job(2, GOSSIP, ntasks=5, exclusive=True), "NO", [2, 3]),
     (job(2, script_ranks_per_node=8), "NO", [8, 8]), (job(4, PS, script_ranks_per_node=8), "NO", [1, 1, 1, 1]),
     (job(2, DlOptions(launcher="auto:4"), ntasks_per_node=1, script_ranks_per_node=8), "NO", [4, 4]),
     (job(2, ntasks=4, script_ranks_per_node=8), "NO", [1, 3]), (job(2, script_ranks_per_node=1), "NO", [1, 1]),
