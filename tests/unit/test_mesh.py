@@ -172,8 +172,8 @@ A = 4096 * 4096 * 2  # bytes of the activations of DEFAULT_MODEL
     (f"{DEFAULT_MODEL},dtype=fp32,micro-batch=2", "cp=2,pp=2,tp=2", {"pp": (8 * 4 * A / 4, 8)}),
     ("params=9B,hidden=64,layers=1,seq=1,expert-params=8B", "dp=2,ep=4", {
         "dp": ((1e9 + 2e9) * 2, 1), "ep": (4 * 2 * 128, 4)}),
-    ("params=9B,hidden=64,layers=1,seq=1,expert-params=8B,topk=3", "ep=4,cp=2,tp=2,pp=1", {
-        "ep": (4 * 3 * 128 / 4, 4)}),
+    ("params=9B,hidden=64,layers=2,seq=1,expert-params=8B,topk=3", "ep=4,cp=2,tp=2,pp=1", {
+        "ep": (4 * 2 * 3 * 128 / 4, 4 * 2)}),
 ])
 def test_volumes_of_a_model(model: str, mesh: str, expected: dict[str, tuple[float, float]]) -> None:
     volumes = model_volumes(parse_model(model, "--dl-model"), parse_mesh(mesh, "--dl-mesh"))

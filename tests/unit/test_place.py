@@ -100,6 +100,8 @@ CHOICES: dict[str, tuple[Topology, ClusterSnapshot, JobRequest, LinkScores, dict
         2, exclusive=True, exclusive_blocks=True), SCORES, {"b1": 2}),
     "whole groups of a mesh": (FIVES, idle(FIVES), job(
         12, DlOptions(mesh="dp=3,tp=4", bytes="tp=1000,dp=1")), SCORES, {"z0": 4, "z1": 4, "z2": 4}),
+    "zones of their own for groups": (FIVES, idle(FIVES), job(
+        8, DlOptions(groups="x=4,y=4", bytes="x=1G,y=1G")), THIN, {"z0": 4, "z2": 4}),
     # two trees that no switch joins: the better node of the other tree is out of reach
     "swaps in one tree": (LONE, idle(LONE), job(3, GRAPH), slow("n1", "n2", "n3"), "n1 n2 n3"),
     **{f"slow path, {dl.mesh or dl.groups or dl.comm_pattern}": (

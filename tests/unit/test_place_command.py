@@ -28,7 +28,7 @@ from slurmdl.placement.explain import (
 )
 from slurmdl.placement.place import place_job
 from slurmdl.placement.placement_svg import draw_placement
-from slurmdl.placement.result import Cost, RankMap
+from slurmdl.placement.result import Cost, Placement, RankMap
 from slurmdl.topology.drawing import draw_topology
 from slurmdl.topology.source import ZoneDecl, build_topology
 from slurmdl.topology.topology import Topology
@@ -234,6 +234,9 @@ def test_long_names_and_many_ranks_in_pictures() -> None:
     svg = draw_placement(place_job(job(4, ntasks_per_node=13), snapshot, topology, LinkScores()), topology, snapshot)
     texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.text]
     assert {"node-wit…", "ranks 0-12", "13-25", "a-zone-with-a-name-that-is-long"} <= {*texts}
+    alternating = Placement(("b", "c"), RankMap(("b", "c") * 6, ("worker",) * 12, Cost(1.0, 0, 0)))
+    assert {"0,2,4,6,8…", "1,3,5,7,9…"} <= {element.text for element in ElementTree.fromstring(
+        draw_placement(alternating, topology, snapshot)).iter()}
     widths = {float(element.get("width", 0)) for element in ElementTree.fromstring(svg).iter()}
     assert 9 * len("a-zone-with-a-name-that-is-long") + 24 in widths, "the zone is as wide as its name"
 

@@ -361,6 +361,7 @@ def test_blocks_are_joined_by_one_zone(kind: str, leaves: int, node_counts: list
     topology = build_topology([ZoneDecl(f"b{i}", nodes=(f"n{i}",)) for i in range(leaves)], kind=kind, source="")
     pool = build_candidate_nodes(JobRequest(), idle(topology), topology, LinkScores(), np.full(leaves, 4))
     assert pool.node_count.tolist() == node_counts
+    assert pool.parent.tolist() == ([2, 2, -1] if len(node_counts) == 3 else [-1] * leaves)
 
 
 def test_servers_are_peers_of_their_average_load() -> None:

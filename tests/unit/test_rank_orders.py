@@ -42,6 +42,7 @@ RING, PS, PS_2 = Traffic("allreduce"), Traffic("ps", ps=1), Traffic("ps", ps=2)
     (ABCD, SCATTERED, THIN_TOP, RING, "first", "a c b d", "depth-first", ("leaf", 2)),
     # without zones Slurm's order is kept, and a node outside the topology comes last
     (ABCD, Topology.flat("abcd"), SCORES, RING, "first", "a b c d", "depth-first", None),
+    (ABCD, Topology.flat("abcd"), SCORES, PS_2, "first", "a b c d", "roles", None),
     ([ALL[0], ("x", 1), *ALL[1:4]], ALTERNATING, SCORES, RING, "first", "n1 n3 n2 n4 x", "depth-first", None),
     ([("x", 1), *ALL[:4]], ALTERNATING, SCORES, RING, "any", "n1 n3 n2 n4 x", "depth-first", None),
     ([("x", 1), *ALL[:4]], ALTERNATING, SCORES, RING, "first", "x n1 n3 n2 n4", "depth-first", None),
