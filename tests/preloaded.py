@@ -15,6 +15,7 @@ import os
 import pathlib
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -74,6 +75,7 @@ def serve(path):
             if event.fileobj == 0:  # the test session has ended
                 for pid in clients:
                     os.kill(pid, signal.SIGKILL)
+                shutil.rmtree(os.path.dirname(path))
                 os._exit(0)
             elif event.fileobj == ended:
                 os.read(ended, 512)
@@ -88,7 +90,11 @@ def serve(path):
             elif event.fileobj is listener:
                 client = listener.accept()[0]
                 head, files, _, _ = socket.recv_fds(client, LENGTH.size, 3)
-                request = json.loads(receive(client, LENGTH.unpack(head)[0]))
+                text = receive(client, LENGTH.unpack(head)[0]) if head else b""
+                if not text.endswith(b"}"):  # the client was killed
+                    client.close()
+                    continue
+                request = json.loads(text)
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
@@ -102,9 +108,10 @@ def serve(path):
                 for file in files:
                     os.close(file)
                 clients[pid] = client
-                client.sendall(LENGTH.pack(pid))
                 events.register(client, selectors.EVENT_READ)
-            elif not event.fileobj.recv(1):  # the client was killed
+                with contextlib.suppress(OSError):
+                    client.sendall(LENGTH.pack(pid))
+            elif event.fileobj in clients.values() and not event.fileobj.recv(1):  # the client was killed
                 events.unregister(event.fileobj)
                 os.kill(next(pid for pid, client in clients.items() if client is event.fileobj), signal.SIGKILL)
 

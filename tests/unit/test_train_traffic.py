@@ -20,7 +20,7 @@ from slurmdl.traffic import Traffic
 from slurmdl.train.collectives import AllreduceOp
 from slurmdl.train.mixers import spectral_gap
 from slurmdl.train.p2p import MeteredP2P
-from slurmdl.train.transports.transport import MPI_INTER_ZONE_CHUNK_BYTES
+from slurmdl.train.transports.transport import CHUNK_BYTES, MPI_INTER_ZONE_CHUNK_BYTES
 
 FloatArray = npt.NDArray[np.float32]
 GRAPHS_AND_COUNTS = [(name, count) for name in GRAPHS for count in range(1, 18)]
@@ -242,7 +242,7 @@ def test_fp16_allreduce_halves_bytes_within_error_bound(zone: tuple[int, ...]) -
     assert ranks == 1 or error.max() > np.abs(fp32_result[0] - vectors.mean(0, dtype=np.float64)).max()
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 7, 1000])
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 1000, 7 * CHUNK_BYTES // 4 + 3])
 def test_hierarchical_allreduce_indivisible_length(length: int) -> None:
     vectors = np.random.default_rng(length).standard_normal((7, length)).astype(np.float32)
     result, sent = run_allreduce(vectors, [[0, 4, 5, 6], [1], [2, 3]])
