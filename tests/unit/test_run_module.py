@@ -6,7 +6,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -95,20 +95,14 @@ def test_no_module_of_the_current_directory_runs(hostile_directory: Path, run: C
     assert not (hostile_directory / "imported").exists(), (hostile_directory / "imported").read_text()
 
 
-def test_the_directory_of_hostile_modules_works(hostile_directory: Path) -> None:
-    """`python -m` imports them: otherwise the test above could not fail."""
-    subprocess.run([sys.executable, "-m", "slurmdl", "--version"], check=False, capture_output=True, timeout=60)
-    assert (hostile_directory / "imported").exists()
-
-
-@pytest.mark.parametrize("variables, expected", [({}, False), ({"PYTHONPATH": "{0}"}, True)])
-def test_current_directory_counts_if_pythonpath_names_it(tmp_path: Path, variables: Mapping[str, str],
-                                                         expected: bool) -> None:
-    """`export PYTHONPATH=$PWD` is the user's own choice."""
+@pytest.mark.parametrize(("pythonpath", "argv", "expected"), [
+    ("", module_argv("slurmdl.topology.topology"), False),
+    ("{0}", module_argv("slurmdl.topology.topology"), True),  # `export PYTHONPATH=$PWD` is the user's own choice
+    ("", [sys.executable, "-m", "slurmdl.topology.topology"], True)])  # otherwise the test above could not fail
+def test_modules_of_the_current_directory(tmp_path: Path, pythonpath: str, argv: list[str], expected: bool) -> None:
     (tmp_path / "numpy.py").write_text("open('imported', 'w')\n")
-    env = {**os.environ, **{name: value.format(tmp_path) for name, value in variables.items()}}
-    program = module_argv("slurmdl.placement.arrays")
-    subprocess.run(program, cwd=tmp_path, env=env, check=False, capture_output=True, timeout=60)
+    env = {**os.environ, "PYTHONPATH": pythonpath.format(tmp_path)}
+    subprocess.run(argv, cwd=tmp_path, env=env, check=False, capture_output=True, timeout=60)
     assert (tmp_path / "imported").exists() == expected
 
 

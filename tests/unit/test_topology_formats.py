@@ -34,7 +34,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def outline(topology: Topology) -> str:
     """Path and own nodes of each zone, e.g. `top/s1=n[1-2] top`."""
-    own = [[] for _ in topology.zones]  # type: list[list[str]]
+    own: list[list[str]] = [[] for _ in topology.zones]
     for node, leaf in zip(topology.nodes, topology.leaf.tolist(), strict=True):
         own[leaf].append(node)
     return " ".join("/".join(topology.zone_path(zone)) + (f"={ranged_string(nodes)}" if nodes else "")
@@ -257,18 +257,16 @@ def test_malformed_json_is_rejected(change: dict[str, object], message: str) -> 
     assert str(error.value).startswith("zones.json: topology JSON: ") and message in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "expected"), [
+@pytest.mark.parametrize(("text", "message"), [
     ("scontrol: show topology\nscontrol: \n", "has no zone; TopologyPlugin may be topology/flat or unset"),
     ("BlockName=b1 Nodes=n[1-2] BlockSize=0\nBlockName=b2 Nodes=n[3-4] BlockSize=2\n",
      "0 is not 0 times a power of two"),
-    ("BlockName=b1 Nodes=n[1-2] BlockSize=² LinkSpeed=²\n", "b1=n[1-2]"),
-    (f"BlockName=b1 Nodes=n[1-2] BlockSize=2 LinkSpeed={'9' * 5000}\n", "b1=n[1-2]"),
 ])
-def test_unusual_answers_of_the_controller(text: str, expected: str) -> None:
-    try:
-        assert outline(read_live(text)) == expected
-    except InputError as error:
-        assert expected in str(error)
+def test_unusual_answers_of_the_controller(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_live(text)
+    for numbers in ("BlockSize=² LinkSpeed=²", f"BlockSize=2 LinkSpeed={'9' * 5000}"):
+        assert outline(read_live(f"BlockName=b1 Nodes=n[1-2] {numbers}\n")) == "b1=n[1-2]"
 
 
 def test_several_topologies_in_one_file() -> None:
@@ -371,9 +369,8 @@ def test_reports_of_26_05_agree() -> None:
 
 def test_file_next_to_slurm_conf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    for name in ("scontrol", "sacct"):
-        (tmp_path / name).write_text("#!/bin/sh\necho SwitchName=s0 Level=0 Nodes=n0\n")
-        (tmp_path / name).chmod(0o755)
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho SwitchName=s0 Level=0 Nodes=n0\n")
+    (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert load.load_slurm_topology_file() is None
     for topology in (load.load_topology(), load.load_declarations(None, pytest.fail)[0].to_topology()):
