@@ -48,10 +48,11 @@ def choice(*names: str, settings: bool = False) -> Kind:
                 lambda text: ", ".join(sort_by_similarity(text, list(names))))
 
 
-def count(values: str, minimum: int = 0) -> Kind:
-    return Kind("count", values,
-                lambda text: int(text) if re.fullmatch(r"[0-9]{1,9}", text) and int(text) >= minimum else None,
-                lambda _: f"a whole number, {minimum} or more")
+def count(values: str, minimum: int = 0, max_digits: int = 9) -> Kind:
+    def parse(text: str) -> int | None:
+        is_count = re.fullmatch("[0-9]+", text) and len(text) <= max_digits
+        return int(text) if is_count and int(text) >= minimum else None
+    return Kind("count", values, parse, lambda _: f"a whole number, {minimum} or more")
 
 
 def number(values: str, low: float, high: float, percent: bool = False) -> Kind:

@@ -38,6 +38,10 @@ def test_options_command_line_overrides_file_overrides_environment(file: Path) -
     assert (config.strategy, config.asynchronous, config.shared_memory, config.period) == ("gossip", True, False, 3)
 
 
+def test_seed_has_up_to_18_digits() -> None:
+    assert parse_train_options(["--seed", "123456789012345678"], {}).seed == 123456789012345678
+
+
 def test_options_empty_file_gives_defaults(file: Path) -> None:
     file.write_text("# nothing\n")
     assert parse_train_options(["--config", str(file)], {}) == Options()

@@ -108,8 +108,8 @@ class Options(RunOptions):
     weight_decay: float = option(0.0, number("X", 0, math.inf), "weight decay of the optimizer")
     lr_schedule: str = option("constant", choice(*sorted(LR_SCHEDULES)), "cosine: half a cosine down to 0; "
                               "cosine-restarts: four of them (SGDR); step: a tenth after each third")
-    seed: int = option(1, count("N"), "seed of all random numbers: initial parameters, split and order of the data, "
-                       "partners")
+    seed: int = option(1, count("N", max_digits=18), "seed of all random numbers: initial parameters, split and "
+                       "order of the data, partners")
     dirichlet_alpha: float | None = option(
         None, number("ALPHA", 1e-6, math.inf), "skew of labels, or of sections of a text, over the workers: "
         "parameter of a Dirichlet distribution, e.g. 0.3", "no skew")
