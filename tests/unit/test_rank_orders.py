@@ -39,6 +39,7 @@ RING, PS, PS_2 = Traffic("allreduce"), Traffic("ps", ps=1), Traffic("ps", ps=2)
     # name of an order that takes a multiple of the time
     (ALL, ALTERNATING, SCORES, RING, "first", "n1 n3 n5 n7 n2 n4 n6 n8", "depth-first", ("alphabetical", 4)),
     ([("n1", 2), ("n2", 3), ("n3", 1)], ALTERNATING, SCORES, RING, "first", "n1 n1 n3 n2 n2 n2", "depth-first", None),
+    ([("n1", 0), ("n2", 2), ("n3", 1)], ALTERNATING, SCORES, RING, "first", "n2 n2 n3", "depth-first", None),
     (ABCD, SCATTERED, THIN_TOP, RING, "first", "a c b d", "depth-first", ("leaf", 2)),
     # without zones Slurm's order is kept, and a node outside the topology comes last
     (ABCD, Topology.flat("abcd"), SCORES, RING, "first", "a b c d", "depth-first", None),
