@@ -93,6 +93,7 @@ def test_device_mesh_has_the_same_groups() -> None:
     # experts divide the data-parallel ranks
     ("megatron:tp2-cp1-ep2-dp4-pp2", "ep", [[i + j, i + j + 2] for i in range(0, 16, 4) for j in (0, 1)]),
     ("megatron:tp2-cp2-ep4-dp4-pp1", "ep", [[8 * i + j + 2 * k for k in range(4)] for i in (0, 1) for j in (0, 1)]),
+    ("megatron:tp2-dp4-cp1-ep2", "ep", [[0, 2], [1, 3], [4, 6], [5, 7]]),
     # gradients are reduced over context and experts, too
     ("dp=2,ep=2,tp=2", "dp", [[0, 2, 4, 6], [1, 3, 5, 7]]), ("dp=2,cp=2", "dp", [[0, 1, 2, 3]]),
 ])

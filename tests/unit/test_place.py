@@ -73,6 +73,7 @@ CHOICES: dict[str, tuple[Topology, ClusterSnapshot, JobRequest, LinkScores, dict
     "whole blocks": (replace(FOURS, kind="block"), idle(FOURS), job(9, GOSSIP), THIN, {"z0": 4, "z1": 4, "z2": 1}),
     "zone option": (EIGHT, idle(EIGHT), job(2, DlOptions(zone=("z1",))), SCORES, {"z1": 2}),
     "slow nodes": (EIGHT, idle(EIGHT), job(3), slow("n1", "n3", "n5", "n2"), "n4 n6 n8"),
+    "slightly slower zone": (EIGHT, idle(EIGHT), job(3), slow("n2", "n4", "n6", "n8", bandwidth=997.0), {"z0": 3}),
     "slow zone, declared first": (CROSSED, idle(CROSSED), job(2), slow("a1", "a2", "a3"), {"b": 2}),
     "nodes for the tasks, not the ranks": (EIGHT, idle(EIGHT, "n1", "n3"), job(
         3, DlOptions(launcher="auto:8"), ntasks_per_node=1), SCORES, {"z1": 3}),  # nodes of 4 CPUs
@@ -134,6 +135,7 @@ def test_chosen_nodes(case: str) -> None:
     ("whole leaf stays free", "no smaller zone than root holds all nodes; below it z0 x4 + z1 x2", [
         "z0 x3 + z1 x3: same cost, leaves more zones partly used", "z0: too small, 4 of 6 nodes fit",
         "z1: too small, 4 of 6 nodes fit"]),
+    ("slightly slower zone", "zone z0 holds all nodes", ["z1 x3: slower"]),
     ("even over a tree", "", ["z0 x4 + z1 x4 + z2 x1: 1.11 times the time per iteration"]),
     # the even choice is faster for all-to-all traffic, by a tenth: too little to leave no block whole
     ("whole blocks", "", ["z0 x3 + z1 x3 + z2 x3: faster, but leaves more blocks partly used"]),
@@ -185,7 +187,7 @@ def test_unplaceable_job_is_an_error(request_: JobRequest, nodes: ClusterSnapsho
     (job(2, ntasks=5), "NO", [1, 4]), (job(2, ntasks=5, exclusive=True), "NO", [2, 3]),
     (job(2, ntasks=5), "EXCLUSIVE", [2, 3]), (job(2, ntasks=5, ntasks_per_node=3), "NO", [2, 3]),
     (job(2, DlOptions(launcher="auto:8"), ntasks_per_node=1), "NO", [8, 8]),
-    (job(2, DlOptions("ps", ps=2), ntasks=5), "NO", [1, 4]), (job(2, GOSSIP, ntasks=5, exclusive=True), "NO", [2, 3]),
+    (job(2, DlOptions("ps", ps=3), ntasks=5), "NO", [1, 4]), (job(2, GOSSIP, ntasks=5, exclusive=True), "NO", [2, 3]),
     (job(2, script_ranks_per_node=8), "NO", [8, 8]), (job(4, PS, script_ranks_per_node=8), "NO", [1, 1, 1, 1]),
     (job(2, DlOptions(launcher="auto:4"), ntasks_per_node=1, script_ranks_per_node=8), "NO", [4, 4]),
     (job(2, ntasks=4, script_ranks_per_node=8), "NO", [1, 3]), (job(2, script_ranks_per_node=1), "NO", [1, 1]),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
-from placing import cost_of, idle, job, node, three_level, two_level
+from placing import SCORES, cost_of, idle, job, node, three_level, two_level
 
 from slurmdl.dl_options import DlOptions
 from slurmdl.gpu_request import GpuRequest
@@ -182,6 +182,16 @@ def test_placement_and_lower_bound(kind: str, has_latency: bool, seed: int) -> N
         assert placement.rank_map is not None and placement.rank_map.cost.seconds == pytest.approx(best)
         assert placement.lower_bound is not None and placement.lower_bound_reason
         assert best * (1 - error) <= placement.lower_bound <= best * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["all-to-all", "server", "servers"])
+def test_lower_bound_of_uplinks(kind: str) -> None:
+    """Two leaves of two nodes: half of the ranks are behind each thin uplink."""
+    topology, (dl, _) = two_level(["a", "b"], ["c", "d"]), BOUNDS[kind]
+    placement = place_job(job(4, dl, ntasks_per_node=2), idle(topology), topology, SCORES)
+    assert placement.rank_map is not None and placement.lower_bound is not None
+    assert placement.lower_bound == pytest.approx(placement.rank_map.cost.seconds, rel=0.01)
+    assert placement.lower_bound_reason == "tasks that each zone can hold in time"
 
 
 def random_flow(seed: int, ranks: int) -> npt.NDArray[np.float64]:
