@@ -154,6 +154,7 @@ class ThreadTransport:
         return time.perf_counter()
 
     def isend(self, peer: int, array: FloatArray, tag: int) -> None:
+        assert array.nbytes <= CHUNK_BYTES
         self._sent[self.rank, peer] += array.nbytes
         self._queues[self.rank, peer].put(array.copy())
 
@@ -162,7 +163,7 @@ class ThreadTransport:
 
     def waitall(self, requests: Sequence[tuple[int, FloatArray] | None]) -> None:
         for peer, array in filter(None, requests):
-            array[:] = self._queues[peer, self.rank].get(timeout=120)
+            array[:] = self._queues[peer, self.rank].get(timeout=60)
 
 
 def run_allreduce(vectors: FloatArray, groups: Sequence[Sequence[int]],
