@@ -27,7 +27,7 @@ RUNS = map_input("n2", "n1", "n1", "n3", "n3", "n2", "n4", job_id=7, task_variab
 EVEN = map_input("n3", "n3", "n1", "n1", "n2", "n2", master_port=12345)
 
 
-@pytest.mark.parametrize("name", FORMATS.keys() - {"env"})
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"env"}))
 def test_text_of_each_format(name, golden):
     golden(f"launchers/{name}.txt", format_rank_map(name, EVEN if name == "torchrun" else RUNS))
 
