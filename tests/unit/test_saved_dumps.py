@@ -231,6 +231,8 @@ def test_sinfo_states_replace_those_of_scontrol() -> None:
         assert merged["n0009"].state == ("IDLE",)
     kept = read_cluster(nodes + "NODELIST STATE\nn0002 mix\n")[0].node_by_name["n0002"]
     assert (kept.cpus_unallocated, dict(kept.gres_used)) == (96, {"gpu:a100": 1})  # agrees with mixed
+    busy = read_cluster(nodes + "NODELIST STATE CPUS\nn0001 mix 128\nn7 drng 4\n")[0].node_by_name
+    assert busy["n0001"].cpus_unallocated == busy["n7"].cpus_unallocated == 0
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -239,7 +241,8 @@ def test_sinfo_states_replace_those_of_scontrol() -> None:
     ("mix-", (("MIXED", "PLANNED"), True)), ("drng@", (("ALLOCATED", "DRAIN", "REBOOT_REQUESTED"), True)),
     ("DRAIN+IDLE*", (("IDLE", "DRAIN"), False)), ("idle+not_responding", (("IDLE",), False)),
     ("comp*", (("ALLOCATED", "COMPLETING"), False)),
-    ("powered_dow", (("UNKNOWN", "POWERED_DOWN"), True)), ("busy", None), ("", None), ("ß", None)])
+    ("powered_dow", (("UNKNOWN", "POWERED_DOWN"), True)), ("alloca", (("ALLOCATED",), True)), ("busy", None),
+    ("", None), ("ß", None)])
 def test_sinfo_states(text: str, expected: object) -> None:
     assert parse_sinfo_state(text) == expected
 
