@@ -28,7 +28,8 @@ MAX_LIST_LINES = 12  # zones, and choices, with a line each
 REACHED_GAP = 5e-4  # optimality gap below which a placement counts as optimal
 
 _ORDER_LABELS = {"roles": "by role", "depth-first": "depth-first", "leaf": "leaf order",
-                 "alphabetical": "alphabetical", "mesh": "by mesh", "largest-first": "largest first",
+                 "alphabetical": "alphabetical", "mesh": "by mesh", "groups": "by group",
+                 "largest-first": "largest first",
                  "bisection": "by bisection", "swaps": "after swaps", "detour": "detoured",
                  "zones-swapped": "zones swapped", "rotated": "rotated", "renumbered": "renumbered"}
 SLOWDOWN_THRESHOLD = 1.25  # slowdown from which a link counts as slow (see capacity.LinkRow)

@@ -126,10 +126,11 @@ def group_nodes(network: NetworkLinks, depth: IntArray, sizes: Sequence[int],
                 free = free[~np.isin(free, groups[group])]
             if first is not None:
                 _exchange_first(network, groups, first)
-            key = tuple(nodes.tobytes() for nodes in groups)
+            ordered = tuple(depth[np.isin(depth, nodes)] for nodes in groups)
+            key = tuple(nodes.tobytes() for nodes in ordered)
             if key not in seen:
                 seen.add(key)
-                yield tuple(depth[np.isin(depth, nodes)] for nodes in groups)
+                yield ordered
 
 
 def _take_next(network: NetworkLinks, free: IntArray, count: int) -> IntArray:

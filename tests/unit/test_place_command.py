@@ -43,6 +43,7 @@ CASES = {
     "tasks-per-node": ["-N2", "--ntasks-per-node=2", "--dl-strategy=gossip", "--dl-zone=zoneB"],
     "no-choice": ["-n", "6"],
     "not-free": ["-N", "8"],
+    "groups": ["-N6", "--ntasks-per-node=1", "--dl-groups=a=2,b=4", "--dl-bytes=a=1G,b=2G,a:b=10M"],
     "mesh": ["-N6", "--ntasks-per-node=4", "--dl-mesh=dp=2,pp=3,tp=4", "--dl-bytes=dp=1G,pp=10M,tp=4G"],
 }
 

@@ -239,7 +239,6 @@ def test_eigenvectors_of_many_ranks_are_approximated(monkeypatch: pytest.MonkeyP
 
     exact = quotients()
     monkeypatch.setattr(rank_search, "MAX_EXACT_RANKS", 4)
-    monkeypatch.setattr(rank_search, "LANCZOS_STEPS", 20)
     assert quotients() == pytest.approx(exact, rel=0.02)
     signs = np.sign(rank_search._fiedler_vectors(flow)[0])
     assert (signs == signs[0] * (-1) ** np.arange(120)).all(), "even and odd ranks send little to each other"
