@@ -192,8 +192,9 @@ def _chosen_nodes(log: str) -> list[str]:
 
 def iteration_seconds(options: Sequence[str], nodes: Sequence[str], topology: Topology, scores: LinkScores) -> float:
     """The time of an iteration of a job with these options, one task on each node, in the best order of ranks."""
-    dl = submission.parse_submission(submission.SbatchCall.from_argv([*options, "--wrap=true"]), {}).request.dl
-    return build_plan(StepLayout(tuple((node, 1) for node in nodes)), topology, scores, dl)[1].cost.seconds
+    request = submission.parse_submission(submission.SbatchCall.from_argv([*options, "--wrap=true"]), {}).request
+    layout = StepLayout(tuple((node, 1) for node in nodes))
+    return build_plan(layout, topology, scores, request.options)[1].cost.seconds
 
 
 @contextmanager

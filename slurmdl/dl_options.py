@@ -236,44 +236,45 @@ def merge_layers(*layers: Mapping[str, str]) -> DlOptions:
     """
     nothing: dict[str, str] = {}
     merged = reduce(overlay_settings, layers, nothing)
-    dl = DlOptions(**{field: _BY_FIELD[field].parse(value, f"--dl-{_BY_FIELD[field].name}")
-                      for field, value in merged.items()})
-    if dl.preflight and not PREFLIGHT_RANGE_S[0] <= dl.preflight <= PREFLIGHT_RANGE_S[1]:
-        raise UsageError(f"--dl-preflight={dl.preflight}: expected 0, or {PREFLIGHT_RANGE_S[0]} to "
+    options = DlOptions(**{field: _BY_FIELD[field].parse(value, f"--dl-{_BY_FIELD[field].name}")
+                           for field, value in merged.items()})
+    if options.preflight and not PREFLIGHT_RANGE_S[0] <= options.preflight <= PREFLIGHT_RANGE_S[1]:
+        raise UsageError(f"--dl-preflight={options.preflight}: expected 0, or {PREFLIGHT_RANGE_S[0]} to "
                          f"{PREFLIGHT_RANGE_S[1]} seconds")
-    if not re.fullmatch(rf"none|(?!none)({'|'.join(LAUNCHERS)})(:[1-9][0-9]{{0,5}})?", dl.launcher):
-        raise UsageError(f"--dl-launcher: invalid value {dl.launcher!r}; expected {', '.join(LAUNCHERS)}, or NAME:N "
-                         "with the number of ranks per node")
-    return _with_checked_traffic(dl, set(merged))
+    if not re.fullmatch(rf"none|(?!none)({'|'.join(LAUNCHERS)})(:[1-9][0-9]{{0,5}})?", options.launcher):
+        raise UsageError(f"--dl-launcher: invalid value {options.launcher!r}; expected {', '.join(LAUNCHERS)}, or "
+                         "NAME:N with the number of ranks per node")
+    return _with_checked_traffic(options, set(merged))
 
 
-def _with_checked_traffic(dl: DlOptions, given: set[str]) -> DlOptions:
+def _with_checked_traffic(options: DlOptions, given: set[str]) -> DlOptions:
     """Complete the strategy; UsageError if options contradict each other."""
-    strategy, ps = dl.strategy, dl.ps
+    strategy, ps = options.strategy, options.ps
     if ps and "strategy" not in given:
         strategy = "ps"
-    if dl.islands and "strategy" not in given and not ps:
+    if options.islands and "strategy" not in given and not ps:
         strategy = "local-sgd"
     if strategy == "ps" and "ps" not in given:
         ps = 1
-    dl = replace(dl, strategy=strategy, ps=ps)
+    options = replace(options, strategy=strategy, ps=ps)
     if ps and strategy != "ps":
         raise UsageError(f"--dl-ps={ps}: the strategy {strategy} has no parameter servers; expected --dl-strategy=ps")
-    if dl.islands and strategy not in ISLAND_STRATEGIES:
-        raise UsageError(f"--dl-islands={dl.islands}: not valid with the strategy {strategy}; expected "
+    if options.islands and strategy not in ISLAND_STRATEGIES:
+        raise UsageError(f"--dl-islands={options.islands}: not valid with the strategy {strategy}; expected "
                          f"--dl-strategy={', '.join(ISLAND_STRATEGIES)}")
     patterns = COMM_PATTERNS[strategy]
-    if is_comm_pattern(dl.comm_pattern) and dl.comm_pattern not in patterns:
-        raise UsageError(f"--dl-comm-pattern={dl.comm_pattern}: not valid with the strategy {strategy}; expected "
-                         f"{', '.join(patterns)}, a file, or also another --dl-strategy")
-    mapped = "groups" if dl.groups else "mesh" if dl.mesh else ""
-    if mapped and (strategy, dl.comm_pattern or "ring") != ("allreduce", "ring"):
-        other = f"--dl-strategy={strategy}" if strategy != "allreduce" else f"--dl-comm-pattern={dl.comm_pattern}"
-        raise UsageError(f"--dl-{mapped}={getattr(dl, mapped)}: not valid with {other}; expected allreduce and ring")
-    if dl.model and not dl.mesh:
-        raise UsageError(f"--dl-model={dl.model}: expected also --dl-mesh, the mesh of its ranks")
+    if is_comm_pattern(options.comm_pattern) and options.comm_pattern not in patterns:
+        raise UsageError(f"--dl-comm-pattern={options.comm_pattern}: not valid with the strategy {strategy}; "
+                         f"expected {', '.join(patterns)}, a file, or also another --dl-strategy")
+    mapped, pattern = "groups" if options.groups else "mesh" if options.mesh else "", options.comm_pattern
+    if mapped and (strategy, pattern or "ring") != ("allreduce", "ring"):
+        other = f"--dl-strategy={strategy}" if strategy != "allreduce" else f"--dl-comm-pattern={pattern}"
+        raise UsageError(f"--dl-{mapped}={getattr(options, mapped)}: not valid with {other}; "
+                         "expected allreduce and ring")
+    if options.model and not options.mesh:
+        raise UsageError(f"--dl-model={options.model}: expected also --dl-mesh, the mesh of its ranks")
     if mapped:
-        _ = dl.traffic  # its errors are errors of the options
-    elif dl.bytes:
-        parse_bytes(dl.bytes, "--dl-bytes")
-    return dl
+        _ = options.traffic  # its errors are errors of the options
+    elif options.bytes:
+        parse_bytes(options.bytes, "--dl-bytes")
+    return options

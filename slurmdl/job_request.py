@@ -65,7 +65,7 @@ class JobRequest:
             snapshot.
     """
 
-    dl: DlOptions = field(default_factory=DlOptions)
+    options: DlOptions = field(default_factory=DlOptions)
     nodes: tuple[int, int | None] | None = None
     ntasks: int | None = None
     ntasks_per_node: int | None = None
@@ -118,7 +118,7 @@ class JobSize:
 def resolve_job_size(request: JobRequest) -> JobSize:
     """Size of the job; PlacementError if Slurm would choose the node count, or if the counts are contradictory."""
     per_node, tasks = request.ntasks_per_node, request.ntasks
-    if request.gpus and request.dl.node_binding == "late":
+    if request.gpus and request.options.node_binding == "late":
         raise PlacementError("--dl-node-binding=late: the GPU options count GPUs for a fixed number of nodes")
     if request.nodes is not None:
         min_nodes, max_nodes = request.nodes
@@ -141,7 +141,7 @@ def resolve_job_size(request: JobRequest) -> JobSize:
     return JobSize(nodes, tasks)
 
 
-def build_request(settings: Mapping[str, str], dl: DlOptions, unplaceable_reason: str = "") -> JobRequest:
+def build_request(settings: Mapping[str, str], options: DlOptions, unplaceable_reason: str = "") -> JobRequest:
     """Build the request from options of sbatch.
 
     A value that sbatch would reject makes the request unplaceable; sbatch reports the error.
@@ -156,7 +156,7 @@ def build_request(settings: Mapping[str, str], dl: DlOptions, unplaceable_reason
         settings = expand_tres_per_task(settings)
     try:
         request = JobRequest(
-            dl=dl,
+            options=options,
             nodes=_parse_node_range(settings),
             ntasks=_parse_count(settings, "ntasks"),
             ntasks_per_node=_parse_count(settings, "ntasks-per-node"),
@@ -182,7 +182,7 @@ def build_request(settings: Mapping[str, str], dl: DlOptions, unplaceable_reason
         return request if settings.keys().isdisjoint(_GPU_OPTIONS) else _count_gpus(settings, request)
     except InputError as error:
         reason = unplaceable_reason or str(error)
-        return JobRequest(dl=dl, unplaceable_reason=reason, unrestrictable_reason=reason)
+        return JobRequest(options=options, unplaceable_reason=reason, unrestrictable_reason=reason)
 
 
 def _unplaceable_reason(settings: Mapping[str, str]) -> str:

@@ -56,9 +56,9 @@ def node(name: str, state: str = "IDLE", **fields: object) -> Node:
     return Node(name, tuple(state.split("+")), **{**defaults, **fields})  # type: ignore[arg-type]
 
 
-def job(nodes: int, dl: DlOptions = DlOptions(), **fields: object) -> JobRequest:  # noqa: B008
+def job(nodes: int, options: DlOptions = DlOptions(), **fields: object) -> JobRequest:  # noqa: B008
     """Request of this number of nodes."""
-    return JobRequest(dl, (nodes, nodes), **fields)  # type: ignore[arg-type]
+    return JobRequest(options, (nodes, nodes), **fields)  # type: ignore[arg-type]
 
 
 def matrix(phase: Phase, ranks: int) -> npt.NDArray[np.float64]:

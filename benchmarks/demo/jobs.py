@@ -72,7 +72,7 @@ class Job:
     key: str
     ranks: int
     command: str
-    dl: DlOptions
+    options: DlOptions
     warmup: int
     steps: int
     period: int = 1
@@ -115,7 +115,7 @@ class Job:
 
     def _options(self) -> dict[str, str | int | float]:
         default = vars(DlOptions())
-        return {key: value for key, value in vars(self.dl).items() if value != default[key]}
+        return {key: value for key, value in vars(self.options).items() if value != default[key]}
 
 
 @dataclass

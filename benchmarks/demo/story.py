@@ -50,7 +50,7 @@ class Story:
     def act_mesh(self) -> None:
         self.cluster.occupy(FRAGMENTED)
         self._say("1 of 4: a mesh on a fragmented cluster", f"""
-            {jobs.MESH.ranks} ranks as a mesh {jobs.MESH.dl.mesh}; most bytes are between the two ranks of a tp
+            {jobs.MESH.ranks} ranks as a mesh {jobs.MESH.options.mesh}; most bytes are between the two ranks of a tp
             group. Other users hold {' and '.join(FRAGMENTED)}, so that the job needs three zones. Plain Slurm does
             not know the groups and splits some over slow uplinks. slurmdl takes an even number of nodes in each zone,
             so that every tp group stays inside one.""")
@@ -80,10 +80,10 @@ class Story:
     def act_servers(self) -> None:
         self.cluster.occupy(TWO_ZONES)
         self._say("3 of 4: parameter servers", f"""
-            {jobs.PS.dl.ps} parameter servers and {jobs.PS.ranks - jobs.PS.dl.ps} workers. Only {jobs.PS.ranks} nodes
-            in two zones are free, so every way gets the same nodes; the question is which ranks serve. In the order
-            of names and of leaf switches both servers are in one zone. slurmdl puts one server into each zone, so
-            that both uplinks carry the parameters.""")
+            {jobs.PS.options.ps} parameter servers and {jobs.PS.ranks - jobs.PS.options.ps} workers. Only
+            {jobs.PS.ranks} nodes in two zones are free, so every way gets the same nodes; the question is which ranks
+            serve. In the order of names and of leaf switches both servers are in one zone. slurmdl puts one server
+            into each zone, so that both uplinks carry the parameters.""")
         self._run(jobs.PS)
 
     def act_islands(self) -> None:

@@ -42,7 +42,7 @@ class Job:
 
     @property
     def traffic(self) -> Traffic:
-        return self.request.dl.traffic
+        return self.request.options.traffic
 
 
 @dataclass(frozen=True)

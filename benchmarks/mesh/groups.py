@@ -27,11 +27,11 @@ def draw_case(seed: int) -> Case:
     names = ["trainer", "rollout", "reward"][:len(sizes)]
     keys = [*names, *(f"{first}:{second}" for first, second in itertools.permutations(names, 2))]
     sending = [key for key in keys if generator.random() < 0.5] or [names[0]]
-    dl = DlOptions(groups=",".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True)),
+    options = DlOptions(groups=",".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True)),
                    bytes=",".join(f"{key}={generator.uniform(0.05, 8):.3f}G" for key in sending), rank0="any",
                    node_binding="zone")
-    return Case(JobRequest(dl, nodes=(nodes, nodes), ntasks_per_node=1), optimality.idle_cluster(topology), topology,
-                optimality.draw_scores(generator, topology.source), 1)
+    return Case(JobRequest(options, nodes=(nodes, nodes), ntasks_per_node=1), optimality.idle_cluster(topology),
+                topology, optimality.draw_scores(generator, topology.source), 1)
 
 
 def solve_drawn_case(seed: int) -> Outcome | None:

@@ -100,9 +100,9 @@ def draw_case(seed: int) -> Case | None:
     volumes = ",".join(f"{name}={generator.uniform(0.05, high[name]):.3f}G" for name in dimensions)
     scores = draw_scores(generator, topology.source)
     mesh = ",".join(f"{name}={size}" for name, size in dimensions.items())
-    dl = DlOptions(mesh=mesh, bytes=volumes, rank0="any", node_binding="zone")
+    options = DlOptions(mesh=mesh, bytes=volumes, rank0="any", node_binding="zone")
     nodes = ranks // per_node
-    return Case(JobRequest(dl, nodes=(nodes, nodes), ntasks_per_node=per_node), idle_cluster(topology), topology,
+    return Case(JobRequest(options, nodes=(nodes, nodes), ntasks_per_node=per_node), idle_cluster(topology), topology,
                 scores, per_node)
 
 
@@ -120,7 +120,7 @@ def solve_case(case: Case) -> Outcome | None:
     assert placement.rank_map
     index = {name: i for i, name in enumerate(case.cluster.names)}
     placed = np.array([index[name] for name in placement.rank_map.nodes])
-    phases = case.request.dl.traffic.phases(len(placed))
+    phases = case.request.options.traffic.phases(len(placed))
     network = network_links(case.cluster.names, case.topology, case.scores)
     by_name = np.repeat(np.arange(len(placed) // case.ranks_per_node), case.ranks_per_node)
     exact = solve_mesh(phases, network, len(placed), case.ranks_per_node, placed, SOLVER_TIMEOUT_S)

@@ -82,8 +82,8 @@ RULES: dict[str, Rule] = {"best fit by block": best_fit, "contiguous nodes": con
 
 def rows(seed: int) -> Iterator[Row]:
     for job, (count, mesh, model) in JOBS.items():
-        dl = DlOptions(mesh=mesh, model=model, node_binding="zone")  # with segments of its own
-        traffic = dl.traffic
+        options = DlOptions(mesh=mesh, model=model, node_binding="zone")  # with segments of its own
+        traffic = options.traffic
         assert isinstance(traffic, MeshTraffic)
         ranks = traffic.mesh.ranks
         wanted = ranks // RANKS_PER_NODE
@@ -102,7 +102,7 @@ def rows(seed: int) -> Iterator[Row]:
                 [Node(name, ("IDLE",) if idle else ("ALLOCATED",), cpus=4, cpus_unallocated=4 * int(idle),
                       memory=4000, memory_unallocated=4000 * int(idle), partitions=("main",))
                  for name, idle in zip(names, is_free, strict=True)], (Partition("main", True, memory_per_cpu=1000),))
-            request = JobRequest(dl, nodes=(wanted, wanted), ntasks_per_node=RANKS_PER_NODE)
+            request = JobRequest(options, nodes=(wanted, wanted), ntasks_per_node=RANKS_PER_NODE)
             try:
                 placement = place_job(request, cluster, topology, SCORES)
             except PlacementError:

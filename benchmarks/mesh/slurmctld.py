@@ -36,19 +36,19 @@ def rows(seed: int) -> Iterator[Row]:
             loaded = LoadedCluster(shape, share, seed + number)
             if is_drawn:
                 loaded.busy = loaded.generator.random(len(shape.topology.nodes)) < share
-            jobs = {dl.traffic: (job, dl) for job, (_, mesh, model) in JOBS.items()
-                    for dl in [DlOptions(mesh=mesh, model=model, rank0="any")]}
+            jobs = {options.traffic: (job, options) for job, (_, mesh, model) in JOBS.items()
+                    for options in [DlOptions(mesh=mesh, model=model, rank0="any")]}
             sizes = {traffic.mesh.ranks // RANKS_PER_NODE: None for traffic in jobs
                      if isinstance(traffic, MeshTraffic)}
             fitting = [size for size in sizes if size <= (~loaded.busy).sum()]
             for size, cluster, assigned in slurm_choices(shape, loaded, fitting):
                 if not assigned:
                     return
-                for traffic, (job, dl) in jobs.items():
+                for traffic, (job, options) in jobs.items():
                     assert isinstance(traffic, MeshTraffic)
                     if traffic.mesh.ranks != size * RANKS_PER_NODE:
                         continue
-                    request = JobRequest(dl, (size, size), ntasks_per_node=RANKS_PER_NODE, exclusive=True)
+                    request = JobRequest(options, (size, size), ntasks_per_node=RANKS_PER_NODE, exclusive=True)
                     rank_map = place_job(request, cluster, shape.topology, SCORES).rank_map
                     assert rank_map
                     placed = np.array(rank_map.nodes)

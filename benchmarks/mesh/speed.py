@@ -43,10 +43,10 @@ def rows(seed: int) -> Iterator[Row]:
     for kind in ("tree", "block"):
         cluster, topology = make_cluster(seed, kind)
         for mesh, limit in TARGETS.items():
-            dl = DlOptions(mesh=mesh, node_binding="zone")  # on blocks with segments of its own
+            options = DlOptions(mesh=mesh, node_binding="zone")  # on blocks with segments of its own
             ranks = int(np.prod([int(item.split("=")[1]) for item in mesh.split(",")]))
             nodes = ranks // RANKS_PER_NODE
-            request = JobRequest(dl, nodes=(nodes, nodes), ntasks_per_node=RANKS_PER_NODE)
+            request = JobRequest(options, nodes=(nodes, nodes), ntasks_per_node=RANKS_PER_NODE)
             samples, cpu = [], []
             for _ in range(REPEATS):
                 start, cpu_start = time.perf_counter(), time.process_time()

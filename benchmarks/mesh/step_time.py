@@ -99,8 +99,8 @@ def _measured_rows(sandbox: lifecycle.Sandbox, seed: int) -> Iterator[Row]:
     topology, generator = sandbox.spec.topology, np.random.default_rng(seed)
     scores, network = shaped_scores(topology), make_network(topology)
     for mesh, volumes in MESHES.items():
-        dl = DlOptions(mesh=mesh, bytes=",".join(f"{name}={size}" for name, size in volumes.items()))
-        traffic = dl.traffic
+        options = DlOptions(mesh=mesh, bytes=",".join(f"{name}={size}" for name, size in volumes.items()))
+        traffic = options.traffic
         assert isinstance(traffic, MeshTraffic)
         placed = best_rank_map([(name, 1) for name in topology.nodes], topology, scores, traffic).nodes
         by_leaf = np.argsort(topology.leaf, kind="stable")

@@ -121,7 +121,7 @@ def run_burst(jobs: Jobs, topology: Topology, variant: str) -> float:
     script.write_text(
         f"#!/bin/sh\n#SBATCH -N {BURST_JOB.nodes} --ntasks-per-node={BURST_JOB.tasks_per_node} --no-requeue -t 5\n"
         "#SBATCH -o /dev/null\n"
-        f"#DL --dl-strategy=ps --dl-ps={BURST_JOB.ps} --dl-bytes={BURST_JOB.request.dl.model_bytes:.0f}\n"
+        f"#DL --dl-strategy=ps --dl-ps={BURST_JOB.ps} --dl-bytes={BURST_JOB.request.options.model_bytes:.0f}\n"
         f"{start} sh -c 'echo $SLURM_PROCID $SLURMD_NODENAME > {folder}/at.$SLURM_JOB_ID.$SLURM_PROCID'\nsleep 20\n")
     processes = [subprocess.Popen(sandbox.command([*submit, "--parsable", str(script)], directory=str(folder)),
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -61,16 +61,16 @@ def solve_exactly(request: JobRequest, cluster: ClusterSnapshot, topology: Topol
 
     Raises PlacementError if no choice is possible, or if the traffic depends on more than counts.
     """
-    job, traffic = resolve_job_size(request), request.dl.traffic
+    job, traffic = resolve_job_size(request), request.options.traffic
     phases = traffic.phases(job.tasks)
     is_count_based = len(phases) < 2 or all(phase.all_pairs for phase in phases)
     if not is_count_based or any(np.ndim(phase.bytes_per_pair) for phase in phases):
-        raise PlacementError(f"--dl-comm-pattern={request.dl.comm_pattern}: no exact solution for this pattern")
+        raise PlacementError(f"--dl-comm-pattern={request.options.comm_pattern}: no exact solution for this pattern")
     best: ExactPlacement | None = None
     for partition in candidate_partitions(request, cluster) or (None,):
         fitting = eligible_tasks(request, cluster, partition).tasks_now >= job.max_tasks_per_node
         names = [name for i in np.flatnonzero(fitting)
-                 if _is_in_zones(topology, request.dl.zone, name := cluster.names[i])]
+                 if _is_in_zones(topology, request.options.zone, name := cluster.names[i])]
         for root in sorted({topology.path_of(name)[0] for name in names}):
             nodes = [name for name in names if topology.path_of(name)[0] == root]
             if len(nodes) < job.nodes:

@@ -104,8 +104,8 @@ def draw_case(seed: int) -> Case:
     num_nodes = int(generator.integers(2, max(3, fitting + 1)))
     kind = str(generator.choice(["allreduce", "gossip", "ps", "ps"]))
     ps = int(generator.integers(1, min(4, num_nodes * per_node - 1) + 1)) if kind == "ps" else 0
-    dl = DlOptions(strategy=kind, ps=ps, rank0="any")
-    request = JobRequest(nodes=(num_nodes, num_nodes), ntasks_per_node=per_node, dl=dl)
+    options = DlOptions(strategy=kind, ps=ps, rank0="any")
+    request = JobRequest(nodes=(num_nodes, num_nodes), ntasks_per_node=per_node, options=options)
     return Case(seed, request, cluster, topology, scores)
 
 
@@ -127,7 +127,7 @@ def solve_case(instance: Case) -> Outcome | None:
     random_nodes = generator.permutation(nodes)[:num_nodes].tolist()
     random_order = np.repeat(random_nodes, resolve_job_size(instance.request).tasks // num_nodes).tolist()
     largest = max(sum(instance.topology.leaf_of(name) == zone for name in nodes) for zone in instance.topology.zones)
-    return Outcome(instance.seed, instance.request.dl.strategy, largest >= num_nodes, best.cost.seconds,
+    return Outcome(instance.seed, instance.request.options.strategy, largest >= num_nodes, best.cost.seconds,
                    placement.rank_map.cost.seconds, predicted(instance, leaf_order(instance, nodes)),
                    predicted(instance, random_order), best.proven)
 
@@ -154,7 +154,7 @@ def predicted(instance: Case, order: Sequence[str]) -> float:
     """Predict the seconds of an iteration; `order` is the node of each rank."""
     names = sorted(set(order))
     ranks = np.array([names.index(name) for name in order], np.int64)
-    phases = instance.request.dl.traffic.phases(len(order))
+    phases = instance.request.options.traffic.phases(len(order))
     return predict_cost(phases, network_links(names, instance.topology, instance.scores), ranks).seconds
 
 

@@ -84,9 +84,9 @@ class Pattern:
     def request(self, nodes: int) -> JobRequest:
         servers = nodes // self.nodes_per_server if self.nodes_per_server else 0
         # the other mappers do not constrain the node of rank 0
-        dl = DlOptions(strategy=self.strategy, ps=servers, bytes=str(MODEL_BYTES), rank0="any",
+        options = DlOptions(strategy=self.strategy, ps=servers, bytes=str(MODEL_BYTES), rank0="any",
                        node_binding="zone")  # on blocks with segments of its own
-        return JobRequest(dl, (nodes, nodes), ntasks_per_node=self.per_node, exclusive=True, requeue=False)
+        return JobRequest(options, (nodes, nodes), ntasks_per_node=self.per_node, exclusive=True, requeue=False)
 
 
 PATTERNS = (Pattern("ring", "allreduce"), Pattern("gossip", "gossip"), Pattern("PS", "ps", 2, 4))
@@ -151,7 +151,7 @@ class LoadedCluster:
         scores = LINKS[network]
         placed = place_job(request, cluster, self.topology, scores)
         assert placed.rank_map is not None
-        traffic = Traffic(pattern.strategy, MODEL_BYTES, request.dl.ps)
+        traffic = Traffic(pattern.strategy, MODEL_BYTES, request.options.ps)
         result = JobResult(pattern.name, network, nodes, {PLACED: placed.rank_map.cost})
 
         def add(variant: str, names: Sequence[str]) -> None:

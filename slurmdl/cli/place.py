@@ -65,14 +65,14 @@ def run(argv: list[str]) -> int:
         raise UsageError(f"--seed={seed}: expected a number from 0 to {MAX_SEED}")
     submission = replace(submission, request=replace(submission.request, seed=int(seed)))
     state = _load_state(site, own_options, submission.request)
-    dl, binding = submission.request.dl, _decide_binding(submission, state)
+    options, binding = submission.request.options, _decide_binding(submission, state)
     if "svg" in own_options:
         from slurmdl.placement.placement_svg import draw_placement
 
         write_output_file(own_options["svg"], "--svg", draw_placement(
-            _placement_or_reason(binding), state.topology, state.cluster, dl.traffic))
+            _placement_or_reason(binding), state.topology, state.cluster, options.traffic))
     format_result = _format_json if "json" in own_options else _format_text
-    print_escaped(format_result(dl, binding, state))
+    print_escaped(format_result(options, binding, state))
     return 0
 
 
@@ -115,8 +115,8 @@ def _load_state(config: Config, own_options: dict[str, str], request: JobRequest
     from slurmdl.launch import cluster_state
     from slurmdl.topology import load as topology
 
-    source = own_options.get("link-scores", request.dl.link_scores)
-    strict = request.dl.strict or "link-scores" in own_options
+    source = own_options.get("link-scores", request.options.link_scores)
+    strict = request.options.strict or "link-scores" in own_options
     if "cluster" not in own_options and "topology" not in own_options:
         return cluster_state.load_cluster_state(config, source, request.partitions, strict=strict)
     snapshot = cluster.load_cluster_file(own_options["cluster"]) if "cluster" in own_options else \
@@ -130,12 +130,12 @@ def _decide_binding(submission: Submission, state: ClusterState) -> Binding:
     from slurmdl.launch.binding import Binding, zone_not_applied_reason
     from slurmdl.launch.sbatch import decide_with_slurm
 
-    dl = submission.request.dl
-    if dl.node_binding == "off":
-        return Binding(reason=zone_not_applied_reason(dl, "--dl-node-binding=off"), failed=bool(dl.zone))
+    options = submission.request.options
+    if options.node_binding == "off":
+        return Binding(reason=zone_not_applied_reason(options, "--dl-node-binding=off"), failed=bool(options.zone))
     binding = decide_with_slurm(submission, state)
-    debug("decision: %s", binding.summary(dl))
-    if binding.reason and dl.strict:
+    debug("decision: %s", binding.summary(options))
+    if binding.reason and options.strict:
         raise PlacementError(binding.reason)
     return binding
 
@@ -146,24 +146,24 @@ def _placement_or_reason(binding: Binding) -> Placement:
     return binding.placement or Placement(reason=binding.reason)
 
 
-def _format_text(dl: DlOptions, binding: Binding, state: ClusterState) -> str:
+def _format_text(options: DlOptions, binding: Binding, state: ClusterState) -> str:
     from slurmdl.placement.explain import explain_placement
 
-    text = explain_placement(_placement_or_reason(binding), state.topology, state.cluster, state.scores, dl)
-    options = " ".join(binding.options) or "none"
+    text = explain_placement(_placement_or_reason(binding), state.topology, state.cluster, state.scores, options)
+    bound = " ".join(binding.options) or "none"
     if binding.reason:
-        options += f", Slurm chooses the nodes: {binding.reason}"
-    return f"{text}\nbinding    {options}"
+        bound += f", Slurm chooses the nodes: {binding.reason}"
+    return f"{text}\nbinding    {bound}"
 
 
-def _format_json(dl: DlOptions, binding: Binding, state: ClusterState) -> str:
+def _format_json(options: DlOptions, binding: Binding, state: ClusterState) -> str:
     from slurmdl.placement.explain import decisive_scores
 
     placement = binding.placement
     result: dict[str, Any] = {
         "placement": placement.to_json() if placement else None, "binding": list(binding.options),
         "revert_field": binding.revert_field, "reason": binding.reason,
-        "line": " ".join(binding.summary(dl).split()) if binding.reason else ""}
+        "line": " ".join(binding.summary(options).split()) if binding.reason else ""}
     if placement and state.scores.link_count:
         decisive = decisive_scores(placement, state.topology, state.cluster, state.scores)
         result["scores"] = [asdict(score) for score in decisive]

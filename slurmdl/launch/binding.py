@@ -58,18 +58,18 @@ class Binding:
     def submit_command(self, submission: Submission, environ: Mapping[str, str]) -> SubmitCommand:
         return build_submit_command(submission, environ, self.options, self.requested_size, self.promise)
 
-    def summary(self, dl: DlOptions) -> str:
+    def summary(self, options: DlOptions) -> str:
         """One line for users."""
         if self.failed:
             return f"submitted as written: {self.reason}"
-        options = f"{' '.join(self.options)}: " if self.options else ""
+        bound = f"{' '.join(self.options)}: " if self.options else ""
         if self.reason:
-            zones = f" in {_format_zones(dl, ', ')}" if self.options else ""
-            return f"{options}Slurm chooses the nodes{zones}: {self.reason}"
+            zones = f" in {_format_zones(options, ', ')}" if self.options else ""
+            return f"{bound}Slurm chooses the nodes{zones}: {self.reason}"
         if self.placement is None:
-            return "Slurm chooses the nodes: " + ("--dl-node-binding=off" if dl.node_binding == "off" else
+            return "Slurm chooses the nodes: " + ("--dl-node-binding=off" if options.node_binding == "off" else
                                                   "the job has only one")
-        return f"{options}{self.placement.reason}"
+        return f"{bound}{self.placement.reason}"
 
 
 @dataclass(frozen=True)
@@ -128,24 +128,24 @@ def decide_binding(submission: Submission, state: ClusterState, traffic: Traffic
     def place(request: JobRequest) -> Placement:
         return place_job(request, state.cluster, state.topology, state.scores, traffic)
 
-    dl = submission.request.dl
-    if dl.zone and submission.request.unrestrictable_reason:
-        return Binding(reason=zone_not_applied_reason(dl, submission.request.unrestrictable_reason), failed=True)
+    options = submission.request.options
+    if options.zone and submission.request.unrestrictable_reason:
+        return Binding(reason=zone_not_applied_reason(options, submission.request.unrestrictable_reason), failed=True)
     try:
-        options = zone_options.exclude_option(submission.request, state) if dl.zone else ()
+        exclude = zone_options.exclude_option(submission.request, state) if options.zone else ()
     except UsageError as error:
         if submission.names_zones:
             raise
         raise PlacementError(f"slurmdl.yaml: {error}") from error  # a site's setting never rejects a job
-    if any(len(option) > MAX_OPTION_BYTES for option in options):
-        return Binding(reason=zone_not_applied_reason(dl, "the list of excluded nodes is too long for sbatch"),
+    if any(len(option) > MAX_OPTION_BYTES for option in exclude):
+        return Binding(reason=zone_not_applied_reason(options, "the list of excluded nodes is too long for sbatch"),
                        failed=True)
     try:
         binding = _choose_binding(submission, state, place, inside_job,
-                                  lambda others: predict_start((*options, *others)))
+                                  lambda others: predict_start((*exclude, *others)))
     except PlacementError as error:
         binding = Binding(reason=str(error), is_outdated=bool(state.age_text))
-    return replace(binding, options=(*options, *binding.options))
+    return replace(binding, options=(*exclude, *binding.options))
 
 
 def decide_without_cluster(request: JobRequest) -> Binding | None:
@@ -153,32 +153,32 @@ def decide_without_cluster(request: JobRequest) -> Binding | None:
 
     Raises PlacementError if no nodes can be chosen for any state of the cluster.
     """
-    dl = request.dl
-    if dl.node_binding == "off":
-        if dl.zone:
+    options = request.options
+    if options.node_binding == "off":
+        if options.zone:
             raise PlacementError("--dl-node-binding=off")
         return Binding()
-    if dl.zone:
+    if options.zone:
         return None  # nodes outside the zones are excluded in any case
     if request.unplaceable_reason:
         raise PlacementError(request.unplaceable_reason)
-    if dl.mesh or dl.groups or dl.comm_pattern:
+    if options.mesh or options.groups or options.comm_pattern:
         return None  # placement checks them
     nodes = resolve_job_size(request).nodes
-    if dl.node_binding != "auto" or dl.explain or dl.strict:
+    if options.node_binding != "auto" or options.explain or options.strict:
         return None
     if request.start_unknown_reason:
         return Binding(reason=f"{request.start_unknown_reason}, so no nodes are bound")
     return Binding() if nodes == 1 else None
 
 
-def zone_not_applied_reason(dl: DlOptions, reason: str) -> str:
+def zone_not_applied_reason(options: DlOptions, reason: str) -> str:
     """Add to a reason that the zones of --dl-zone are not applied, if the user named zones."""
-    return f"--dl-zone={_format_zones(dl, ',')} is not applied: {reason}" if dl.zone else reason
+    return f"--dl-zone={_format_zones(options, ',')} is not applied: {reason}" if options.zone else reason
 
 
-def _format_zones(dl: DlOptions, separator: str) -> str:
-    return separator.join(dl.zone[:_MAX_SHOWN_ZONES] + ("...",) * (len(dl.zone) > _MAX_SHOWN_ZONES))
+def _format_zones(options: DlOptions, separator: str) -> str:
+    return separator.join(options.zone[:_MAX_SHOWN_ZONES] + ("...",) * (len(options.zone) > _MAX_SHOWN_ZONES))
 
 
 def _choose_binding(submission: Submission, state: ClusterState, place: Callable[[JobRequest], Placement],
@@ -190,14 +190,14 @@ def _choose_binding(submission: Submission, state: ClusterState, place: Callable
     placement = place(request)
     if not placement.nodes:
         return Binding(reason=placement.reason or "no nodes fit")
-    if request.dl.node_binding == "nodelist":
+    if request.options.node_binding == "nodelist":
         return Binding((_nodelist_option(placement),), placement)
-    if request.dl.node_binding == "zone":
+    if request.options.node_binding == "zone":
         segment = zone_options.segment_option(request, state.topology, placement)
         if segment and predict_start((segment,)).is_rejected:
             segment = ""  # before Slurm 24.05, or more nodes than a base block
         return Binding(zone_options.zone_options(request, state, placement, segment), placement)
-    if request.dl.node_binding == "late":
+    if request.options.node_binding == "late":
         return _late_binding(submission, placement)
     if request.start_unknown_reason:
         return Binding((), placement, f"{request.start_unknown_reason}, so no nodes are bound")
@@ -205,7 +205,7 @@ def _choose_binding(submission: Submission, state: ClusterState, place: Callable
         if state.age_text and predict_start(()).is_now:
             return Binding((), placement, f"{state.age_text}; Slurm would start the job now", is_outdated=True)
         return Binding((), placement, f"{zone_options.placement_zones_text(placement)} would fit, but not now")
-    allowed_zones = zone_options.leaf_zones(state.topology, request.dl.zone)
+    allowed_zones = zone_options.leaf_zones(state.topology, request.options.zone)
     if len(allowed_zones) == 1 and allowed_zones != zone_options.leaf_zones(state.topology):
         return Binding((), placement)  # the excluded nodes leave Slurm only this zone
     return _bind_automatically(submission, state, placement, place, inside_job, predict_start)

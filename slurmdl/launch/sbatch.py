@@ -81,10 +81,10 @@ def run_sbatch(argv: Sequence[str]) -> int:
             # memory limits and crashes of libraries may end the process that decides; this one submits in any case
             attempt.receive(process.run_in_child(attempt.choose_nodes))
     except Exception as error:
-        if attempt.dl.strict or isinstance(error, UsageError):
+        if attempt.options.strict or isinstance(error, UsageError):
             raise
         attempt.fall_back_to_unbound(error)
-    if attempt.dl.dry_run:
+    if attempt.options.dry_run:
         attempt.end_dry_run()
     if attempt.output:
         print_escaped(attempt.output)
@@ -98,7 +98,7 @@ class SubmissionAttempt:
         plain_command: the user's arguments alone.
         recorded_command: also passes the submission record to the job; None until the submission is parsed.
         bound_command: also binds the job to the chosen nodes; None until nodes are chosen.
-        dl: the --dl-* options; those of the command line alone until the submission is parsed.
+        options: the --dl-* options; those of the command line alone until the submission is parsed.
         submission: None until it is parsed.
         status, output: if nothing is to be submitted, after an error or a dry run; otherwise None and "".
     """
@@ -109,7 +109,7 @@ class SubmissionAttempt:
         self.plain_command = SubmitCommand((call.program, *call.sbatch_args()), environ, stdin=call.stdin)
         self.recorded_command: SubmitCommand | None = None
         self.bound_command: SubmitCommand | None = None
-        self.dl = DlOptions(strict=line.has_option("dl-strict"), dry_run=line.has_option("dl-dry-run"))
+        self.options = DlOptions(strict=line.has_option("dl-strict"), dry_run=line.has_option("dl-dry-run"))
         self.quiet, self.is_parsable = line.has_option("quiet"), line.has_option("parsable")
         self.submission: Submission | None = None
         self.binding = Binding()
@@ -128,7 +128,7 @@ class SubmissionAttempt:
         except SlurmdlError as error:
             config_error = error
         submission = parse_submission(self.call, os.environ, self.config.options)
-        self.dl, self.quiet = submission.request.dl, submission.quiet
+        self.options, self.quiet = submission.request.options, submission.quiet
         self.is_parsable = "parsable" in submission.settings
         self._set_submission(submission)
         if config_error:
@@ -167,11 +167,11 @@ class SubmissionAttempt:
             self._choose_binding()
             self.print_messages()
         except Exception as error:
-            if self.dl.strict or isinstance(error, UsageError):
+            if self.options.strict or isinstance(error, UsageError):
                 self.status = report_error(error)
             else:
                 self.fall_back_to_unbound(error)
-        if self.dl.dry_run:
+        if self.options.dry_run:
             self.end_dry_run()
         send_progress()
 
@@ -197,7 +197,7 @@ class SubmissionAttempt:
 
         if self._query is None:
             # only `auto` has Slurm confirm that the nodes are free
-            max_age_s = self.config.nodes_max_age if self.dl.node_binding in ("auto", "off") else 0.0
+            max_age_s = self.config.nodes_max_age if self.options.node_binding in ("auto", "off") else 0.0
             self._query = cluster_state.start_query(self.config, max_age_s)
         return self._query
 
@@ -255,7 +255,7 @@ class SubmissionAttempt:
         if decided := bindings.decide_without_cluster(submission.request):
             self.binding = decided
             return
-        if not self.dl.dry_run:
+        if not self.options.dry_run:
             # concurrent submitters see the same cluster; different seeds make them choose different equal nodes
             seed = 1 + (time.time_ns() ^ os.getpid()) % 2**32
             submission = replace(submission, request=replace(submission.request, seed=seed))
@@ -264,25 +264,25 @@ class SubmissionAttempt:
             debug("Slurm is queried again: %s", binding.reason)
             self._query = None
             state, binding = self._decide_with_cluster(submission)
-        if binding.reason and self.dl.strict:
+        if binding.reason and self.options.strict:
             raise PlacementError(binding.reason)
-        if self.dl.explain and binding.placement is not None:
+        if self.options.explain and binding.placement is not None:
             from slurmdl.placement.explain import explain_placement
 
-            text = explain_placement(binding.placement, state.topology, state.cluster, state.scores, self.dl)
+            text = explain_placement(binding.placement, state.topology, state.cluster, state.scores, self.options)
             age = f"\nnote       {state.age_text} (nodes_max_age of slurmdl.yaml)" if state.age_text else ""
             binding = replace(binding, explanation=text + age)
         self.bound_command = binding.submit_command(submission, os.environ)
         self.binding = binding
-        if not (self.quiet or self.dl.dry_run):
+        if not (self.quiet or self.options.dry_run):
             _warn_of_missing_features(submission, binding, state)
 
     def _decide_with_cluster(self, submission: Submission) -> tuple[ClusterState, Binding]:
         query = self._cluster_query()
         from slurmdl.launch import cluster_state
 
-        state = cluster_state.load_cluster_state(self.config, self.dl.link_scores, submission.request.partitions,
-                                                 self._warn, self.dl.strict, query)
+        state = cluster_state.load_cluster_state(self.config, self.options.link_scores, submission.request.partitions,
+                                                 self._warn, self.options.strict, query)
         binding = decide_with_slurm(submission, state)
         # a job that starts changes the state of the nodes
         if binding.is_outdated or (binding.placement and binding.placement.free_now):
@@ -298,19 +298,19 @@ class SubmissionAttempt:
         if not isinstance(error, SlurmdlError):
             print_traceback(error)
             reason = f"{internal_error_text(error)} (SLURMDL_DEBUG=1 shows where)"
-        failed = bool(self.dl.zone) or not isinstance(error, PlacementError)
-        self.binding = Binding(reason=bindings.zone_not_applied_reason(self.dl, reason), failed=failed)
+        failed = bool(self.options.zone) or not isinstance(error, PlacementError)
+        self.binding = Binding(reason=bindings.zone_not_applied_reason(self.options, reason), failed=failed)
         self.print_messages()
 
     def print_messages(self) -> None:
         """Print the decision and warnings on stderr; nothing with -Q."""
-        debug("decision: %s", self.binding.summary(self.dl))
+        debug("decision: %s", self.binding.summary(self.options))
         if self.quiet:
             return
-        if self.dl.explain and self.binding.explanation:
+        if self.options.explain and self.binding.explanation:
             print_stderr(self.binding.explanation)
-        if self.dl.explain or self.binding.reason:
-            warn(self.binding.summary(self.dl))
+        if self.options.explain or self.binding.reason:
+            warn(self.binding.summary(self.options))
         misplaced = dl_options.misplaced_option_warning(self.call.line.operands, "script")
         if misplaced:
             warn(misplaced)
@@ -341,9 +341,9 @@ class SubmissionAttempt:
                 # sbatch then tries again; by the default action it would end without a message. Jobs get the default.
                 process.exec_program(command.argv, command.env, command.stdin, restore_signals=False)
             except UnavailableError as error:
-                if not commands or self.dl.strict:
+                if not commands or self.options.strict:
                     raise
-                reason = bindings.zone_not_applied_reason(self.dl, str(error))
+                reason = bindings.zone_not_applied_reason(self.options, str(error))
                 self._warn(f"submitted as written: {reason}" if is_bound else
                            f"the job does not receive its --dl-* options: {error}")
 
@@ -372,11 +372,11 @@ def decide_with_slurm(submission: Submission, state: ClusterState) -> Binding:
         debug("prediction with %s: %s", " ".join(options) or "no binding", start)
         return start
 
-    traffic = submission.request.dl.traffic
-    if submission.request.dl.comm_pattern:
+    traffic = submission.request.options.traffic
+    if submission.request.options.comm_pattern:
         from slurmdl.launch.traffic_file import load_traffic
 
-        traffic = load_traffic(submission.request.dl)
+        traffic = load_traffic(submission.request.options)
     return bindings.decide_binding(submission, state, traffic, inside_job="SLURM_JOB_ID" in os.environ,
                                    predict_start=predict_with)
 
@@ -431,7 +431,7 @@ def _warn_of_missing_features(submission: Submission, binding: Binding, state: C
     from slurmdl.launch.zone_options import exact_zone_features, leaf_zones
 
     request, placement = submission.request, binding.placement
-    if request.dl.node_binding != "auto" or not request.requeue or not (placement and placement.nodes):
+    if request.options.node_binding != "auto" or not request.requeue or not (placement and placement.nodes):
         return
     if len(leaf_zones(state.topology)) < 2 or exact_zone_features(state, placement.nodes_per_zone):
         return
@@ -471,7 +471,7 @@ def format_dry_run(submission: Submission | None, binding: Binding, command: Sub
     lines += [f"environment: without {name}" for name in command.removed_variables]
     if command.stdin is not None:
         lines.append(f"standard input: the script, {len(command.stdin)} bytes")
-    lines.append(f"decision: {binding.summary(submission.request.dl if submission else DlOptions())}")
+    lines.append(f"decision: {binding.summary(submission.request.options if submission else DlOptions())}")
     if binding.placement and binding.placement.nodes:
         lines.append(f"nodes: {' '.join(binding.placement.nodes)}")
     return "\n".join(lines)

@@ -226,7 +226,7 @@ def parse_submission(call: SbatchCall, environ: Mapping[str, str],
     reason = _unplaceable_reason(call, settings, script, environ) or directives.unknown_reason
     request = job_request.build_request(settings, dl_options.merge_layers(defaults or {}, *layers), reason)
     text = script.text if script else settings.get("wrap", "")
-    if _LAUNCHER.search(text) and request.dl.launcher != "none":
+    if _LAUNCHER.search(text) and request.options.launcher != "none":
         from slurmdl.launch.launchers import script_ranks_per_node
 
         request = replace(request, script_ranks_per_node=script_ranks_per_node(text, str(request.gpus_per_node)))
@@ -376,7 +376,7 @@ def build_submit_command(submission: Submission, environ: Mapping[str, str], bin
     removed = tuple(sorted(set(environ) - set(env) - {submission_record.ENV_VARIABLE}))
     inputs = {**submission.directive_environ, **environ, **submission.plugin_environ}
     env[submission_record.ENV_VARIABLE] = submission_record.new_record(
-        submission.request.dl, inputs, requested_size, promise).to_env_value()
+        submission.request.options, inputs, requested_size, promise).to_env_value()
     script = submission.script
     return SubmitCommand((call.program, *call.sbatch_args(added)), env, removed,
                          script.body if script and script.from_stdin else None)

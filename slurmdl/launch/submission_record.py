@@ -92,15 +92,16 @@ class SubmissionRecord:
         return {name: value for name, value in environ.items() if self.inputs.get(name) != value}
 
 
-def new_record(dl: DlOptions, environ: Mapping[str, str], requested_size: RequestedSize | None = None,
+def new_record(options: DlOptions, environ: Mapping[str, str], requested_size: RequestedSize | None = None,
                promise: Promise | None = None) -> SubmissionRecord:
     """The record of a submission by this process."""
     inputs = {name: value for name, value in environ.items() if name.startswith(_OPTION_PREFIX)}
-    dl = replace(dl, zone=())  # steps choose no zones, and a list of zones may exceed the size of a variable
-    if dl.comm_pattern and not is_comm_pattern(dl.comm_pattern):
+    # steps choose no zones, and a list of zones may exceed the size of a variable
+    options = replace(options, zone=())
+    if options.comm_pattern and not is_comm_pattern(options.comm_pattern):
         # the job may start in another directory (--chdir)
-        dl = replace(dl, comm_pattern=os.path.abspath(dl.comm_pattern))
-    return SubmissionRecord(dl, environ.get("SLURM_JOB_ID", ""), _SUBMITTER_PID,
+        options = replace(options, comm_pattern=os.path.abspath(options.comm_pattern))
+    return SubmissionRecord(options, environ.get("SLURM_JOB_ID", ""), _SUBMITTER_PID,
                             _short_hostname(os.uname().nodename), inputs, requested_size, promise)
 
 

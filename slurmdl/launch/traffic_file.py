@@ -26,16 +26,16 @@ _EXPECTED = ("expected matrices of one row and one column for each rank, in .npz
              "matrices")
 
 
-def load_traffic(dl: DlOptions) -> Traffic:
+def load_traffic(options: DlOptions) -> Traffic:
     """The traffic of the options, with the matrices of --dl-comm-pattern unless it names a pattern of the strategy.
 
     Raises InputError if the file cannot be read, is too large, or does not hold square matrices of one size with
     finite numbers of 0 or more, some between different ranks above 0. Entry [i, j] of a matrix, shape (ranks, ranks),
     is the bytes that rank i sends to rank j per iteration. There is one matrix per phase, all of the same shape.
     """
-    path, patterns = dl.comm_pattern, COMM_PATTERNS[dl.strategy]
+    path, patterns = options.comm_pattern, COMM_PATTERNS[options.strategy]
     if not path or path in patterns:
-        return dl.traffic
+        return options.traffic
     import zipfile
 
     try:
@@ -46,10 +46,10 @@ def load_traffic(dl: DlOptions) -> Traffic:
             raise InputError(f"has {status.st_size} bytes; expected at most {MAX_TRAFFIC_BYTES}", path)
         matrices = _read_npz(path) if zipfile.is_zipfile(path) else _read_csv(path)
     except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror}); expected with {dl.strategy}: {', '.join(patterns)}, or "
-                         "a file of matrices", path) from error
+        raise InputError(f"cannot be read ({error.strerror}); expected with {options.strategy}: "
+                         f"{', '.join(patterns)}, or a file of matrices", path) from error
     _check_matrices(matrices, path)
-    return replace(dl.traffic, matrices=tuple(matrices.values()))
+    return replace(options.traffic, matrices=tuple(matrices.values()))
 
 
 def _check_matrices(matrices: dict[str, Matrix], path: str) -> None:

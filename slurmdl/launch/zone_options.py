@@ -71,7 +71,7 @@ def exclude_option(request: JobRequest, state: ClusterState) -> tuple[str, ...]:
     """
     from slurmdl.placement.candidate_nodes import snapshot_nodes_in_zones
 
-    is_inside = snapshot_nodes_in_zones(state.cluster, state.topology, request.dl.zone)
+    is_inside = snapshot_nodes_in_zones(state.cluster, state.topology, request.options.zone)
     outside = [name for name, inside in zip(state.cluster.names, is_inside.tolist(), strict=True) if not inside]
     return (f"--exclude={fold_hostlist([*outside, *request.exclude])}",) if outside else ()
 
@@ -93,7 +93,8 @@ def zone_options(request: JobRequest, state: ClusterState, placement: Placement,
     """
     if segment and not exact_zone_features(state, placement.nodes_per_zone):
         return (segment,)
-    features, constraint = exact_zone_features(state, request.dl.zone or placement.nodes_per_zone), request.constraint
+    features = exact_zone_features(state, request.options.zone or placement.nodes_per_zone)
+    constraint = request.constraint
     if features and not constraint:
         option = f"--constraint={'|'.join(features)}"
     elif len(features) == 1 and constraint and _JOINABLE_CONSTRAINT.fullmatch(constraint):

@@ -182,7 +182,7 @@ def build_candidate_nodes(request: JobRequest, cluster: ClusterSnapshot, topolog
     Trees are joined below one zone if the job may span them: Slurm joins no switch trees.
     `max_tasks` gives the tasks that each node of the snapshot can take. Raises UsageError for an unknown zone.
     """
-    snapshot = np.flatnonzero((max_tasks > 0) & snapshot_nodes_in_zones(cluster, topology, request.dl.zone))
+    snapshot = np.flatnonzero((max_tasks > 0) & snapshot_nodes_in_zones(cluster, topology, request.options.zone))
     nodes = topology_index(cluster, topology)[snapshot]
     bandwidth, latency = capacity.node_links([cluster.names[i] for i in snapshot.tolist()], scores)
     weight = cluster.weight[snapshot]
@@ -286,7 +286,7 @@ class SlurmLimits:
             raise PlacementError(f"--segment={segment} does not divide {pluralize(nodes, 'node')}; expected {valid}")
         if segment and segment > (largest := int(np.bincount(topology.leaf[topology.leaf >= 0]).max())):
             raise PlacementError(f"--segment={segment}: the largest block has {pluralize(largest, 'node')}")
-        has_rule = is_block and not segment and request.dl.node_binding != "zone"
+        has_rule = is_block and not segment and request.options.node_binding != "zone"
         return cls(segment, request.switches, block_rule(topology, nodes) if has_rule else None,
                    np.cumsum(topology.level == 0) - 1)
 

@@ -39,8 +39,8 @@ def split_tasks(request: JobRequest, size: JobSize, max_tasks: Sequence[int]) ->
     Args:
         max_tasks: tasks that each node of the job can take, in Slurm's order.
     """
-    if request.dl.ranks_per_node:
-        return [request.dl.ranks_per_node] * size.nodes
+    if request.options.ranks_per_node:
+        return [request.options.ranks_per_node] * size.nodes
     if request.ntasks_per_node or request.exclusive:
         limits = [request.ntasks_per_node or limit for limit in max_tasks]
         return block_distribution(limits, size.tasks)

@@ -72,16 +72,16 @@ def place_job(request: JobRequest, cluster: ClusterSnapshot, topology: Topology,
         raise PlacementError(request.unplaceable_reason)
     if request.nodelist:
         raise PlacementError("-w is given: the nodes are chosen already")
-    size, traffic = resolve_job_size(request), traffic or request.dl.traffic
+    size, traffic = resolve_job_size(request), traffic or request.options.traffic
     check_feasible(size, cluster, topology)
     limits = SlurmLimits.of_job(request, topology, size.nodes)
-    ranks_per_node, tasks_per_node = request.dl.ranks_per_node, size.max_tasks_per_node
+    ranks_per_node, tasks_per_node = request.options.ranks_per_node, size.max_tasks_per_node
     if not ranks_per_node:
         ranks_per_node = traffic.launched_ranks_per_node(size.tasks, size.nodes)
         if not ranks_per_node and size.tasks == size.nodes and not traffic.ps and request.script_ranks_per_node > 1:
             ranks_per_node = request.script_ranks_per_node
         if ranks_per_node:
-            request = replace(request, dl=request.dl.with_ranks_per_node(ranks_per_node))
+            request = replace(request, options=request.options.with_ranks_per_node(ranks_per_node))
     if ranks_per_node:
         size = JobSize(size.nodes, size.nodes * ranks_per_node)
     if mismatch := traffic.size_mismatch(size.nodes, size.tasks):
@@ -188,7 +188,7 @@ class PlacementSearch:
         """
         traffic = self.problem.traffic
         even_candidates = self.build_candidates(np.where(max_tasks >= self.size.max_tasks_per_node, max_tasks, 0))
-        has_fixed_split = bool(self.request.ntasks_per_node or self.request.dl.ranks_per_node)
+        has_fixed_split = bool(self.request.ntasks_per_node or self.request.options.ranks_per_node)
         evaluated: list[EvaluatedChoice] = []
         if not self.has_enough_nodes(even_candidates) and not has_fixed_split:
             # uneven: nodes with fewer slots than an even split needs, next to nodes with more
@@ -296,7 +296,7 @@ class PlacementSearch:
         names = [self.cluster.names[i] for i in candidates.snapshot_index[nodes].tolist()]
         tasks = split_tasks(self.request, self.size, candidates.max_tasks[nodes].tolist())
         orders = rank_orders(list(zip(names, tasks, strict=True)), self.topology, self.scores, self.problem.traffic,
-                             self.request.dl.rank0, node_by_node=self.request.dl.ranks_per_node > 0)
+                             self.request.options.rank0, node_by_node=self.request.options.ranks_per_node > 0)
         counts = np.bincount(candidates.leaf[nodes])
         nodes_per_zone = Counter({self.zone_name(candidates, leaf): count
                                   for leaf, count in enumerate(counts.tolist()) if count})
@@ -417,18 +417,18 @@ def select_subset(allocated: Sequence[str], request: JobRequest, required_node: 
     """
     nodes, _ = request.nodes or (1, None)
     tasks = request.ntasks or nodes * (request.ntasks_per_node or 1)
-    size, traffic = JobSize(nodes, tasks), traffic or request.dl.traffic
+    size, traffic = JobSize(nodes, tasks), traffic or request.options.traffic
     cpus = size.max_tasks_per_node
     cluster = ClusterSnapshot.from_nodes([Node(name, ("IDLE",), cpus=cpus, cpus_unallocated=cpus)
                                           for name in allocated])
-    selected = place_job(JobRequest(replace(request.dl, zone=()), request.nodes, tasks, exclusive=True), cluster,
+    selected = place_job(JobRequest(replace(request.options, zone=()), request.nodes, tasks, exclusive=True), cluster,
                          topology, scores, traffic).nodes
     if required_node in selected:
         return selected
 
     def cost_key(kept: tuple[str, ...]) -> tuple[float, ...]:
         slots = [(name, size.tasks_on_node(i)) for i, name in enumerate(kept)]
-        return best_rank_map(slots, topology, scores, traffic, request.dl.rank0).cost.sort_key
+        return best_rank_map(slots, topology, scores, traffic, request.options.rank0).cost.sort_key
 
     alternatives = [tuple(name for name in allocated if name == required_node or (name in selected and name != lost))
                     for lost in _worst_node_per_leaf(selected, topology, scores)]

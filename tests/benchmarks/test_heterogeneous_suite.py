@@ -79,7 +79,7 @@ def test_predicted_colocated_servers_send_all_bytes() -> None:
     job = Job("PS", 4, 2, 2)
     case = Case(job, SIXTEEN.nodes[4:])
     variants = orders(case, SIXTEEN, snapshot(case.busy), SIXTEEN.nodes[:4], np.random.default_rng(1))
-    whole = 2 * 6 * job.request.dl.model_bytes
+    whole = 2 * 6 * job.request.options.model_bytes
     assert predicted(job, variants[DEFAULT], SIXTEEN).inter_node_bytes == pytest.approx(whole)
     # placed: each server shares its node with one worker
     assert predicted(job, variants[PLACED], SIXTEEN).inter_node_bytes == pytest.approx(whole * 5 / 6)

@@ -27,7 +27,7 @@ def small_cases() -> list[optimality.Case]:
 @pytest.mark.parametrize("case", small_cases())
 def test_exact_optimum_is_that_of_all_maps(case: optimality.Case) -> None:
     """Every choice of nodes and ranks on the first six nodes is tried."""
-    traffic = case.request.dl.traffic
+    traffic = case.request.options.traffic
     assert isinstance(traffic, MeshTraffic)
     ranks = traffic.mesh.ranks
     names = case.cluster.names[:6]

@@ -21,11 +21,11 @@ from slurmdl.placement.result import Cost
 def brute_force(instance: Case, key: Callable[[Cost], tuple[float, ...]]) -> tuple[float, ...]:
     """Least key over all choices of nodes and servers; ranks ordered by zone."""
     topology, request = instance.topology, instance.request
-    job, ps = resolve_job_size(request), request.dl.ps
+    job, ps = resolve_job_size(request), request.options.ps
     tasks_now = eligible_tasks(request, instance.cluster, "main").tasks_now
     names = [name for name, tasks in zip(instance.cluster.names, tasks_now.tolist(), strict=True)
              if tasks >= job.max_tasks_per_node]
-    phases = request.dl.traffic.phases(job.tasks)
+    phases = request.options.traffic.phases(job.tasks)
     best: tuple[float, ...] = (np.inf,)
     for nodes in itertools.combinations(sorted(names, key=topology.path_of), job.nodes):
         network = network_links(nodes, topology, instance.scores)
@@ -79,7 +79,7 @@ def test_lower_bound_is_below_the_optimum(seed: int) -> None:
                                       instance.scores, 20.0).cost.seconds
     assert placement.lower_bound <= best * (1 + 1e-6)
     assert best <= placement.rank_map.cost.seconds * (1 + 1e-6)
-    if instance.request.dl.strategy == "allreduce":
+    if instance.request.options.strategy == "allreduce":
         assert placement.lower_bound == pytest.approx(best, rel=1e-6)
 
 

@@ -37,7 +37,7 @@ def test_base_graph_crosses_zones_at_one_distance(cluster):
 
 @pytest.mark.parametrize(("text", "fact"), [
     ("0,1\n1,0", "a matrix of 2 x 2 for 8 ranks"), ("0,1,2\n1,0,2", "is not square"),
-    ("0,x\n1,0", "no row of"), ("0,nan\n1,0", "is nan")])
+    ("0,x\n1,0", "is not a row of"), ("0,nan\n1,0", "is nan")])
 def test_invalid_file_does_not_prevent_the_job(cluster, text, fact):
     directory = cluster.directory()
     cluster.run(["sh", "-c", f"echo '{text}' > traffic.csv"], directory=directory)

@@ -54,7 +54,7 @@ def decide(argv: str, state: ClusterState, *, script: bytes = SCRIPT, start: Pre
         return start
 
     job = parse(*argv.split(), script=script)
-    return binding.decide_binding(job, state, job.request.dl.traffic, inside_job=inside_job,
+    return binding.decide_binding(job, state, job.request.options.traffic, inside_job=inside_job,
                                   predict_start=predict_start)
 
 
@@ -129,7 +129,7 @@ def test_binding_options_of_each_mode(case):
 def test_binding_without_the_cluster(argv, summary):
     request = parse(*argv.split(), script=PLAIN).request
     bound = binding.decide_without_cluster(request)
-    assert (bound and bound.summary(request.dl)) == summary
+    assert (bound and bound.summary(request.options)) == summary
 
 
 @pytest.mark.parametrize(("argv", "features", "field"), [
@@ -241,7 +241,7 @@ def test_node_list_with_several_segments_needs_the_answer_of_slurm(failure, opti
             return PredictedStart(("b2n0",))
         return PredictedStart(tuple(f"b{block}n{node}" for block in (0, 1) for node in range(4)), 0.0, failure)
 
-    bound = binding.decide_binding(job, blocks_state(4, 4, 4), job.request.dl.traffic, inside_job=False,
+    bound = binding.decide_binding(job, blocks_state(4, 4, 4), job.request.options.traffic, inside_job=False,
                                    predict_start=predict_start)
     assert list(bound.options) == options
     assert ("several segments and a node list exclude each other" in bound.reason) == bool(failure)

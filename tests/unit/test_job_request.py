@@ -18,8 +18,8 @@ def read(*argv, script="true", environ=None, defaults=None, program=""):
     return submission.parse_submission(call, environ or {}, defaults)
 
 
-def dl(*argv, **layers) -> DlOptions:
-    return read(*argv, **layers).request.dl
+def options(*argv, **layers) -> DlOptions:
+    return read(*argv, **layers).request.options
 
 
 @pytest.mark.parametrize(("argv", "layers", "ps"), [
@@ -32,7 +32,7 @@ def dl(*argv, **layers) -> DlOptions:
     (["--dl-ps=4"], {"script": "#SBATCH --dl-ps=5", "environ": {"SLURMDL_OPT_PS": "3"}}, 4),
     ([], {"script": "#SBATCH --job-name --dl-ps=2"}, 0)])
 def test_precedence_site_script_environment_command_line(argv, layers, ps):
-    assert dl(*argv, **layers).ps == ps
+    assert options(*argv, **layers).ps == ps
 
 
 EVERY_OPTION = {
@@ -56,10 +56,10 @@ EVERY_OPTION = {
 @pytest.mark.parametrize(("values", "expected"), EVERY_OPTION.values(), ids=EVERY_OPTION)
 def test_option_in_every_layer(values, expected):
     words = [f"--dl-{name.replace('_', '-')}={value}" for name, value in values.items()]
-    assert dl(*words) == expected
-    assert dl(*(part for word in words for part in word.split("=", 1))) == expected
-    assert dl(script="\n".join(f"#DL {word}" for word in words)) == expected
-    assert dl(environ={f"SLURMDL_OPT_{name.upper()}": value for name, value in values.items()}) == expected
+    assert options(*words) == expected
+    assert options(*(part for word in words for part in word.split("=", 1))) == expected
+    assert options(script="\n".join(f"#DL {word}" for word in words)) == expected
+    assert options(environ={f"SLURMDL_OPT_{name.upper()}": value for name, value in values.items()}) == expected
 
 
 def test_every_option_is_tested():
@@ -84,8 +84,8 @@ def test_every_option_is_tested():
     ("--dl-ps=2", {"STRATEGY": "gossip", "COMM_PATTERN": "base-2"}, DlOptions("ps", ps=2)),
     ("--dl-ps=2", {"STRATEGY": "ps", "BYTES": "1M"}, DlOptions("ps", ps=2, bytes="1M"))])
 def test_stronger_layer_replaces_the_traffic_or_describes_it(argv, environ, expected):
-    assert dl(argv, environ={f"SLURMDL_OPT_{name}": value for name, value in environ.items()}) == expected
-    assert dl(argv, defaults={name.lower(): value for name, value in environ.items()}) == expected
+    assert options(argv, environ={f"SLURMDL_OPT_{name}": value for name, value in environ.items()}) == expected
+    assert options(argv, defaults={name.lower(): value for name, value in environ.items()}) == expected
 
 
 @pytest.mark.parametrize(("argv", "message"), [
@@ -99,12 +99,13 @@ def test_stronger_layer_replaces_the_traffic_or_describes_it(argv, environ, expe
     ("--dl-ps=2 --dl-strategy=gossip", "--dl-ps=2: the strategy gossip .*expected --dl-strategy=ps")])
 def test_traffic_that_contradicts_itself(argv, message):
     with pytest.raises(UsageError, match=message):
-        dl(*argv.split())
+        options(*argv.split())
 
 
 def test_options_of_a_submission_apply_to_its_steps():
     """Also against settings of the site, which are weaker, and weakened by no default of the submission."""
-    submitted = dl("--dl-bytes=2M", "--dl-zone=a", "--dl-strict", "--dl-preflight=20", "--dl-launcher=torchrun:2")
+    submitted = options("--dl-bytes=2M", "--dl-zone=a", "--dl-strict", "--dl-preflight=20",
+                        "--dl-launcher=torchrun:2")
     site = {"strategy": "gossip", "comm_pattern": "base-2", "launcher": "none", "rank0": "any"}
     assert dl_options.merge_layers(site, submitted.step_settings()) == replace(submitted, zone=())
     assert records.from_json(DlOptions, records.to_json(submitted)) == submitted
@@ -112,7 +113,7 @@ def test_options_of_a_submission_apply_to_its_steps():
 
 @pytest.mark.parametrize(("value", "on"), [("", True), ("yes", True), ("1", True), ("no", False), ("0", False)])
 def test_flags_in_the_environment_follow_sbatch(value, on):
-    assert dl(environ={"SLURMDL_OPT_STRICT": value}).strict is on
+    assert options(environ={"SLURMDL_OPT_STRICT": value}).strict is on
 
 
 @pytest.mark.parametrize(("argv", "message"), [
@@ -156,13 +157,13 @@ def test_invalid_directives_raise_usage_error_with_the_line(script, message):
 
 def test_lines_of_the_plugin_need_the_plugin(fake_slurm):
     program = str(fake_slurm.command("sbatch"))
-    assert read(script="#SBATCH -N2 -J --dl-ps\n#DL --dl-ps=1", program=program).request.dl.ps == 1
+    assert read(script="#SBATCH -N2 -J --dl-ps\n#DL --dl-ps=1", program=program).request.options.ps == 1
     assert not fake_slurm.calls(), "without such lines"
     with pytest.raises(UsageError, match=r"2: '--dl-ps=2' in a #SBATCH line needs the plugin .* #DL --dl-ps=2"):
         read(script="#SBATCH -N2 --dl-ps=2", program=program)
     assert fake_slurm.calls() == ["sbatch --help"]
     fake_slurm.command("sbatch", "echo --dl-ps")
-    assert read(script="#SBATCH -N2 --dl-ps=2", program=program).request.dl.ps == 2
+    assert read(script="#SBATCH -N2 --dl-ps=2", program=program).request.options.ps == 2
 
 
 def test_environment_has_typed_options_only():
@@ -186,12 +187,12 @@ def test_unknown_variable_raises_usage_error_with_similar_names():
 
 def test_directives_end_at_the_first_command_and_comments_are_ignored():
     script = "#DLang\n# DL --dl-ps=9\n #DL --dl-ps=9\n\n#DL\t--dl-ps=2 # why\nx=1\n#DL --dl-ps=5\n"
-    assert dl(script=script).ps == 2
+    assert options(script=script).ps == 2
 
 
 @pytest.mark.parametrize(("text", "number"), [("1e8", 1e8), ("400M", 4e8), ("1.5Gi", 1.5 * 2**30), ("7kB", 7e3)])
 def test_bytes(text, number):
-    assert dl(f"--dl-bytes={text}").model_bytes == number
+    assert options(f"--dl-bytes={text}").model_bytes == number
 
 
 def test_request_holds_placement_inputs():
@@ -312,8 +313,8 @@ def test_script_is_searched_as_by_sbatch(tmp_path, monkeypatch):
     for directory in ("bin", "."):
         (tmp_path / directory / f"job{directory.strip('.')}").write_text(f"#!/bin/sh\n#DL --dl-zone={directory}\n")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert dl("jobbin").zone == ("bin",)
-    assert dl("-D", str(tmp_path), "job").zone == (".",)
+    assert options("jobbin").zone == ("bin",)
+    assert options("-D", str(tmp_path), "job").zone == (".",)
     monkeypatch.chdir(tmp_path)
-    assert dl("job").zone == (".",)
-    assert dl("./bin/jobbin").zone == ("bin",)
+    assert options("job").zone == (".",)
+    assert options("./bin/jobbin").zone == ("bin",)

@@ -33,8 +33,8 @@ ENVIRON = {"HOME": "/", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3,5]", "
            "SLURM_NPROCS": "8", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x4)"}
 
 
-def build_request(nodes: int, tasks: int | None = None, **dl: object) -> JobRequest:
-    return JobRequest(DlOptions(**dl), (nodes, nodes), tasks)  # type: ignore[arg-type]
+def build_request(nodes: int, tasks: int | None = None, **options: object) -> JobRequest:
+    return JobRequest(DlOptions(**options), (nodes, nodes), tasks)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.sampled_from(EIGHT.nodes), min_size=3, max_size=6, unique=True), st.integers(0, 5),
@@ -73,13 +73,13 @@ def test_counts_fold_and_expand(counts):
 
 
 def step_call(environ: dict[str, str], warnings: list[str], *, size: RequestedSize | None = None,
-              **options: object) -> StepCall:
+              **values: object) -> StepCall:
     def get_slurm_config():
         raise AssertionError("slurm.conf is not needed")
 
-    dl = DlOptions(**options)  # type: ignore[arg-type]
-    record = replace(submission_record.new_record(dl, {}), requested_size=size)
-    return StepCall(None, dl, environ, record, Config(), get_slurm_config, warnings.append, LinkScores())
+    options = DlOptions(**values)  # type: ignore[arg-type]
+    record = replace(submission_record.new_record(options, {}), requested_size=size)
+    return StepCall(None, options, environ, record, Config(), get_slurm_config, warnings.append, LinkScores())
 
 
 @pytest.fixture

@@ -56,8 +56,9 @@ def groups_of(mesh: str) -> dict[str, list[list[int]]]:
             for dimension in traffic.dimensions}
 
 
-def place(dl: DlOptions, topology: Topology, nodes: int, scores: LinkScores = SCORES, **fields: object) -> RankMap:
-    rank_map = place_job(job(nodes, dl, **fields), idle(topology), topology, scores).rank_map
+def place(options: DlOptions, topology: Topology, nodes: int, scores: LinkScores = SCORES,
+          **fields: object) -> RankMap:
+    rank_map = place_job(job(nodes, options, **fields), idle(topology), topology, scores).rank_map
     assert rank_map is not None
     return rank_map
 
@@ -282,10 +283,10 @@ def test_mesh_on_nodes_with_different_numbers_of_tasks(tasks: tuple[int, ...], n
 def test_a_leaf_zone_with_a_network_of_its_own_is_preferred() -> None:
     """Three nodes in the zone of fast node links, or with NVLink between four slow ones."""
     nodes = {f"n{i}": LinkScore(4000.0 if i % 2 else 1000.0, 0.0) for i in range(1, 9)}
-    dl = DlOptions(mesh="dp=4", bytes="dp=1000")
-    plain = place(dl, TWO_ZONES, 4, LinkScores(nodes=nodes, default_latency=0.0))
+    options = DlOptions(mesh="dp=4", bytes="dp=1000")
+    plain = place(options, TWO_ZONES, 4, LinkScores(nodes=nodes, default_latency=0.0))
     assert {TWO_ZONES.leaf_of(name) for name in plain.nodes} == {"z0"}
-    tiers = place(dl, TWO_ZONES, 4, LinkScores(nodes=nodes, default_latency=0.0, default_leaf_bandwidth=10000.0))
+    tiers = place(options, TWO_ZONES, 4, LinkScores(nodes=nodes, default_latency=0.0, default_leaf_bandwidth=10000.0))
     assert tiers.cost.seconds == pytest.approx(1500 / 10000)
 
 
@@ -348,29 +349,29 @@ def test_each_group_fills_zones_of_its_own_and_those_that_exchange_much_share_on
 
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_a_node_has_ranks_of_one_group(tasks: int) -> None:
-    dl = DlOptions(groups="x=3,y=2,z=4", bytes="x=1G,y:z=3G,z:x=1G", rank0="any")
-    rank_map = place(dl, LEAVES, 9, THIN, ntasks_per_node=tasks)
+    options = DlOptions(groups="x=3,y=2,z=4", bytes="x=1G,y:z=3G,z:x=1G", rank0="any")
+    rank_map = place(options, LEAVES, 9, THIN, ntasks_per_node=tasks)
     assert len(set(zip(rank_map.nodes, rank_map.roles, strict=True))) == 9
     assert rank_map.roles == ("x",) * 3 * tasks + ("y",) * 2 * tasks + ("z",) * 4 * tasks
 
 
 def test_launcher_starts_the_ranks_of_the_meshes() -> None:
-    dl = DlOptions(groups="x=2,y=4", mesh="x:dp=2,tp=8/y:dp=4,tp=8")
-    assert dl.traffic.launched_ranks_per_node(6, 6) == 8
-    rank_map = place(dl, LEAVES, 6, THIN)
+    options = DlOptions(groups="x=2,y=4", mesh="x:dp=2,tp=8/y:dp=4,tp=8")
+    assert options.traffic.launched_ranks_per_node(6, 6) == 8
+    rank_map = place(options, LEAVES, 6, THIN)
     assert len(rank_map.nodes) == 48
     assert rank_map.nodes[::8] == tuple(dict.fromkeys(rank_map.nodes))
 
 
 def test_wrong_number_of_nodes() -> None:
-    dl = DlOptions(groups="x=2,y=4")
+    options = DlOptions(groups="x=2,y=4")
     with pytest.raises(UsageError, match="--dl-groups=x=2,y=4: 6 nodes; the job has 8; expected y=6"):
-        place(dl, LEAVES, 8)
+        place(options, LEAVES, 8)
     with pytest.raises(PlacementError, match="6 nodes; the job has 2; expected 6 nodes"):
-        best_rank_map([("a0", 1), ("a1", 1)], LEAVES, THIN, dl.traffic)
+        best_rank_map([("a0", 1), ("a1", 1)], LEAVES, THIN, options.traffic)
     slots = [(name, 1 + (name == "a0")) for name in LEAVES.nodes[:6]]
     with pytest.raises(PlacementError, match="different numbers of tasks; expected --ntasks-per-node"):
-        best_rank_map(slots, LEAVES, THIN, dl.traffic)
+        best_rank_map(slots, LEAVES, THIN, options.traffic)
 
 
 # --- in a step

@@ -91,8 +91,8 @@ CHOICES: dict[str, tuple[Topology, ClusterSnapshot, JobRequest, LinkScores, dict
     "nodes in the topology": (PARTIAL, idle(TREES),
                               job(2), SCORES, "n3 n4"),
     "blocks are joined": (replace(TREES, kind="block"), idle(TREES), job(3), SCORES, {"a": 2, "b": 1}),
-    **{f"segments, {dl.strategy}": (blocks(5, 3, 7), idle(blocks(5, 3, 7)), job(8, dl, segment=4), SCORES,
-                                    {"b0": 4, "b2": 4}) for dl in (DlOptions(), GOSSIP, DlOptions("ps", ps=2))},
+    **{f"segments, {options.strategy}": (blocks(5, 3, 7), idle(blocks(5, 3, 7)), job(8, options, segment=4), SCORES,
+                                    {"b0": 4, "b2": 4}) for options in (DlOptions(), GOSSIP, DlOptions("ps", ps=2))},
     "larger segment has no effect": (blocks(4, 4), idle(blocks(4, 4)), job(2, segment=4), SCORES, {"b0": 2}),
     "switches": (SIZES, idle(SIZES), job(6, switches=2), SCORES, {"z2": 4, "z0": 2}),
     "one switch": (SIZES, idle(SIZES), job(3, switches=1), SCORES, {"z2": 3}),
@@ -105,13 +105,14 @@ CHOICES: dict[str, tuple[Topology, ClusterSnapshot, JobRequest, LinkScores, dict
         8, DlOptions(groups="x=4,y=4", bytes="x=1G,y=1G")), THIN, {"z0": 4, "z2": 4}),
     # two trees that no switch joins: the better node of the other tree is out of reach
     "swaps in one tree": (LONE, idle(LONE), job(3, GRAPH), slow("n1", "n2", "n3"), "n1 n2 n3"),
-    **{f"slow path, {dl.mesh or dl.groups or dl.comm_pattern}": (
-        THREES, idle(THREES), job(4, dl), replace(SCORES, inter_leaf={"z0|z1": LinkScore(5.0)}), {"z1": 3, "z2": 1})
-       for dl in (DlOptions(mesh="dp=4"), DlOptions(groups="a=3,b=1"), BASE_2)},
-    **{f"{kind} node, {dl.strategy}": (FOUR, idle(FOUR), job(3, replace(dl, zone=("z0",))),
+    **{f"slow path, {options.mesh or options.groups or options.comm_pattern}": (
+        THREES, idle(THREES), job(4, options), replace(SCORES, inter_leaf={"z0|z1": LinkScore(5.0)}),
+        {"z1": 3, "z2": 1})
+       for options in (DlOptions(mesh="dp=4"), DlOptions(groups="a=3,b=1"), BASE_2)},
+    **{f"{kind} node, {options.strategy}": (FOUR, idle(FOUR), job(3, replace(options, zone=("z0",))),
                                        replace(SCORES, nodes={"n00": score}), "n01 n02 n03")
        for kind, score in (("slow", LinkScore(500.0)), ("distant", LinkScore(1000.0, 0.2)),
-                           ("lossy", LinkScore(1000.0, loss=0.01))) for dl in (DlOptions(), GOSSIP, PS)},
+                           ("lossy", LinkScore(1000.0, loss=0.01))) for options in (DlOptions(), GOSSIP, PS)},
 }
 
 
@@ -273,12 +274,12 @@ PAIRS = two_level(("a1", "a2"), ("b1", "b2"), ("c1", "c2"))
 
 
 @pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("dl", [DlOptions(), PS, GOSSIP], ids=["allreduce", "ps", "gossip"])
+@pytest.mark.parametrize("options", [DlOptions(), PS, GOSSIP], ids=["allreduce", "ps", "gossip"])
 @pytest.mark.parametrize("tolerance", [0.0, 0.25])
-def test_degraded_node_is_chosen_last(bad: str, dl: DlOptions, tolerance: float) -> None:
+def test_degraded_node_is_chosen_last(bad: str, options: DlOptions, tolerance: float) -> None:
     scores = LinkScores(nodes={"n3": BAD[bad], "n2": LinkScore(1.2e9, 4.1e-5)}, tolerance=tolerance)
     for count in (2, 4, 7, 8):
-        nodes = place_job(job(count, dl), idle(EIGHT), EIGHT, scores).nodes
+        nodes = place_job(job(count, options), idle(EIGHT), EIGHT, scores).nodes
         assert ("n3" in nodes) == (count == 8), f"{count} of 8"
 
 
@@ -289,17 +290,17 @@ def test_parameter_servers_are_placed_on_good_links() -> None:
 
 
 @pytest.mark.parametrize("slow_path", ["z0|z1", "z0|z2", "z1|z2"])
-@pytest.mark.parametrize("dl", [DlOptions(), PS, GOSSIP], ids=["allreduce", "ps", "gossip"])
-def test_slow_uplink_and_slow_path_are_avoided(slow_path: str, dl: DlOptions) -> None:
-    clean = place_job(job(4, dl), idle(PAIRS), PAIRS, LinkScores()).rank_map
+@pytest.mark.parametrize("options", [DlOptions(), PS, GOSSIP], ids=["allreduce", "ps", "gossip"])
+def test_slow_uplink_and_slow_path_are_avoided(slow_path: str, options: DlOptions) -> None:
+    clean = place_job(job(4, options), idle(PAIRS), PAIRS, LinkScores()).rank_map
     for bad in (LinkScore(1e8, 2e-4), LinkScore(1.25e9, 8e-5, 0.02), LinkScore(1.2e9, 0.01)):
         scores = LinkScores(inter_leaf={slow_path: bad, "z1|z3": LinkScore(1.0)})
-        placement = place_job(job(4, dl), idle(PAIRS), PAIRS, scores)
+        placement = place_job(job(4, options), idle(PAIRS), PAIRS, scores)
         assert set(placement.nodes_per_zone) != set(slow_path.split("|"))
         assert placement.rank_map is not None and clean is not None
         assert placement.rank_map.cost.seconds == pytest.approx(clean.cost.seconds)
     zone = slow_path[:2]
-    assert zone not in place_job(job(4, dl), idle(PAIRS), PAIRS, LinkScores(zones={zone: LinkScore(1e8, 1e-4)})
+    assert zone not in place_job(job(4, options), idle(PAIRS), PAIRS, LinkScores(zones={zone: LinkScore(1e8, 1e-4)})
                                  ).nodes_per_zone
 
 
@@ -311,9 +312,9 @@ def test_path_limited_by_nodes_or_uplinks_is_not_slow() -> None:
         assert placement.rank_map == place_job(job(4), idle(two), two, without).rank_map
 
 
-@pytest.mark.parametrize("dl", [DlOptions(), DlOptions("ps", ps=2)], ids=["allreduce", "ps"])
-def test_scores_of_unknown_nodes_change_nothing(dl: DlOptions) -> None:
-    placed = [place_job(job(5, dl), idle(EIGHT), EIGHT, scores).to_json() for scores in (
+@pytest.mark.parametrize("options", [DlOptions(), DlOptions("ps", ps=2)], ids=["allreduce", "ps"])
+def test_scores_of_unknown_nodes_change_nothing(options: DlOptions) -> None:
+    placed = [place_job(job(5, options), idle(EIGHT), EIGHT, scores).to_json() for scores in (
         LinkScores(), LinkScores(tolerance=0.25, half_life=300.0), LinkScores(nodes={"unknown": LinkScore(1.0)}))]
     assert placed[0] == placed[1] == placed[2]
 
@@ -331,16 +332,17 @@ def test_cost_of_rank_0_on_the_first_node_is_reported() -> None:
     scores = LinkScores(nodes={"n5": LinkScore(5e9), "n7": LinkScore(4e9)}, default_node_bandwidth=1e9)
     request = job(4, DlOptions("ps", ps=2, zone=("z0",)), ntasks_per_node=2)
     placement = place_job(request, idle(EIGHT), EIGHT, scores)
-    free = place_job(replace(request, dl=replace(request.dl, rank0="any")), idle(EIGHT), EIGHT, scores)
+    free = place_job(replace(request, options=replace(request.options, rank0="any")), idle(EIGHT), EIGHT, scores)
     ranks, free_ranks = placement.rank_map, free.rank_map
     assert ranks and free_ranks and ranks.nodes[0] == "n1" and ranks.any_rank0_cost == free_ranks.cost
     seconds, free_seconds = ranks.cost.seconds, free_ranks.cost.seconds
     line = (f"  rank 0 stays on n1, the first node, which takes {seconds / free_seconds - 1:.1%} more time; "
             f"--dl-rank0=any: {units.format_duration(free_seconds)}, ")
-    assert seconds > free_seconds and line in explain_placement(placement, EIGHT, idle(EIGHT), scores, request.dl)
-    assert "rank 0 stays" not in explain_placement(free, EIGHT, idle(EIGHT), scores, request.dl)
+    assert seconds > free_seconds
+    assert line in explain_placement(placement, EIGHT, idle(EIGHT), scores, request.options)
+    assert "rank 0 stays" not in explain_placement(free, EIGHT, idle(EIGHT), scores, request.options)
     plan = Plan("ps", ranks.nodes, ranks.roles, {})
-    lines = explain_step(plan, ranks, request.dl, EIGHT, scores, plan.nodes)
+    lines = explain_step(plan, ranks, request.options, EIGHT, scores, plan.nodes)
     prefix = "rank 0 stays on n1, the first node: with --dl-rank0=any an iteration takes"
     assert f"{prefix} {units.format_duration(free_seconds)}" in lines
 
@@ -362,19 +364,19 @@ def unequal(seed: int) -> tuple[Topology, LinkScores]:
                                 default_node_bandwidth=12.5e9, default_latency=1e-4)
 
 
-@pytest.mark.parametrize(("dl", "cases"), [
+@pytest.mark.parametrize(("options", "cases"), [
     (DlOptions(comm_pattern="hierarchical"), 12),
     pytest.param(DlOptions(mesh="dp=2,tp=2"), 12, marks=pytest.mark.nightly),
     pytest.param(BASE_2, 6, marks=pytest.mark.nightly), pytest.param(GRAPH, 12, marks=pytest.mark.nightly)],
     ids=["hierarchical", "mesh", "base-2", "one-peer"])
-def test_small_jobs_are_close_to_the_best_choice(dl: DlOptions, cases: int) -> None:
+def test_small_jobs_are_close_to_the_best_choice(options: DlOptions, cases: int) -> None:
     ratios = []
     for seed in range(cases):
         topology, scores = unequal(seed)
-        placement = place_job(job(4, dl, ntasks_per_node=1), idle(topology), topology, scores)
+        placement = place_job(job(4, options, ntasks_per_node=1), idle(topology), topology, scores)
         assert placement.rank_map is not None
         assert len(set(placement.nodes)) == 4
-        traffic = dl.traffic
+        traffic = options.traffic
         best = min(best_rank_map([(name, 1) for name in names], topology, scores, traffic).cost.seconds
                    for names in itertools.combinations(topology.nodes, 4))
         ratios.append(placement.rank_map.cost.seconds / best)

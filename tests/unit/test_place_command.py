@@ -130,7 +130,7 @@ def test_512_nodes_are_folded(golden: Callable[[str, str], None]) -> None:
     leaves = [[f"n{z * 32 + i:04d}" for i in range(32)] for z in range(32)]
     topology = two_level(*leaves)
     nodes = cluster(*(node(name, "IDLE" if i % 3 else "DOWN") for i, name in enumerate(sorted(topology.nodes))))
-    request = JobRequest(nodes=(512, 512), ntasks_per_node=2, dl=DlOptions(strategy="ps", ps=16))
+    request = JobRequest(nodes=(512, 512), ntasks_per_node=2, options=DlOptions(strategy="ps", ps=16))
     placement = place_job(request, nodes, topology, LinkScores())
     text = explain_placement(placement, topology, nodes, LinkScores(), DlOptions())
     assert len(text.splitlines()) < 40
@@ -202,7 +202,7 @@ def test_report_of_link_scores() -> None:
     assert len(many) == 1 + MAX_REPORTED_LINKS + 1 and many[-1] == "  and 2 more"
 
 
-@pytest.mark.parametrize(("dl", "scores", "declared", "text"), [
+@pytest.mark.parametrize(("options", "scores", "declared", "text"), [
     (DlOptions(), LinkScores(), "", "model 100 MB (default), links 10 Gbit/s (default), uplinks 1/2 of their nodes"),
     (DlOptions(bytes="400M"), LINKS, "",
      "model 400 MB, links 10 Gbit/s (default), uplinks 1/2 of their nodes, or as measured"),
@@ -219,12 +219,12 @@ def test_report_of_link_scores() -> None:
     (DlOptions(mesh="dp=2", bytes="dp=1G"), LinkScores(), "z0 z1",
      "mesh dp=2, dp=1G, links 10 Gbit/s (default), uplinks by LinkSpeed"),
 ])
-def test_assumptions(dl: DlOptions, scores: LinkScores, declared: str, text: str) -> None:
+def test_assumptions(options: DlOptions, scores: LinkScores, declared: str, text: str) -> None:
     leaves = [ZoneDecl(zone, nodes=(f"{zone}n",), link_speed=8000 if zone in declared else None)
               for zone in ("z0", "z1")]
     topology = build_topology([*leaves, ZoneDecl("r", children=("z0", "z1"))], kind="tree", source="")
-    assert format_assumptions(dl, topology, scores) == text
-    flat = format_assumptions(dl, Topology.flat(["a"]), scores)
+    assert format_assumptions(options, topology, scores) == text
+    flat = format_assumptions(options, Topology.flat(["a"]), scores)
     assert flat == text.partition(", uplinks")[0] + ", or as measured" * text.endswith("measured")
 
 

@@ -174,11 +174,11 @@ BOUNDS = {"ring": (DlOptions(rank0="any"), 1e-9), "all-to-all": (DlOptions("goss
 def test_placement_and_lower_bound(kind: str, has_latency: bool, seed: int) -> None:
     """Compared with all choices of nodes."""
     topology, scores = random_network(seed, has_latency)
-    (dl, error), per_node = BOUNDS[kind], 2 if kind == "servers" else 1
+    (options, error), per_node = BOUNDS[kind], 2 if kind == "servers" else 1
     for count in range(2, min(4, len(topology.nodes)) + 1):
-        placement = place_job(job(count, dl, ntasks_per_node=per_node), idle(topology), topology, scores)
+        placement = place_job(job(count, options, ntasks_per_node=per_node), idle(topology), topology, scores)
         choices = ([(name, per_node) for name in names] for names in itertools.combinations(topology.nodes, count))
-        best = min(best_rank_map(slots, topology, scores, dl.traffic, "any").cost.seconds for slots in choices)
+        best = min(best_rank_map(slots, topology, scores, options.traffic, "any").cost.seconds for slots in choices)
         assert placement.rank_map is not None and placement.rank_map.cost.seconds == pytest.approx(best)
         assert placement.lower_bound is not None and placement.lower_bound_reason
         assert best * (1 - error) <= placement.lower_bound <= best * (1 + 1e-6)
@@ -187,8 +187,8 @@ def test_placement_and_lower_bound(kind: str, has_latency: bool, seed: int) -> N
 @pytest.mark.parametrize("kind", ["all-to-all", "server", "servers"])
 def test_lower_bound_of_uplinks(kind: str) -> None:
     """Two leaves of two nodes: half of the ranks are behind each thin uplink."""
-    topology, (dl, _) = two_level(["a", "b"], ["c", "d"]), BOUNDS[kind]
-    placement = place_job(job(4, dl, ntasks_per_node=2), idle(topology), topology, SCORES)
+    topology, (options, _) = two_level(["a", "b"], ["c", "d"]), BOUNDS[kind]
+    placement = place_job(job(4, options, ntasks_per_node=2), idle(topology), topology, SCORES)
     assert placement.rank_map is not None and placement.lower_bound is not None
     assert placement.lower_bound == pytest.approx(placement.rank_map.cost.seconds, rel=0.01)
     assert placement.lower_bound_reason == "tasks that each zone can hold in time"
@@ -395,20 +395,20 @@ def test_moved_servers_keep_the_limits() -> None:
     assert parameter_servers.limit_leaves(pool, all_nodes, JobSize(3, 3), root(pool), None) is all_nodes
 
 
-@pytest.mark.parametrize("dl", [DlOptions("gossip"), DlOptions("ps", ps=1)], ids=["all-to-all", "server"])
+@pytest.mark.parametrize("options", [DlOptions("gossip"), DlOptions("ps", ps=1)], ids=["all-to-all", "server"])
 @pytest.mark.parametrize("seed", range(6))
-def test_estimated_times_are_those_of_the_cost_model(dl: DlOptions, seed: int) -> None:
+def test_estimated_times_are_those_of_the_cost_model(options: DlOptions, seed: int) -> None:
     topology, scores = random_network(seed, has_latency=True)
     pool = build_candidate_nodes(JobRequest(), idle(topology), topology, scores, np.full(len(topology.nodes), 4))
     size = JobSize(3, 3)
-    problem = zones.SearchProblem(size, dl.traffic, dl.traffic.phases(3))
-    choices = parameter_servers.ps_choices if dl.ps else all_to_all.all_to_all_choices
+    problem = zones.SearchProblem(size, options.traffic, options.traffic.phases(3))
+    choices = parameter_servers.ps_choices if options.ps else all_to_all.all_to_all_choices
     proposals = [*choices(pool, problem, zones.rank_zones(pool, problem))]
     assert proposals
     ratios = []
     for proposal in proposals:
         slots = [(sorted(topology.nodes)[i], 1) for i in sorted(pool.snapshot_index[proposal.choice.nodes].tolist())]
-        seconds = best_rank_map(slots, topology, scores, dl.traffic, "any").cost.seconds
+        seconds = best_rank_map(slots, topology, scores, options.traffic, "any").cost.seconds
         ratios.append(proposal.estimated_seconds / seconds)
     assert 1 - 1e-6 <= min(ratios) < 1 + 2e-3
 

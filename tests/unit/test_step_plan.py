@@ -148,7 +148,7 @@ def test_explanation_of_a_step() -> None:
     assert plan_step(sorted_nodes).command.environ_set["SLURMDL_TASK_SCRIPT"] == "script"
 
 
-@pytest.mark.parametrize(("promise", "dl", "text"), [
+@pytest.mark.parametrize(("promise", "options", "text"), [
     (Promise(2.0, 4, "a x2 + b x2"), DlOptions(), "Slurm gave the job other nodes than the submission promised: "
                                                   "a x3 + b x1 instead of a x2 + b x2, 1.50 times the promised time"),
     (Promise(1.0, 4, "a x3 + b x1"), DlOptions(),
@@ -158,9 +158,9 @@ def test_explanation_of_a_step() -> None:
     (Promise(1.0, 4, "a x2 + b x2"), DlOptions(bytes="1G"), ""),
     (None, DlOptions(), ""),
 ])
-def test_nodes_worse_than_promised_are_reported(promise: Promise | None, dl: DlOptions, text: str) -> None:
+def test_nodes_worse_than_promised_are_reported(promise: Promise | None, options: DlOptions, text: str) -> None:
     nodes = ("a1", "a2", "a3", "b1")
     plan = Plan("allreduce", nodes, ("worker",) * 4, {node: ("r", node[0]) for node in nodes}, {})
     rank_map = RankMap(nodes, plan.roles, Cost(3.0, 0.0, 0.0))
     record = SubmissionRecord(DlOptions(), "", 1, "login", promise=promise)
-    assert broken_promise(record, plan, rank_map, dl) == text
+    assert broken_promise(record, plan, rank_map, options) == text

@@ -62,7 +62,7 @@ def tree(**link_speeds: int) -> Topology:
                   ZoneDecl("core", tuple(link_speeds))], kind="tree", source="")
 
 
-@pytest.mark.parametrize(("dl", "topology", "scores", "text"), [
+@pytest.mark.parametrize(("options", "topology", "scores", "text"), [
     (DlOptions(), Topology.flat(["n1"]), LinkScores(), "model 100 MB (default), links 10 Gbit/s (default)"),
     (DlOptions(bytes="400M"), tree(a=0, b=0), LinkScores(default_node_bandwidth=1.25e8),
      "model 400 MB, links 1 Gbit/s, uplinks 1/2 of their nodes"),
@@ -74,5 +74,5 @@ def tree(**link_speeds: int) -> Topology:
      "traffic of sent.npz, links 10 Gbit/s (default), uplinks by LinkSpeed or 1/2 of their nodes, or as "
      "measured"),
 ])
-def test_assumptions_of_predictions(dl, topology, scores, text):
-    assert explain.format_assumptions(dl, topology, scores) == text
+def test_assumptions_of_predictions(options, topology, scores, text):
+    assert explain.format_assumptions(options, topology, scores) == text
