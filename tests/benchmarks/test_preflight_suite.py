@@ -52,8 +52,8 @@ def test_detector_that_is_right_or_guesses(measure):
 
 
 def test_simulated_nodes_are_judged_by_the_real_code(monkeypatch):
-    """200 nodes, whose pairs a busy machine checks in time, too; the benchmark has 1,000."""
-    monkeypatch.setattr(scale, "NODES", 200)
+    """100 nodes, whose pairs a busy machine checks in time, too; the benchmark has 1,000."""
+    monkeypatch.setattr(scale, "NODES", 100)
     _, verdict = scale.rows(1, quick=True)
     assert verdict.met, verdict
 
