@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: ranks of all orders of a mesh that are evaluated for each choice of nodes, and for the chosen one
 MAX_MESH_RANKS, MAX_FINAL_MESH_RANKS = 2**11, 2**14
 MAX_REFINED_RANKS = 64  # ranks of the largest mesh that is refined
+MAX_MESH_STARTS = 3  # orders of a mesh that are refined, the best first
 
 
 def best_rank_map(slots: Sequence[tuple[str, int]], topology: Topology, scores: LinkScores, traffic: Traffic,
@@ -220,7 +221,7 @@ class SearchedOrders(RankOrders):
 class MeshOrders(RankOrders):
     """Orders of a mesh: the best of `mesh_orders` on the nodes in depth-first order.
 
-    It and the recursive bisection are improved by swaps of nodes and of ranks.
+    The best orders and the recursive bisection are improved by swaps of nodes and of ranks.
     """
 
     traffic: MeshTraffic
@@ -236,17 +237,26 @@ class MeshOrders(RankOrders):
             return None
         from slurmdl.placement.rank_search import refine_map
 
-        starts = [node_of_rank]
+        # swaps alone may end in a local optimum
+        maps = self._mesh_maps(int(node_of_rank[0]), MAX_MESH_RANKS)
+        starts = [node_of_rank, *sorted(maps, key=lambda order: self.cost(order).sort_key)[:MAX_MESH_STARTS]]
         if not self.node_by_node:
-            # swaps alone may end in a local optimum
             depth = depth_first(self.network, int(node_of_rank[0]))
             starts.append(self.bisection(np.repeat(depth, self.tasks[depth])))
+        distinct = {start.tobytes(): start for start in starts if start[0] == node_of_rank[0]}
         refined = [refine_map(self.phases, self.network, start, node_by_node=self.node_by_node, keep_rank0=keep_rank0)
-                   for start in starts if start[0] == node_of_rank[0]]
+                   for start in distinct.values()]
         return min(refined, key=lambda order: self.cost(order).sort_key)
 
     def _mesh_order(self, rank0_node: int | None, max_ranks: int) -> dict[str, IntArray]:
         """The best order of the mesh, of up to `max_ranks` ranks in all; the generic orders if it has none."""
+        maps = self._mesh_maps(rank0_node, max_ranks)
+        if not maps:
+            return self.generic(rank0_node)
+        return {"mesh": maps[best_cost([*map(self.cost, maps)], self.traffic.tie)]}
+
+    def _mesh_maps(self, rank0_node: int | None, max_ranks: int) -> list[IntArray]:
+        """The node of each rank in the orders of the mesh, of up to `max_ranks` ranks in all."""
         from slurmdl.placement.mesh_orders import mesh_orders
 
         depth = depth_first(self.network, rank0_node)
@@ -259,9 +269,7 @@ class MeshOrders(RankOrders):
             node_of_rank = np.empty_like(slots)
             node_of_rank[order] = slots
             maps.append(node_of_rank)
-        if not maps:
-            return self.generic(rank0_node)
-        return {"mesh": maps[best_cost([*map(self.cost, maps)], self.traffic.tie)]}
+        return maps
 
 
 class GroupOrders(RankOrders):
