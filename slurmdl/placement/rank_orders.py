@@ -226,6 +226,19 @@ class MeshOrders(RankOrders):
 
     traffic: MeshTraffic
 
+    @cached_property
+    def _costs(self) -> dict[bytes, Cost]:
+        """Costs of small meshes' orders: they are compared among the rules, for the final map, and as starts."""
+        return {}
+
+    def cost(self, order: IntArray) -> Cost:
+        if self.rank_count > MAX_REFINED_RANKS:
+            return super().cost(order)
+        key = order.tobytes()
+        if key not in self._costs:
+            self._costs[key] = super().cost(order)
+        return self._costs[key]
+
     def rule_based(self, rank0_node: int | None) -> dict[str, IntArray]:
         return self._mesh_order(rank0_node, MAX_MESH_RANKS)
 
