@@ -3,7 +3,7 @@
 `--exclude` lists the nodes outside of named zones; `--constraint`, `--switches` and `--segment` keep a job in its
 zones; `--prefer` also starts it elsewhere. For the latter, the worst nodes that Slurm may choose count.
 
---prefer has three forms: `zoneA`, any nodes of one zone; `[zoneA*3&zoneB*1]`, any nodes, but so many of each zone;
+--prefer has three forms: `zoneA`, any nodes of one zone; `[zoneA*3&zoneB*1]`, a number of nodes for each zone;
 `zoneA|zoneB`, any nodes of these zones. Observed with 22.05, 24.11 and 26.05: for the second form, Slurm tries the
 whole job in each zone alone, and keeps the first nodes of each. Without -n and --ntasks-per-node the CPUs of the zone
 must be enough, with --ntasks-per-node the nodes. If they are not, it ignores the preference, and from 24.11 on also

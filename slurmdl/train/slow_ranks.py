@@ -437,7 +437,7 @@ class SlowRankMonitor:
 
     At the end of each window of WINDOW_STEPS steps every worker sends the median of its compute times to the first
     alive worker, which reads them half a window later, when ranks that are some steps behind have sent theirs, too.
-    Nobody waits: a missing value is judged with the next window. The time of a step is that without communication and
+    No rank waits: a missing value is judged with the next window. The time of a step excludes communication and
     waiting for peers, whatever the strategy (PhaseTimer); it includes the batch.
 
     Nothing is monitored with one worker, on a parameter server, with virtual ranks, whose clocks are no measure, and

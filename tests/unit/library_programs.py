@@ -137,7 +137,7 @@ def stall(kind, steps="6"):
 def long_run(kind):
     """A run that lasts longer than the limits of its process groups.
 
-    Rank 0 evaluates for that long, so that the others wait for it, and all listen for messages that nobody sends.
+    Rank 0 evaluates for that long, so that the others wait for it, and no messages arrive meanwhile.
     """
     limit_s = 5  # longer than the ranks, which start together, differ on a busy machine
     dist.init_process_group("gloo")

@@ -75,7 +75,7 @@ def test_what_all_nodes_have_is_no_fault(usual, changes):
 
 
 @pytest.mark.parametrize(("rates", "bad"), [
-    ((9e8, 8e8, 2e8), ["n2"]),  # of three nodes, noise cannot be told
+    ((9e8, 8e8, 2e8), ["n2"]),  # three nodes are too few to estimate the noise
     ((9e8, 1e9, 3e8, 2.9e8), []), ((9e8, 1e9, 3e8, 2e7), ["n3"])])
 def test_noise_of_few_nodes(rates, bad):
     reports = {f"n{i}": report(throughput=rate) for i, rate in enumerate(rates)}

@@ -268,7 +268,7 @@ def overlapped(program: Callable[[Any], Any]) -> Callable[[Transport], Any]:
 
 
 def record_starts(run: Any) -> list[int]:
-    """Start indices that the strategy is told in one backward pass."""
+    """Start indices that the strategy receives in one backward pass."""
     (model, opt), ready = small_layers(run), list[int]()
     on_ready = run.strategy.on_gradients_ready
     run.strategy.on_gradients_ready = lambda start: (ready.append(start), on_ready(start))[1]
